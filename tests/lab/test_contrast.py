@@ -13,7 +13,7 @@ import pytest
 
 from multinode.lab.cluster import Lab, ns_command, set_rate
 from multinode.lab.faults import Cpu, Fault
-from tests.lab.launching import DEADLINE_S, Command, agents, assert_no_agents, wait_for
+from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, wait_for
 from tests.lab.supervised import REAL_TORCH, STAND_IN, TRAIN
 
 pytestmark = [pytest.mark.lab]
@@ -209,4 +209,4 @@ def test_what_ctrl_c_leaves_is_compared_where_each_side_was_measured(one_slot: s
     assert "what was measured before is compared in" in said
     (contrast,) = command.runs.glob("*/contrast.json")
     assert '"verdict"' in contrast.read_text()
-    assert not agents()
+    assert_no_agents()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.launching import SCRIPT, Command, agents, command_line, kill, processes_of, wait_for
+from tests.lab.launching import SCRIPT, Command, agents, assert_no_agents, command_line, kill, processes_of, wait_for
 from tests.lab.supervised import LAUNCH, TRAIN, parent, read_document, worker
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
@@ -33,7 +33,7 @@ class Training:
         """What the controller printed when it ended; by then, nothing is left."""
         document = read_document(self.controller)
         assert not processes_of(self.run_id)
-        assert not agents()
+        assert_no_agents()
         return document
 
 

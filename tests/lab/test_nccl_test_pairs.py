@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timing]
 
 # Three streams at once are work for a processor; a slower link leaves room for what else a small machine does.
 RATE_GBIT_PER_S = 0.1
-TENTH_GBIT_PER_S = RATE_GBIT_PER_S / 10
+QUARTER_GBIT_PER_S = RATE_GBIT_PER_S / 4
 
-SIZES = ("-b", "256K", "-e", "256K", "-n", "2", "-c", "0")
+SIZES = ("-b", "64K", "-e", "64K", "-n", "2", "-w", "1", "-c", "0")
 OPTIONS = ("nccl-test", "--hosts", "lab", "--pairs", *SIZES, *REAL_TORCH, "--json")
 
 
@@ -34,9 +34,9 @@ def six(_clean_machine: None) -> Iterator[Lab]:
 def test_slow_nodes_and_slow_directions_are_named(six: Lab, command: Command) -> None:
     try:
         for slow in (
-            LinkSlow(node="node0", rate_gbit_per_s=TENTH_GBIT_PER_S, way="receive"),
-            LinkSlow(node="node2", rate_gbit_per_s=TENTH_GBIT_PER_S, way="send"),
-            LinkSlow(node="node4", rate_gbit_per_s=TENTH_GBIT_PER_S),
+            LinkSlow(node="node0", rate_gbit_per_s=QUARTER_GBIT_PER_S, way="receive"),
+            LinkSlow(node="node2", rate_gbit_per_s=QUARTER_GBIT_PER_S, way="send"),
+            LinkSlow(node="node4", rate_gbit_per_s=QUARTER_GBIT_PER_S),
         ):
             make_fault(six, slow)
         document = command.document(*OPTIONS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.launching import DEADLINE_S, Command, agents, processes_of, wait_for
+from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, processes_of, wait_for
 from tests.lab.supervised import LAUNCH, TRAIN, GoFile, document_in, read_document, worker
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
@@ -74,7 +74,7 @@ def test_a_stopped_worker_is_named_while_it_hangs_and_the_run_goes_on_when_it_do
     assert (document["status"], controller.returncode) == ("succeeded", 0)
     assert document["stalls"] == [stall]
     assert not processes_of(run_id)
-    assert not agents()
+    assert_no_agents()
 
 
 def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(command: Command) -> None:
@@ -83,7 +83,7 @@ def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(command: Command) 
         stop_worker(command, run_id, 2)
         document = read_document(controller)
     assert not processes_of(run_id)
-    assert not agents()
+    assert_no_agents()
     assert (document["status"], controller.returncode) == ("failed", 1)
     failure = document["first_failure"]
     assert (failure["node"], failure["rank"], failure["kind"]) == ("node1", 2, "hang")

@@ -13,7 +13,7 @@ import pytest
 
 from multinode.lab.cluster import Lab, LabSpec, ns_command, up_lab
 from multinode.lab.faults import Memory, make_fault
-from tests.lab.launching import DEADLINE_S, Command, agents, assert_no_agents, kill, wait_for
+from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, kill, wait_for
 from tests.lab.supervised import REAL_TORCH, STAND_IN
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("tiny")]
@@ -82,7 +82,7 @@ def test_killed_interrupted_and_out_of_memory_it_makes_the_whole_table_and_nothi
     assert process.returncode == 130, said
     assert "going on with sweep" in said
     assert "the same command resumes where it stopped" in said
-    assert not agents()
+    assert_no_agents()
     after_stop = grid(command)
     assert [after_stop[label] for label in LABELS[:2]] == [after_kill[label] for label in LABELS[:2]]
     assert after_stop[LABELS[5]]["state"] == "waiting"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from multinode.lab.cluster import Lab, set_rate
-from tests.lab.launching import DEADLINE_S, RUN_DEADLINE_S, Command, agents, assert_no_agents, kill, wait_for
+from tests.lab.launching import DEADLINE_S, RUN_DEADLINE_S, Command, assert_no_agents, kill, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.thorough, pytest.mark.usefixtures("tiny")]
 
@@ -57,7 +57,7 @@ def test_killed_and_resumed_it_judges_by_held_out_loss_and_its_winner_is_launche
 
     code, tuned = command.code_and_document(*arguments)
     assert code == 0
-    assert not agents()
+    assert_no_agents()
     # What had been measured stands as it was; what was cut off was made again under another name.
     assert (baseline / "run.json").read_bytes() == before
     assert [path.name for path in command.runs.glob("*-baseline*")] == [baseline.name]
