@@ -179,7 +179,7 @@ def test_runs_that_cannot_tell_are_refused() -> None:
         calibrate(Measured(summary=summary(SPLIT), layout=TWO), WORK, NETWORK)
     with pytest.raises(UsageError, match="measured on one node: that tells nothing of a network"):
         calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NetworkModel(link=NETWORK.link, layout=ONE))
-    with pytest.raises(UsageError, match="tells no samples/s to predict others from: the training does not say it"):
+    with pytest.raises(UsageError, match="has no samples/s to predict from: the training does not say it"):
         calibrate(Measured(summary=summary(SPLIT, samples_per_s=None), layout=ONE), WORK, NETWORK)
 
 

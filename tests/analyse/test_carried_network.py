@@ -147,7 +147,7 @@ def test_doubt_grows_with_the_distance_and_names_it() -> None:
     (doubt,) = network_doubts(measured, [CALL], Link(gbit_per_s=10), TWO)
     assert doubt.why == "the link is 10 times faster than measured"
     (doubt,) = network_doubts(measured, [StepCall(collective="broadcast", size_bytes=SIZE)], GIGABIT, TWO)
-    assert doubt.why == "not measured, but taken from others: broadcast"
+    assert doubt.why == "not measured, derived from other collectives: broadcast"
     # Of a flag it is none of the bandwidth.
     assert not network_doubts(measured, [StepCall(collective="broadcast", size_bytes=8)], GIGABIT, TWO)
 
@@ -179,4 +179,4 @@ def test_a_scan_that_foretells_its_own_sizes_badly_is_doubted_as_much() -> None:
     measured = network_of_scan(uneven, 1.0)
     assert measured.error > 0.1
     (doubt,) = network_doubts(measured, [CALL], GIGABIT, TWO)
-    assert (doubt.relative, doubt.why) == (measured.error, "sizes held back from the sweep are predicted no better")
+    assert (doubt.relative, doubt.why) == (measured.error, "the error on sizes held back from the size scan")

@@ -248,7 +248,7 @@ def test_every_value_that_is_offered_can_be_had_of_every_row() -> None:
 def test_a_filter_that_no_row_meets_says_so() -> None:
     found = look_at(SWEEP, Look(where=("nodes=4", "method=lora")))
     assert found.cells == ()
-    assert found.notes == ("No row of 16 meets nodes=4 and method=lora.",)
+    assert found.notes == ("No row of 16 matches nodes=4 and method=lora.",)
 
 
 def test_notes_are_of_the_rows_that_are_shown() -> None:

@@ -114,13 +114,13 @@ def test_the_interval_is_as_wide_as_what_was_measured_scatters() -> None:
 
 def test_the_interval_widens_with_the_distance_and_says_why() -> None:
     here = predict(CALIBRATION, scenario())
-    assert whys(here) == ["no two runs agree better"]
+    assert whys(here) == ["at least the scatter between runs"]
     for further, why in (
         (scenario(10 * LINK.gbit_per_s), "the link is 10 times faster than measured"),
-        (scenario(layout=Layout(nodes=4)), "2 workers on 2 nodes measured, and 4 workers on 4 nodes are asked for"),
+        (scenario(layout=Layout(nodes=4)), "2 workers on 2 nodes measured, 4 workers on 4 nodes requested"),
         (changed(scenario(), per_device_batch=8), "the batch is 4 times that of the run that was measured"),
         (changed(scenario(), accumulation=4), "accumulation is 4 times that of the run that was measured"),
-        (changed(scenario(), strategy=Strategy.ZERO2), "not measured, but taken from others: all_gather"),
+        (changed(scenario(), strategy=Strategy.ZERO2), "not measured, derived from other collectives: all_gather"),
     ):
         found = predict(CALIBRATION, further)
         assert why in whys(found)

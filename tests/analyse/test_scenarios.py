@@ -157,7 +157,7 @@ def test_stored_runs_are_predicted_without_themselves_and_a_bad_memory_widens_ev
     assert bad.back_test.median_error is not None
     assert bad.back_test.median_error > 0.5
     assert width(bad.scenarios[0]) > 2 * width(good.scenarios[0])
-    assert any("of 1 stored run the largest miss was" in doubt.why for doubt in bad.scenarios[0].doubts)
+    assert any("of 1 stored run the largest error was" in doubt.why for doubt in bad.scenarios[0].doubts)
     # What it was learnt from lies within what was learnt from it.
     low, high = bad.scenarios[0].interval
     assert low <= far.samples_per_s * (1 + 1e-9)
@@ -172,11 +172,11 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
     assert one[1, 8] > 1.3 * one[1, 1]
     assert one[2, 8] > one[2, 1]
     (note,) = [note for note in found.notes if "no run had more than 1 worker on a node" in note]
-    assert "take from each other" in note
+    assert "contention" in note
     # Eight that were measured need no such words, nor does one of them alone.
     assert not any("no run had more" in note for note in eight.notes)
-    assert not any("worker on a node measured" in doubt.why for row in eight.scenarios for doubt in row.doubts)
-    assert not any("workers on a node measured" in doubt.why for row in eight.scenarios for doubt in row.doubts)
+    assert not any("worker per node measured" in doubt.why for row in eight.scenarios for doubt in row.doubts)
+    assert not any("workers per node measured" in doubt.why for row in eight.scenarios for doubt in row.doubts)
     assert many[1, 8] == many[1, 1] == one[1, 1]
 
 

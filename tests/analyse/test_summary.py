@@ -139,7 +139,7 @@ def test_how_much_data_an_epoch_has_is_the_trainers_word_or_missing_with_a_reaso
     assert "streamed" in streamed.missing["dataset_samples"]
     untold = summary_of(samples)
     assert untold.dataset_samples is untold.parameters is None
-    assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker said what it trains"
+    assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker reported what it trains"
 
 
 @pytest.mark.parametrize(

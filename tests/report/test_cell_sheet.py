@@ -225,7 +225,7 @@ def test_cells_of_other_lengths_are_told_apart_by_their_tokens() -> None:
 
 def test_a_table_without_rows_is_its_notes() -> None:
     found = look_at(SWEEP, Look(where=("nodes=4",)))
-    assert [line for line in shown(found, 80) if line] == ["No rows.", "No row of 16 meets nodes=4."]
+    assert [line for line in shown(found, 80) if line] == ["No rows.", "No row of 16 matches nodes=4."]
 
 
 def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so() -> None:

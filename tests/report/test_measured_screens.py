@@ -33,7 +33,7 @@ CELLS = {
         )
     ),
     "table-published": PUBLISHED,
-    "table-empty": msgspec.structs.replace(SWEEP, cells=(), notes=("No row of 16 meets nodes=4.",)),
+    "table-empty": msgspec.structs.replace(SWEEP, cells=(), notes=("No row of 16 matches nodes=4.",)),
 }
 
 

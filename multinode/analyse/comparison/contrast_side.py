@@ -166,5 +166,5 @@ def _unknown_facts(last: SideRun) -> dict[str, str]:
         alone = "one node needs no link"
         missing["link_gbit_per_s"] = alone if last.nodes == 1 else "not every node's NIC reports its rate"
     if last.summary.dataset_samples is None:
-        missing["dataset_samples"] = last.summary.missing.get("dataset_samples", "no worker told it")
+        missing["dataset_samples"] = last.summary.missing.get("dataset_samples", "no worker reported it")
     return missing

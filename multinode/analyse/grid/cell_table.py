@@ -191,7 +191,7 @@ def _chosen(table: CellTable, look: Look) -> CellTable:
         require_name(table.cells, look.sort.removeprefix("-"))
         rows = _sorted(rows, look.sort.removeprefix("-"), descending=look.sort.startswith("-"))
     if not rows and table.cells and conditions:
-        none = f"No row of {len(table.cells):,} meets {' and '.join(look.where)}."
+        none = f"No row of {len(table.cells):,} matches {' and '.join(look.where)}."
         return msgspec.structs.replace(table, cells=(), baseline=None, rule="", notes=(none,))
     shown = msgspec.structs.replace(table, cells=tuple(rows))
     if look.baseline is not None or any(row.label == table.baseline for row in rows):

@@ -87,9 +87,9 @@ class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
         """In words."""
         miss = f"{self.relative:.1%}" if self.relative < 1 else f"a factor of {1 + self.relative:.3g}"
         if self.is_conformal:
-            return f"the back-test's 90 % quantile: {self.runs} stored runs, a miss of {miss}"
+            return f"the back-test's 90 % quantile: {self.runs} stored runs, an error of {miss}"
         runs = format_count(self.runs, "stored run")
-        return f"of {runs} the largest miss was {miss}; a back-tested interval takes {LEAST_RUNS}"
+        return f"of {runs} the largest error was {miss}; a back-tested interval needs {LEAST_RUNS}"
 
     @property
     def doubt(self) -> UncertaintySource:

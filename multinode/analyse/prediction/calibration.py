@@ -324,7 +324,7 @@ def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
     if summary.samples_per_s is None or summary.step_time_ms is None:
         reason = summary.missing.get("samples_per_s", "it recorded no steady step")
         raise UsageError(
-            f"run {summary.run_id} tells no samples/s to predict others from: {reason}",
+            f"run {summary.run_id} has no samples/s to predict from: {reason}",
             hint="use a run of a LLaMA-Factory job, or more steps (--steps)",
         )
     mean = summary.split.mean
@@ -402,10 +402,13 @@ def _of_overlap(comm_ms: float, hide_ms: float) -> float:
     """What a ms that is exposed beyond the model says of rho; the rest it says of what the calls take.
 
     x = f C - rho H: of one figure both follow by their weights, a priori 1 within _RHO_SIGMA and _COMM_SIGMA. Where C
-    is many times H, a little of C is all of H, and rho is hardly told.
+    is many times H, a little of C is all of H, and rho is hardly told; where nothing can hide, not at all.
     """
-    of_rho, of_comm = (hide_ms * _RHO_SIGMA) ** 2, (comm_ms * _COMM_SIGMA) ** 2
-    return of_rho / (of_rho + of_comm) / hide_ms if of_rho else 0.0
+    of_rho, of_comm = hide_ms * _RHO_SIGMA, comm_ms * _COMM_SIGMA
+    if of_rho <= 0:
+        return 0.0
+    ratio = of_comm / of_rho
+    return 1 / (1 + ratio * ratio) / hide_ms
 
 
 def largest(low: float, high: float, holds: Callable[[float], bool]) -> float:

@@ -475,8 +475,8 @@ def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario
         known = min(calibration.known_workers(one.nodes) for one in more)
         told = format_count(known, "worker")
         yield (
-            f"no run had more than {told} on a node: what more of them exchange there, and take from each other, is "
-            "not in the figures, and widens their intervals"
+            f"no run had more than {told} on a node: the exchange between more of them, and their contention, is "
+            "not measured, and widens their intervals"
         )
 
 

@@ -193,7 +193,7 @@ def network_doubts(
     """How far off the times may be, by reason; caps and algorithms are ends of their own, and not among them."""
     if not network.curves:
         return (_doubt(_STATED_RATE, _why_stated(network, link)),)
-    found = [_doubt(network.error, "sizes held back from the sweep are predicted no better")] if network.error else []
+    found = [_doubt(network.error, "the error on sizes held back from the size scan")] if network.error else []
     doublings = math.log2(link.goodput_gb_per_s / network.link.goodput_gb_per_s)
     if abs(doublings) > _ALIKE:
         rate = _PER_DOUBLING_FASTER if doublings > 0 else _PER_DOUBLING_SLOWER
@@ -205,12 +205,12 @@ def network_doubts(
         found.append(
             _doubt(
                 _PER_DOUBLING_OF_NODES * more,
-                f"{_told(network.layout)} measured, and {_told(layout)} are asked for",
+                f"{_told(network.layout)} measured, {_told(layout)} requested",
             )
         )
     others = sorted({call.collective for call in calls if call.size_bytes >= SMALL_BYTES} - set(network.curves))
     if others:
-        found.append(_doubt(_OTHER_COLLECTIVE, f"not measured, but taken from others: {', '.join(others)}"))
+        found.append(_doubt(_OTHER_COLLECTIVE, f"not measured, derived from other collectives: {', '.join(others)}"))
     return tuple(found)
 
 

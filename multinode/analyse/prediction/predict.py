@@ -315,7 +315,7 @@ def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[Unc
     if asked <= known:
         return []
     told = format_count(known, "worker")
-    why = f"{told} on a node measured, and {asked} are asked for: what these take from each other is not known"
+    why = f"{told} per node measured, {asked} requested: how they contend is unknown"
     return [UncertaintySource(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(asked / known), why=why)]
 
 
@@ -337,8 +337,8 @@ def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[Unce
 
 def _why_least(scatter: float, network: NetworkModel, *, between: bool) -> str:
     if between and network.error > max(scatter, _LEAST_DOUBT):
-        return "no narrower than the sweep's own error"
-    return "no narrower than the steps scatter" if scatter > _LEAST_DOUBT else "no two runs agree better"
+        return "at least the error of the size scan"
+    return "at least the scatter of the steps" if scatter > _LEAST_DOUBT else "at least the scatter between runs"
 
 
 def split_of(parts: StepParts) -> StepSplit:
@@ -411,8 +411,8 @@ def _step_ms(summary: Summary, scenario: Scenario) -> float:
     rate = summary.samples_per_s or 0.0
     step_ms = scenario.samples / rate * _MS_PER_S if rate > 0 else 0.0
     if not _LEAST_MS <= step_ms <= _MOST_MS:
-        reason = summary.missing.get("samples_per_s", f"{rate:g} samples/s cannot be")
-        raise UsageError(f"run {summary.run_id} tells no samples/s to predict others from: {reason}", hint=_AGAIN)
+        reason = summary.missing.get("samples_per_s", f"{rate:g} samples/s is implausible")
+        raise UsageError(f"run {summary.run_id} has no samples/s to predict from: {reason}", hint=_AGAIN)
     return step_ms
 
 
@@ -466,7 +466,7 @@ def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) ->
         causes = "; ".join(_causes(step_ms, residual))
         yield (
             f"a step of run {run_id} took {step_ms:.3g} ms, where the model alone has {alone.step_ms:.3g}: {causes}; "
-            "predictions on several nodes carry that on"
+            "predictions for several nodes include that"
         )
 
 

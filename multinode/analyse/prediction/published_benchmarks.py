@@ -175,6 +175,6 @@ def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> Meas
         samples_per_s=rate,
         micro_steps=float(benchmarks.accumulation),
         tokens_per_sample=benchmarks.tokens_per_sample,
-        split=StepSplit(missing={"exposed_ms": "the figures do not tell it apart"}),
+        split=StepSplit(missing={"exposed_ms": "the figures do not separate it"}),
     )
     return Measured(summary=summary, layout=layout)

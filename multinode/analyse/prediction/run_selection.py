@@ -275,7 +275,7 @@ def _nothing_to_use(named: Sequence[Record]) -> UsageError:
         reason = record.summary.missing.get("samples_per_s", "") if record.summary is not None else "it has no summary"
         told = f": {reason}" if reason else ""
         return UsageError(
-            f"run {record.run_id} tells no samples/s to predict others from{told}",
+            f"run {record.run_id} has no samples/s to predict from{told}",
             hint="use a run with more steps, or of a training whose batches can be counted",
         )
     return UsageError("no run was named", hint=f"measure one: {CONTRAST}")

@@ -236,7 +236,7 @@ def _missing(observed: Observed, speed: Throughput, unused: dict[str, str]) -> d
 def _missing_of_model(observed: Observed) -> dict[str, str]:
     model = model_of(observed)
     if model is None:
-        return dict.fromkeys(("parameters", "trainable", "dataset_samples"), "no worker said what it trains")
+        return dict.fromkeys(("parameters", "trainable", "dataset_samples"), "no worker reported what it trains")
     return {} if model.dataset_samples is not None else {"dataset_samples": _NO_LENGTH}
 
 
