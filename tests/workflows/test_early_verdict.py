@@ -12,6 +12,7 @@ from multinode.analyse.steps.summary import summarise
 from multinode.analyse.steps.throughput import measure_throughput
 from multinode.core.run.averaging import Averaging
 from multinode.core.run.early_verdict import EarlyVerdict
+from multinode.report.advice.early_verdict_words import verdict_line
 from multinode.workflows.advice.early_verdict import judge
 from tests.analyse.made_up_steps import MadeUp, always
 from tests.workflows.running import TOTAL_STEPS, Recorded, keep_running, recorded
@@ -45,6 +46,9 @@ def test_after_15_steps_over_a_slow_link_one_node_is_faster_and_what_is_left_is_
     assert verdict.sentence.startswith("Early verdict (15 steps): 1 node is 5.1x faster than 2 (4.9x to 5.4x). Left: ")
     assert "18 min 11 s on 2 nodes" in verdict.sentence
     assert "3 min 32 s on node0 alone" in verdict.sentence
+    at_the_end = verdict_line(verdict, TOTAL_STEPS)
+    assert at_the_end.startswith("Early verdict (15 steps): 1 node is 5.1x faster than 2 (4.9x to 5.4x). Best change: ")
+    assert "Left" not in at_the_end
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
         (alone, f"on {verdict.node} alone"),
         *([(verdict.best, f"with {_change(verdict.best)}")] if verdict.best is not None else ()),
     ]
-    left = ", ".join(words for way, name in ways if (words := _left(way, name, part)))
+    # Of a run at its end nothing is left.
+    left = ", ".join(words for way, name in ways if part and (words := _left(way, name, part)))
     told = f". Left: {left}" if left else _best(verdict.best)
     return f"{said}: {_head(verdict.nodes, alone)}{told}{_cores(verdict)}{_memory(verdict)}"
 
