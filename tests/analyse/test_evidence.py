@@ -162,9 +162,7 @@ def test_a_run_of_another_strategy_does_not_give_its_overlap_to_one_that_is_held
 
 def test_a_run_without_speed_is_refused_with_its_reason() -> None:
     mute = renamed(ONE, samples_per_s=None, missing={"samples_per_s": "the training does not say it"})
-    with pytest.raises(
-        UsageError, match="run one has no samples/s to predict from: the training does not say"
-    ):
+    with pytest.raises(UsageError, match="run one has no samples/s to predict from: the training does not say"):
         gather([mute])
     assert ONE.summary is not None
     with pytest.raises(UsageError, match="cannot be"):
