@@ -43,11 +43,13 @@ def test_after_15_steps_over_a_slow_link_one_node_is_faster_and_what_is_left_is_
     assert (verdict.memory, verdict.is_certain) == ("fits", True)
     assert verdict.best is not None
     assert verdict.best.speedup > 2
-    assert verdict.sentence.startswith("Early verdict (15 steps): 1 node is 5.1x faster than 2 (4.9x to 5.4x). Left: ")
-    assert "18 min 11 s on 2 nodes" in verdict.sentence
+    assert verdict.sentence.startswith(
+        "Early verdict (15 steps): 1 node is 5.1x faster than 2 (4.9x to 5.4x), with the"
+    )
+    assert " with the same workers per node. Left: 18 min 11 s on 2 nodes" in verdict.sentence
     assert "3 min 32 s on node0 alone" in verdict.sentence
     at_the_end = verdict_line(verdict, TOTAL_STEPS)
-    assert at_the_end.startswith("Early verdict (15 steps): 1 node is 5.1x faster than 2 (4.9x to 5.4x). Best change: ")
+    assert " with the same workers per node. Best change: " in at_the_end
     assert "Left" not in at_the_end
 
 

@@ -20,7 +20,7 @@ from multinode.analyse.job.training import SMALL_RANK, STAGES, Training, read_tr
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.rule import Case, Check, Rule
-from multinode.units import format_duration, format_rate, goodput_gb_per_s
+from multinode.units import format_count, format_duration, format_rate, goodput_gb_per_s
 
 __all__ = ["check_sharding", "check_strategy"]
 
@@ -28,16 +28,16 @@ SENDS_TOO_MUCH = Rule(
     "strategy",
     "warning",
     catches="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow for it",
-    message="{name} sends {size} through each node's NIC in every optimizer step, which takes {time} at {link}; "
-    "{other} would send {other_size}, in {other_time} (an estimate: overlap with compute is not subtracted)",
+    message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
+    "{link}; {other} would send {other_size}, in {other_time} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
 SENDS_MUCH = Rule(
     "strategy",
     "note",
     catches="communication that takes long in every step, and no way of sharing the model out that sends much less",
-    message="{name} sends {size} through each node's NIC in every optimizer step, which takes {time} at {link} (an "
-    "estimate: overlap with compute is not subtracted)",
+    message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
+    "{link} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
 
@@ -91,6 +91,7 @@ def check_strategy(inspection: Inspection) -> Iterator[Case]:
     size = _sent(training.strategy, training.load, layout, gloo=gloo)
     time_s = card_time_s(size, goodput)
     values = {"name": training.name, "size": _format_bytes(size), "time": _format_time(time_s), "link": words}
+    values["workers"] = format_count(nodes * workers, "worker")
     other = _cheapest(training, layout, inspection, gloo=gloo)
     if other is not None and time_s > _WARN_S and other.size_bytes < _MUCH_LESS * size:
         yield SENDS_TOO_MUCH.found(

@@ -89,6 +89,8 @@ def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
     numbered = [(number, one) for number, one in enumerate(advice, 1) if not one.measured]
     if any(second.interval[1] > first.interval[0] for (_, first), (_, second) in itertools.pairwise(numbered)):
         yield "ranges that overlap: which of the two is faster is not known"
+    if advice and is_one_node(advice[0]) and any(one.gain > advice[0].gain for one in advice):
+        yield "one node alone comes before what may not be faster than it"
 
 
 def gain_words(advice: Advice) -> str:

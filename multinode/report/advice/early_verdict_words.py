@@ -42,10 +42,12 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
 def _head(nodes: int, alone: Projection) -> str:
     low, high = alone.speedup_interval
     if low > 1:
-        return f"1 node is {times(alone.speedup)} faster than {nodes} ({times(low)} to {times(high)})"
-    if high < 1:
-        return f"{nodes} nodes are {times(1 / alone.speedup)} faster than 1 ({times(1 / high)} to {times(1 / low)})"
-    return f"inconclusive: 1 node is {times(low)} to {times(high)} the speed of {nodes}"
+        said = f"1 node is {times(alone.speedup)} faster than {nodes} ({times(low)} to {times(high)})"
+    elif high < 1:
+        said = f"{nodes} nodes are {times(1 / alone.speedup)} faster than 1 ({times(1 / high)} to {times(1 / low)})"
+    else:
+        said = f"inconclusive: 1 node is {times(low)} to {times(high)} the speed of {nodes}"
+    return f"{said}, with the same workers per node"
 
 
 def _part_left(verdict: EarlyVerdict, step: int | None) -> float:

@@ -92,8 +92,14 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
         title="summary",
         columns=(Column("", words=True), *(Column(side_head(contrast, side)) for side in sides)),
         rows=tuple((name, *cells) for name, cells in rows if tells(cells)),
-        notes=(_repeats(sides),),
+        notes=tuple(_small_notes(sides)),
     )
+
+
+def _small_notes(sides: Sequence[Side]) -> Iterator[str]:
+    yield _repeats(sides)
+    if any(side.split for side in sides):
+        yield "step time: the median; its parts: means"
 
 
 def _repeats(sides: Sequence[Side]) -> str:

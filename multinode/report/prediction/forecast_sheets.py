@@ -96,8 +96,21 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
             )
             for row in rows
         ),
-        notes=(f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",),
+        notes=(
+            f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",
+            *(_narrow_notes(forecast) if narrow else ()),
+        ),
     )
+
+
+def _narrow_notes(forecast: Forecast) -> Iterator[str]:
+    """What a reader would take for a contradiction between the rows, and with the break-even above them."""
+    yield "ranges: 90 % prediction interval"
+    rows, found = [row for row in forecast.scenarios if row.nodes > 1], forecast.break_even
+    per_node = {row.workers_per_node for row in rows}
+    if found is not None and found.full_beats_one is not None and per_node and found.one_node_workers not in per_node:
+        here = format_count(min(per_node), "worker")
+        yield f"rows: {here} per node; break-even: {found.one_node_workers} per node (--workers-per-node)"
 
 
 def _with_one_node(forecast: Forecast) -> tuple[PredictedScenario, ...]:

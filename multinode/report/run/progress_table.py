@@ -101,6 +101,7 @@ class _Figure(msgspec.Struct, frozen=True, kw_only=True):
     # of the name.
     of_rest: Callable[[Sequence[tuple[float, int]]], float] | None = None
     rank: int  # The higher, the earlier it gives way where the terminal is narrow.
+    is_rate: bool = False  # Of this moment, so an idle node has none.
 
 
 def _least(known: Sequence[tuple[float, int]]) -> float:
@@ -120,9 +121,9 @@ _FIGURES = (
     _Figure(title="TGS", form="{:.0f}", name="tgs", of_rest=_mean_of_workers, rank=7),
     _Figure(title="loss", form="{:.4g}", name="loss", rank=6),
     _Figure(title="exposed\ncomm", form="{:.0%}", name="exposed_share", of_rest=_least, rank=1),
-    _Figure(title="net in\nGbit/s", form="{:.3f}", name="net_in_gbit_per_s", rank=4),
-    _Figure(title="net out\nGbit/s", form="{:.3f}", name="net_out_gbit_per_s", rank=4),
-    _Figure(title="of\nlink", form="{:.0%}", name="link_share", of_rest=_mean, rank=2),
+    _Figure(title="net in\nGbit/s", form="{:.3f}", name="net_in_gbit_per_s", rank=4, is_rate=True),
+    _Figure(title="net out\nGbit/s", form="{:.3f}", name="net_out_gbit_per_s", rank=4, is_rate=True),
+    _Figure(title="of\nlink", form="{:.0%}", name="link_share", of_rest=_mean, rank=2, is_rate=True),
     _Figure(title="SM\n(%)", form="{:.0f}", name="gpu_percent", of_rest=_mean, rank=5),
     _Figure(title="mem\n(GiB)", form="{:.1f}", name="gpu_memory_gib", rank=8),
     _Figure(title="power\n(W)", form="{:.0f}", name="gpu_power_w", rank=9),
@@ -149,7 +150,9 @@ class ProgressTable:
         # By name and node rank. Some take a while to work out, and a table that does not fit is laid out anew.
         self._values: dict[str, dict[int, float]] = {
             one.name: {
-                node.node_rank: value for node in progress.nodes if (value := getattr(node, one.name)) is not None
+                node.node_rank: value
+                for node in progress.nodes
+                if (value := getattr(node, one.name)) is not None and not (one.is_rate and node.state == "ended")
             }
             for one in _FIGURES
         }
