@@ -13,6 +13,7 @@ from multinode.report.prediction.forecast_sheets import (
     break_even_sheet,
     forecast_notes,
     forecast_sheet,
+    rows_words,
     what_if_sheet,
 )
 from multinode.report.prediction.forecast_words import with_words
@@ -75,7 +76,7 @@ def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> N
     rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
     names = ["faster than 1 node with 1 worker", "efficiency 90%", "no exposed communication that overlap could hide"]
     assert list(rows) == [*names, "accumulation for 90%", "node 3"]
-    assert rows["efficiency 90%"].startswith("at least ")
+    assert rows["efficiency 90%"].startswith("about 8.07 Gbit/s, at least ")
     assert rows["faster than 1 node with 1 worker"].startswith("between ")
     text = "\n".join(forecast_notes(found))
     assert "back-test: checked against 2 measured runs on 2 nodes at 100 Mbit/s to 1 Gbit/s: step time off by" in text
@@ -139,3 +140,12 @@ def test_rows_beyond_what_the_back_test_has_seen_are_counted() -> None:
     told = f"intervals: 90%, from the residuals of 12 runs: up to {quantile.relative:.1%} off"
     beyond = "1 row outside what they tested: assumed, at least as wide"
     assert f"{told}; {beyond}" in list(forecast_notes(found))
+
+
+def test_rows_of_fewer_workers_than_the_break_even_say_so() -> None:
+    found = forecast(ForecastRequest())
+    assert rows_words(found) == ""
+    assert found.break_even is not None
+    of_two = msgspec.structs.replace(found.break_even, one_node_workers=2, full_beats_one=found.break_even.beats_one)
+    told = rows_words(msgspec.structs.replace(found, break_even=of_two))
+    assert told == "With 1 worker per node; the break-even is for 2 per node (--workers-per-node):"

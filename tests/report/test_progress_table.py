@@ -191,3 +191,11 @@ def test_a_training_that_is_stopped_at_its_time_is_counted_by_its_time() -> None
     text = printed(shown)
     assert said in text
     assert row(text, "box1")[3] == "12"
+
+
+def test_an_ended_node_has_no_rates_of_its_nic() -> None:
+    ended = msgspec.structs.replace(BUSY, name="box2", node_rank=1, state="ended")
+    text = rendered(BUSY, ended)
+    assert {"0.250", "0.500", "50%"} <= set(row(text, "box1"))
+    assert not {"0.250", "0.500", "50%"} & set(row(text, "box2"))
+    assert "net in" not in rendered(ended)

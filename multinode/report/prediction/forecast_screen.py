@@ -11,6 +11,7 @@ from multinode.report.prediction.forecast_sheets import (
     break_even_sheet,
     forecast_notes,
     forecast_sheet,
+    rows_words,
     shared_settings,
 )
 from multinode.report.prediction.forecast_words import error_words, launch_command
@@ -38,6 +39,9 @@ def forecast_parts(
     """
     yield paragraph(_verdict(forecast), "bold")
     yield ""
+    if told := rows_words(forecast):
+        yield paragraph(told)
+        yield ""
     sheet = forecast_sheet(forecast, narrow=True)
     left = 0 if details else len(sheet.rows) - _MOST_ROWS
     yield sheet_table(msgspec.structs.replace(sheet, title="", rows=sheet.rows[: len(sheet.rows) - max(0, left)]))

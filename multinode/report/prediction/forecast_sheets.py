@@ -10,7 +10,7 @@ from multinode.report.prediction.needed_words import accumulation_words, link_wo
 from multinode.report.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times
 from multinode.units import format_count, format_rate
 
-__all__ = ["break_even_sheet", "forecast_notes", "forecast_sheet", "shared_settings", "what_if_sheet"]
+__all__ = ["break_even_sheet", "forecast_notes", "forecast_sheet", "rows_words", "shared_settings", "what_if_sheet"]
 
 _MOST_SCENARIOS = 60
 _Told = Callable[[PredictedScenario], str]
@@ -98,19 +98,19 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
         ),
         notes=(
             f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",
-            *(_narrow_notes(forecast) if narrow else ()),
+            *(("ranges: 90 % prediction interval",) if narrow else ()),
         ),
     )
 
 
-def _narrow_notes(forecast: Forecast) -> Iterator[str]:
-    """What a reader would take for a contradiction between the rows, and with the break-even above them."""
-    yield "ranges: 90 % prediction interval"
-    rows, found = [row for row in forecast.scenarios if row.nodes > 1], forecast.break_even
-    per_node = {row.workers_per_node for row in rows}
-    if found is not None and found.full_beats_one is not None and per_node and found.one_node_workers not in per_node:
-        here = format_count(min(per_node), "worker")
-        yield f"rows: {here} per node; break-even: {found.one_node_workers} per node (--workers-per-node)"
+def rows_words(forecast: Forecast) -> str:
+    """Of how many workers the rows are, where the break-even above them is of others; else empty."""
+    found = forecast.break_even
+    per_node = {row.workers_per_node for row in forecast.scenarios if row.nodes > 1}
+    if found is None or found.full_beats_one is None or not per_node or found.one_node_workers in per_node:
+        return ""
+    here = format_count(min(per_node), "worker")
+    return f"With {here} per node; the break-even is for {found.one_node_workers} per node (--workers-per-node):"
 
 
 def _with_one_node(forecast: Forecast) -> tuple[PredictedScenario, ...]:

@@ -57,7 +57,7 @@ def error_words(tested: BackTest) -> str:
         return "not checked: no measured run to compare with"
     runs, worst = format_count(len(tested.tested), "measured run"), f"{abs(tested.worst.error):.1%}"
     off = worst if len(tested.tested) == 1 else f"{tested.median_error:.1%} (median), {worst} at worst"
-    only = "; nothing was measured at another link" if len(_links(tested)) == 1 else ""
+    only = "; at other links only the ranges say how sure it is" if len(_links(tested)) == 1 else ""
     return f"checked against {runs}{_where(tested)}: step time off by {off}{only}"
 
 

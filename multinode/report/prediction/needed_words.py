@@ -78,12 +78,12 @@ def _needed_words(needed: Needed, noun: str, told: Callable[[float, int], str]) 
         # An earlier release stored no range.
         return why_words(needed) if needed.value is None or needed.always else f"from {told(needed.value, 0)} on"
     is_any, low = needed.low <= SLOWEST_GBIT_PER_S, told(needed.low, -1)
+    if needed.high is None and is_any:
+        return f"inconclusive: any {noun} may be enough, or none"
     if needed.high is None:
-        return (
-            f"inconclusive: any {noun} may be enough, or none"
-            if is_any
-            else f"at least {low}; by the error of the prediction, possibly no {noun} is enough"
-        )
+        is_apart = needed.value is not None and needed.value > _ONE_FIGURE * needed.low
+        likely = f"about {told(needed.value or 0, 0)}, " if is_apart else ""
+        return f"{likely}at least {low}; within the error of the prediction, possibly no {noun} is enough"
     if is_any:
         return why_words(needed) if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"
     if needed.high / needed.low <= _ONE_FIGURE:
