@@ -24,6 +24,9 @@ def is_program(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
+_READY_S = 1.0
+
+
 class QueryFailed(Exception):
     """The program gave no answer; the message is the reason."""
 
@@ -60,8 +63,10 @@ class Query:
         if self._process is None:
             raise QueryFailed(self._trouble)
         late = self._process.poll() is None
+        # Whoever asks after the deadline gets the answer that lies ready, more of it than a pipe holds included.
+        left_s = max(_READY_S, self._deadline - time.monotonic())
         try:
-            stdout, stderr = self._process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
+            stdout, stderr = self._process.communicate(timeout=left_s)
         except subprocess.TimeoutExpired as error:
             self._kill(self._process)
             raise QueryFailed(f"{self._name} did not answer within {self._deadline_s:.0f} s") from error

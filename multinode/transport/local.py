@@ -129,6 +129,8 @@ class LocalStream(BufferedStream):
             self._read_outputs()
             if len(self._pending) > before:
                 return True
+            if self._stdout in self._ended:
+                break
             left_s = self._left(end, "no answer in time")
             self._poll_outputs(min(left_s, _LOOK_UP_S))
         return False

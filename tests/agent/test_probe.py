@@ -138,6 +138,14 @@ def test_the_devices_of_another_vendor_are_listed_by_its_own_program(node: Local
     assert "gpus" not in facts["missing"]
 
 
+def test_no_other_vendor_is_asked_where_nvidia_smi_is(node: LocalNode) -> None:
+    program(node.home / "bin", "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    program(node.home / "bin", "npu-smi", f"#!/bin/sh\ntouch {node.home}/asked\n")
+    facts = probe(node, env={"PATH": f"{node.home}/bin:/bin:/usr/bin"})
+    assert "nvidia-smi ended with code 9" in facts["missing"]["gpus"]
+    assert not (node.home / "asked").exists()
+
+
 def test_the_directory_of_the_job(node: LocalNode) -> None:
     (node.home / "project").mkdir()
     here = str(node.home / "project")

@@ -18,3 +18,11 @@ def test_only_a_program_that_has_to_be_waited_for_tells_how_long_it_took(tmp_pat
     wait_until(lambda: ended._process is None or ended._process.poll() is not None)  # noqa: SLF001 - it has ended
     ended.answer()
     assert ended.waited_s is None
+
+
+def test_an_answer_that_lay_ready_counts_though_nobody_asked_in_time() -> None:
+    small, large = (Query(["head", "-c", size, "/dev/zero"], deadline_s=0.0) for size in ("5", "200000"))
+    wait_until(lambda: small._process is None or small._process.poll() is not None)  # noqa: SLF001 - it has ended
+    assert small.answer() == "\0" * 5
+    # More than a pipe holds: the program cannot end before it is read.
+    assert len(large.answer()) == 200_000

@@ -79,6 +79,14 @@ def test_much_goes_both_ways_at_once(local: LocalTransport, node: Node) -> None:
     assert local.run(node, "cat", stdin=data, deadline_s=DEADLINE_S).stdout == data
 
 
+def test_a_command_is_over_when_it_ends_and_not_at_the_next_look(local: LocalTransport, node: Node) -> None:
+    began = time.monotonic()
+    for _ in range(20):
+        assert local.run(node, "true", deadline_s=DEADLINE_S).exit_code == 0
+    # Twenty shells take a fifth of a second; twenty looks of a second each would be too much.
+    assert time.monotonic() - began < 15
+
+
 def test_a_flood_on_stderr_after_the_end_of_the_output_is_taken_too(local: LocalTransport, node: Node) -> None:
     late = local.run(node, "exec >&-; head -c 8000000 /dev/zero >&2", deadline_s=DEADLINE_S)
     assert (late.exit_code, len(late.stderr)) == (0, 1 << 16)

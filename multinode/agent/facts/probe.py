@@ -66,7 +66,8 @@ class Probe:
         packages = query_packages(python, cwd) if python and self._request.get("packages") else None
         keys: list[str] = self._request.get("arguments", [])
         arguments = query_unknown(python, keys, cwd) if python and keys else None
-        gpus, others = self._query_gpus(), self._query_others()
+        gpus = self._query_gpus()
+        others = self._query_others() if gpus is None else None
         resolver = _Resolver()
         contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
         facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
@@ -80,7 +81,7 @@ class Probe:
         facts["hostname_address"] = self._try("hostname_address", resolver.address)
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
         facts["accelerator"] = "cuda" if facts["gpus"] else None
-        if gpus is None and others is not None:
+        if others is not None:
             facts.update(self._read_others(*others))
         if facts["accelerator"] is None:
             self._missing["accelerator"] = self._missing.get("gpus", "no device is listed")
