@@ -552,6 +552,32 @@ ERRORS = (
         checks=("packages",),
     ),
     KnownError(
+        "no-ninja",
+        "PyTorch",
+        ("Ninja is required to load C++ extensions", "No such file or directory: 'ninja'"),
+        kind="configuration",
+        cause="PyTorch compiles an extension on the node, and the ninja program is not on the job's PATH.",
+        fix="on every node, in the training environment: pip install ninja; where it is installed, its directory (that "
+        "of python) has to be on PATH: python= in the hostfile puts it there",
+        source="PyTorch torch/utils/cpp_extension.py; DeepSpeed#5627",
+    ),
+    KnownError(
+        "half-built-extension",
+        "PyTorch",
+        (
+            "torch_extensions...cannot open shared object file",
+            "torch_extensions...file too short",
+            "torch_extensions...invalid ELF header",
+            "torch_extensions...does not define module export function",
+            ".so: file too short",
+        ),
+        kind="configuration",
+        cause="The cache of compiled extensions on the node holds one whose build failed or was interrupted.",
+        fix="remove it on the node, and the next run builds it anew: ssh {node} rm -rf ~/.cache/torch_extensions; a "
+        "cache that nodes share is built by all at once: give each its own by --env TORCH_EXTENSIONS_DIR=/var/tmp/ext",
+        source="PyTorch torch/utils/cpp_extension.py; ld.so(8)",
+    ),
+    KnownError(
         "deepspeed-cannot-compile",
         "DeepSpeed",
         ("Unable to JIT load the ... op", "'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'"),
@@ -768,6 +794,44 @@ ERRORS = (
         fix="install it anew for the node's torch; compare the nodes' versions: multinode check",
         source="ld.so(8)",
         checks=("versions",),
+    ),
+    KnownError(
+        "noexec",
+        "System",
+        ("failed to map segment from shared object",),
+        kind="configuration",
+        cause="A library that was compiled or unpacked on the node lies on a file system that is mounted noexec, often "
+        "/tmp or the home directory; torch.compile, Triton and DeepSpeed load from there.",
+        fix="where it is mounted so: ssh {node} findmnt -T /tmp; move it elsewhere: --env TMPDIR=/var/tmp --env "
+        "TRITON_CACHE_DIR=/var/tmp/triton --env TORCHINDUCTOR_CACHE_DIR=/var/tmp/inductor --env "
+        "TORCH_EXTENSIONS_DIR=/var/tmp/ext",
+        source="glibc elf/dl-load.c; pytorch#91005, pytorch#123054",
+    ),
+    KnownError(
+        "system-library-too-old",
+        "System",
+        ("version `GLIBC_...' not found", "version `GLIBCXX_...' not found", "version `CXXABI_...' not found"),
+        kind="version_mismatch",
+        cause="A compiled package or program was built on a newer system than the node's: its C or C++ library is too "
+        "old for it. Nodes that share one environment need equally new systems.",
+        fix="GLIBCXX and CXXABI: install a newer libstdc++ into the environment (conda install -c conda-forge "
+        "libstdcxx-ng) and put its lib first by --env LD_LIBRARY_PATH=...; GLIBC: build the environment on {node}, or "
+        "use a container",
+        source="glibc elf/dl-version.c",
+    ),
+    KnownError(
+        "python-home",
+        "System",
+        (
+            "No module named 'encodings'",
+            "init_fs_encoding: failed to get the Python codec of the filesystem encoding",
+        ),
+        kind="configuration",
+        cause="The interpreter does not find its own standard library: PYTHONHOME points to another Python, or the "
+        "environment was copied from a machine where its Python lay elsewhere.",
+        fix="unset PYTHONHOME in the node's profile: ssh {node} env | grep PYTHONHOME; else make the environment anew "
+        "on the node, and name its interpreter by python= in the hostfile",
+        source="CPython Python/pylifecycle.c, Modules/getpath.py",
     ),
     KnownError(
         "missing-module",

@@ -185,6 +185,29 @@ LINES = {
     "undefined-symbol": [
         "ImportError: /env/lib/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
     ],
+    "no-ninja": [
+        "RuntimeError: Ninja is required to load C++ extensions (pip install ninja to get it)",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'",
+    ],
+    "half-built-extension": [
+        "ImportError: /root/.cache/torch_extensions/py311_cu121/fused_adam/fused_adam.so: cannot open shared object file: No such file or directory",
+        "ImportError: /home/a/.cache/torch_extensions/py310_cu118/cpu_adam/cpu_adam.so: file too short",
+        "ImportError: /scratch/ext/fused_adam/fused_adam.so: file too short",
+        "ImportError: /root/.cache/torch_extensions/py311_cu121/utils/utils.so: invalid ELF header",
+    ],
+    "noexec": [
+        "ImportError: /tmp/torchinductor_a/ab/cab.so: failed to map segment from shared object",
+        "OSError: /home/a/.triton/cache/0f/cuda_utils.so: failed to map segment from shared object: Operation not permitted",
+    ],
+    "system-library-too-old": [
+        "ImportError: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.34' not found (required by /env/lib/python3.11/site-packages/x.so)",
+        "ImportError: /usr/lib/x86_64-linux-gnu/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by /env/lib/libicuuc.so.78)",
+        "/lib64/libstdc++.so.6: version `CXXABI_1.3.13' not found (required by ./nccl-test)",
+    ],
+    "python-home": [
+        "ModuleNotFoundError: No module named 'encodings'",
+        "Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding",
+    ],
     "missing-module": [
         "ModuleNotFoundError: No module named 'flash_attn'",
         "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
