@@ -117,7 +117,7 @@ def test_ranks_follow_the_order_of_the_hostfile_and_meet_at_its_first_node() -> 
 
 def test_fewer_workers_than_gpus_take_the_first_gpus_of_each_node() -> None:
     plan = plan_launch(TWO_4090, SFT, FACTS, "r", LaunchOptions(workers_per_node=1))
-    assert [node.command.env["CUDA_VISIBLE_DEVICES"] for node in plan.nodes] == ["GPU-6", "GPU-1"]
+    assert [node.command.env["CUDA_VISIBLE_DEVICES"] for node in plan.nodes] == ["6", "1"]
     assert [node.command.env["NPROC_PER_NODE"] for node in plan.nodes] == ["1", "1"]
 
 
@@ -245,15 +245,15 @@ UNNAMED = tuple(msgspec.structs.replace(gpu, uuid=None) for gpu in MIXED)
 @pytest.mark.parametrize(
     ("node", "gpus", "session", "given", "expected"),
     [
-        (Node(name="a", slots=2), MIXED, None, None, ("GPU-00aa,GPU-11aa", (0, 1))),
-        (Node(name="a", gpus=(3, 1)), MIXED, None, None, ("GPU-33aa,GPU-11aa", (3, 1))),
+        (Node(name="a", slots=2), MIXED, None, None, ("0,1", (0, 1))),
+        (Node(name="a", gpus=(3, 1)), MIXED, None, None, ("3,1", (3, 1))),
         (Node(name="a", gpus=(3, 1)), UNNAMED, None, None, ("3,1", (3, 1))),
         (Node(name="a", gpus=(3, 1)), (), None, None, ("3,1", (3, 1))),
         # What the node's sessions show is all that is used, in its order.
-        (Node(name="a", slots=2), MIXED, "3,0", None, ("GPU-33aa,GPU-00aa", (3, 0))),
-        (Node(name="a", slots=2), MIXED, "GPU-2,GPU-33aa", None, ("GPU-22aa,GPU-33aa", (2, 3))),
-        (Node(name="a"), MIXED, "1", None, ("GPU-11aa", (1,))),
-        (Node(name="a"), MIXED, "2,7,0", None, ("GPU-22aa", (2,))),
+        (Node(name="a", slots=2), MIXED, "3,0", None, ("3,0", (3, 0))),
+        (Node(name="a", slots=2), MIXED, "GPU-2,GPU-33aa", None, ("2,3", (2, 3))),
+        (Node(name="a"), MIXED, "1", None, ("1", (1,))),
+        (Node(name="a"), MIXED, "2,7,0", None, ("2", (2,))),
         # More workers than GPUs are a check's to refuse; a MIG device is left to CUDA.
         (Node(name="a", slots=2), MIXED, "1", None, (None, (1,))),
         (Node(name="a", slots=2), MIXED, "MIG-1c2,MIG-1c3", None, (None, None)),
@@ -265,7 +265,7 @@ UNNAMED = tuple(msgspec.structs.replace(gpu, uuid=None) for gpu in MIXED)
         (Node(name="a", slots=2), (), None, None, (None, None)),
     ],
 )
-def test_workers_get_gpus_that_the_node_shows_by_uuid_and_these_are_sampled(
+def test_workers_get_gpus_that_the_node_shows_by_number_and_these_are_sampled(
     node: Node,
     gpus: tuple[Gpu, ...],
     session: str | None,
@@ -279,6 +279,21 @@ def test_workers_get_gpus_that_the_node_shows_by_uuid_and_these_are_sampled(
     plan = plan_launch(cluster, SCRIPT, {"a": found}, "r", options).nodes[0]
     assert (plan.command.env.get(name), plan.gpus) == expected
     assert plan.command.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("given", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}])
+@pytest.mark.parametrize("gpus", [MIXED, UNNAMED])
+def test_where_the_user_has_another_order_a_number_could_be_another_gpu(
+    given: dict[str, str], gpus: tuple[Gpu, ...]
+) -> None:
+    found = msgspec.structs.replace(FACTS["box1"], node="a", gpus=gpus, env={"CUDA_VISIBLE_DEVICES": "3,0"})
+    for node, option in ((given, {}), ({}, given)):
+        cluster = Cluster(nodes=(Node(name="a", env=node, addr="10.0.0.1"),), source="h")
+        options = LaunchOptions(environment=JobEnvironment(env=option))
+        plan = plan_launch(cluster, SCRIPT, {"a": found}, "r", options).nodes[0]
+        by_uuid = "FASTEST_FIRST" in given.values() and gpus is MIXED
+        assert plan.command.env["CUDA_VISIBLE_DEVICES"] == ("GPU-33aa,GPU-00aa" if by_uuid else "3,0")
+        assert plan.gpus == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +405,7 @@ def test_a_program_of_the_users_own_gets_all_gpus_that_the_node_shows() -> None:
     options = LaunchOptions(engine=Engine(name="exec"))
     cluster = Cluster(nodes=(Node(name="a", slots=1, addr="10.0.0.1"),), source="h")
     env = plan_launch(cluster, SCRIPT, {"a": found}, "r", options).nodes[0].command.env
-    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-22aa,GPU-33aa"
+    assert env["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 VARIABLE = "MULTINODE_GRAD_COMPRESS"

@@ -275,7 +275,7 @@ def test_a_run_uses_the_gpus_that_slurm_gives_it_and_no_others(login: Login) -> 
         done = login.run("salloc", "-N2", "--gpus-per-node=1", *command)
         assert done.returncode == 0, done.stderr
     nodes = login.read(login.run_id(before), "plan.json")["nodes"]
-    assert [node["command"]["env"]["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["GPU-1a"] * 2
+    assert [node["command"]["env"]["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["1"] * 2
     # A job that asked for none gets none, though Slurm does not hide them here.
     before = login.run_ids()
     done = login.run("salloc", "-N2", *command)

@@ -7,11 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.facts import Gpu
 from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.preflight.checks.training import (
     check_arguments,
     check_batch_size,
     check_deepspeed,
+    check_deepspeed_devices,
     check_deepspeed_on_cpu,
     check_spaces,
     check_timeout,
@@ -145,3 +148,38 @@ def test_a_json_of_another_kind_breaks_nothing(text: str) -> None:
     strange = inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=BATCH, deepspeed_text=text))
     for check in (check_deepspeed, check_batch_size, check_deepspeed_on_cpu):
         silent(check(strange))
+
+
+@pytest.mark.parametrize(
+    ("session", "given", "shown", "way"),
+    [
+        # Slurm names MIG devices so; none of nvidia-smi's GPUs stands for one.
+        ("MIG-1c2,MIG-1c3", {}, "will be MIG-1c2,MIG-1c3", "uninstall nvidia-ml-py"),
+        (None, {"CUDA_VISIBLE_DEVICES": "GPU-00aa"}, "will be GPU-00aa", "write numbers"),
+        (None, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "will be GPU-00aa", "leave CUDA_DEVICE_ORDER to multinode"),
+        # These become numbers, are numbers, or are left to DeepSpeed.
+        ("GPU-00aa", {}, None, ""),
+        ("MIG-1c2", {"CUDA_VISIBLE_DEVICES": " 0, 1"}, None, ""),
+        (None, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, None, ""),
+        (None, {}, None, ""),
+    ],
+)
+def test_devices_that_deepspeed_cannot_read(
+    session: str | None, given: dict[str, str], shown: str | None, way: str
+) -> None:
+    found = {
+        "packages": PACKAGES | {"deepspeed": "0.19.8"},
+        "gpus": (Gpu(index=0, name="NVIDIA H100", uuid="GPU-00aa"),),
+        "env": {"CUDA_VISIBLE_DEVICES": session} if session else {},
+    }
+    zero2 = replace(job({"zero_optimization": {"stage": 2}}), environment=JobEnvironment(env=given))
+    asked = but(zero2, "b", **found)
+    if shown is None:
+        silent(check_deepspeed_devices(asked))
+    else:
+        expect(check_deepspeed_devices(asked), "warning", "b", shown, hint=way)
+    silent(
+        check_deepspeed_devices(replace(asked, job=job({"zero_optimization": {"stage": 3}}).job)),
+        check_deepspeed_devices(but(asked, "b", packages=PACKAGES | {"deepspeed": "0.18.4"})),
+        check_deepspeed_devices(but(asked, "b", accelerator="rocm")),
+    )

@@ -7,6 +7,7 @@ variables. NVIDIA's alone are sampled while a job runs; the others' query tools 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 __all__ = ["ACCELERATORS", "NVIDIA", "Accelerator", "accelerator_named"]
@@ -38,6 +39,10 @@ class Accelerator(NamedTuple):
     order: dict[str, str]
     by_uuid: bool = False
     has_ras: bool = False
+
+    def counts_alike(self, env: Mapping[str, str]) -> bool:
+        """Whether devices count as `query` lists them, under `order` and these variables of the user, which win."""
+        return bool(self.order) and all(env.get(name, value) == value for name, value in self.order.items())
 
 
 NVIDIA = Accelerator(

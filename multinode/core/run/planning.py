@@ -118,7 +118,7 @@ def plan_launch(
             master_port=options.master_port,
             ifname=endpoint.ifname,
             addr=endpoint.addr,
-            devices=_devices(node, found, None if task.engine.name == "exec" else nproc),
+            devices=_devices(node, found, None if task.engine.name == "exec" else nproc, options.environment.env),
             accelerator=accelerator_named(found.accelerator if found else None),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
             agent=f"{home}/{options.agent}" if options.agent else None,
@@ -278,10 +278,11 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
     )
 
 
-def _devices(node: Node, found: NodeFacts | None, count: int | None) -> tuple[str, ...] | None:
+def _devices(node: Node, found: NodeFacts | None, count: int | None, env: dict[str, str]) -> tuple[str, ...] | None:
     """The node's GPUs for `count` workers, all of them for None, and never one that its sessions do not show.
 
-    By UUID where that is known: what a number means depends on CUDA_DEVICE_ORDER, a container and Slurm.
+    By number, which every program takes: DeepSpeed from 0.18.9 on reads whole numbers alone (`_get_nvml_gpu_id` of its
+    CUDA accelerator). By UUID where numbers could mean other devices than the vendor's program numbers so.
     """
     known = found.gpus if found else ()
     if node.gpus is not None:
@@ -293,9 +294,11 @@ def _devices(node: Node, found: NodeFacts | None, count: int | None) -> tuple[st
         chosen = found.visible_gpus if found else ()
     if not chosen or (count is not None and len(chosen) < count):
         return None
-    by_uuid = accelerator_named(found.accelerator if found else None).by_uuid
-    uuids = [gpu.uuid for gpu in chosen[:count] if gpu.uuid is not None and by_uuid]
-    return tuple(uuids) if len(uuids) == len(chosen[:count]) else tuple(str(gpu.index) for gpu in chosen[:count])
+    accelerator = accelerator_named(found.accelerator if found else None)
+    uuids = [gpu.uuid for gpu in chosen[:count] if gpu.uuid is not None]
+    if accelerator.by_uuid and not accelerator.counts_alike(node.env | env) and len(uuids) == len(chosen[:count]):
+        return tuple(uuids)
+    return tuple(str(gpu.index) for gpu in chosen[:count])
 
 
 def _gpu_ids(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int, ...] | None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from multinode.core.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.core.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.rule import Case, Check, Rule, launch_check
+from multinode.preflight.rule import Case, Check, Rule, launch_check, listed
 from multinode.units import format_duration
 
 __all__ = [
     "check_arguments",
     "check_batch_size",
     "check_deepspeed",
+    "check_deepspeed_devices",
     "check_deepspeed_on_cpu",
     "check_spaces",
     "check_timeout",
@@ -52,6 +56,14 @@ ZERO3_ON_CPU = Rule(
     "fails for one worker",
     hint="take train_batch_size out of the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
+DEVICES_NOT_NUMBERED = Rule(
+    "training",
+    "warning",
+    catches="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, where CUDA_VISIBLE_DEVICES has something else than numbers",
+    message="{name} will be {value}, and DeepSpeed {version} reads it as whole numbers when ZeRO-{stage} starts "
+    "(where nvidia-ml-py is installed): each worker would end with 'invalid literal for int()'",
+    hint="{way!s}",
+)
 UNKNOWN_KEY = Rule(
     "training",
     "error",
@@ -80,8 +92,11 @@ _MATCHES: dict[str, tuple[str, Any]] = {
 }
 _FULL_EVAL = {"fp16": "fp16_full_eval", "bf16": "bf16_full_eval"}
 _BATCH, _STEPS = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+# 37e232faf of DeepSpeed: `available_memory()` of each parameter group, in stage_1_and_2.py.
+_NUMBERS_ALONE_SINCE = (0, 18, 9)
 _DAY_S = 86400
 _YEAR_S = 365.25 * _DAY_S
+_ZERO_1_2 = (1, 2)
 _ZERO3 = 3
 
 
@@ -161,6 +176,29 @@ def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[Case]:
             yield ZERO3_ON_CPU.found(node.name)
 
 
+@launch_check
+def check_deepspeed_devices(inspection: Inspection) -> Iterator[Case]:
+    """DeepSpeed can read the names of the devices."""
+    _, settings = _settings(inspection)
+    for node, found in inspection.known if settings.stage in _ZERO_1_2 else ():
+        version = found.packages.get("deepspeed", "")
+        if accelerator_named(found.accelerator) is not NVIDIA or _numbers(version) < _NUMBERS_ALONE_SINCE:
+            continue
+        name, given = NVIDIA.visible[0], node.env | inspection.environment.env
+        value = given.get(name, "" if found.visible_gpus else found.env.get(name, ""))
+        way = "write numbers in their place, as nvidia-smi counts the GPUs"
+        if name not in given and not NVIDIA.counts_alike(given):
+            value = listed([gpu.uuid for gpu in found.visible_gpus if gpu.uuid is not None])
+            way = f"leave {listed(NVIDIA.order)} to multinode, which then gives numbers"
+        elif "MIG-" in value:
+            way = "a MIG device has no number: uninstall nvidia-ml-py for this job, or take an older DeepSpeed:\n"
+            way += f"{shlex.quote(found.python or 'python3')} -m pip uninstall nvidia-ml-py"
+        if not all(entry.strip().isdigit() for entry in value.split(",") if value):
+            yield DEVICES_NOT_NUMBERED.found(
+                node.name, name=name, value=value, version=version, stage=settings.stage, way=way
+            )
+
+
 @Check
 def check_timeout(inspection: Inspection) -> Iterator[Case]:
     """Workers that wait for a peer give up some day."""
@@ -191,6 +229,10 @@ def _expected(config: dict[str, Any], key: str, default: Any) -> Any:
 
 def _number(value: Any) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def _json(value: Any) -> str:
