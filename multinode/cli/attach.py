@@ -29,10 +29,11 @@ from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
-from multinode.units import format_size
+from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
     from multinode.workflows.run.attach import Known
+    from multinode.workflows.run.clean import Cleaned
     from multinode.workflows.run.context import RunContext
 
 __all__ = ["register"]
@@ -148,16 +149,25 @@ def clean(
 
     cluster, _ = read_cluster(hosts)
     with api.connect(cluster) as context:
-        from multinode.workflows.run.attach import clean as clean_nodes
+        from multinode.workflows.run.clean import clean as clean_nodes
+        from multinode.workflows.run.clean import find_runs
 
-        cleaned = clean_nodes(context.agent, cluster, run_ids or None, older_than * _SECONDS_PER_DAY)
+        named = find_runs(context.agent, cluster, runs_root(), run_ids) if run_ids else None
+        cleaned = clean_nodes(context.agent, cluster, named, older_than * _SECONDS_PER_DAY)
     if as_json:
         print_document({"schema": "multinode.clean/1", "nodes": cleaned})
-    for one in cleaned if not as_json else ():
-        goes_on = f"; not over, so kept: {', '.join(one.kept)}" if one.kept else ""
-        said = one.error or f"{len(one.removed)} runs removed, {format_size(one.size_bytes)}{goes_on}"
-        typer.echo(f"{one.node}: {said}")
+    for node in cleaned if not as_json else ():
+        typer.echo(f"{node.node}: {node.error or _describe_cleaned(node)}")
     raise typer.Exit(3 if any(one.error for one in cleaned) else 0)
+
+
+def _describe_cleaned(node: Cleaned) -> str:
+    removed = f"{format_count(len(node.removed), 'run')} removed, {format_size(node.size_bytes)}"
+    own = [run for run in node.kept if run not in node.machines]
+    others = [f"{run} (of {node.machines[run]})" for run in node.kept if run in node.machines]
+    goes_on = f"; not over, so kept: {', '.join(own)}" if own else ""
+    elsewhere = f"; of another machine and not over, so kept: {', '.join(others)}" if others else ""
+    return f"{removed}{goes_on}{elsewhere}"
 
 
 def _known(run_id: str) -> Known:

@@ -891,7 +891,7 @@ ERRORS = (
         ),
         kind="connection",
         cause="Another process on node 0 listens on MASTER_PORT: a second job, or the rest of an earlier one.",
-        fix="choose another port: --master-port; what earlier runs left: multinode clean; who it is: ssh {node} ss "
+        fix="choose another port: --master-port; what earlier runs left: multinode check; who it is: ssh {node} ss "
         "-tlnp",
         source="PyTorch torch/csrc/distributed/c10d/socket.cpp; Accelerate accelerate/utils/launch.py",
         checks=("master-port", "leftovers"),

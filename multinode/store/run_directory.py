@@ -17,6 +17,7 @@ import msgspec
 
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.hostfile import redact_hostfile
+from multinode.core.run.run_id import match_runs
 from multinode.core.text.secret_values import redact
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
@@ -89,11 +90,7 @@ class RunDirectory:
             UsageError: there is none, or several begin so.
         """
         names = [path.name for path in list_runs(root)]
-        matching = names[-1:] if run_id == "last" else [name for name in names if name.startswith(run_id)]
-        # The runs of a contrast are named after it, and whoever names it means it.
-        first = run_id if run_id in matching else min(matching, key=len, default="")
-        if run_id in matching or all(name == first or name.startswith(f"{first}-") for name in matching):
-            matching = [name for name in matching if name == first]
+        matching = names[-1:] if run_id == "last" else match_runs(names, run_id)
         if len(matching) == 1:
             return cls(root / matching[0])
         if not names:

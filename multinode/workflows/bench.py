@@ -26,7 +26,7 @@ from multinode.core.run.samples import parse_samples
 from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
 from multinode.report.bench.bench_words import with_progress, with_words
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.attach import cleanup_nodes
+from multinode.workflows.run.clean import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
 from multinode.workflows.run.launch import create_parent, prepare, require_success, run_prepared
 

@@ -30,7 +30,7 @@ from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed,
 from multinode.store.run_directory import RunDirectory
 from multinode.units import format_duration
 from multinode.workflows.nccl_test import Extent, run_scan
-from multinode.workflows.run.attach import cleanup_nodes
+from multinode.workflows.run.clean import cleanup_nodes
 from multinode.workflows.run.context import Launch, RunContext
 from multinode.workflows.run.launch import create_parent, probe_nodes
 

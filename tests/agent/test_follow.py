@@ -99,6 +99,24 @@ def test_what_is_new_in_several_files_is_told_at_once(node: LocalNode) -> None:
     node.stop()
 
 
+def test_a_file_of_samples_with_a_strange_name_is_passed_over_and_noted_once(node: LocalNode, tmp_path: Path) -> None:
+    node.start(SLEEPER)
+    samples = node.run_dir() / "samples"
+    secret = tmp_path / "secret"
+    secret.write_text("token")
+    for name in ("a b.jsonl", "..%2f.jsonl", f"{'x' * 120}.jsonl", "\u00e9.jsonl"):
+        (samples / name).write_text("{}\n")
+    (samples / "link.jsonl").symlink_to(secret)
+    os.mkfifo(samples / "pipe.jsonl")
+    with node.follow() as talk:
+        end = talk.stop()
+    assert end["kind"] == "end"
+    notes = [record["message"] for record in talk.records if record["kind"] == "note"]
+    assert len(notes) == 1
+    assert "passed over" in notes[0]
+    assert {record["file"] for record in talk.records if record["kind"] == "chunk"} == {"log", "samples/node.jsonl"}
+
+
 def test_it_shows_that_it_is_alive_every_second(node: LocalNode) -> None:
     with node.supervise(node.script(SLEEPER)) as talk:
         times = [talk.read_until(kind="alive")["time_s"] for _ in range(4)]

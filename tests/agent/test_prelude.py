@@ -53,6 +53,13 @@ def test_the_job_has_what_the_prelude_made_and_what_was_asked_for_wins(node: Loc
     assert not list(node.home.rglob("injected"))
 
 
+def test_what_a_prelude_and_its_job_are_handed_is_on_no_disk(node: LocalNode) -> None:
+    _, log = run_to_end(node, ["true"], prelude="ls -l /proc/$$/fd", env={"TOKEN": "hf_secret"})
+    assert "/memfd:" in log
+    assert "(deleted)" not in log.replace("/memfd:multinode (deleted)", "")
+    assert [path for path in node.run_dir().rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()] == []
+
+
 def test_a_program_is_looked_for_after_the_prelude(node: LocalNode) -> None:
     (node.home / "hidden").mkdir()
     program = node.home / "hidden" / "trainer"

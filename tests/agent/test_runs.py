@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .localnode import SLEEPER, LocalNode, wait_until
 
 
@@ -69,3 +71,90 @@ def test_what_is_no_run_or_broken_ends_neither_listing_nor_cleaning(node: LocalN
     code, (cleaned,) = node.call("clean", {"run_ids": None})
     assert (code, [run["run_id"] for run in cleaned["removed"]]) == (0, ["well.0", "broken.0"])
     assert sorted(path.name for path in root.iterdir()) == [".nfs0001", "lost+found"]
+
+
+HERE = {
+    "hostname": os.uname().nodename,
+    "machine_id": "0" * 32,
+    "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+    "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
+}
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "another machine": {"hostname": "gpu-b", "machine_id": "b" * 32, "boot_id": "b", "pid_namespace": "pid:[1]"},
+    "another machine without any name that is known": {"boot_id": "b"},
+    "a container of this kernel": {**HERE, "hostname": "gpu-b", "pid_namespace": "pid:[1]"},
+    "a container of the same name on another machine": {**HERE, "machine_id": None, "boot_id": "b"},
+}
+
+
+def write_run(node: LocalNode, run_id: str, watcher: dict[str, Any], state: str) -> Path:
+    """The directory of a run whose processes are not to be seen from here."""
+    path = node.run_dir(run_id)
+    (path / "samples").mkdir(parents=True)
+    for name, record in {"request": {}, "status": {"state": state}, "supervisor": watcher}.items():
+        (path / f"{name}.json").write_text(json.dumps(record))
+    return path
+
+
+def clean(node: LocalNode) -> tuple[list[str], list[str], dict[str, str | None]]:
+    """What was removed, what was kept, and the machine of each."""
+    code, (cleaned,) = node.call("clean", {"run_ids": None})
+    assert code == 0
+    runs = [*cleaned["removed"], *cleaned["kept"]]
+    return (
+        [run["run_id"] for run in cleaned["removed"]],
+        [run["run_id"] for run in cleaned["kept"]],
+        {run["run_id"]: run["machine"] for run in runs},
+    )
+
+
+@pytest.mark.parametrize("watcher", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_run_of_another_machine_is_over_only_when_its_status_says_so(
+    node: LocalNode, watcher: dict[str, Any]
+) -> None:
+    watcher = {**watcher, "pid": 2, "start_ticks": 1}
+    write_run(node, "theirs-1.0", watcher, "running")
+    write_run(node, "theirs-2.0", watcher, "ended")
+    assert clean(node)[:2] == (["theirs-2.0"], ["theirs-1.0"])
+    assert clean(node)[2] == {"theirs-1.0": watcher.get("hostname", "unknown")}
+    assert "only has its directory" in node.error("follow", {"run_id": "theirs-1.0", "offsets": {}})
+    assert node.status("theirs-1.0") == {"state": "running"}
+
+
+def test_a_run_of_this_machine_before_it_was_booted_anew_is_over(node: LocalNode) -> None:
+    node.start(SLEEPER)
+    ours = node.watcher()
+    write_run(node, "before-1.0", {**ours, "boot_id": "b"}, "running")
+    # A container without an id of its own cannot say so.
+    is_over = ours["machine_id"] is not None
+    assert clean(node)[:2] == ((["before-1.0"], ["r"]) if is_over else ([], ["r", "before-1.0"]))
+    node.stop()
+
+
+def test_a_container_of_this_name_on_this_kernel_is_another_one_while_its_watchers_live(node: LocalNode) -> None:
+    node.start(SLEEPER)
+    place = node.run_dir() / "supervisor.json"
+    ours = place.read_text()
+    # As another container with the same name sees it: not in its own /proc.
+    place.write_text(json.dumps({**json.loads(ours), "pid_namespace": "pid:[1]"}))
+    assert clean(node)[:2] == ([], ["r"])
+    assert "only has its directory" in node.error("follow", {"run_id": "r", "offsets": {}})
+    place.write_text(ours)
+    node.kill_watchers()
+    place.write_text(json.dumps({**json.loads(ours), "pid_namespace": "pid:[1]"}))
+    assert node.stop()["cause"] == "supervisor_lost"
+    assert clean(node)[:2] == (["r"], [])
+
+
+def test_a_run_that_another_machine_is_starting_is_not_judged_by_the_clock_of_its_files(node: LocalNode) -> None:
+    path = write_run(node, "theirs-1.0", {**ELSEWHERE["another machine"], "created_boot_s": 1.0}, "starting")
+    os.utime(path / "request.json", (0, 0))
+    assert clean(node)[:2] == ([], ["theirs-1.0"])
+
+
+def test_what_runs_for_a_week_is_told_to_be_of_this_machine(node: LocalNode) -> None:
+    node.start(SLEEPER)
+    os.utime(node.run_dir() / "request.json", (0, 0))
+    assert clean(node) == ([], ["r"], {"r": None})
+    node.stop()
+    assert clean(node) == (["r"], [], {"r": None})

@@ -8,14 +8,16 @@ from __future__ import annotations
 import binascii
 import json
 import os
+import re
+import stat
 import time
 from typing import Optional
 
-from ..channel import Channel, Record
+from ..channel import AgentError, Channel, Record
 from ..rundir import RunDir, open_run
 from .lease import renew_lease
 from .processes import Family
-from .status import has_ended, is_lost, read_status
+from .status import has_ended, is_lost, other_machine, read_status
 from .stop import Recovery, order_stop
 
 __all__ = ["Follower", "run", "say_hello"]
@@ -23,15 +25,25 @@ __all__ = ["Follower", "run", "say_hello"]
 _POLL_S = 0.1
 _ALIVE_S = 0.9
 _CHUNK_BYTES = 1 << 16
+# What the controller takes (launch/session.py).
+_SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 
 
 def run(request: Record, channel: Channel) -> None:
     """Follow a run until its end, or until stdin closes.
 
     Raises:
-        AgentError: no such run.
+        AgentError: no such run, or it goes on on another machine.
     """
-    Follower(open_run(request["run_id"]), request, channel).follow()
+    run_dir = open_run(request["run_id"])
+    machine = other_machine(run_dir)
+    if machine is not None and not has_ended(read_status(run_dir)):
+        raise AgentError(
+            f"run {run_dir.run_id} was started on the machine {machine}, and this one, {os.uname().nodename}, only has "
+            "its directory: its processes are not seen from here",
+            hint="name the node that is that machine; where it is no more: rm -r " + run_dir.path,
+        )
+    Follower(run_dir, request, channel).follow()
 
 
 def say_hello(run_dir: RunDir, channel: Channel) -> None:
@@ -62,7 +74,8 @@ class Follower:
         self._offsets: dict[str, int] = request.get("offsets", {})
         self._poll_s = float(request.get("poll_s", _POLL_S))
         self._channel = channel
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, Tail] = {"log": Tail(run_dir, "log", self._offsets.get("log", 0))}
+        self._passed_over = False
         self._status: Optional[Record] = None
         self._recovery: Optional[Recovery] = None
         self._alive_due = self._said = 0.0
@@ -112,12 +125,19 @@ class Follower:
 
     def _find_tails(self) -> list[Tail]:
         try:
-            names = ["log", *sorted(f"samples/{name}" for name in os.listdir(self._run.samples))]
+            names = sorted(os.listdir(self._run.samples))
         except OSError:
-            names = ["log"]
+            names = []
         for name in names:
-            if name not in self._tails and (name == "log" or name.endswith(".jsonl")):
-                self._tails[name] = Tail(self._run, name, self._offsets.get(name, 0))
+            path = f"samples/{name}"
+            if path in self._tails or not name.endswith(".jsonl"):
+                continue
+            if _SAMPLES_NAME.fullmatch(name):
+                self._tails[path] = Tail(self._run, path, self._offsets.get(path, 0))
+            elif not self._passed_over:
+                self._passed_over = True
+                message = f"{name[:100]!r} is no name of a file of samples: it, and others like it, are passed over"
+                self._emit({"kind": "note", "message": message})
         return list(self._tails.values())
 
     def _obey(self, line: bytes) -> None:
@@ -177,9 +197,11 @@ class Tail:
         """
         offset = self._offset
         try:
-            if os.stat(self._path).st_size <= offset:
+            found = os.lstat(self._path)
+            if found.st_size <= offset or not stat.S_ISREG(found.st_mode):
                 return offset, b""
-            with open(self._path, "rb", buffering=0) as file:
+            # The job may put a link in its place meanwhile, to a file that is not the run's.
+            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
                 limit = _CHUNK_BYTES
                 if self._whole and not final:
                     self._search_line_end(file.fileno())

@@ -223,11 +223,9 @@ def _become(job: Job, writer: int) -> NoReturn:
 
 def _hand_over(job: Job, writer: int) -> int:
     """Put what is handed where the program finds it; returns `writer`, which may have had to make room."""
-    import tempfile
-
     moved = os.dup(writer) if writer == _HANDED_FD else writer
-    # No pipe: nobody would read while we write. No name either: it may hold secrets.
-    with tempfile.TemporaryFile(dir=os.path.dirname(job.log)) as file:
+    # No pipe: nobody would read while we write. No file of a disk either: it may hold secrets.
+    with open(_open_unnamed(), "wb") as file:
         file.write(job.handed)
         file.seek(0)
         # The file may itself have the number that it shall get, which closing it would close.

@@ -10,7 +10,7 @@ from typing import NamedTuple, Optional
 from ..channel import Channel, Record
 from ..rundir import RunDir, is_run_id
 from .processes import Family, command_of, environ_of, find_process, list_pids
-from .status import has_ended, is_watched, read_status
+from .status import has_ended, is_watched, other_machine, read_status
 
 __all__ = ["clean", "find_run_processes", "run"]
 
@@ -46,7 +46,7 @@ def clean(request: Record, channel: Channel) -> None:
     for one in _list_runs():
         if wanted is not None and one.run_id not in wanted:
             continue
-        record = _describe(one)
+        record = {**_describe(one), "size_bytes": _size_bytes(one.path)}
         if wanted is None and record["created_s"] > before_s:
             continue
         if _is_over(one):
@@ -89,13 +89,16 @@ def _describe(one: RunDir) -> Record:
         "cause": status.get("cause"),
         "exit_code": status.get("exit_code"),
         "watched": is_watched(one),
+        "machine": other_machine(one),
         "created_s": one.created_s(),
-        "size_bytes": _size_bytes(one.path),
     }
 
 
 def _is_over(one: RunDir) -> bool:
-    """Whether it has ended, or nobody watches it and nothing of it lives: the directory is then all there is."""
+    """Whether it has ended, or nobody watches it and nothing of it lives: the directory is then all there is.
+
+    Of a run of another machine its status alone tells that.
+    """
     if is_watched(one) and not has_ended(read_status(one)):
         return False
     return not Family(one.run_id).find()

@@ -14,14 +14,13 @@ import time
 from ..channel import Record
 from ..rundir import RunDir
 from .job import Job
+from .machine import hold_lock
 from .processes import Family, adopt_orphans, fork_child, reap_children
-from .status import has_ended, read_status, signal_name
+from .status import WATCHERS_STDERR, has_ended, read_status, signal_name
 from .stop import STEP_S, Recovery
 from .supervisor import start_supervisor
 
 __all__ = ["start_sentinel"]
-
-_STDERR = "agent.err"
 
 
 def start_sentinel(run: RunDir, request: Record, job: Job, started: int) -> int:
@@ -50,7 +49,8 @@ def _leave_connection(run: RunDir, keep: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
-    errors = os.open(os.path.join(run.path, _STDERR), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    errors = os.open(os.path.join(run.path, WATCHERS_STDERR), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    hold_lock(errors)
     for target, source in ((0, null), (1, null), (2, errors)):
         os.dup2(source, target)
     for name in os.listdir("/proc/self/fd"):
@@ -78,4 +78,6 @@ def _recover(run: RunDir, wait_status: int) -> None:
 def _how_it_ended(wait_status: int) -> str:
     if os.WIFSIGNALED(wait_status):
         return f"was killed by {signal_name(os.WTERMSIG(wait_status))}"
-    return f"ended with code {os.WEXITSTATUS(wait_status)} before the job did; see {_STDERR} in the run directory"
+    return (
+        f"ended with code {os.WEXITSTATUS(wait_status)} before the job did; see {WATCHERS_STDERR} in the run directory"
+    )

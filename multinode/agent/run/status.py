@@ -9,19 +9,25 @@ from typing import Optional
 
 from ..channel import Record
 from ..rundir import RunDir
-from .processes import boot_id, is_running
+from .machine import is_locked, may_have_been, shows_processes_of
+from .processes import is_running
 
 __all__ = [
+    "WATCHERS_STDERR",
     "describe_exit",
     "has_ended",
     "is_lost",
     "is_watched",
     "new_status",
     "note_exit",
+    "other_machine",
     "read_status",
     "signal_name",
     "write_status",
 ]
+
+WATCHERS_STDERR = "agent.err"
+"""Where sentinel and supervisor print, and what they hold locked while one of them lives."""
 
 _FILE = "status.json"
 # Between the directory's creation and supervisor.json lie two forks; a directory without one for longer has no watcher.
@@ -87,19 +93,35 @@ def has_ended(status: Optional[Record]) -> bool:
 
 
 def is_watched(run: RunDir) -> bool:
-    """Whether its supervisor or its sentinel lives."""
+    """Whether its supervisor or its sentinel lives; of a run of another machine nobody here can say that none does."""
     watcher = run.read("supervisor.json")
     if watcher is None:
         return time.time() - run.created_s() < _START_S
-    return watcher.get("boot_id") == boot_id() and any(
-        _lives(watcher.get(f"{which}pid"), watcher.get(f"{which}start_ticks")) for which in ("", "sentinel_")
-    )
+    if not shows_processes_of(watcher):
+        return _is_elsewhere(run, watcher)
+    if watcher.get("pid") is None:
+        # A clock that no correction moves, and which is that of the same boot.
+        created_s = watcher.get("created_boot_s")
+        return isinstance(created_s, float) and time.clock_gettime(time.CLOCK_BOOTTIME) - created_s < _START_S
+    return any(_lives(watcher.get(f"{which}pid"), watcher.get(f"{which}start_ticks")) for which in ("", "sentinel_"))
+
+
+def other_machine(run: RunDir) -> Optional[str]:
+    """The host name of the machine whose run it is; None of a run of this one."""
+    watcher = run.read("supervisor.json")
+    if watcher is None or shows_processes_of(watcher) or not _is_elsewhere(run, watcher):
+        return None
+    return str(watcher.get("hostname", "unknown"))
 
 
 def is_lost(run: RunDir) -> bool:
     """Whether the run has not ended and nobody is left to end it."""
     # In this order: a supervisor writes its last word before it leaves.
     return not is_watched(run) and not has_ended(read_status(run))
+
+
+def _is_elsewhere(run: RunDir, watcher: Record) -> bool:
+    return not may_have_been(watcher) or is_locked(os.path.join(run.path, WATCHERS_STDERR))
 
 
 def _lives(pid: object, start_ticks: object) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import time
 
 from ..channel import AgentError, Channel, Record
 from ..rundir import RunDir
 from .follow import Follower, say_hello
 from .job import Job, prepare_job
 from .lease import grant_lease
+from .machine import this_machine
 from .sentinel import start_sentinel
 from .status import new_status, write_status
 from .step import keep_step
@@ -75,6 +77,9 @@ def _fill(run_dir: RunDir, request: Record) -> None:
     # Values, arguments and texts may be secrets, and nobody reads them here: the job has them.
     kept = {name: value for name, value in request.items() if name not in _HANDED_ON}
     run_dir.write("request.json", {**kept, "env": dict.fromkeys(request["env"])})
+    # Whose run it is has to be known before anybody watches it.
+    created_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    run_dir.write("supervisor.json", {"schema": 1, **this_machine(), "created_boot_s": created_boot_s})
     grant_lease(run_dir, request.get("lease_s"))
     write_status(run_dir, new_status())
     for file in request.get("files", []):

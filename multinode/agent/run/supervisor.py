@@ -19,7 +19,8 @@ from ..sample.gpu_sampler import start_gpu_sampler
 from ..sample.sampler import NodeSampler
 from .job import Job, hold_files, prelude_trouble, start_job
 from .lease import Lease
-from .processes import Family, adopt_orphans, boot_id, find_process, fork_child, reap_children
+from .machine import this_machine
+from .processes import Family, adopt_orphans, find_process, fork_child, reap_children
 from .status import describe_exit, new_status, note_exit, write_status
 from .step import term_grace_s
 from .stop import STEP_S, Ending, StopOrders
@@ -142,7 +143,7 @@ class Supervisor:
                 "pid": os.getpid(),
                 "start_ticks": _start_ticks(os.getpid()),
                 "pgid": os.getpgrp(),
-                "boot_id": boot_id(),
+                **this_machine(),
                 "sentinel_pid": self._sentinel_pid,
                 "sentinel_start_ticks": _start_ticks(self._sentinel_pid),
                 "subreaper": subreaper,

@@ -24,7 +24,7 @@ from multinode.core.run.run import Run
 from multinode.core.run.run_id import make_run_id
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.attach import cleanup_nodes
+from multinode.workflows.run.clean import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
 from multinode.workflows.run.launch import (
     benchmark_mode,

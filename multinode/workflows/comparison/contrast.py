@@ -30,7 +30,7 @@ from multinode.units import format_count
 from multinode.workflows.advice.advise import advise_runs
 from multinode.workflows.comparison.compare import load_side_run
 from multinode.workflows.prediction.predict import forecast_runs
-from multinode.workflows.run.attach import cleanup_nodes
+from multinode.workflows.run.clean import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, RunContext
 from multinode.workflows.run.launch import (
     benchmark_mode,

@@ -25,7 +25,8 @@ from multinode.launch.request import StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.units import format_duration
 from multinode.workflows.comparison.contrast import cut_job
-from multinode.workflows.run.attach import Known, cleanup_nodes, find_known, stop
+from multinode.workflows.run.attach import Known, find_known, stop
+from multinode.workflows.run.clean import cleanup_nodes
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
 from multinode.workflows.run.free_gpus import PATIENCE_S, wait_for_gpus
 from multinode.workflows.run.launch import benchmark_mode, prepare, run_prepared

@@ -1,10 +1,9 @@
-"""attach, stop, clean: runs that go on, or lie, on their nodes. Prints nothing."""
+"""attach, stop: runs that go on on their nodes. Prints nothing."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,7 @@ from multinode.workflows.run.launch import follow_run
 from multinode.workflows.run.observe import summarise_run
 from multinode.workflows.run.runs import PLAN_FILE
 
-__all__ = ["Cleaned", "Known", "attach", "clean", "cleanup_nodes", "find_known", "find_on_nodes", "look_again", "stop"]
+__all__ = ["Known", "attach", "find_known", "find_on_nodes", "look_again", "stop"]
 
 _ANSWER_S = 30.0
 _WAIT_S = 0.2
@@ -46,9 +45,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RunOnNode(msgspec.Struct, frozen=True):
-    run_id: str
     created_s: float = 0.0
-    size_bytes: int = 0
 
 
 class _RunsOnNode(msgspec.Struct, frozen=True):
@@ -201,52 +198,3 @@ def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
             hint="name the hostfile that it was launched with: --hosts",
         )
     return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.node] for node in plan.nodes))
-
-
-class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
-    """What was removed from one node.
-
-    Attributes:
-        kept: those that are not over.
-    """
-
-    node: str
-    removed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    size_bytes: int = 0
-    error: str | None = None
-
-
-class _CleanedNode(msgspec.Struct, frozen=True):
-    removed: tuple[_RunOnNode, ...]
-    kept: tuple[_RunOnNode, ...]
-
-
-def clean(
-    agent: AgentTransport, cluster: Cluster, run_ids: Sequence[str] | None, older_s: float
-) -> tuple[Cleaned, ...]:
-    """What was removed from each node: these runs, or with None all that began at least `older_s` seconds ago."""
-    ranks = range(len(cluster.nodes))
-    names = None if run_ids is None else [node_run_id(one, rank) for one in run_ids for rank in ranks]
-    request = {"schema": 1, "run_ids": names, "older_s": older_s}
-
-    def ask(node: Node) -> Cleaned:
-        answer = read_answer(agent.call(node, "clean", request, deadline_s=_ANSWER_S), _CleanedNode, node.name)
-        return Cleaned(
-            node=node.name,
-            removed=tuple(one.run_id for one in answer.removed),
-            kept=tuple(one.run_id for one in answer.kept),
-            size_bytes=sum(one.size_bytes for one in answer.removed),
-        )
-
-    return tuple(
-        one.value if one.error is None else Cleaned(node=one.node.name, error=one.error.message)
-        for one in gather(cluster.nodes, ask, deadline_s=2 * _ANSWER_S)
-    )
-
-
-def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> None:
-    """Remove from its nodes what a run left there; all wanted results have been fetched."""
-    for node in clean(context.agent, cluster, [launched.run.run_id], 0.0):
-        if node.error is not None:
-            context.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")
