@@ -31,7 +31,7 @@ from multinode.lab.processes import (
 from multinode.lab.requirements import SSHD
 from multinode.lab.state import Lab, LabNode, ProcessRef
 
-__all__ = ["Clock", "SshdState", "Variable", "fault_config"]
+__all__ = ["INSTALL_CLOCK", "Clock", "SshdState", "Variable", "fault_config", "find_clock_library"]
 
 _SSHD_WORDS = {
     "stop": "is stopped",
@@ -65,7 +65,7 @@ _INSTALLED = "/usr/local/lib/multinode-clock.so.1"
 # With the monotonic clock left alone, version 0.9.10 turns a sleep until a point of that clock into an error, and so
 # does time.sleep of Python 3.11 end. Without this name in its symbol table the C library's own function is called; the
 # name is changed at its beginning, for other names may share its end.
-_INSTALL = """\
+INSTALL_CLOCK = """\
 import os, sys
 with open(sys.argv[1], "rb") as file:
     library = file.read().replace(b"\\0clock_nanosleep\\0", b"\\0Clock_nanosleep\\0", 1)
@@ -140,11 +140,12 @@ class Clock(_Configured, frozen=True, kw_only=True, tag="clock"):
 
     def check(self, lab: Lab) -> None:
         del lab
-        _find_library()
+        find_clock_library()
 
     def make(self, scene: Scene) -> None:
         """A library on the node's disk changes the wall clock and nothing else."""
-        run_in_node(scene.node, [scene.lab.spec.python, "-I", "-S", "-c", _INSTALL, _find_library(), _INSTALLED])
+        install = ["-I", "-S", "-c", INSTALL_CLOCK, find_clock_library(), _INSTALLED]
+        run_in_node(scene.node, [scene.lab.spec.python, *install])
         super().make(scene)
 
 
@@ -188,7 +189,12 @@ def _quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _find_library() -> str:
+def find_clock_library() -> str:
+    """Where libfaketime lies on this machine.
+
+    Raises:
+        UsageError: it is not installed.
+    """
     for place in _LIBRARY_PLACES:
         for found in sorted([*Path(place).glob(_LIBRARY), *Path(place).glob(f"*/{_LIBRARY}")]):
             return str(found)
