@@ -55,6 +55,17 @@ VERBS = {
 }
 
 _COMPLETE = "_MULTINODE_COMPLETE"
+# What other launchers call our options.
+_ALIASES = {
+    "hostfile": "hosts",
+    "nnodes": "nodes",
+    "num-nodes": "nodes",
+    "num-machines": "nodes",
+    "nproc-per-node": "workers-per-node",
+    "num-gpus": "workers-per-node",
+    "main-process-port": "master-port",
+    "max-restarts": "restarts",
+}
 
 
 class _Verbs(PanelGroup):
@@ -69,6 +80,12 @@ class _Verbs(PanelGroup):
         """The verb itself in the place of its listing."""
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and load_verb(listed.name or ""), rest
+
+
+def _usual_name(name: str) -> str:
+    """The name of an option or verb for one as torchrun, DeepSpeed and accelerate spell it: `nproc_per_node`."""
+    dashed = name.replace("_", "-")
+    return _ALIASES.get(dashed, dashed)
 
 
 def load_verb(name: str) -> Any:
@@ -135,7 +152,8 @@ def build_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        # Inherited by every verb.
+        context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _usual_name},
         help="Launch a training on several nodes over SSH or Slurm, and measure what the network costs it.",
         epilog="Options of a verb: multinode VERB --help",
     )

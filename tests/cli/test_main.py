@@ -98,6 +98,39 @@ def test_a_misspelt_verb_is_told_its_neighbours() -> None:
     assert "Did you mean 'launch'" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "usual"),
+    [
+        ("--hostfile mine --nnodes 1 --nproc-per-node 2", "--hosts mine --nodes 1 --workers-per-node 2"),
+        ("--hostfile=mine --num_nodes=1 --num_gpus=2", "--hosts mine --nodes 1 --workers-per-node 2"),
+        ("--hosts mine --nproc_per_node 2 --master_port 4000", "--hosts mine --workers-per-node 2 --master-port 4000"),
+        ("--hosts mine --num_machines 1 --main_process_port 4000", "--hosts mine --nodes 1 --master-port 4000"),
+    ],
+)
+def test_options_have_the_names_of_other_launchers_as_well(runs: Path, words: str, usual: str) -> None:
+    (runs / "mine").write_text("a addr=10.0.0.1 slots=2\nb addr=10.0.0.2 slots=2\n")
+    shown = [
+        CliRunner().invoke(build_app(), ["launch", "--dry-run", *options.split(), "--", "train.py", "--nnodes", "3"])
+        for options in (words, usual)
+    ]
+    assert shown[0].exit_code == 0, shown[0].stderr
+    # Each run has an id, and a RAS port, of its own.
+    first, second = (re.sub(r"\d{8}-\d{6}-\w{4}|localhost:\d+", "", one.stdout) for one in shown)
+    assert first == second
+    assert "train.py --nnodes 3" in first
+
+
+def test_a_verb_with_an_underscore_is_the_verb() -> None:
+    assert CliRunner().invoke(build_app(), ["nccl_test", "--help"]).exit_code == 0
+
+
+def test_max_restarts_is_restarts(runs: Path) -> None:
+    (runs / "mine").write_text("a addr=10.0.0.1 slots=2\n")
+    words = ["--hosts", "mine", "--max_restarts", "1", "--detach", "--", "train.py"]
+    asked = CliRunner().invoke(build_app(), ["launch", *words])
+    assert "--restarts needs this command to stay" in str(asked.exception) + asked.stderr, asked
+
+
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("words", [("-q", "show"), ("show", "-q")])
 def test_quiet_leaves_the_results_alone(words: tuple[str, ...]) -> None:
