@@ -7,10 +7,13 @@ archive and is used by interpreters of the version that made it; where it cannot
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import marshal
 import os
+import re
 import sys
+import time
 
 __all__ = ["keep_compiled"]
 
@@ -18,11 +21,21 @@ __all__ = ["keep_compiled"]
 _UNCHECKED_HASH = (1).to_bytes(4, "little")
 
 
+_DIGEST_BYTES = 64
+_DAY_S = 86400.0
+# Archives of other releases, and what an upload that broke off left of one.
+_UNUSED_S = 30 * _DAY_S
+_OURS = re.compile(r"\.?([0-9a-f]{16})\..*")
+
+
 def keep_compiled() -> None:
-    """Make the copy, unless it is there."""
+    """Make the copy, unless it is there; then take away what other releases left that is not used any more."""
     archive = os.path.abspath(sys.argv[0])
     # The archive looks for it under this name (transport/agent.py).
     copy = f"{os.path.splitext(archive)[0]}.{sys.implementation.cache_tag}.pyz"
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(archive).st_mtime > _DAY_S:
+            os.utime(archive)
     if os.path.exists(copy) or not os.path.isfile(archive):
         return
     # Nodes may share the home directory, and process ids are a node's own.
@@ -34,6 +47,22 @@ def keep_compiled() -> None:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(partial)
+        _remove_unused(archive)
+
+
+def _remove_unused(archive: str) -> None:
+    """Jobs import from their archive as long as they run, here or on another node with this home directory."""
+    from .run.runs import list_runs
+    from .run.status import has_ended, read_status
+
+    going_on = (run.read("request.json") for run in list_runs() if not has_ended(read_status(run)))
+    used = {str((request or {}).get("archive"))[:16] for request in going_on} | {os.path.basename(archive)[:16]}
+    folder = os.path.dirname(archive)
+    for name in os.listdir(folder):
+        ours = _OURS.fullmatch(name)
+        path = os.path.join(folder, name)
+        if ours is not None and ours[1] not in used and time.time() - os.stat(path).st_mtime > _UNUSED_S:
+            os.remove(path)
 
 
 def _write(archive: str, copy: str, partial: str) -> None:
@@ -47,3 +76,11 @@ def _write(archive: str, copy: str, partial: str) -> None:
                 code = compile(text, os.path.join(copy, name), "exec", dont_inherit=True)
                 header = importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + importlib.util.source_hash(text)
                 target.writestr(name + "c", header + marshal.dumps(code))
+        # The comment is the end of the file.
+        target.comment = bytes(_DIGEST_BYTES)
+    with open(partial, "r+b") as file:
+        digest = hashlib.sha256(file.read()[:-_DIGEST_BYTES]).hexdigest()
+        file.seek(-_DIGEST_BYTES, os.SEEK_END)
+        file.write(digest.encode())
+        file.flush()
+        os.fsync(file.fileno())

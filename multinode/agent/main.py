@@ -13,6 +13,7 @@ import sys
 from typing import Callable, NoReturn
 
 from .channel import AgentError, Channel, Record
+from .home import check_home
 
 __all__ = ["main"]
 
@@ -66,6 +67,7 @@ def main() -> NoReturn:
 def _answer(channel: Channel) -> int:
     """Run the verbs; returns the exit code."""
     try:
+        check_home()
         _run_verbs(sys.argv[1:], channel)
         # Nobody waits for us any more.
         importlib.import_module(".compiled", __package__).keep_compiled()

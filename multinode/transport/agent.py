@@ -39,13 +39,37 @@ Record = dict[str, Any]
 _Kind = TypeVar("_Kind")
 
 _PACKAGE = "multinode_agent"
-# A copy with compiled modules, which the agent keeps beside the archive, goes before it.
+_NAME_DIGITS = 16
+# A copy with compiled modules, which the agent keeps beside the archive, goes before it. Whichever is used is whole:
+# the copy ends with the digest of all before it (agent/compiled.py), and the archive is named by its own.
 _MAIN = f"""\
-import os, sys
+import hashlib, os, sys
 
-compiled = os.path.splitext(sys.path[0])[0] + "." + str(sys.implementation.cache_tag) + ".pyz"
-if os.path.isfile(compiled):
-    sys.path[0] = compiled
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+def is_whole(copy):
+    try:
+        data = read(copy)
+        if data[-64:] == digest(data[:-64]).encode():
+            return True
+        os.remove(copy)
+    except OSError:
+        pass
+    return False
+
+archive = sys.path[0]
+stem = os.path.splitext(archive)[0]
+copy = stem + "." + str(sys.implementation.cache_tag) + ".pyz"
+name = os.path.basename(stem)
+if is_whole(copy):
+    sys.path[0] = copy
+elif len(name) == {_NAME_DIGITS} and not digest(read(archive)).startswith(name):
+    sys.exit(archive + " is damaged")
 
 from {_PACKAGE}.main import main
 
@@ -54,7 +78,6 @@ main()
 # Zip needs a date; one for all keeps the archive's hash a function of its content alone.
 _EPOCH = (2000, 1, 1, 0, 0, 0)
 
-_NO_SUCH_FILE = 2  # what python3 exits with when it cannot open the archive
 _CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find, a program
 _NOT_FOUND = 127  # what a shell exits with when it cannot find python3
 _SHOWN_BYTES = 400
@@ -87,7 +110,7 @@ class AgentArchive:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.path = f".multinode/agent/{hashlib.sha256(data).hexdigest()[:16]}.pyz"
+        self.path = f".multinode/agent/{hashlib.sha256(data).hexdigest()[:_NAME_DIGITS]}.pyz"
 
 
 @functools.cache
@@ -236,7 +259,8 @@ class AgentTransport:
                 return stream
             if ended.exit_code in _CANNOT_RUN and len(pythons) > 1:
                 pythons = pythons[1:]
-            elif ended.exit_code == _NO_SUCH_FILE and self._archive.path.encode() in ended.stderr and not sent:
+            elif not sent and (ended.exit_code == 0 or self._archive.path.encode() in ended.stderr):
+                # It is not there, or not whole: an empty one ends without a word.
                 self._send_archive(node, deadline_s)
                 sent = True
             else:
@@ -247,9 +271,12 @@ class AgentTransport:
         # Nodes and containers may share a home directory, a host name and process ids. A connection that is lost ends
         # what is read, too: half an archive shall never lie in its place.
         new = f"~/{folder}/.{name}.{secrets.token_hex(8)}"
+        # The name stands on the disk no sooner than what it names, and no copy outlives a damaged archive.
         script = (
             f'umask 077 && mkdir -p ~/{folder} && trap "rm -f {new}" EXIT && cat > {new} && '
-            f"test $(wc -c < {new}) -eq {len(self._archive.data)} && chmod 700 {new} && mv -f {new} ~/{folder}/{name}"
+            f"test $(wc -c < {new}) -eq {len(self._archive.data)} && chmod 700 {new} && "
+            f'{{ dd if=/dev/null of="$HOME/{new[2:]}" conv=notrunc,fsync 2>/dev/null || sync; }} && '
+            f"rm -f ~/{folder}/{name.removesuffix('.pyz')}.*.pyz && mv -f {new} ~/{folder}/{name}"
         )
         ended = self._transport.run(node, f"sh -c '{script}'", stdin=self._archive.data, deadline_s=deadline_s)
         if ended.exit_code != 0:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,27 @@ def test_a_channel_that_is_kept_too_long_ends_without_a_word(node: LocalNode, ar
         # Stdin stays open: the controller may come back, and then starts anew.
         assert [json.loads(line)["kind"] for line in agent.stdout] == ["facts"]
         assert agent.wait(20) == 0
+
+
+@pytest.mark.parametrize("folder", ["", "agent", "runs"])
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777, 0o1777])
+def test_a_home_that_others_may_write_is_refused(node: LocalNode, folder: str, mode: int) -> None:
+    path = node.home / ".multinode" / folder
+    path.mkdir(parents=True)
+    path.chmod(mode)
+    refused = mode & 0o002 != 0
+    code, (record,) = node.call("runs", {"run_id": None})
+    assert (code, record["kind"]) == ((1, "error") if refused else (0, "runs"))
+    if refused:
+        assert f"can be written by others (mode {mode:04o})" in record["message"]
+        subprocess.run(["sh", "-c", str(record["hint"]).partition("then: ")[2]], check=True)
+        assert node.call("runs", {"run_id": None})[0] == 0
+
+
+def test_a_home_that_leads_elsewhere_counts_where_it_leads(node: LocalNode, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(mode=0o700)
+    (node.home / ".multinode").symlink_to(scratch)
+    assert node.run(["true"]).records[-1]["exit_code"] == 0
+    scratch.chmod(0o777)
+    assert "can be written by others" in node.error("runs", {"run_id": None})

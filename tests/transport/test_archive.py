@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -62,6 +63,9 @@ def test_a_copy_with_compiled_modules_is_kept_beside_it_and_goes_before_it(tmp_p
         for name in whole.namelist():
             other.writestr(name, whole.read(name))
             other.writestr(f"{name}c", b"not of this version")
+        other.comment = bytes(64)
+    data = copy.read_bytes()[:-64]
+    copy.write_bytes(data + hashlib.sha256(data).hexdigest().encode())
     other_version = run(tmp_path, command, request)
     assert (other_version, first.exit_code) == (first, 0)
 
@@ -101,3 +105,86 @@ def test_a_node_gets_all_of_it_or_nothing_and_its_senders_have_names_of_their_ow
     else:
         call()
     assert [path.name for path in (tmp_path / ".multinode/agent").iterdir()] == ([Path(archive.path).name] * int(sent))
+
+
+def spoil(path: Path, how: str) -> None:
+    """Damage a file as a power failure, a bad disk or a careless copy does."""
+    data = path.read_bytes()
+    if how == "whole":
+        return
+    if how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "zeros":
+        path.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+    elif how == "a byte":
+        at = data.index(b"def say_hello")
+        path.write_bytes(data[:at] + b"deg" + data[at + 3 :])
+    elif how == "other code":
+        with zipfile.ZipFile(path, "w") as other:
+            other.writestr("__main__.py", "print('hello')")
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "copy"),
+    [
+        *((how, "missing") for how in ("missing", "empty", "cut", "zeros", "a byte", "other code")),
+        *(("whole", copy) for copy in ("empty", "cut", "zeros", "other code")),
+        ("empty", "cut"),
+        ("other code", "whole"),
+    ],
+)
+def test_a_damaged_archive_or_copy_is_noticed_and_healed(tmp_path: Path, how: str, copy: str) -> None:
+    sent: list[str] = []
+
+    def answer(_: Node, command: str, stdin: bytes) -> Completed:
+        if command.startswith("sh -c"):
+            sent.append(command)
+        return run(tmp_path, ["sh", "-c", command.replace("python3", sys.executable)], stdin)
+
+    def call() -> None:
+        agent = AgentTransport(FakeTransport(answer))
+        assert agent.call(Node(name="a"), "runs", {"schema": 1, "run_id": "none"}, deadline_s=5)["kind"] == "runs"
+
+    call()
+    archive = tmp_path / load_archive().path
+    compiled = archive.with_suffix(f".{sys.implementation.cache_tag}.pyz")
+    assert sorted(archive.parent.iterdir()) == sorted([archive, compiled])
+    good = compiled.read_bytes()
+    spoil(archive, how)
+    spoil(compiled, copy)
+    call()
+    call()
+    assert archive.read_bytes() == load_archive().data
+    assert compiled.read_bytes()[-64:] == hashlib.sha256(compiled.read_bytes()[:-64]).hexdigest().encode()
+    assert len(good) == compiled.stat().st_size
+    assert len(sent) == (1 if how == "whole" else 2)
+
+
+def test_what_other_releases_left_goes_when_it_is_old_and_no_run_uses_it(tmp_path: Path) -> None:
+    folder = tmp_path / ".multinode" / "agent"
+    folder.mkdir(parents=True, mode=0o700)
+    (tmp_path / ".multinode").chmod(0o700)
+    runs = tmp_path / ".multinode" / "runs" / "r.0"
+    runs.mkdir(parents=True, mode=0o700)
+    (runs / "status.json").write_text('{"state": "running"}')
+    (runs / "request.json").write_text(json.dumps({"archive": f"{'b' * 16}.pyz"}))
+    old, new = ["a" * 16, "b" * 16], "c" * 16
+    for name in (*old, new):
+        for path in (folder / f"{name}.pyz", folder / f"{name}.cpython-39.pyz", folder / f".{name}.pyz.{'0' * 16}"):
+            path.write_text("")
+            if name in old:
+                os.utime(path, (0, 0))
+    (folder / "mine.txt").write_text("")
+    os.utime(folder / "mine.txt", (0, 0))
+    archive = folder / Path(load_archive().path).name
+    archive.write_bytes(load_archive().data)
+    os.utime(archive, (0, 0))
+    ended = run(tmp_path, [sys.executable, "-I", "-S", str(archive), "runs"], b'{"schema": 1, "run_id": "none"}\n')
+    assert (ended.exit_code, ended.stderr) == (0, b"")
+    left = {path.name.lstrip(".").split(".")[0] for path in folder.iterdir()}
+    assert left == {"b" * 16, "c" * 16, "mine", archive.stem}
+    assert archive.stat().st_mtime > 1e9, "it is used"

@@ -12,7 +12,7 @@ from ..rundir import RunDir, is_run_id
 from .processes import Family, command_of, environ_of, find_process, list_pids
 from .status import has_ended, is_watched, other_machine, read_status
 
-__all__ = ["clean", "find_run_processes", "run"]
+__all__ = ["clean", "find_run_processes", "list_runs", "run"]
 
 _MOST_RUNS = 1000
 _MOST_FILES = 100_000
@@ -29,7 +29,7 @@ class _Mark(NamedTuple):
 def run(request: Record, channel: Channel) -> None:
     """One record `runs`: every run, newest first; with `run_id` that one alone, and its plan."""
     wanted: Optional[str] = request.get("run_id")
-    found = [_describe(one) for one in _list_runs() if wanted in (None, one.run_id)]
+    found = [_describe(one) for one in list_runs() if wanted in (None, one.run_id)]
     plan = RunDir(wanted).read("plan.json") if wanted is not None else None
     channel.emit({"kind": "runs", "runs": found, "plan": plan})
 
@@ -43,7 +43,7 @@ def clean(request: Record, channel: Channel) -> None:
     before_s = time.time() - float(request.get("older_s", 0.0))
     removed: list[Record] = []
     kept: list[Record] = []
-    for one in _list_runs():
+    for one in list_runs():
         if wanted is not None and one.run_id not in wanted:
             continue
         record = {**_describe(one), "size_bytes": _size_bytes(one.path)}
@@ -70,7 +70,8 @@ def find_run_processes() -> list[Record]:
     ]
 
 
-def _list_runs() -> list[RunDir]:
+def list_runs() -> list[RunDir]:
+    """The runs that have a directory on this node, newest first."""
     folder = os.path.dirname(RunDir("x").path)
     try:
         names = sorted(os.listdir(folder), reverse=True)

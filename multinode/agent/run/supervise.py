@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import sys
 import time
 
 from ..channel import AgentError, Channel, Record
@@ -76,7 +77,8 @@ def _fill(run_dir: RunDir, request: Record) -> None:
     os.close(os.open(run_dir.log, os.O_WRONLY | os.O_CREAT, 0o600))
     # Values, arguments and texts may be secrets, and nobody reads them here: the job has them.
     kept = {name: value for name, value in request.items() if name not in _HANDED_ON}
-    run_dir.write("request.json", {**kept, "env": dict.fromkeys(request["env"])})
+    archive = os.path.basename(sys.argv[0])
+    run_dir.write("request.json", {**kept, "env": dict.fromkeys(request["env"]), "archive": archive})
     # Whose run it is has to be known before anybody watches it.
     created_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     run_dir.write("supervisor.json", {"schema": 1, **this_machine(), "created_boot_s": created_boot_s})
