@@ -248,6 +248,7 @@ def test_what_the_computing_stream_waits_for_on_other_streams_is_timed_once(tmp_
     waits = [
         tuple(one[field] for field in ("step", "wait_us", "calls", "of_calls")) for one in worker.of("device_wait")
     ]
-    assert waits == [(1, 500.0, 2, 3), (2, 500.0, 2, 1), (3, 500.0, 3, 3), (5, 0, 0, 1), (6, 500.0, 1, 0)]
+    # Who waits for a call of an earlier step may have waited for it before, unseen: it is not among the timed ones.
+    assert waits == [(1, 500.0, 2, 3), (2, 500.0, 1, 1), (3, 500.0, 3, 3), (5, 0, 0, 1), (6, 500.0, 0, 0)]
     # The training's own waits are as they were.
     assert worker.said == [6, 1, 1]

@@ -5,8 +5,8 @@ reduce-scatter and an all-to-all what one worker puts in, of all else the tensor
 
 On the CPU the host waits, in the phase `comm`. On a GPU the computing stream does, timed by pairs of CUDA events, and
 nothing is synchronised: events are asked at later steps whether they have come to pass. FSDP and DeepSpeed call
-collectives on streams of their own, which the computing stream waits for by events: that wait is timed in their place.
-What waits elsewhere is not seen: DDP's reducer waits in C++.
+collectives on streams of their own, which the computing stream waits for by events, or the host, which then gives it
+nothing to compute: that wait is timed in their place. What waits elsewhere is not seen: DDP's reducer waits in C++.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ __all__ = ["CollectiveHooks", "CudaStream", "DeviceWaits"]
 _MOST_PAIRS = 512
 # The host is never so far ahead of the device; were a device stuck, nothing would pile up.
 _MOST_PENDING = 64
-# Of an event: the stream that it was recorded on, and how many calls had gone there.
+# Of an event: the stream that it was recorded on, and how many calls had gone there; None where none had.
 _MARK = "_multinode_mark"
 
 _Reader = Callable[[Tuple[Any, ...], Dict[str, Any]], Any]
 _Ended = Callable[[], None]
 _GroupOf = Callable[[Any, Any], Any]
 _Count = Callable[[str, Any, float], None]
-_Pair = Tuple[Any, Any]
 
 
 class _Kind(NamedTuple):
@@ -142,6 +141,8 @@ class CollectiveHooks:
             ("torch.distributed", self._hook_package),
             ("torch.distributed._functional_collectives", self._hook_functional),
             ("torch.cuda.streams", self._hook_events),
+            ("torch.cuda", self._hook_device),
+            ("torch.accelerator", self._hook_device),
         ]
 
     def _hook_process_groups(self, module: Any) -> None:
@@ -156,31 +157,45 @@ class CollectiveHooks:
         module.wait_tensor = self._timed(module.wait_tensor)
 
     def _hook_events(self, module: Any) -> None:
-        """Stream.wait_event, Stream.wait_stream and Stream.record_event all call these two."""
-        record, wait = module.Event.record, module.Event.wait
+        """Stream.wait_event, Stream.wait_stream and Stream.record_event all call the first two."""
+        record, device, mark = module.Event.record, self._device, self._guard.quietly(self._device.mark)
 
         @functools.wraps(record)
         def recorded(event: Any, stream: Any = None) -> None:
             record(event, stream)
-            self._guard.quietly(self._device.mark)(event, stream)
+            if not multinode_compiler.is_compiling() and device.outstanding:
+                mark(event, stream)
 
-        @functools.wraps(wait)
-        def waited(event: Any, stream: Any = None) -> None:
-            ended = None if multinode_compiler.is_compiling() else self._begin_event(event, stream)
+        module.Event.record = recorded
+        self._time_waits(module.Event, "wait", device.begin_event)
+        self._time_waits(module.Event, "synchronize", device.begin_event_on_host)
+        self._time_waits(getattr(module, "Stream", None), "synchronize", device.begin_stream_on_host)
+
+    def _hook_device(self, module: Any) -> None:
+        self._time_waits(module, "synchronize", self._device.begin_device_on_host)
+
+    def _time_waits(self, owner: Any, name: str, begin: Callable[..., Optional[_Ended]]) -> None:
+        """Time a function that waits for what streams do, where calls that nobody has waited for are among that."""
+        device, function = self._device, getattr(owner, name, None)
+        if function is None:
+            return
+
+        @functools.wraps(function)
+        def awaiting(*args: Any, **kwargs: Any) -> Any:
+            if multinode_compiler.is_compiling() or not device.outstanding:
+                return function(*args, **kwargs)
+            ended = None
             try:
-                wait(event, stream)
+                ended = begin(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - see _counted
+                self._guard.tell("timing a wait for a stream", error)
+            try:
+                return function(*args, **kwargs)
             finally:
                 if ended is not None:
                     self._end(ended)
 
-        module.Event.record, module.Event.wait = recorded, waited
-
-    def _begin_event(self, event: Any, stream: Any) -> Optional[_Ended]:
-        try:
-            return self._device.begin_event(event, stream)
-        except Exception as error:  # noqa: BLE001 - see _counted
-            self._guard.tell("timing a wait for an event", error)
-            return None
+        setattr(owner, name, awaiting)
 
     def _replace(self, module: Any, kinds: Dict[str, _Kind], group_of: Optional[_GroupOf] = None) -> None:
         for name, kind in _present(module, kinds).items():
@@ -250,10 +265,11 @@ class CollectiveHooks:
             return None
 
     def _begin_wait(self) -> Optional[_Ended]:
-        # A Work does not say which device it is of: both are timed, and one of the two waits for next to nothing.
+        # A Work does not say which device it is of: both are timed, and one of the two waits for next to nothing. Where
+        # another stream waits, the host does not.
         try:
             device_ended = self._device.begin()
-            if not self._phases.enter("comm"):
+            if device_ended is _on_another_stream or not self._phases.enter("comm"):
                 return device_ended
             if device_ended is None:
                 return self._phases.leave
@@ -272,37 +288,110 @@ class CollectiveHooks:
 class CudaStream:
     """The stream that torch computes on unless told otherwise, of the current GPU."""
 
+    def __init__(self) -> None:
+        self._in_use = False
+        self._current: Optional[Callable[[], int]] = None
+        self._event: Optional[Callable[[], Any]] = None
+
     def in_use(self) -> bool:
         """Whether this worker uses a GPU at all; asking starts nothing."""
-        torch = sys.modules["torch"]
-        return bool(torch.cuda.is_initialized())
+        if not self._in_use:
+            self._in_use = bool(sys.modules["torch"].cuda.is_initialized())
+        return self._in_use
 
     def current(self) -> int:
         """The handle of the stream that what is called now goes to: 0 is this one.
 
         It never is while a CUDA graph is captured, which needs another stream.
         """
-        torch = sys.modules["torch"]
-        return int(torch.cuda.current_stream().cuda_stream)
+        if self._current is None:
+            self._current = _current_handle(sys.modules["torch"])
+        return self._current()
 
     def event(self) -> Any:
-        """A new event that keeps the time."""
-        torch = sys.modules["torch"]
-        return torch.cuda.Event(enable_timing=True)
+        """A new event that keeps the time, and whose `record` is of this stream, whichever is the current one."""
+        if self._event is None:
+            self._event = _event_of_computing(sys.modules["torch"].cuda)
+        return self._event()
+
+
+def _current_handle(torch: Any) -> Callable[[], int]:
+    """By what torch's compiler uses where this torch has it, which makes no object; else by what is public."""
+
+    def current() -> int:
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    raw, device = (getattr(torch._C, name, None) for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"))  # noqa: SLF001 - torch has no other
+
+    def quick() -> int:
+        return int(raw(device()))  # type: ignore[misc]  # used only where both are there
+
+    return quick if raw is not None and device is not None else current
+
+
+def _event_of_computing(cuda: Any) -> Callable[[], Any]:
+    # Without our own hook.
+    record = getattr(cuda.Event.record, "__wrapped__", cuda.Event.record)
+    streams: Dict[int, Any] = {}
+
+    class ComputingEvent(cuda.Event):  # type: ignore[misc]  # torch is not known here
+        def record(self) -> None:
+            index = cuda.current_device()
+            stream = streams.get(index)
+            if stream is None:
+                stream = streams[index] = cuda.default_stream()
+            record(self, stream)
+
+    return functools.partial(ComputingEvent, enable_timing=True)
+
+
+class _OtherStream:
+    """What was called on a stream that is not the computing one.
+
+    Attributes:
+        issued: calls so far; `awaited` of them are waited for, and `before` of them were called in an earlier step.
+    """
+
+    __slots__ = ("awaited", "before", "handle", "issued")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.issued = self.awaited = self.before = 0
+
+
+class _Wait:
+    """A pair of events around a wait, and how many calls of the step it times."""
+
+    __slots__ = ("_waits", "calls", "end", "start")
+
+    def __init__(self, waits: DeviceWaits, start: Any, end: Any) -> None:
+        self._waits = waits
+        self.start = start
+        self.end = end
+        self.calls = 0
+
+    def over(self) -> None:
+        """The wait ends."""
+        self._waits.end(self)
 
 
 class _StepWaits(NamedTuple):
     """What the computing stream waited for in a step.
 
     Attributes:
-        calls: those that the pairs time, of a step before as well.
+        calls: calls of the step whose waits the pairs time. One of an earlier step is none of them: who waits for it
+            may have waited before, where it was not seen.
         of_calls: all of this step.
     """
 
     step: int
-    pairs: List[_Pair]
+    pairs: List[_Wait]
     calls: int
     of_calls: int
+
+
+def _on_another_stream() -> None:
+    """What ends a wait that delays no computation."""
 
 
 class DeviceWaits:
@@ -310,26 +399,28 @@ class DeviceWaits:
 
     The sum is of stretches that the stream passed waiting: from the last computation before the call to the end of the
     collective. It holds what was transferred as well as what was waited for a slower peer.
+
+    Attributes:
+        outstanding: calls on other streams that nobody has waited for yet; with none there is nothing to be marked.
     """
 
     def __init__(self, steps: Steps, stream: Any) -> None:
+        self.outstanding = 0
         self._steps = steps
         self._stream = stream
         self._lock = threading.Lock()
-        self._pairs: List[_Pair] = []
+        self._pairs: List[_Wait] = []
         self._calls = 0
         self._of_calls = 0
-        # Of each other stream, by its handle: calls that went to it, and how many of them have been waited for.
-        self._issued: Dict[int, int] = {}
-        self._awaited: Dict[int, int] = {}
-        self._unused: List[_Pair] = []
+        self._others: Dict[int, _OtherStream] = {}
+        self._unused: List[_Wait] = []
         self._pending: Deque[_StepWaits] = collections.deque(maxlen=_MOST_PENDING)
         steps.meters.append(self.close)
 
-    def begin(self) -> Optional[Callable[[], None]]:
+    def begin(self) -> Optional[_Ended]:
         """A wait begins; returns what ends it, or None where it is not timed.
 
-        On another stream than the computing one it delays no computation until that waits for the other (begin_event).
+        On another stream than the computing one it delays no computation until that, or the host, waits for the other.
         """
         if not self._stream.in_use():
             return None
@@ -337,64 +428,108 @@ class DeviceWaits:
         with self._lock:
             self._of_calls += 1
             if current:
-                self._issued[current] = self._issued.get(current, 0) + 1
-                return None
+                self._issue(current, 1)
+                return _on_another_stream
         return self._begin_pair(1)
 
     def mark(self, event: Any, stream: Any) -> None:
         """An event was recorded on a stream (None: the current one), after the calls that went there so far."""
-        handle = self._handle(stream)
-        if handle in self._issued or hasattr(event, _MARK):
-            setattr(event, _MARK, (handle, self._issued.get(handle, 0)))
+        other = self._others.get(self._handle(stream))
+        if other is not None:
+            setattr(event, _MARK, (other, other.issued))
+        elif getattr(event, _MARK, None) is not None:
+            setattr(event, _MARK, None)
 
-    def begin_event(self, event: Any, stream: Any) -> Optional[Callable[[], None]]:
+    def begin_event(self, event: Any, stream: Any = None) -> Optional[_Ended]:
         """A stream (None: the current one) begins to wait for an event; returns as `begin`.
 
         Where it is not the computing one, what it waits for is waited for again when that waits for it.
         """
-        handle, (awaited, issued) = self._handle(stream), getattr(event, _MARK, (0, 0))
+        other, issued = getattr(event, _MARK, None) or (None, 0)
+        if other is None or issued <= other.awaited:
+            return None
+        handle = self._handle(stream)
+        if handle == other.handle:
+            return None
         with self._lock:
-            calls = issued - self._awaited.get(awaited, 0)
-            if calls <= 0 or handle == awaited:
-                return None
-            self._awaited[awaited] = issued
+            calls, late = self._take(other, issued)
             if handle:
-                self._issued[handle] = self._issued.get(handle, 0) + calls
+                self._issue(handle, calls + late, late)
                 return None
         return self._begin_pair(calls)
+
+    def begin_event_on_host(self, event: Any) -> Optional[_Ended]:
+        """The host begins to wait for an event, and gives the computing stream nothing to do; returns as `begin`."""
+        other, issued = getattr(event, _MARK, None) or (None, 0)
+        return self._begin_on_host([(other, issued)] if other is not None else [])
+
+    def begin_stream_on_host(self, stream: Any) -> Optional[_Ended]:
+        """Likewise for a stream."""
+        other = self._others.get(int(stream.cuda_stream))
+        return self._begin_on_host([(other, other.issued)] if other is not None else [])
+
+    def begin_device_on_host(self, *_: Any, **__: Any) -> Optional[_Ended]:
+        """Likewise for all streams."""
+        return self._begin_on_host([(other, other.issued) for other in list(self._others.values())])
+
+    def _begin_on_host(self, awaited: List[Tuple[_OtherStream, int]]) -> Optional[_Ended]:
+        with self._lock:
+            taken = [self._take(other, issued) for other, issued in awaited if issued > other.awaited]
+        return self._begin_pair(sum(calls for calls, _late in taken)) if taken else None
+
+    def _issue(self, handle: int, calls: int, late: int = 0) -> None:
+        other = self._others.get(handle)
+        if other is None:
+            other = self._others[handle] = _OtherStream(handle)
+        other.issued += calls
+        other.before += late
+        self.outstanding += calls
+
+    def _take(self, other: _OtherStream, issued: int) -> Tuple[int, int]:
+        """Calls on a stream, up to so many, are waited for: how many of this step, and of earlier ones."""
+        calls = issued - other.awaited
+        late = min(calls, max(0, other.before - other.awaited))
+        other.awaited = issued
+        self.outstanding -= calls
+        return calls - late, late
 
     def _handle(self, stream: Any) -> int:
         return self._stream.current() if stream is None else int(stream.cuda_stream)
 
-    def _begin_pair(self, calls: int) -> Optional[Callable[[], None]]:
+    def _begin_pair(self, calls: int) -> Optional[_Ended]:
         with self._lock:
             if len(self._pairs) >= _MOST_PAIRS:
                 return None
-            pair = self._unused.pop() if self._unused else None
-        start, end = pair or (self._stream.event(), self._stream.event())
-        start.record()
-        return functools.partial(self._end, start, end, calls)
+            wait = self._unused.pop() if self._unused else None
+        wait = wait or _Wait(self, self._stream.event(), self._stream.event())
+        wait.calls = calls
+        wait.start.record()
+        return wait.over
 
     def close(self, step: int) -> Dict[str, Any]:
         """A step ends: those before it whose waits are over by now are recorded."""
         with self._lock:
             ended = _StepWaits(step, self._pairs, self._calls, self._of_calls)
             self._pairs, self._calls, self._of_calls = [], 0, 0
+            for other in self._others.values():
+                other.before = other.issued
         # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
-        if ended.of_calls or ended.calls:
+        if ended.of_calls or ended.pairs:
             self._pending.append(ended)
         while self._pending and _are_over(self._pending[0]):
             self._record(self._pending.popleft())
         return {}
 
-    def _end(self, start: Any, end: Any, calls: int) -> None:
-        end.record()
+    def end(self, wait: _Wait) -> None:
+        """A wait that began ends."""
+        # In the order of the stream: the last is over last.
         with self._lock:
-            self._pairs.append((start, end))
-            self._calls += calls
+            wait.end.record()
+            self._pairs.append(wait)
+            self._calls += wait.calls
 
     def _record(self, waits: _StepWaits) -> None:
-        wait_ms = sum(start.elapsed_time(end) for start, end in waits.pairs)
+        wait_ms = sum(wait.start.elapsed_time(wait.end) for wait in waits.pairs)
         calls, of_calls = waits.calls, waits.of_calls
         self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, calls=calls, of_calls=of_calls)
         with self._lock:
@@ -491,5 +626,5 @@ def _group_of(functional: Any, group: Any, tag: Any) -> Any:
 
 
 def _are_over(waits: _StepWaits) -> bool:
-    # The last one first: as long as it is not over, the others need not be asked.
-    return all(end.query() for _start, end in reversed(waits.pairs))
+    # They stand in the order of one stream.
+    return not waits.pairs or bool(waits.pairs[-1].end.query())

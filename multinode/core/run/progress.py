@@ -49,8 +49,6 @@ RECENT_STEPS = 10
 _MOST_FOLLOWED = 4096
 # Counters of a step may come some steps after it.
 _KEPT_STEPS = 3 * RECENT_STEPS
-# Collectives on streams of their own are not timed. Beyond a tenth of them, the rest does not speak for all.
-_LEAST_TIMED = 0.9
 # More interfaces, GPUs, or records of a step than any node has fill no memory.
 _MOST_DEVICES = 256
 _MOST_OF_STEP = 1000
@@ -100,8 +98,9 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _waited_us(self) -> float | None:
+        # One call that was not timed may have been the longest.
         wait = self.wait
-        return wait.wait_us if wait is not None and wait.calls >= _LEAST_TIMED * wait.of_calls else None
+        return wait.wait_us if wait is not None and wait.calls >= wait.of_calls else None
 
     @property
     def _blocked_us(self) -> float | None:

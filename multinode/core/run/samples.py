@@ -228,7 +228,7 @@ class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     Attributes:
         rank: global rank.
         wait_us: in all.
-        calls: how many calls were timed, of `of_calls`.
+        calls: how many calls of the step were timed, of `of_calls`.
     """
 
     rank: Count
