@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    path: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV or YAML of benchmarks, one row per training.")],
+    path: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV, TSV, Markdown, JSON or YAML of benchmarks.")],
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What GPUs cost, a YAML; the table's own prices come first.")
     ] = None,
@@ -32,15 +32,27 @@ def import_(
         typer.Option(metavar="COLUMN=VALUE", help="A cell of every row that has none: samples=1100. Repeatable."),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Pass over this column. Repeatable.")
+        list[str] | None, typer.Option(metavar="TITLE", help="Pass over this column. Repeatable.")
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TITLE=COLUMN", help="Which column a title means: 'Speed=tokens/s'. Repeatable."),
+    ] = None,
+    skip_unknown: Annotated[
+        bool, typer.Option("--skip-unknown", help="Pass over all columns whose titles are unknown.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Import a table of benchmarks measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
     from multinode.core.grid.imported_table import Extras
     from multinode.workflows.grid.import_table import import_table
 
-    extras = Extras(defaults=_defaults(default or []), ignore=tuple(ignore or ()))
+    extras = Extras(
+        defaults=_pairs("--default", "COLUMN=VALUE", "--default samples=1100 --default epochs=1", default or []),
+        ignore=tuple(ignore or ()),
+        columns=_pairs("--column", "TITLE=COLUMN", "--column 'Speed=tokens/s'", column or []),
+        skip_unknown=skip_unknown,
+    )
     imported = import_table(runs_root(), path, extras, name=name, prices_path=prices)
     if as_json:
         print_document(imported.table)
@@ -49,17 +61,17 @@ def import_(
     print_directory(imported.directory)
 
 
-def _defaults(words: list[str]) -> dict[str, str]:
-    """Cells by column.
+def _pairs(option: str, form: str, example: str, words: list[str]) -> dict[str, str]:
+    """What stands before the equals sign, and behind it; a title may have one itself.
 
     Raises:
-        UsageError: one is not COLUMN=VALUE, or is given twice.
+        UsageError: one is not of the form, or is given twice.
     """
     found: dict[str, str] = {}
     for word in words:
-        column, equals, value = word.partition("=")
-        if not equals or not column or column in found:
-            twice = "is given twice" if column in found else "is not COLUMN=VALUE"
-            raise UsageError(f"--default {word} {twice}", hint="for example: --default samples=1100 --default epochs=1")
-        found[column] = value
+        left, equals, right = word.rpartition("=") if option == "--column" else word.partition("=")
+        if not equals or not left or left in found:
+            twice = "is given twice" if left in found else f"is not {form}"
+            raise UsageError(f"{option} {word} {twice}", hint=f"for example: {example}")
+        found[left] = right
     return found

@@ -9,7 +9,8 @@ from multinode.analyse.grid.cell_table import relative_to
 from multinode.analyse.grid.cells import CellRow, CellTable
 from multinode.analyse.grid.imported_rows import imported_rows, label_rows, with_derived
 from multinode.core.grid.imported_columns import IMPORTED
-from multinode.core.grid.imported_table import Cell, Extras, ImportedRow, Line, TableError, make_table, parse_table
+from multinode.core.grid.imported_forms import Cell, Form, Line, TableError
+from multinode.core.grid.imported_table import Extras, ImportedRow, make_table, parse_table
 from multinode.core.text.rounded import Rounded, exactly, parse_rounded
 from multinode.report.grid.cell_words import contradiction_words
 
@@ -92,7 +93,7 @@ def test_rows_of_a_large_table_are_told_apart_and_can_be_stored() -> None:
 
 def _is_taken(cell: Cell) -> bool:
     try:
-        make_table([Line(1, [cell])], (), Extras())
+        make_table(Form([Line(1, [cell])]), Extras())
     except TableError:
         return False
     return True
@@ -108,7 +109,7 @@ def test_whatever_a_table_tells_its_rows_can_be_compared_and_stored(texts: list[
         # What a column refuses never gets as far as a row.
         known = [cell for title, text in cells.items() if _is_taken(cell := Cell(1, title, text))]
         once = {IMPORTED[cell.title].column.name: cell for cell in known}
-        read += make_table([Line(1, list(once.values()))], (), Extras()).rows
+        read += make_table(Form([Line(1, list(once.values()))]), Extras()).rows
     table = relative_to(CellTable(run_id="run", job="job", cells=imported_rows(read)))
     assert msgspec.json.decode(msgspec.json.encode(table), type=CellTable) == table
 

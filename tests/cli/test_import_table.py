@@ -7,10 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from multinode.cli import import_table, runs
+from multinode.cli import import_table, runs, table
 from multinode.errors import UsageError
 
 FIGURES = Path(__file__).parents[2] / "configs" / "figures"
+TABLES = Path(__file__).parents[1] / "core" / "tables"
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,7 @@ def run(*arguments: str | Path) -> Result:
     app = typer.Typer()
     import_table.register(app)
     runs.register(app)
+    table.register(app)
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result
@@ -60,9 +62,39 @@ def test_options_hold_for_all_rows(tmp_path: Path) -> None:
     assert cell["whole_s"]["value"] == pytest.approx(80)
 
 
+def test_titles_are_told_apart_by_the_user_or_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("gpus,Speed=1,loss\n8,2.50,x\n")
+    (cell,) = json.loads(run("import", path, "--column", "Speed=1=tok/s", "--skip-unknown", "--json").stdout)["cells"]
+    assert cell["tokens_per_s"]["value"] == 2.5
+
+
+def test_seconds_a_step_of_more_nodes_are_compared_the_right_way() -> None:
+    one, two = json.loads(run("import", TABLES / "sit.csv", "--json").stdout)["cells"]
+    assert one["samples_per_s"]["value"] == pytest.approx(2 * 1 * 2 / 2.46)
+    assert two["relative"]["value"] == pytest.approx((4 * 2 / 8.68) / (2 * 2 / 2.46))
+
+
+def test_speeds_of_one_worker_are_those_of_all_times_their_number() -> None:
+    cells = json.loads(run("import", TABLES / "zh.csv", "--json").stdout)["cells"]
+    assert [cell["tokens_per_s"] and cell["tokens_per_s"]["value"] for cell in cells] == [14800, 14400, None]
+
+
+def test_a_table_that_we_wrote_is_read(tmp_path: Path) -> None:
+    run("import", FIGURES / "published_gpus.yaml")
+    ours = json.loads(run("show", "last", "--json").stdout)["sweep"]["cells"]
+    path = tmp_path / "a.md"
+    run("table", "last", "-o", path)
+    cells = json.loads(run("import", path, "--json").stdout)["cells"]
+    assert [cell["label"] for cell in cells] == [cell["label"] for cell in ours]
+    assert [cell["state"] for cell in cells] == [cell["state"] for cell in ours]
+    assert [cell["world_size"] for cell in cells] == [cell["world_size"] for cell in ours]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--column", "loss"], "--column loss is not TITLE=COLUMN"),
         (["--default", "samples"], "--default samples is not COLUMN=VALUE"),
         (["--default", "=1"], "--default =1 is not COLUMN=VALUE"),
         (["--default", "epochs=1", "--default", "epochs=2"], "--default epochs=2 is given twice"),

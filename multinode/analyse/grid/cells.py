@@ -221,6 +221,7 @@ def _other_names() -> dict[str, str]:
 
 
 _NAMES = _other_names()
+_BY_TITLE = {column_name(name): value for name, value in (dict(zip(VALUES, VALUES, strict=True)) | _NAMES).items()}
 
 
 def value_of(row: CellRow, name: str) -> Any:
@@ -242,7 +243,7 @@ def value_of(row: CellRow, name: str) -> Any:
 def our_name(name: str) -> str:
     """What a value is called here that a job, a framework, a foreign table or the title of a column calls so."""
     title = column_name(name) if name[:1].isalnum() else name
-    return _NAMES.get(name) or _NAMES.get(title) or (title if title in VALUES else name)
+    return _NAMES.get(name) or _BY_TITLE.get(title, name)
 
 
 def value_names(rows: Sequence[CellRow]) -> tuple[str, ...]:
@@ -270,8 +271,9 @@ def require_name(rows: Sequence[CellRow], name: str) -> None:
 def _nearest(name: str, names: Sequence[str]) -> list[str]:
     """Values that it is likely to mean, the likeliest first."""
     title = column_name(name)
-    begun = [known for known in VALUES if title and known.startswith(title)]
-    near = (our_name(known) for known in difflib.get_close_matches(title, names, n=2 * _MOST_SUGGESTED))
+    called = {column_name(known): known for known in names}
+    begun = [known for known in VALUES if title and column_name(known).startswith(title)]
+    near = (our_name(called[known]) for known in difflib.get_close_matches(title, called, n=2 * _MOST_SUGGESTED))
     return list(dict.fromkeys((*begun, *near)))[:_MOST_SUGGESTED]
 
 

@@ -143,6 +143,7 @@ _SAME = (
         _Way(("tokens",), ("dataset_samples",)),
     ),
     (_Way(("tgs", "world_size")), _TOKENS_PER_S),
+    (_Way(("samples_per_s_per_gpu", "world_size")), _Way(("samples_per_s",))),
     (
         _Way(("mfu", "hardware_tflops")),
         _Way(("hfu", "model_tflops")),

@@ -205,6 +205,7 @@ _RULES = (
     _Rule("samples_per_s", ("dataset_samples", "epochs"), ("whole_s",)),
     _Rule("samples_per_s", ("steps_per_s", "global_batch")),
     _Rule("samples_per_s", ("global_batch",), ("step_time_ms",), _MS_PER_S),
+    _Rule("samples_per_s", ("samples_per_s_per_gpu", "world_size")),
     _Rule("tokens_per_s", ("tgs", "world_size")),
     _Rule("samples_per_s", ("tokens_per_s",), ("tokens_per_sample",)),
     _Rule("tokens_per_s", ("samples_per_s", "tokens_per_sample")),

@@ -48,6 +48,7 @@ class CellColumn(msgspec.Struct, frozen=True):
         written: what messages about a foreign table call it, where that is not its name.
         names: what else a foreign table may call it.
         units: what else, in another unit: what that is in ours.
+        bare: what else, without a unit: its cells have to carry it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class CellColumn(msgspec.Struct, frozen=True):
     written: str = ""
     names: tuple[str, ...] = ()
     units: dict[str, float] = {}
+    bare: tuple[str, ...] = ()
 
     @property
     def form(self) -> _Form:
@@ -94,16 +96,49 @@ _FSDP = ("deepspeed", "fsdp")
 _GIB = 1 << 30
 
 _COLUMNS = (
-    CellColumn("label", "cell", rank=0, kind="text", written="name", names=("label",)),
+    CellColumn(
+        "label",
+        "cell",
+        rank=0,
+        kind="text",
+        written="name",
+        names=("label", "cell", "config", "configuration", "setup", "experiment"),
+    ),
     CellColumn("source", "source", rank=40),
-    CellColumn("model", "model", rank=15, key="model_name_or_path", kind="text", names=("model_name",)),
+    CellColumn(
+        "model",
+        "model",
+        rank=15,
+        key="model_name_or_path",
+        kind="text",
+        names=("model_name", "base_model"),
+    ),
     CellColumn("dataset", "data set", rank=60, key="dataset", kind="text"),
-    CellColumn("device", "device", rank=14, kind="text", names=("gpu", "gpu_name", "device_name")),
+    CellColumn(
+        "device",
+        "device",
+        rank=14,
+        kind="text",
+        names=("gpu", "gpu_name", "device_name", "gpu_type", "gpu_model", "accelerator"),
+    ),
     CellColumn(
         "world_size",
         kind="count",
         written="devices",
-        names=("gpus", "num_gpus", "n_gpus", "workers", "world_size"),
+        names=(
+            *(
+                "gpus",
+                "num_gpus",
+                "n_gpus",
+                "gpu_num",
+                "gpu_count",
+                "number_of_gpus",
+                "no_of_gpus",
+                "num_devices",
+                "total_gpus",
+            ),
+            *("workers", "num_workers", "world_size"),
+        ),
     ),
     CellColumn(
         "nodes",
@@ -112,9 +147,19 @@ _COLUMNS = (
         rank=13,
         phrase="nodes x workers",
         kind="count",
-        names=("num_nodes", "nnodes"),
+        names=(
+            *("num_nodes", "nnodes", "n_nodes", "node_num", "node_count", "number_of_nodes", "no_of_nodes", "machines"),
+            "num_machines",
+        ),
     ),
-    CellColumn("workers_per_node", kind="count", names=("gpus_per_node", "nproc_per_node")),
+    CellColumn(
+        "workers_per_node",
+        kind="count",
+        names=(
+            *("gpus_per_node", "nproc_per_node", "gpu_num_per_node", "num_gpus_per_node", "gpu_per_node"),
+            *("n_gpus_per_node", "gpus_per_machine"),
+        ),
+    ),
     CellColumn(
         "method",
         "method",
@@ -122,7 +167,7 @@ _COLUMNS = (
         key="finetuning_type",
         decided_by=("quantization_bit",),
         kind="text",
-        names=("finetuning_type",),
+        names=("finetuning_type", "finetuning_method", "training_method"),
     ),
     CellColumn(
         "lora_rank",
@@ -131,11 +176,24 @@ _COLUMNS = (
         key="lora_rank",
         decided_by=("finetuning_type", "quantization_bit"),
         kind="count",
+        names=("lora_r",),
     ),
     CellColumn("stage", "stage", rank=65, key="stage", kind="text"),
-    CellColumn("strategy", "strategy", rank=17, decided_by=_FSDP, kind="text"),
     CellColumn(
-        "precision", "precision", rank=61, decided_by=("bf16", "fp16", "pure_bf16"), kind="text", names=("dtype",)
+        "strategy",
+        "strategy",
+        rank=17,
+        decided_by=_FSDP,
+        kind="text",
+        names=("parallelism",),
+    ),
+    CellColumn(
+        "precision",
+        "precision",
+        rank=61,
+        decided_by=("bf16", "fp16", "pure_bf16"),
+        kind="text",
+        names=("dtype", "data_type"),
     ),
     CellColumn("fp16", kind="flag"),
     CellColumn("bf16", kind="flag"),
@@ -148,7 +206,10 @@ _COLUMNS = (
         csv="sequence_length_tokens",
         key="cutoff_len",
         kind="count",
-        names=("cutoff_len", "max_seq_length", "seq_len"),
+        names=(
+            *("cutoff_len", "max_seq_length", "seq_len", "seq_length", "max_seq_len", "max_length", "context_length"),
+            "sequence_len",
+        ),
     ),
     CellColumn("packing", "packing", rank=66, decided_by=("packing", "neat_packing", "stage")),
     CellColumn("recompute", "recomputed", rank=67, decided_by=("disable_gradient_checkpointing",)),
@@ -164,8 +225,9 @@ _COLUMNS = (
         key="per_device_train_batch_size",
         kind="count",
         names=(
-            *("batch", "batch_size", "per_device_train_batch_size"),
-            *("train_micro_batch_size_per_gpu", "micro_batch_size"),
+            *("batch", "batch_size", "bs", "per_device_train_batch_size", "per_device_batch_size"),
+            *("train_micro_batch_size_per_gpu", "micro_batch_size", "micro_batch", "mbs"),
+            *("batch_size_per_device", "batch_size_per_gpu", "batch_per_device", "batch_per_gpu", "per_gpu_batch_size"),
         ),
     ),
     CellColumn(
@@ -174,7 +236,10 @@ _COLUMNS = (
         rank=18,
         key="gradient_accumulation_steps",
         kind="count",
-        names=("gradient_accumulation_steps", "accumulation_steps"),
+        names=(
+            *("gradient_accumulation_steps", "gradient_accumulation", "accumulation_steps", "accum_steps"),
+            *("grad_accum", "grad_accum_steps", "grad_acc", "grad_acc_steps", "gas"),
+        ),
     ),
     CellColumn("all_devices_batch", kind="count", names=("train_bs",)),
     CellColumn(
@@ -183,20 +248,45 @@ _COLUMNS = (
         rank=20,
         csv="global_batch_samples",
         kind="count",
-        names=("total_train_bs", "total_train_batch_size", "global_batch_size"),
+        names=(
+            *("total_train_bs", "total_train_batch_size", "global_batch_size", "gbs", "total_batch_size"),
+            *("effective_batch_size", "total_batch", "effective_batch"),
+        ),
     ),
-    CellColumn("dataset_samples", kind="count", written="samples", names=("dataset_samples", "num_samples")),
-    CellColumn("epochs", kind="epochs", names=("num_train_epochs",)),
+    CellColumn(
+        "dataset_samples",
+        kind="count",
+        written="samples",
+        names=("dataset_samples", "num_samples", "train_samples", "num_train_samples"),
+    ),
+    CellColumn("epochs", kind="epochs", names=("num_train_epochs", "epoch", "num_epochs")),
     CellColumn("tokens", kind="count", names=("dataset_tokens",)),
     CellColumn("tokens_per_sample", kind="number"),
-    CellColumn("steps", kind="count", names=("global_step", "optimizer_steps")),
+    CellColumn(
+        "steps",
+        kind="count",
+        names=("global_step", "optimizer_steps", "total_steps", "num_steps"),
+    ),
     CellColumn("state"),
     CellColumn("out_of"),
     CellColumn("reason"),
-    CellColumn("samples_per_s", "samples/s", rank=1, kind="measured", names=("train_samples_per_second",)),
+    CellColumn(
+        "samples_per_s",
+        "samples/s",
+        rank=1,
+        kind="measured",
+        names=("train_samples_per_second",),
+    ),
+    CellColumn("samples_per_s_per_gpu", kind="measured"),
     CellColumn("samples_per_s_range", "from, to", rank=33, shown="figure"),
     CellColumn("relative", "relative", rank=2, shown="figure"),
-    CellColumn("tokens_per_s", "tokens/s", rank=9, kind="measured", names=("train_tokens_per_second",)),
+    CellColumn(
+        "tokens_per_s",
+        "tokens/s",
+        rank=9,
+        kind="measured",
+        names=("train_tokens_per_second",),
+    ),
     CellColumn("steps_per_s", kind="measured", names=("train_steps_per_second",)),
     CellColumn(
         "tgs",
@@ -215,7 +305,7 @@ _COLUMNS = (
         csv="model_tflop_per_s_per_worker",
         kind="measured",
     ),
-    CellColumn("mfu", "MFU", rank=10, kind="share"),
+    CellColumn("mfu", "MFU", rank=10, kind="share", names=("model_flops_utilization",)),
     CellColumn(
         "hardware_tflops",
         "hardware",
@@ -225,7 +315,15 @@ _COLUMNS = (
         kind="measured",
     ),
     CellColumn("hfu", "HFU", rank=23, kind="share"),
-    CellColumn("step_time_ms", "step", "ms", rank=5, kind="measured", units={"step_time_s": 1e3}),
+    CellColumn(
+        "step_time_ms",
+        "step",
+        "ms",
+        rank=5,
+        kind="measured",
+        units={"step_time_s": 1e3},
+        bare=("step_time", "iteration_time", "iter_time", "time_per_step", "time_per_iteration", "time_per_iter"),
+    ),
     CellColumn("step_time_p95_ms", "step, p95", "ms", rank=34, shown="figure"),
     CellColumn("step_time_cv"),
     CellColumn("network_share", "network", "of step", rank=4, kind="share"),
@@ -241,6 +339,10 @@ _COLUMNS = (
             for name in ("memory", "peak_memory", "gpu_memory")
             for unit, scale in (("mb", 1e6), ("mib", 1 << 20), ("gb", 1e9), ("gib", _GIB))
         },
+        bare=(
+            *("memory", "peak_memory", "gpu_memory", "max_memory", "memory_per_gpu", "gpu_mem", "peak_mem", "mem"),
+            *("peak_gpu_memory", "memory_usage", "memory_allocated", "max_memory_allocated", "vram", "peak_vram"),
+        ),
     ),
     CellColumn(
         "whole_s",
@@ -250,6 +352,10 @@ _COLUMNS = (
         written="runtime",
         names=("runtime_s", "train_runtime", "duration", "duration_s"),
         units={"runtime_min": 60.0, "runtime_h": 3600.0},
+        bare=(
+            *("training_time", "train_time", "total_time", "total_training_time", "wall_time", "elapsed"),
+            "full_run",
+        ),
     ),
     CellColumn("energy_j_per_sample", "energy", "J per sample", rank=21, kind="measured"),
     CellColumn("price_per_hour", "price", f"{MONEY} an hour", rank=31, kind="price"),

@@ -1,71 +1,107 @@
-"""IMPORTED: the columns that a table measured elsewhere may have, by every name, and what a cell of each may hold."""
+"""IMPORTED: the columns that a table measured elsewhere may have, by every name, and what a cell of each may hold.
+
+Which of them a title means, and in which unit, is imported_titles'.
+"""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from multinode.core.grid.columns import COLUMNS, CellColumn, ColumnKind
-from multinode.core.text.rounded import Rounded, exactly, parse_count, parse_rounded
+from multinode.core.grid.imported_units import find_unit, fits, parse_unit
+from multinode.core.text.published import parse_period, parse_published, plain_text
+from multinode.core.text.published_words import WORDS, any_of
+from multinode.core.text.rounded import Rounded, exactly, parse_count
 from multinode.units import parse_clock
 
-__all__ = ["IMPORTED", "NONE", "OUT_OF_MEMORY", "ImportedColumn", "column_name", "nearest_columns"]
+__all__ = ["IMPORTED", "ImportedColumn", "OutOfMemory", "Value", "column_name", "imported_column"]
 
-_Value = str | Rounded
 
-NONE = frozenset({"-", "null", "none", "n/a", "na"})
-"""Cells that say that there is no such figure, in small letters; an empty one leaves it to the table's default."""
+class OutOfMemory(NamedTuple):
+    """What stands in the place of a figure, and whose memory it was: `gpu` or `node`."""
 
-OUT_OF_MEMORY = {"oom": "gpu", "oom node": "node"}
-"""Cells that stand for a training that ran out of memory, in small letters, and whose memory it was."""
+    out_of: str
 
+
+Value = str | Rounded | OutOfMemory | None
+
+_NONE = frozenset({"-", "null", "none", "n/a", "na"})
 _LONGEST_WORDS = 200
-_MOST_SUGGESTED = 4
-_FLAGS = {"true": "yes", "yes": "yes", "1": "yes", "false": "no", "no": "no", "0": "no"}
-_UNIT = re.compile(r"/\s*(?=[a-z])")
-_NO_WORD = re.compile(r"[^a-z0-9]+")
+_FLAGS = dict.fromkeys(WORDS.yes, "yes") | dict.fromkeys(WORDS.no, "no")
+_SEPARATORS = re.compile(r"[\s_.:#-]+")
+_OUT_OF_MEMORY, _OF_NODE, _OF_GPU = (
+    re.compile(rf"(?<![a-z])(?:{any_of(words)})") for words in (WORDS.out_of_memory, WORDS.of_node, WORDS.of_gpu)
+)
+_TIMES_SIGN = re.compile(r"^[x\u00d7]\s*(?=\d)|(?<=\d)\s*[x\u00d7]$")
+_COUNTED = re.compile(r"(?<=\d)\s*(?P<noun>[^\W\d_]+)$")
+_SCALED = re.compile(rf"[0-9.]+\s*(?:{'|'.join(WORDS.thousands)})", re.IGNORECASE)
+_ABOUT = re.compile(rf"^(?:{any_of(WORDS.about)})\s*", re.IGNORECASE)
+_DAYS = re.compile(r"(?P<days>\d{1,5}) days?, (?P<clock>\d{1,2}:\d\d:\d\d(?:\.\d+)?)", re.ASCII)
+_DAY_S = 86400
+# No worker has more: what is beyond was written in another unit.
+_MOST_GIB = 1024
 
 
 class ImportedColumn(NamedTuple):
     """A column of a foreign table, under one of its names.
 
     Attributes:
-        parse: text to value; raises ValueError.
-        expected: what it may hold, for messages.
-        is_measured: whether it tells how a training went, and may so hold OOM.
-        scale: what its unit is in ours.
+        scale: what its unit is in ours; None is told by each cell.
     """
 
     column: CellColumn
-    parse: Callable[[str], _Value]
-    expected: str
-    is_measured: bool = False
-    scale: float = 1.0
+    scale: float | None = 1.0
 
     @property
     def written(self) -> str:
         """What messages call it."""
         return self.column.written or self.column.name
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it tells how a training went, and may so hold OOM."""
+        return self.column.kind in {"measured", "clock", "share"}
+
+    @property
+    def expected(self) -> str:
+        """What a cell may hold, for messages."""
+        if self.scale is None:
+            return "a number above 0 with its unit, as the title has none"
+        return _EXPECTED[self.column.kind or "text"]
+
+    def value(self, cell: str) -> Value:
+        """What a cell that is not empty says.
+
+        Raises:
+            ValueError: nothing that the column holds.
+        """
+        text = plain_text(cell)
+        if text.lower() in _NONE:
+            return None
+        if self.column.kind == "text":
+            return _words(cell.strip(), self.column)
+        if self.column.kind == "flag":
+            return _flag(text)
+        # A footnote is told of by a mark behind the word.
+        if text.lower() in WORDS.no_figure or not text:
+            return None
+        if self.is_measured and (out_of := _out_of_memory(text)) is not None:
+            return out_of
+        value = _PARSERS[self.column.kind or "measured"](text, self)
+        if self.column.name == "peak_memory_gib" and value.value > _MOST_GIB:
+            raise ValueError(f"{text!r} is more than a worker can have: is it in another unit?")
+        return value
+
 
 def column_name(title: str) -> str:
-    """A title as IMPORTED has it: small letters and `_`, `/s` as `_per_s`: `Samples/s` is `samples_per_s`."""
-    return _NO_WORD.sub("_", _UNIT.sub("_per_", title.strip().lower())).strip("_")
+    """A title as one word: small letters, no blanks and dashes, `/s` as `pers`; all other signs stay, of any script."""
+    return _SEPARATORS.sub("", plain_text(title).lower().replace("/", " per "))
 
 
-def nearest_columns(title: str) -> list[str]:
-    """Known columns that a title is likely to mean, the likeliest first, one a value."""
-    name = column_name(title)
-    begun = [known for known in IMPORTED if name and known.startswith(name)]
-    near = [*begun, *difflib.get_close_matches(name, IMPORTED, n=2 * _MOST_SUGGESTED)]
-    figures = {IMPORTED[known].written: known for known in reversed(near)}
-    return list(reversed(figures.values()))[:_MOST_SUGGESTED]
-
-
-def _words(text: str) -> str:
-    if len(text) > _LONGEST_WORDS:
+def _words(text: str, column: CellColumn) -> str:
+    if len(text) > _LONGEST_WORDS or (column.name == "device" and text.isdecimal()):
         raise ValueError(text)
     return text
 
@@ -76,41 +112,103 @@ def _flag(text: str) -> str:
     return _FLAGS[text.lower()]
 
 
-def _epochs(text: str) -> Rounded:
-    value = parse_rounded(text)
+def _out_of_memory(text: str) -> OutOfMemory | None:
+    text = text.lower()
+    if not _OUT_OF_MEMORY.search(text) or any(char.isdigit() for char in text):
+        return None
+    return OutOfMemory("node" if _OF_NODE.search(text) and not _OF_GPU.search(text) else "gpu")
+
+
+def _count(text: str, column: ImportedColumn) -> Rounded:
+    text = _TIMES_SIGN.sub("", text)
+    noun = _COUNTED.search(text)
+    if noun is not None and (unit := parse_unit(noun["noun"])) is not None and fits(unit, column.column):
+        text = text[: noun.start()]
+    scaled = _SCALED.fullmatch(text)
+    if scaled is None:
+        return parse_count(text.replace(",", "") if _is_grouped(text) else text)
+    # A context of 4k tokens is 4096 long.
+    kilo = 1024 if column.column.name == "sequence_length" else 1000
+    value = parse_published(text, kilo=kilo).figure.value
+    if not round(value, 6).is_integer():
+        raise ValueError(text)
+    return exactly(round(value))
+
+
+def _is_grouped(text: str) -> bool:
+    return re.fullmatch(r"[1-9][0-9]{0,2}(,[0-9]{3})+", text) is not None
+
+
+def _epochs(text: str, _: ImportedColumn) -> Rounded:
+    found = parse_published(text)
+    if found.unit not in {"", *WORDS.counted["epochs"]}:
+        raise ValueError(text)
     # Whoever writes 3 epochs does not mean anything from 2.5 to 3.5.
-    return value if "." in text else exactly(value.value)
+    return found.figure if "." in text else exactly(found.figure.value)
 
 
-def _clock(text: str) -> Rounded:
-    if ":" not in text:
-        return parse_rounded(text)
-    seconds = parse_clock(text)
+def _measured(text: str, column: ImportedColumn) -> Rounded:
+    found = parse_published(text)
+    if not found.unit:
+        if column.scale is None:
+            raise ValueError(text)
+        return found.figure * exactly(column.scale)
+    unit = find_unit(found.unit, column.column)
+    if unit is None:
+        raise ValueError(text)
+    return found.figure * exactly(unit.scale)
+
+
+def _clock(text: str, column: ImportedColumn) -> Rounded:
+    if (days := _DAYS.fullmatch(text)) is not None:
+        seconds = int(days["days"]) * _DAY_S + parse_clock(days["clock"])
+    elif ":" in text:
+        seconds = parse_clock(text)
+    else:
+        try:
+            return parse_period(_ABOUT.sub("", text))
+        except ValueError:
+            return _measured(text, column)
     if not seconds:
         raise ValueError(text)
     half = 0.5 if "." not in text else 0.0
     return Rounded(value=seconds, low=seconds - half, high=seconds + half)
 
 
-def _part_of_one(text: str) -> Rounded:
-    percent = text.endswith("%")
-    value = parse_rounded(text.removesuffix("%").rstrip(), scale=0.01 if percent else 1.0)
+def _share(text: str, column: ImportedColumn) -> Rounded:
+    value = _measured(text, column)
     if value.value > 1:
         # 45 without a sign may be a share in percent, and is not taken for one.
         raise ValueError(text)
     return value
 
 
-_KINDS: dict[ColumnKind, tuple[Callable[[str], _Value], str, bool]] = {
-    "text": (_words, f"words, at most {_LONGEST_WORDS} characters", False),
-    "flag": (_flag, "true or false", False),
-    "count": (parse_count, "a whole number, at least 1", False),
-    "number": (parse_rounded, "a number above 0", False),
-    "epochs": (_epochs, "a number above 0", False),
-    "measured": (parse_rounded, "a number above 0 with a decimal point, and no unit", True),
-    "clock": (_clock, "seconds, 28:04 (minutes) or 3:35:20 (hours)", True),
-    "share": (_part_of_one, "a share above 0, such as 0.45 or 45 %", True),
-    "price": (parse_rounded, "a price above 0, a number alone", False),
+def _price(text: str, _: ImportedColumn) -> Rounded:
+    found = parse_published(text)
+    if found.unit:
+        raise ValueError(text)
+    return found.figure
+
+
+_EXPECTED: dict[ColumnKind, str] = {
+    "text": f"words, at most {_LONGEST_WORDS} characters",
+    "flag": "true or false",
+    "count": "a whole number, at least 1",
+    "number": "a number above 0",
+    "epochs": "a number above 0",
+    "measured": "a number above 0 with a decimal point, and no unit but the column's",
+    "clock": "seconds, 2h05m, 28:04 (minutes) or 3:35:20 (hours)",
+    "share": "a share above 0, such as 0.45 or 45 %",
+    "price": "a price above 0, a number alone",
+}
+_PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded]] = {
+    "count": _count,
+    "number": _measured,
+    "epochs": _epochs,
+    "measured": _measured,
+    "clock": _clock,
+    "share": _share,
+    "price": _price,
 }
 
 
@@ -118,12 +216,25 @@ def _imported() -> dict[str, ImportedColumn]:
     found: dict[str, ImportedColumn] = {}
     for column in COLUMNS.values():
         if column.kind is not None:
-            one = ImportedColumn(column, *_KINDS[column.kind])
-            found |= dict.fromkeys((one.written, *column.names), one)
+            plain = ImportedColumn(column)
+            names = (*column.names, *WORDS.names.get(column.name, ()))
+            found |= dict.fromkeys((plain.written, column.name, *names), plain)
         for name, scale in column.units.items():
-            found[name] = ImportedColumn(column, *_KINDS["measured"], scale)
+            found[name] = ImportedColumn(column, scale)
+        found |= dict.fromkeys((*column.bare, *WORDS.bare.get(column.name, ())), ImportedColumn(column, None))
     return found
 
 
 IMPORTED = _imported()
 """By every name that a column of a foreign table may have."""
+# As our own tables have them above their columns, too.
+_BY_NAME = {
+    **{column_name(f"{c.title} ({c.unit})"): ImportedColumn(c) for c in COLUMNS.values() if c.unit and c.kind},
+    **{column_name(c.csv): ImportedColumn(c) for c in COLUMNS.values() if c.csv and c.kind},
+    **{column_name(name): column for name, column in IMPORTED.items()},
+}
+
+
+def imported_column(title: str) -> ImportedColumn | None:
+    """The column of which a title is one of the names, however it is spaced."""
+    return _BY_NAME.get(column_name(title))

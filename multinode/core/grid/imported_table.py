@@ -1,50 +1,38 @@
 """ImportedTable: figures measured elsewhere, as a file has them; make_table reads its cells, strict about each.
 
-What columns there are and what a cell may hold stands in imported_columns.py; what a row means is
-`analyse.grid.imported_rows`'.
+What columns there are and what a cell may hold stands in imported_columns.py, what a title means in imported_titles.py,
+how a file is cut into cells in imported_forms.py; what a row means is `analyse.grid.imported_rows`'.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
-import yaml
 
-from multinode.core.grid.imported_columns import (
-    IMPORTED,
-    NONE,
-    OUT_OF_MEMORY,
-    ImportedColumn,
-    column_name,
+from multinode.core.grid.imported_columns import IMPORTED, ImportedColumn, OutOfMemory, Value, column_name
+from multinode.core.grid.imported_forms import FORMS, HINT, Cell, Form, Line, TableError, read_forms
+from multinode.core.grid.imported_titles import (
+    SpeedColumn,
+    Title,
+    is_passed_over,
     nearest_columns,
+    read_title,
+    settings_of,
 )
-from multinode.core.text.rounded import Rounded, exactly
-from multinode.core.text.strict_yaml import YamlError, yaml_nodes
+from multinode.core.text.rounded import Rounded
+from multinode.core.text.strict_yaml import YamlError
 from multinode.errors import UsageError
 
-__all__ = [
-    "FORMS",
-    "HINT",
-    "Cell",
-    "Extras",
-    "ImportedRow",
-    "ImportedTable",
-    "Line",
-    "TableError",
-    "make_table",
-    "parse_table",
-]
-
-HINT = "tables to start from: configs/figures/published_gpus.yaml and published_batches.csv"
-FORMS = (".csv", ".tsv", ".yaml", ".yml")
-"""Endings of the files that hold a table."""
+__all__ = ["FORMS", "HINT", "Extras", "ImportedRow", "ImportedTable", "make_table", "parse_table"]
 
 _MOST_ROWS = 20_000
 _SHOWN = 60
+_MOST_UNKNOWN = 40
+# Our own tables have both in one column: `2 x 4`, or `8 workers`.
+_NODES_AND_WORKERS = "nodes(xworkers)"
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +41,14 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         defaults: cells, as text, by title, of what a row leaves empty or the table does not have.
         ignore: titles of columns that are passed over.
+        columns: names of columns by the titles that the table has for them.
+        skip_unknown: whether columns whose titles are unknown are passed over.
     """
 
     defaults: dict[str, str] = {}
     ignore: tuple[str, ...] = ()
+    columns: dict[str, str] = {}
+    skip_unknown: bool = False
 
 
 class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,50 +74,8 @@ class ImportedTable(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
 
 
-class Cell(NamedTuple):
-    """A cell as it is written: its line (None of one that the command line gives), its column's title, its text."""
-
-    line: int | None
-    title: str
-    text: str
-
-
-class Line(NamedTuple):
-    """A row as it is written: where it begins, and its cells."""
-
-    number: int
-    cells: Sequence[Cell]
-
-
-class _OutOfMemory(NamedTuple):
-    """What stands in the place of a figure, and whose memory it was."""
-
-    out_of: str
-
-
-_Value = str | Rounded | _OutOfMemory | None
-
-
-class TableError(Exception):
-    """What is wrong, before the file is known.
-
-    Args:
-        message: one sentence.
-        line: where; None is nowhere in the file.
-        hint: what fixes it.
-    """
-
-    def __init__(self, message: str, line: int | None, hint: str = HINT) -> None:
-        super().__init__(message)
-        self.line = line
-        self.hint = hint
-
-
 def parse_table(text: str, source: str, extras: Extras) -> ImportedTable:
-    """The rows of a CSV or a YAML, as the ending of its name says.
-
-    A CSV has commas, semicolons or tabs between cells, and titles in the first line that is not empty; a YAML is a list
-    of mappings, or has `rows:` beside `columns:`, `defaults:` and `ignore:`.
+    """The rows of a file, whose form its name tells.
 
     Args:
         text: of the file.
@@ -136,207 +86,240 @@ def parse_table(text: str, source: str, extras: Extras) -> ImportedTable:
         UsageError: `source:line:` and what is wrong.
     """
     try:
-        if source.lower().endswith((".yaml", ".yml")):
-            return _read_yaml(yaml_nodes(text), extras)
-        return make_table(_csv_lines(text.removeprefix(_BYTE_ORDER_MARK), extras), (), extras)
+        form = _one_form(read_forms(text, source))
+        return make_table(form, msgspec.structs.replace(extras, ignore=(*extras.ignore, *form.ignore)))
     except YamlError as wrong:
         raise UsageError(wrong.at(source), hint=HINT) from None
     except TableError as wrong:
-        place = source if wrong.line is None else f"{source}:{wrong.line}"
+        place = source if wrong.line is None else f"{source}{wrong.separator}{wrong.line}"
         raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
 
 
-def make_table(lines: Iterable[Line], defaults: Sequence[Cell], extras: Extras) -> ImportedTable:
+def _one_form(forms: Sequence[Form]) -> Form:
+    """The only one that has figures of a training."""
+    if len(forms) == 1:
+        return forms[0]
+    found = [form for form in forms if any(_is_figure(cell.title) for cell in form.titles)]
+    if len(found) == 1:
+        return found[0]
+    lines = ", ".join(str(form.titles[0].line) for form in found or forms if form.titles)
+    raise TableError(f"it has {len(found or forms)} tables, in lines {lines}", None, "keep one of them in the file")
+
+
+def _is_figure(title: str) -> bool:
+    known = read_title(title)
+    return known is not None and any(isinstance(c, SpeedColumn) or c.is_measured for c in known.columns)
+
+
+def make_table(form: Form, extras: Extras) -> ImportedTable:
     """The rows of a file.
 
     Args:
-        lines: of the file.
-        defaults: that the file itself gives.
+        form: the file, cut into cells.
         extras: what the user says; it comes before the file's defaults.
 
     Raises:
-        TableError: a column is unknown, a cell is not what its column holds, a column that is to be passed over is not
-            there, or there is no row.
+        TableError: columns are unknown, a cell is not what its column holds, a column that the user names is not there,
+            or there is no row.
     """
-    ignored = _ignored(extras)
-    absent = dict(ignored)
+    lines = list(_at_most(form.lines))
     given = [Cell(None, title, text) for title, text in extras.defaults.items()]
-    general = _read(defaults, ignored) | _read(given, ignored)
-    rows: list[ImportedRow] = []
-    for line in lines:
-        if len(rows) == _MOST_ROWS:
-            raise TableError(f"there are more than {_MOST_ROWS} rows", line.number)
-        rows.append(_row(line.number, general | _read(line.cells, ignored)))
-        for cell in line.cells if absent else ():
-            absent.pop(column_name(cell.title), None)
+    cells = [*form.titles, *form.defaults, *given, *(cell for line in lines for cell in line.cells)]
+    titles = _Titles(cells, extras)
+    # Two columns for the same are refused in the line of the titles.
+    for _ in titles.rows(form.titles):
+        pass
+    general = titles.row(form.defaults) | titles.row(given)
+    rows = [_row(line.number, general | values) for line in lines for values in titles.rows(line.cells)]
     if not rows:
         raise TableError("it has no rows", 1)
-    for title in absent.values():
-        raise TableError(f"it has no column {_shown(title)} to pass over", None, "--ignore takes its titles")
-    return ImportedTable(rows=tuple(rows), ignored=tuple(ignored.values()))
+    return ImportedTable(rows=tuple(rows), ignored=tuple(titles.ignored))
 
 
-def _ignored(extras: Extras) -> dict[str, str]:
-    return {column_name(title): title for title in extras.ignore}
+def _at_most(lines: Sequence[Line] | Iterator[Line]) -> Iterator[Line]:
+    for number, line in enumerate(lines):
+        if number == _MOST_ROWS:
+            raise TableError(f"there are more than {_MOST_ROWS} rows", line.number)
+        yield line
 
 
-def _row(line: int, values: Mapping[str, _Value]) -> ImportedRow:
+def _row(line: int, values: Mapping[str, Value]) -> ImportedRow:
     return ImportedRow(
         line=line,
         words={name: value for name, value in values.items() if isinstance(value, str)},
         figures={name: value for name, value in values.items() if isinstance(value, Rounded)},
-        out_of=next((value.out_of for value in values.values() if isinstance(value, _OutOfMemory)), None),
+        out_of=next((value.out_of for value in values.values() if isinstance(value, OutOfMemory)), None),
     )
 
 
-def _read(cells: Sequence[Cell], ignored: Mapping[str, str]) -> dict[str, _Value]:
-    """Values by column; an empty cell has none, and one that denies it has None."""
-    values: dict[str, _Value] = {}
-    titles: dict[str, str] = {}
-    for cell in cells:
-        column = _column(cell, ignored)
-        if column is None:
-            continue
-        if column.column.name in titles:
-            told = f"{_shown(titles[column.column.name])} and {_shown(cell.title)} say the same"
-            raise TableError(told, cell.line, "keep one, or --ignore the other")
-        titles[column.column.name] = cell.title
-        if cell.text.strip():
-            values[column.column.name] = _value(cell, column)
-    return values
+class _Titles:
+    """What the titles of a table mean, each read once.
+
+    Raises:
+        TableError: some are unknown, or the user names one that is not there.
+    """
+
+    def __init__(self, cells: Sequence[Cell], extras: Extras) -> None:
+        self.ignored: dict[str, None] = {}
+        self._titles: dict[str, Title | None] = {}
+        ignore = {column_name(title): title for title in extras.ignore}
+        named = {column_name(title): (title, name) for title, name in extras.columns.items()}
+        unknown: list[Cell] = []
+        first = {cell.title: cell for cell in reversed(cells)}
+        absent = dict.fromkeys((*ignore, *named))
+        for title in dict.fromkeys(cell.title for cell in cells):
+            name = column_name(title)
+            absent.pop(name, None)
+            if name in ignore:
+                self._ignore(title, ignore[name])
+            elif name in named:
+                self._titles[title] = _named(title, named[name][1])
+            elif (known := read_title(title)) is not None or name == _NODES_AND_WORKERS:
+                self._titles[title] = known
+            elif is_passed_over(title) or (extras.skip_unknown and first[title].line is not None):
+                self._ignore(title, title)
+            else:
+                unknown.append(first[title])
+        if unknown:
+            raise _unknown(unknown)
+        for name in absent:
+            if name in ignore:
+                raise TableError(
+                    f"it has no column {_shown(ignore[name])} to pass over", None, "--ignore takes its titles"
+                )
+            raise TableError(
+                f"it has no column {_shown(named[name][0])}", None, "--column takes its titles: 'TITLE=name'"
+            )
+
+    def _ignore(self, title: str, said: str) -> None:
+        self._titles[title] = None
+        self.ignored[said] = None
+
+    def row(self, cells: Sequence[Cell]) -> dict[str, Value]:
+        """Values by column; an empty cell has none, and one that denies it has None."""
+        return next(self.rows(cells))
+
+    def rows(self, cells: Sequence[Cell]) -> Iterator[dict[str, Value]]:
+        """The same of each training that a row tells of: several, where titles tell how they differ."""
+        general: list[Cell] = []
+        special: dict[tuple[tuple[str, str], ...], list[Cell]] = {}
+        for cell in cells:
+            title = self._titles[cell.title]
+            (special.setdefault(title.settings, []) if title and title.settings else general).append(cell)
+        if not special:
+            yield self._values(general)
+        for settings, figures in special.items():
+            if any(cell.text.strip() for cell in figures) or not any(cell.text.strip() for cell in cells):
+                told = [Cell(figures[0].line, name, text) for name, text in settings]
+                yield self._values([*general, *told, *figures])
+
+    def _values(self, cells: Sequence[Cell]) -> dict[str, Value]:
+        values: dict[str, Value] = {}
+        titles: dict[str, str] = {}
+        for cell, column in self._columns(cells):
+            name = column.column.name
+            if name in titles:
+                told = f"{_shown(titles[name])} and {_shown(cell.title)} say the same"
+                raise TableError(told, cell.line, "keep one, or --ignore the other")
+            titles[name] = cell.title
+            if cell.text.strip():
+                values[name] = _value(cell, column)
+        return values
+
+    def _columns(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, ImportedColumn]]:
+        for cell in cells:
+            title = self._titles.get(cell.title, read_title(cell.title))
+            if column_name(cell.title) == _NODES_AND_WORKERS:
+                yield from _nodes_and_workers(cell)
+            elif title is not None:
+                for part, column in zip(_parts(cell, len(title.columns)), title.columns, strict=True):
+                    yield part, _of_speed(part, column)
 
 
-def _column(cell: Cell, ignored: Mapping[str, str]) -> ImportedColumn | None:
-    if column_name(cell.title) in ignored:
-        return None
-    column = IMPORTED.get(column_name(cell.title))
-    if column is not None:
+def _named(title: str, name: str) -> Title:
+    """A title that the user says the meaning of; what it says of its rows holds all the same."""
+    known = read_title(name)
+    if known is None:
+        near = " or ".join(nearest_columns(name))
+        words = f"--column {title}={name}: there is no column {_shown(name)}"
+        raise TableError(words + (f": did you mean {near}?" if near else ""), None, f"the columns are: {_all_names()}")
+    own = read_title(title)
+    return Title(known.columns, own.settings if own is not None else settings_of(title))
+
+
+def _of_speed(cell: Cell, column: ImportedColumn | SpeedColumn) -> ImportedColumn:
+    if isinstance(column, ImportedColumn):
         return column
-    near = " or ".join(nearest_columns(cell.title))
-    known = ", ".join(dict.fromkeys(one.written for one in IMPORTED.values()))
-    raise TableError(
-        f"unknown column {_shown(cell.title)}" + (f": did you mean {near}?" if near else ""),
-        cell.line,
-        f"known columns: {known}; or pass over it: --ignore {_shown(cell.title)}",
+    if not cell.text.strip():
+        return IMPORTED["samples_per_s"]
+    try:
+        return column.column(cell.text)
+    except ValueError:
+        raise TableError(f"{cell.title}: {_shown(cell.text.strip())}: expected {column.expected}", cell.line) from None
+
+
+def _parts(cell: Cell, count: int) -> list[Cell]:
+    """A cell for each of the columns whose figures stand in it."""
+    if count == 1:
+        return [cell]
+    for separator in ("|", " / ", "/"):
+        texts = cell.text.split(separator)
+        if len(texts) == count:
+            return [cell._replace(text=text) for text in texts]
+    if any(char.isdigit() for char in cell.text):
+        raise TableError(
+            f"{cell.title}: {_shown(cell.text.strip())}: expected {count} figures with | between them", cell.line
+        )
+    return [cell] * count
+
+
+def _nodes_and_workers(cell: Cell) -> Iterator[tuple[Cell, ImportedColumn]]:
+    numbers = re.findall(r"\d+", cell.text)
+    names = ("nodes", "workers_per_node") if len(numbers) > 1 else ("world_size",)
+    for name, number in zip(names, numbers, strict=False):
+        yield cell._replace(text=number), IMPORTED[name]
+
+
+def _unknown(cells: Sequence[Cell]) -> TableError:
+    told = [_shown(cell.title) + _suggestion(cell.title) for cell in cells]
+    if len(told) == 1:
+        near = " or ".join(nearest_columns(cells[0].title))
+        message = f"unknown column {_shown(cells[0].title)}" + (f": did you mean {near}?" if near else "")
+    else:
+        more = f" and {len(told) - _MOST_UNKNOWN} more" if len(told) > _MOST_UNKNOWN else ""
+        message = f"{len(told)} unknown columns: {', '.join(told[:_MOST_UNKNOWN])}{more}"
+    title = cells[0].title[:_SHOWN]
+    wide = next((cell.title for cell in cells if settings_of(cell.title)), None)
+    way = f"--column {wide + '=samples/s'!r} says what the figures below {wide!r} are; " if wide else ""
+    return TableError(
+        message,
+        cells[0].line,
+        f"{way}--column {title + '=NAME'!r} says which it is, --ignore {title!r} passes over it, --skip-unknown over "
+        f"all; the names: {_all_names()}",
+        cells[0].separator,
     )
 
 
-def _value(cell: Cell, column: ImportedColumn) -> _Value:
+def _suggestion(title: str) -> str:
+    near = " or ".join(nearest_columns(title)[:2])
+    return f" (did you mean {near}?)" if near else ""
+
+
+def _all_names() -> str:
+    return ", ".join(dict.fromkeys(column.written for column in IMPORTED.values()))
+
+
+def _value(cell: Cell, column: ImportedColumn) -> Value:
     text = cell.text.strip()
-    odd = next((char for char in text if not char.isprintable()), None)
+    odd = next((char for char in text if not char.isprintable() and unicodedata.category(char) != "Zs"), None)
     if odd is not None:
-        raise TableError(f"{cell.title}: invalid character U+{ord(odd):04X}", cell.line)
-    if text.lower() in NONE:
-        return None
-    if column.is_measured and text.lower() in OUT_OF_MEMORY:
-        return _OutOfMemory(OUT_OF_MEMORY[text.lower()])
+        raise TableError(f"{cell.title}: invalid character U+{ord(odd):04X}", cell.line, separator=cell.separator)
     try:
-        value = column.parse(text)
+        return column.value(text)
     except ValueError:
         what = f"{cell.title}: {_shown(text)}" if cell.line is not None else f"--default {cell.title}={text[:_SHOWN]}"
-        raise TableError(f"{what}: expected {column.expected}", cell.line) from None
-    return value * exactly(column.scale) if isinstance(value, Rounded) else value
+        raise TableError(f"{what}: expected {column.expected}", cell.line, separator=cell.separator) from None
 
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-
-
-_BYTE_ORDER_MARK = "\ufeff"
-# Spreadsheets of half of Europe write semicolons; titles have none of these in them.
-_DELIMITERS = (",", ";", "\t")
-
-
-def _csv_lines(text: str, extras: Extras) -> Iterator[Line]:
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    delimiter = max(_DELIMITERS, key=first.count)
-    titles: Sequence[str] = ()
-    for number, cells in _csv_records(text, delimiter):
-        if not any(cell.strip() for cell in cells):
-            continue
-        if not titles:
-            titles = [cell.strip() for cell in cells]
-            # An unknown title is refused before the first row.
-            _read([Cell(number, title, "") for title in titles if title], _ignored(extras))
-        elif len(cells) != len(titles):
-            raise TableError(f"{len(cells)} cells stand under {len(titles)} titles", number)
-        else:
-            yield Line(number, list(_csv_cells(number, titles, cells)))
-
-
-def _csv_cells(number: int, titles: Sequence[str], cells: Sequence[str]) -> Iterator[Cell]:
-    for title, cell in zip(titles, cells, strict=True):
-        if title:
-            yield Cell(number, title, cell)
-        elif cell.strip():
-            raise TableError("a cell stands in a column without a title", number)
-
-
-def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the line on which it begins."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    while True:
-        number = reader.line_num + 1
-        try:
-            yield number, next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise TableError(f"it is not CSV: {error}", number) from None
-
-
-_NULL = "tag:yaml.org,2002:null"
-_KEYS = ("columns", "rows", "defaults", "ignore")
-
-
-def _read_yaml(root: yaml.Node | None, extras: Extras) -> ImportedTable:
-    parts = _yaml_parts(root)
-    titles = [_yaml_text(node) for node in _yaml_items(parts.get("columns"))]
-    defaults = _yaml_cells(parts["defaults"]) if "defaults" in parts else []
-    ignore = (*extras.ignore, *(_yaml_text(node) for node in _yaml_items(parts.get("ignore"))))
-    lines = [Line(_yaml_line(node), _yaml_row(node, titles)) for node in _yaml_items(parts.get("rows"))]
-    return make_table(lines, defaults, msgspec.structs.replace(extras, ignore=ignore))
-
-
-def _yaml_parts(root: yaml.Node | None) -> dict[str, yaml.Node]:
-    if isinstance(root, yaml.SequenceNode):
-        return {"rows": root}
-    if not isinstance(root, yaml.MappingNode):
-        raise TableError("expected a list of rows, or rows: beside columns: and defaults:", 1)
-    parts = {_yaml_text(key): value for key, value in root.value}
-    for key, _ in root.value:
-        if key.value not in _KEYS:
-            raise TableError(f"unknown key {key.value!r}: expected one of {', '.join(_KEYS)}", _yaml_line(key))
-    return parts
-
-
-def _yaml_row(node: yaml.Node, titles: Sequence[str]) -> list[Cell]:
-    if isinstance(node, yaml.MappingNode):
-        return _yaml_cells(node)
-    cells = _yaml_items(node)
-    if len(cells) != len(titles):
-        raise TableError(f"{len(cells)} cells stand in a row of {len(titles)} columns", _yaml_line(node))
-    return [Cell(_yaml_line(cell), title, _yaml_text(cell)) for title, cell in zip(titles, cells, strict=True)]
-
-
-def _yaml_cells(node: yaml.Node) -> list[Cell]:
-    if not isinstance(node, yaml.MappingNode):
-        raise TableError("expected a mapping of columns to cells", _yaml_line(node))
-    # An alias has the line of what it stands for; the key's is where it is used.
-    return [Cell(_yaml_line(key), _yaml_text(key), _yaml_text(value, _yaml_line(key))) for key, value in node.value]
-
-
-def _yaml_items(node: yaml.Node | None) -> list[yaml.Node]:
-    if node is not None and not isinstance(node, yaml.SequenceNode):
-        raise TableError("expected a list", _yaml_line(node))
-    return list(node.value) if node is not None else []
-
-
-def _yaml_text(node: yaml.Node, line: int | None = None) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        raise TableError("expected one word or number, not a list or a mapping", line or _yaml_line(node))
-    return "null" if node.tag == _NULL else str(node.value)
-
-
-def _yaml_line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1

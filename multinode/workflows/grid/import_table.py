@@ -41,7 +41,7 @@ def import_table(
 
     Args:
         root: of all runs.
-        path: of the table; its ending tells whether it is a CSV or a YAML.
+        path: of the table; its ending tells its form.
         extras: what holds for all rows.
         name: for people; None takes the file's.
         prices_path: of a prices file; None takes the table's own prices alone.
@@ -52,7 +52,7 @@ def import_table(
     """
     started_s = time.time()
     if path.suffix.lower() not in FORMS:
-        raise UsageError(f"{path} is neither CSV nor YAML by its name: expected {', '.join(FORMS)}", hint=HINT)
+        raise UsageError(f"{path} is no table by its name: expected {', '.join(FORMS)}", hint=HINT)
     read = parse_table(read_text(path, "the table", HINT), str(path), extras or Extras())
     prices, prices_text = load_prices(prices_path) if prices_path is not None else (None, "")
     run_id = make_run_id()
