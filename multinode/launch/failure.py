@@ -13,8 +13,9 @@ from multinode.core.run.log import clean_log, last_lines
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import ExceptionSample
 from multinode.errors import MultinodeError
-from multinode.launch.failure_kinds import WorkerDeath, classify, find_worker_death, words_of_workers
-from multinode.launch.known_errors import find_error, is_of_peers
+from multinode.launch.failure_kinds import WorkerDeath, classify, find_worker_death
+from multinode.launch.known_errors import find_error
+from multinode.launch.log_words import LogReading, LogWord, last_words, rate, read_log
 from multinode.launch.machine_faults import MachineFault, explains
 
 __all__ = ["Evidence", "blame_machine", "first_failure"]
@@ -26,6 +27,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     Attributes:
         clock_offset_s: the node's clock minus the controller's; None is unknown.
         faults: of its hardware, in the order in which they came.
+        log: its end; `reading` is what all of it says, None where that is not read yet.
     """
 
     run: NodeRun
@@ -33,6 +35,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     clock_offset_s: float | None = None
     error: MultinodeError | None = None
     log: str = ""
+    reading: LogReading | None = None
     faults: Sequence[MachineFault] = ()
 
 
@@ -60,7 +63,8 @@ def _find(nodes: Sequence[Evidence]) -> Failure | None:
     if found is None:
         return None
     node = _of(found, nodes)
-    return classify(found, node.run, node.log)
+    # What a worker raised says all; its log may speak of much else.
+    return classify(found, node.run, found.log_tail if node.exceptions else _read(node))
 
 
 def _of(failure: Failure, nodes: Sequence[Evidence]) -> Evidence:
@@ -72,8 +76,9 @@ def _follows(failure: Failure, lost: Failure, nodes: Sequence[Evidence]) -> bool
     if lost.time_s is None or (failure.time_s is not None and failure.time_s < lost.time_s - _CLOCK_S):
         return False
     if failure.signal == "SIGABRT" and failure.kind != "timeout":
-        # A process that lost its peers may abort itself.
-        return is_of_peers(failure.log_tail)
+        # A process that lost its peers may abort itself, without a word of its own.
+        word = _said_cause(_of(failure, nodes))
+        return word is None or word.is_of_peers
     peer = _of(failure, nodes)
     own = peer.run.cause == "not_started" or any(not _is_about_connection(sample) for sample in peer.exceptions)
     return failure.kind in _OF_PEERS and not own
@@ -136,19 +141,42 @@ def _killed(nodes: Sequence[Evidence]) -> Failure | None:
 
 
 def _worker_killed(nodes: Sequence[Evidence]) -> Failure | None:
-    """The report of torchrun names a worker that a signal ended; TERM is what it sends to the others itself."""
-    return _earliest_job([node for node in nodes if _death_signal(node) not in {None, "SIGTERM"}])
+    """The report of torchrun names a worker that a signal ended; TERM is what it sends to the others itself.
+
+    NCCL's watchdog aborts a worker whose peer is gone: that is a consequence.
+    """
+    return _earliest_job(
+        [node for node in nodes if _death_signal(node) not in {None, "SIGTERM"} and not _is_of_peers(node)]
+    )
 
 
 def _death_signal(node: Evidence) -> str | None:
-    death = find_worker_death(clean_log(node.log))
+    death = find_worker_death(_read(node).report)
     return death.signal if death is not None else None
+
+
+def _said_cause(node: Evidence) -> LogWord | None:
+    """What the log of a node without an exception on record says."""
+    aborted = node.run.signal is not None or _death_signal(node) is not None
+    return None if node.exceptions else _read(node).cause(aborted=aborted)
+
+
+def _is_of_peers(node: Evidence) -> bool:
+    word = _said_cause(node)
+    return word is not None and word.is_of_peers
+
+
+def _failed_by_own_words(nodes: Sequence[Evidence]) -> Failure | None:
+    """Its log names a cause that is no consequence."""
+    own = (0, 1)
+    said = [(node, _said_cause(node)) for node in nodes]
+    return _earliest_job([node for node, word in said if word is not None and rate(word.error, word) in own])
 
 
 def _failed_in_silence(nodes: Sequence[Evidence]) -> Failure | None:
     if all(not node.exceptions for node in nodes):
         return None
-    return _earliest_job([node for node in nodes if not node.exceptions])
+    return _earliest_job([node for node in nodes if not node.exceptions and not _is_of_peers(node)])
 
 
 def _earliest_job(nodes: Sequence[Evidence]) -> Failure | None:
@@ -166,6 +194,7 @@ _CAUSES: tuple[Callable[[Sequence[Evidence]], Failure | None], ...] = (
     functools.partial(_earliest_exception, connection=False),
     _killed,
     _worker_killed,
+    _failed_by_own_words,
     _failed_in_silence,
     functools.partial(_earliest_exception, connection=True),
     _earliest_job,
@@ -176,9 +205,31 @@ _OF_PEERS = frozenset({None, "connection", "timeout"})
 _CLOCK_S = 1.0
 
 
+# What torch raises where NCCL, gloo or the rendezvous fails; RuntimeError for gloo, and before torch 2.0 for all.
+_OF_COMMUNICATION = frozenset(
+    {
+        "DistBackendError",
+        "DistNetworkError",
+        "DistStoreError",
+        "RendezvousConnectionError",
+        "RendezvousTimeoutError",
+        "RuntimeError",
+        "SignalException",
+    }
+)
+
+
 def _is_about_connection(sample: ExceptionSample) -> bool:
+    if sample.type.rpartition(".")[2] not in _OF_COMMUNICATION:
+        return False
     error = find_error(f"{sample.type}: {sample.message}")
     return error is not None and error.of_peers
+
+
+def _read(node: Evidence) -> LogReading:
+    if node.reading is None:
+        node.reading = read_log(node.log)
+    return node.reading
 
 
 def _ended_at(node: Evidence) -> float:
@@ -228,10 +279,10 @@ def _job_failure(node: Evidence) -> Failure:
         "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
         "lease_expired": "the node had no word from the controller for the length of the lease, and stopped the job",
     }
-    death = find_worker_death(clean_log(node.log)) if node.run.cause == "exited" else None
+    death = find_worker_death(_read(node).report) if node.run.cause == "exited" else None
     if death is not None:
         message = f"{'a worker' if death.rank is None else f'rank {death.rank}'} {_how(death)}"
-        tail = last_lines(words_of_workers(node.log), 20)
+        tail = last_words(node.log, 20)
         return _failure(node, message, rank=death.rank, signal=death.signal, log_tail=tail)
     message = causes.get(node.run.cause or "", f"the job {_how(node.run)}")
     return _failure(node, message, log_tail=last_lines(node.log, 20))

@@ -12,9 +12,10 @@ from multinode.core.run.progress import NodeProgress
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import NicSample, Sample
 from multinode.launch.known_errors import ERRORS_BY_ID, KnownError, find_error
+from multinode.launch.log_words import LogReading, LogWord, last_words, rate, read_log
 from multinode.units import signal_name
 
-__all__ = ["WorkerDeath", "classify", "explain_timeout", "find_worker_death", "link_share", "words_of_workers"]
+__all__ = ["WorkerDeath", "classify", "explain_timeout", "find_worker_death", "link_share"]
 
 
 class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +32,9 @@ class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FULL_BYTES = 1 << 20
+# Of a log: its last lines that are looked at, and the most of a line in a sentence.
+_LAST_WORDS = 20
+_MOST_CHARS = 300
 _SIGNALS = {
     "SIGKILL": "killed",
     "SIGTERM": "killed",
@@ -48,8 +52,6 @@ _REPORT = re.compile(
     r"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d{1,6})\b.{0,200}?exitcode\s*:\s*(-?\d{1,6})",
     re.DOTALL,
 )
-# Where torchrun begins to speak of a failed worker itself: some forty lines, the report among them.
-_TORCHRUN_SPEAKS = re.compile(r"^.*\bfailed \(exitcode: -?\d{1,6}\) local_rank: \d{1,6} \(pid: ", re.MULTILINE)
 # What DeepSpeed's launcher says of itself when it starts, and of the first of its workers that fails.
 _DEEPSPEED_PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_rank=(\d{1,6})\b")
 _DEEPSPEED_REPORT = re.compile(r"sigkill_handler\] (\[.{0,4000}\]) exits with return code = (-?\d{1,6})$", re.MULTILINE)
@@ -59,8 +61,6 @@ _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(.{0,200}?OpType=(\w{1,40}),.{0,400}?"
     r"Timeout\(ms\)=(\d{1,15})"
 )
-# What the C++ runtime says before it aborts the process; the exception's own words follow.
-_CPP_EXCEPTION = "terminate called after throwing an instance of"
 
 
 def find_worker_death(log: str) -> WorkerDeath | None:
@@ -70,14 +70,6 @@ def find_worker_death(log: str) -> WorkerDeath | None:
         return _death(int(found[1]), int(found[2]))
     said = _DEEPSPEED_REPORT.search(log)
     return None if said is None else _death(_deepspeed_rank(log, said[1]), int(said[2]))
-
-
-def words_of_workers(log: str) -> str:
-    """What stands in a log before torchrun's own words on a worker that failed; all of it where that is nothing."""
-    # The last time: torchrun may have started the workers anew before.
-    starts = [found.start() for found in _TORCHRUN_SPEAKS.finditer(log)]
-    said = log[: starts[-1]] if starts else ""
-    return said if said.strip() else log
 
 
 def _deepspeed_rank(log: str, command: str) -> int | None:
@@ -92,47 +84,54 @@ def _death(rank: int | None, code: int) -> WorkerDeath:
     return WorkerDeath(rank=rank, exit_code=code)
 
 
-def classify(failure: Failure, run: NodeRun | None = None, log: str = "") -> Failure:
+def classify(failure: Failure, run: NodeRun | None = None, log: str | LogReading = "") -> Failure:
     """The same with its kind, and what the catalogue says of it where it has no hint of its own.
 
     `run` is how the job ended on that node, `log` its log.
     """
-    gave_up = _WATCHDOG.search(log) if failure.signal == "SIGABRT" else None
-    if gave_up is not None:
-        said = f"the collective timed out: {gave_up[1].lower()} took longer than {int(gave_up[2]) / 1000:g} s"
-        failure = replace(failure, message=f"{failure.message}: {said}")
-    kind, error = _find(failure, run.oom_kills if run is not None else None)
+    reading = log if isinstance(log, LogReading) else read_log(log or failure.log_tail)
+    kind, error, said = _find(failure, run.oom_kills if run is not None else None, reading)
     if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
         # Its own words had no room either.
         kind, error = "disk_full", ERRORS_BY_ID["disk-full"]
-    failure = replace(failure, kind=kind)
+    failure = replace(failure, kind=kind, message=f"{failure.message}: {said}" if said else failure.message)
     if error is None or failure.hint:
         return failure
     return replace(failure, error_id=error.id, cause=error.cause, hint=error.fix.replace("{node}", failure.node))
 
 
-def _last_words(failure: Failure) -> str:
-    """What the log says of the failure: all of it, or of a worker that a signal ended the C++ exception behind that."""
-    if failure.signal is None:
-        return failure.log_tail
-    _, found, words = failure.log_tail.rpartition(_CPP_EXCEPTION)
-    return words if failure.signal == "SIGABRT" and found else ""
-
-
-def _find(failure: Failure, oom_kills: int | None) -> tuple[str | None, KnownError | None]:
-    """The kind, and the error of the catalogue."""
+def _find(
+    failure: Failure, oom_kills: int | None, reading: LogReading
+) -> tuple[str | None, KnownError | None, str | None]:
+    """The kind, the error of the catalogue, and the line of the log that says it."""
     starved, killed = ERRORS_BY_ID["oom-killer"], ERRORS_BY_ID["killed"]
     if failure.signal == "SIGKILL" and oom_kills:
-        return starved.kind, starved
+        return starved.kind, starved, None
     # The sentence first: the log may speak of much else.
-    texts = (failure.message, _last_words(failure))
-    found = [starved if oom_kills and killed.matches(text) else find_error(text) for text in texts]
-    errors = sorted((error for error in found if error is not None), key=lambda error: error.is_general)
-    if errors:
-        return errors[0].kind, errors[0]
+    error, said = find_error(failure.message), None
+    crashed = _SIGNALS.get(failure.signal or "") == "crashed"
+    if failure.signal is None or crashed:
+        word = reading.cause(rank=failure.rank, aborted=crashed)
+        spoken = word.error if word is not None else None
+        if word is None and not crashed:
+            spoken = find_error(last_words(failure.log_tail, _LAST_WORDS))
+        if error is None or (spoken is not None and rate(spoken) < rate(error)):
+            error, said = spoken, _sentence(word) if word is not None and crashed else None
+    if oom_kills and error is killed:
+        error = starved
+    if error is not None:
+        return error.kind, error, said
     if failure.signal is not None:
-        return _SIGNALS.get(failure.signal, "killed"), _SIGNAL_ERRORS.get(failure.signal)
-    return None, None
+        return _SIGNALS.get(failure.signal, "killed"), _SIGNAL_ERRORS.get(failure.signal), said
+    return None, None, said
+
+
+def _sentence(word: LogWord) -> str:
+    """What a line says, in short."""
+    gave_up = _WATCHDOG.search(word.text)
+    if gave_up is not None:
+        return f"the collective timed out: {gave_up[1].lower()} took longer than {int(gave_up[2]) / 1000:g} s"
+    return word.text.removeprefix("what():").strip()[:_MOST_CHARS]
 
 
 # Headers and pauses take their part of a link that is full.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.core.run.plan import NodePlan
+from multinode.launch.log_words import LogReading, read_log
 from multinode.store.run_directory import RunDirectory
 from multinode.units import format_size
 
@@ -40,6 +41,8 @@ class KeptFiles:
         self._is_noted = f"{_FOLDER}{_OUR_NOTES}" in self._sizes
         # The end of a log that is not kept to its end.
         self._tail = b""
+        # By the size of the log that was read.
+        self._reading: tuple[int, LogReading] | None = None
 
     def take(self, name: str, data: bytes) -> None:
         """A piece of the log, or of a file of samples in whole lines; `name` is as on the node.
@@ -57,6 +60,19 @@ class KeptFiles:
         if self._tail:
             return self._tail.decode(errors="replace")
         return self._directory.log_tail(self._plan.node_rank, _TAIL_BYTES)
+
+    def reading(self) -> LogReading:
+        """What the node's log says of failures: all of it, or of one that is not kept to its end the end."""
+        if self._tail:
+            return read_log(self._tail)
+        size = self._sizes.get(_LOG, 0)
+        if self._reading is None or self._reading[0] != size:
+            try:
+                with self._directory.log_path(self._plan.node_rank).open("rb") as file:
+                    self._reading = size, read_log(file)
+            except FileNotFoundError:
+                return LogReading()
+        return self._reading[1]
 
     def _take_log(self, data: bytes) -> None:
         size, most = self._sizes.get(_LOG, 0), self._limits.log_bytes

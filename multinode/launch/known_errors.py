@@ -6,11 +6,14 @@ Every text stands in the source of its project, or in the issue that `source` na
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-__all__ = ["ERRORS", "ERRORS_BY_ID", "PROJECTS", "KnownError", "find_error", "is_of_peers"]
+__all__ = ["ERRORS", "ERRORS_BY_ID", "PROJECTS", "KnownError", "anchor", "find_error", "text_pattern"]
 
 # The sections of the page.
 PROJECTS = (
@@ -33,7 +36,8 @@ class KnownError(msgspec.Struct, frozen=True):
     Attributes:
         id: its name, which is also its heading on the page.
         project: who prints it, one of `PROJECTS`.
-        texts: as printed, in any case; `...` stands for up to 200 characters of the same line.
+        texts: as printed, in any case and in whole words; `...` stands for up to 200 characters of the same line. The
+            bare name of an exception is one only where its message or the end of the line follows.
         kind: as in `Failure`.
         cause: why it happens.
         fix: what to do; `{node}` is the node that failed.
@@ -43,6 +47,8 @@ class KnownError(msgspec.Struct, frozen=True):
             any other cause.
         is_general: whether it gives way to an error that says more, in the rest of what was said.
         is_harmless: whether it also stands in logs of runs that end well: it explains no failure.
+        is_last: whether it explains a failure only as the exception or the last words of a worker: programs also print
+            it of what they survive.
     """
 
     id: str
@@ -56,6 +62,7 @@ class KnownError(msgspec.Struct, frozen=True):
     of_peers: bool = False
     is_general: bool = False
     is_harmless: bool = False
+    is_last: bool = False
 
     def matches(self, text: str) -> bool:
         """Whether one of the texts stands in it."""
@@ -64,8 +71,23 @@ class KnownError(msgspec.Struct, frozen=True):
 
 @functools.cache
 def _pattern(texts: tuple[str, ...]) -> re.Pattern[str]:
-    between = f".{{0,{_MOST_BETWEEN}}}?"
-    return re.compile("|".join(between.join(map(re.escape, text.split("..."))) for text in texts), re.IGNORECASE)
+    return re.compile(text_pattern(texts), re.IGNORECASE | re.MULTILINE)
+
+
+def text_pattern(texts: Iterable[str]) -> str:
+    """The regular expression of texts, for MULTILINE."""
+    return "|".join(map(_words, texts))
+
+
+_EXCEPTION_NAME = re.compile(r"[A-Za-z]\w*(?:Error|Exception)")
+
+
+def _words(text: str) -> str:
+    if _EXCEPTION_NAME.fullmatch(text):
+        return rf"(?<![A-Za-z0-9])(?<!except ){text}(?=:|[ \r]*$)"
+    words = f".{{0,{_MOST_BETWEEN}}}?".join(map(re.escape, text.split("...")))
+    before = r"(?<![A-Za-z0-9])" if text[0].isalnum() else ""
+    return before + words + (r"(?![A-Za-z0-9])" if text[-1].isalnum() else "")
 
 
 # The first that matches counts: what names its own cause comes before what only says that a connection ended.
@@ -73,12 +95,47 @@ ERRORS = (
     KnownError(
         "nccl-locked-memory",
         "NCCL",
-        ("Call to ibv_... failed with error Cannot allocate memory",),
+        (
+            "Call to ibv_... failed with error Cannot allocate memory",
+            "Call to ibv_... failed with 12 Cannot allocate memory",
+        ),
         kind="configuration",
         cause="RDMA has to lock its buffers in memory, and the limit on locked memory is too low.",
         fix="raise the limit to unlimited: ulimit -l, memlock in /etc/security/limits.conf, docker run --ulimit "
         "memlock=-1",
         source="NCCL src/misc/ibvwrap.cc",
+        checks=("rdma",),
+    ),
+    KnownError(
+        "nccl-ib-connect",
+        "NCCL",
+        ("Call to ibv_modify_qp failed with",),
+        kind="configuration",
+        cause="Two RDMA NICs do not reach each other: a wrong GID index (RoCE has several), NICs of rails that are not "
+        "connected with each other, or a NIC of another network.",
+        fix="which NICs reach which: multinode check; leave the GID to NCCL (NCCL_IB_GID_INDEX=-1); "
+        "env.NCCL_CROSS_NIC=0 "
+        "where each rail has a switch of its own; name the NICs that are connected: env.NCCL_IB_HCA=...; over TCP: "
+        "env.NCCL_NET=Socket",
+        source="NCCL src/misc/ibvwrap.cc (2.18 to 2.30); nccl-tests#227, nccl-tests#185, nccl#925, nccl#2013",
+        checks=("rdma",),
+    ),
+    KnownError(
+        "nccl-ib-port",
+        "NCCL",
+        (
+            "Got async event : port error",
+            "Got async event : local catastrophic error",
+            "Got async error event: port error",
+            "Got async error event: local catastrophic error",
+            "async fatal event: local catastrophic error",
+            "Got non-fatal async event: port error",
+        ),
+        kind="hardware",
+        cause="An RDMA NIC lost its link, or failed, while the training ran.",
+        fix="check the cable, transceiver and switch port of {node}; what the kernel says: ssh {node} dmesg -T | grep "
+        "mlx; how often: ssh {node} ibstat",
+        source="NCCL src/transport/net_ib.cc (2.18 to 2.27), src/transport/net_ib/init.cc (2.28); nccl#905",
         checks=("rdma",),
     ),
     KnownError(
@@ -187,6 +244,7 @@ ERRORS = (
         "System",
         (
             "MemoryError",
+            "_ArrayMemoryError",
             "Cannot allocate memory",
             "DefaultCPUAllocator: can't allocate memory",
             "DefaultCPUAllocator: not enough memory",
@@ -300,12 +358,12 @@ ERRORS = (
     KnownError(
         "nccl-duplicate-gpu",
         "NCCL",
-        ("Duplicate GPU detected",),
+        ("Duplicate GPU detected", "Multiple Ranks are using the same GPU/Partition"),
         kind="configuration",
         cause="Two workers of a node use the same GPU: more workers than GPUs, or CUDA_VISIBLE_DEVICES hides some.",
         fix="as many workers as GPUs on {node} (slots= or gpus= in the hostfile); a script has to call "
         "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
-        source="NCCL src/init.cc",
+        source="NCCL src/init.cc (2.30 names it anew)",
         checks=("gpus", "variables"),
     ),
     KnownError(
@@ -322,13 +380,19 @@ ERRORS = (
     KnownError(
         "nccl-ib-completion",
         "NCCL",
-        ("Got completion from peer ... with status=",),
+        (
+            "Got completion from peer ... with status=",
+            "Got completion from peer ... with error ",
+            "Got completion with error ",
+        ),
         kind="connection",
         cause="An RDMA transfer failed: a lossy or misconfigured RoCE network, a wrong GID, a dead peer.",
         fix="see whether it works over TCP: env.NCCL_NET=Socket on every line of the hostfile; then look at "
         "NCCL_IB_GID_INDEX and the switch's flow control",
-        source="NCCL src/transport/net_ib.cc",
+        source="NCCL src/transport/net_ib.cc (2.10 to 2.27), src/transport/net_ib/p2p.cc (2.28); nccl#426, DeepEP#106, "
+        "nccl#905, nccl#1664",
         checks=("rdma",),
+        of_peers=True,
     ),
     KnownError(
         "nccl-truncated",
@@ -784,6 +848,7 @@ ERRORS = (
         "LLaMA-Factory's own check is switched off by --env DISABLE_VERSION_CHECK=1",
         source="Transformers transformers/utils/versions.py",
         checks=("versions",),
+        is_last=True,
     ),
     KnownError(
         "undefined-symbol",
@@ -848,6 +913,7 @@ ERRORS = (
         fix="install it into the training environment of every node; compare them: multinode check",
         source="CPython Lib/importlib; ld.so(8)",
         checks=("packages", "interpreter"),
+        is_last=True,
     ),
     KnownError(
         "permission-denied",
@@ -858,6 +924,7 @@ ERRORS = (
         fix="the message names the file; output_dir has to be writable on every node: multinode check JOB",
         source="CPython Objects/exceptions.c",
         checks=("paths",),
+        is_last=True,
     ),
     KnownError(
         "missing-file",
@@ -868,6 +935,7 @@ ERRORS = (
         fix="it has to be on every node at the same path; compare them: multinode check JOB",
         source="CPython Objects/exceptions.c",
         checks=("paths", "workdir"),
+        is_last=True,
     ),
     KnownError(
         "file-system-gone",
@@ -985,6 +1053,7 @@ ERRORS = (
         "every node",
         source="getaddrinfo(3); PyTorch torch/csrc/distributed/c10d/socket.cpp",
         checks=("hostname",),
+        is_last=True,
     ),
     KnownError(
         "ssh-no-banner",
@@ -1095,6 +1164,8 @@ ERRORS = (
             "Timed out waiting ...ms for recv operation",
             "Timed out waiting ...ms for send operation",
             "Application timeout caused pair closure",
+            "pair.cc...Read timeout",
+            "pair.cc...Write timeout",
         ),
         kind="timeout",
         cause="A peer did not take part in a collective within the timeout: it is late, hangs, or cannot be reached.",
@@ -1135,6 +1206,7 @@ ERRORS = (
             "wait timeout after ...ms, keys:",
             "Timeout waiting for key:",
             "Socket Timeout",
+            "DistStoreError: wait timeout",
         ),
         kind="timeout",
         cause="A rank waited at the rendezvous for another that had not come yet: rank 0 still tokenises the data or "
@@ -1195,20 +1267,26 @@ ERRORS = (
         "nccl-timed-out",
         "NCCL",
         (
-            "connect to ... returned Connection timed out",
-            "Connect to ... failed : Connection timed out",
+            "connect to ...> returned Connection timed out",
+            "connect to ...> returned No route to host",
+            "Connect to ...> returned 110(",
+            "Connect to ...> returned 113(",
+            "Connect to ...> failed : Connection timed out",
+            "Connect to ...> failed : No route to host",
             "connect returned Connection timed out",
-            "connect to ... returned No route to host",
-            "Connect to ... failed : No route to host",
+            "connect returned No route to host",
             "socketStartConnect: exceeded timeouts",
             "socketPollConnect: exceeded timeouts",
+            "poll() returned ..., no POLLOUT events",
         ),
         kind="connection",
         cause="The other node does not answer on the port that NCCL chose, one of all ephemeral ports: a firewall, or "
         "an interface without a way there (docker0, VPN).",
         fix="open all ports between the nodes (MASTER_PORT alone is not enough): multinode check names node and port, "
         "and the firewall command",
-        source="NCCL src/misc/socket.cc; nccl#352, nccl#388",
+        source="NCCL src/misc/socket.cc (2.18 to 2.29), src/os/linux.cc (2.30); nccl#352, nccl#388, nccl#1618, "
+        "sglang#3820, "
+        "LlamaFactory#8045",
         checks=("ports", "interface", "link"),
         of_peers=True,
     ),
@@ -1216,9 +1294,10 @@ ERRORS = (
         "nccl-refused",
         "NCCL",
         (
-            "connect to ... returned Connection refused",
-            "Connect to ... failed : Connection refused",
-            "Call to connect returned Connection refused",
+            "connect to ...> returned Connection refused",
+            "Connect to ...> returned 111(",
+            "Connect to ...> failed : Connection refused",
+            "connect returned Connection refused",
             "socketStartConnect: exceeded retries",
             "socketPollConnect: exceeded retries",
         ),
@@ -1226,8 +1305,31 @@ ERRORS = (
         cause="Nothing listens at the address that the other rank announced: its worker has ended, or it announced an "
         "interface that leads elsewhere (docker0 has the same address on every machine).",
         fix="look for the first error on the other nodes; then the interface: multinode check",
-        source="NCCL src/misc/socket.cc",
+        source="NCCL src/misc/socket.cc (2.18 to 2.29), src/os/linux.cc (2.30)",
         checks=("interface", "variables", "ports"),
+        of_peers=True,
+    ),
+    KnownError(
+        "nccl-cannot-connect",
+        "NCCL",
+        (
+            "Connect to ...> failed : ",
+            "Connect to ...> returned ... errno ",
+            "connect to ...> returned ..., exceeded error retry count",
+            "socketPollConnect: connect returned ..., exceeded error retry count",
+            "socketStartConnect: connect returned ..., exceeded error retry count",
+            "socketPollConnect poll() failed with error",
+            "SocketPollConnect to ...> failed with error",
+        ),
+        kind="connection",
+        cause="NCCL could not connect to the address that another rank announced: no route leads there (Network is "
+        "unreachable), it is an IPv6 link-local address (Cannot assign requested address), or the first try failed and "
+        "NCCL's second one hides why (Software caused connection abort).",
+        fix="the interface that NCCL takes on every node: multinode check; name it by ifname= in the hostfile, and "
+        "look "
+        "for the first error on the other nodes",
+        source="NCCL src/misc/socket.cc (2.18 to 2.29), src/os/linux.cc (2.30); nccl#1515",
+        checks=("interface", "ports"),
         of_peers=True,
     ),
     KnownError(
@@ -1237,12 +1339,15 @@ ERRORS = (
             "Connection closed by remote peer",
             "ncclRemoteError",
             "remote process exited or there was a network error",
+            "Call to recv from ...> failed : ",
+            "Call to send to ...> failed : ",
         ),
         kind="connection",
         cause="The worker at the other end ended, or the network between the two broke.",
         fix="look for the first error on the other nodes: multinode show last; the network between the nodes: "
         "multinode check",
-        source="NCCL src/misc/socket.cc, src/init.cc; PyTorch torch/csrc/distributed/c10d/NCCLUtils.cpp",
+        source="NCCL src/misc/socket.cc, src/os/linux.cc, src/init.cc; PyTorch "
+        "torch/csrc/distributed/c10d/NCCLUtils.cpp; LlamaFactory#6849",
         checks=("link", "ports"),
         of_peers=True,
     ),
@@ -1252,7 +1357,9 @@ ERRORS = (
         ("ncclUnhandledCudaError", "unhandled cuda error"),
         kind="crashed",
         cause="A CUDA call inside NCCL failed; NCCL's line above names it.",
-        fix="run with --env NCCL_DEBUG=INFO and read the line with WARN; the GPU: ssh {node} dmesg -T | grep -i xid",
+        fix="read NCCL's own WARN lines (a launch shows them; else nccl.*.log of the run on {node}); the GPU: ssh "
+        "{node} "
+        "dmesg -T | grep -i xid",
         source="NCCL src/init.cc; PyTorch torch/csrc/distributed/c10d/NCCLUtils.cpp",
         checks=("gpus", "versions"),
         is_general=True,
@@ -1260,10 +1367,17 @@ ERRORS = (
     KnownError(
         "nccl-invalid-usage",
         "NCCL",
-        ("ncclInvalidUsage", "invalid usage (run with NCCL_DEBUG"),
+        (
+            "ncclInvalidUsage",
+            "ncclInvalidArgument",
+            "invalid usage (run with NCCL_DEBUG",
+            "invalid argument (run with NCCL_DEBUG",
+        ),
         kind="configuration",
         cause="Mostly two workers on one GPU, or different versions of NCCL.",
-        fix="run with --env NCCL_DEBUG=WARN and read the line with WARN; as many workers as GPUs: multinode check",
+        fix="read NCCL's own WARN lines (a launch shows them; else nccl.*.log of the run on {node}); as many workers "
+        "as "
+        "GPUs: multinode check",
         source="NCCL src/init.cc; PyTorch torch/csrc/distributed/c10d/NCCLUtils.cpp",
         checks=("gpus", "versions"),
         is_general=True,
@@ -1274,8 +1388,9 @@ ERRORS = (
         ("ncclSystemError", "unhandled system error"),
         kind="connection",
         cause="A system call of NCCL failed, mostly on a socket: a peer is gone, or an interface leads nowhere.",
-        fix="run with --env NCCL_DEBUG=INFO and read the line with WARN; the network between the nodes: multinode "
-        "check",
+        fix="read NCCL's own WARN lines (a launch shows them; else nccl.*.log of the run on {node}); the network "
+        "between "
+        "the nodes: multinode check",
         source="NCCL src/init.cc; PyTorch torch/csrc/distributed/c10d/NCCLUtils.cpp",
         checks=("interface", "ports", "machine"),
         of_peers=True,
@@ -1287,7 +1402,8 @@ ERRORS = (
         ("ncclInternalError", "internal error - please report this issue to the NCCL developers"),
         kind="connection",
         cause="NCCL met something it did not expect: mostly an interface, RDMA NIC or GPU that it cannot use.",
-        fix="run with --env NCCL_DEBUG=INFO and read the line with WARN; then multinode check",
+        fix="read NCCL's own WARN lines (a launch shows them; else nccl.*.log of the run on {node}); then multinode "
+        "check",
         source="NCCL src/init.cc; nccl#1837",
         checks=("interface", "variables", "gpus"),
         of_peers=True,
@@ -1301,7 +1417,7 @@ ERRORS = (
             "SO_ERROR: Connection refused",
             "SO_ERROR: Connection timed out",
             "SO_ERROR: No route to host",
-            "timed out connecting: ",
+            "pair.cc...timed out connecting: ",
         ),
         kind="connection",
         cause="A worker could not connect to another at the address it announced: that worker has ended, announced an "
@@ -1315,7 +1431,16 @@ ERRORS = (
     KnownError(
         "gloo-peer-gone",
         "gloo",
-        ("Connection closed by peer", "Socket unexpectedly closed", "Connection reset by peer"),
+        (
+            "Connection closed by peer [",
+            "pair.cc...Connection closed by peer",
+            "pair.cc...Connection reset by peer",
+            "pair.cc...Broken pipe",
+            "pair.cc...Socket unexpectedly closed",
+            "pair.cc...Socket closed",
+            "Socket unexpectedly closed [",
+            "gloo: Connection reset by peer",
+        ),
         kind="connection",
         cause="The worker at the other end ended or was killed.",
         fix="look for the first error on the other nodes: multinode show last; the network between the nodes: "
@@ -1345,6 +1470,7 @@ ERRORS = (
         "--setup",
         source="bash execute_cmd.c",
         checks=("packages", "interpreter"),
+        is_last=True,
     ),
     KnownError(
         "hostname-not-retrieved",
@@ -1389,57 +1515,118 @@ ERRORS = (
         "timeout",
         "System",
         (
+            "DistStoreError...timed out",
+            "DistNetworkError...timed out",
+            "DistStoreError: Timed out",
             "timed out after",
             "Timed out waiting",
-            "DistStoreError...timed out",
-            "DistStoreError...timeout",
-            "DistNetworkError...timed out",
-            "DistNetworkError...timeout",
-            "wait timeout",
+            "TimeoutError",
+            "TimeoutExpired",
         ),
         kind="timeout",
-        cause="Something was waited for in vain, mostly another worker.",
-        fix="a worker was slow or gone, or a port is blocked: multinode check; while it hangs, --hang-timeout says "
-        "who is behind",
+        cause="Something was waited for in vain: a service, a program, a file, or another worker.",
+        fix="the message names what did not answer; if it is another node: multinode check; while a run hangs, "
+        "--hang-timeout "
+        "says who is behind",
         source="any other timeout",
         checks=("ports", "link"),
         is_general=True,
+        is_last=True,
     ),
     KnownError(
         "connection",
-        "System",
+        "PyTorch",
         (
-            "gloo",
-            "NCCL",
             "DistNetworkError",
             "DistBackendError",
             "DistStoreError",
-            "TCPStore",
-            "Connection closed",
-            "Connection reset",
-            "Connection refused",
-            "Broken pipe",
-            "Socket closed",
-            "No route to host",
+            "NCCL error in: ",
+            "NCCL communicator was aborted on rank",
+            "NCCL communicator encountered error set by ProcessGroupNCCL",
         ),
         kind="connection",
         cause="A connection between the workers could not be made, or broke: mostly because another worker ended.",
         fix="look for the first error on the other nodes: multinode show last; the network between the nodes: "
         "multinode check",
-        source="any other connection error",
+        source="PyTorch torch/csrc/distributed/c10d/NCCLUtils.hpp, c10/util/Exception.h: any other error of c10d",
         checks=("ports", "interface", "link"),
         of_peers=True,
         is_general=True,
     ),
+    KnownError(
+        "service-connection",
+        "System",
+        (
+            "ConnectionError",
+            "ConnectionRefusedError",
+            "ConnectionResetError",
+            "ConnectionAbortedError",
+            "BrokenPipeError",
+            "ConnectTimeout",
+            "ReadTimeout",
+            "Max retries exceeded with url",
+            "Failed to establish a new connection",
+            "[Errno 111] Connection refused",
+            "[Errno 104] Connection reset by peer",
+            "[Errno 32] Broken pipe",
+            "[Errno 113] No route to host",
+        ),
+        kind="connection",
+        cause="A connection of the job's own was refused or broke: to a hub, W&B, a database or a file server, not "
+        "that "
+        "between the workers.",
+        fix="the message names the address; try it from {node}: ssh {node} curl -I URL; a proxy has to stand in the "
+        "job's environment (launch --env HTTPS_PROXY=...); offline: --env HF_HUB_OFFLINE=1 --env WANDB_MODE=offline",
+        source="CPython Objects/exceptions.c; Requests requests/exceptions.py",
+        is_general=True,
+        is_last=True,
+    ),
 )
 ERRORS_BY_ID = {error.id: error for error in ERRORS}
+
+_LETTERS = re.compile("[a-z]+")
+# Words that stand in most logs.
+_COMMON = frozenset(
+    _LETTERS.findall("""
+    address and are at available backend but by call cannot card cluster code command communication config could cuda
+    data dataset default device distributed error exception exit failed failure file for found from got group have
+    host in info input installed ipv is it json launch library line list load loading message model module name net
+    network no node not number object of on only operation option output package please port process python rank ranks
+    read received remote request required runtime script server setting size so start step support system tensor that
+    the this time to token torch train training type value version was with worker workers
+    """)
+)
+
+
+def anchor(text: str) -> str:
+    """A word that every line with this text has: the rarest, by its length."""
+    parts = text.lower().split("...")
+    whole = [
+        word[0]
+        for number, part in enumerate(parts)
+        for word in _LETTERS.finditer(part)
+        if (word.start() or not number) and (word.end() < len(part) or number == len(parts) - 1)
+    ]
+    return max(whole, key=lambda word: (word not in _COMMON, len(word)))
+
+
+def _anchors() -> Mapping[str, tuple[int, ...]]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for place, error in enumerate(ERRORS):
+        for word in sorted({anchor(text) for text in error.texts}):
+            found[word].append(place)
+    return {word: tuple(places) for word, places in found.items()}
+
+
+_ANCHORS = _anchors()
 
 
 def find_error(text: str) -> KnownError | None:
     """The first of the catalogue that explains a text; None where nothing does."""
-    return next((error for error in ERRORS if not error.is_harmless and error.matches(text)), None)
+    return next((error for error in _find_all(text) if not error.is_harmless), None)
 
 
-def is_of_peers(text: str) -> bool:
-    """Whether a text says anywhere that another worker is gone."""
-    return any(error.of_peers and error.matches(text) for error in ERRORS)
+def _find_all(text: str) -> Iterator[KnownError]:
+    words = _ANCHORS.keys() & set(_LETTERS.findall(text.lower()))
+    places = sorted(set(itertools.chain.from_iterable(_ANCHORS[word] for word in words)))
+    return (ERRORS[place] for place in places if ERRORS[place].matches(text))

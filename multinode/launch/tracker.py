@@ -96,6 +96,7 @@ class Tracker:
         """What is known of each node, for the search of the first failure."""
         for track in self._tracks:
             track.log = track.files.log_tail()
+            track.reading = track.files.reading()
         return self._tracks
 
     def explain(self, failure: Failure) -> Failure:

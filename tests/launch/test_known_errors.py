@@ -68,13 +68,16 @@ LINES = {
         "bootstrap.cc:335 NCCL WARN Bootstrap Root : mismatch in info from procs, nranks 4 vs 2, nroots 1 vs 1, iroot 0 vs 0",
     ],
     "nccl-duplicate-gpu": [
-        "init.cc:737 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000"
+        "init.cc:737 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000",
+        "init.cc:1057 NCCL WARN Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration.",
     ],
     "nccl-network-not-found": [
         "net.cc:579 NCCL WARN Error: network AWS Libfabric not found.",
         "plugin/net.cc:277 NCCL WARN Failed to initialize any NET plugin",
     ],
     "nccl-ib-completion": [
+        "transport/net_ib.cc:829 NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
+        "transport/net_ib.cc:1050 NCCL WARN NET/IB : Got completion from peer 192.0.2.7<43211> with error 5, opcode 48, len 0, vendor err 244 (Recv)",
         "transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.0.2.7<43211> with status=12 opcode=0 len=0 vendor err 129 (Send)",
         "transport/net_ib/p2p.cc:688 NCCL WARN NET/IB: Got completion from peer 192.0.2.7<43211> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0)",
     ],
@@ -305,15 +308,20 @@ LINES = {
     ],
     "nccl-timed-out": [
         "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<46785> failed : No route to host",
+        "misc/socket.cc:563 NCCL WARN socketPollConnect: Connect to 192.0.2.7<43211> returned 113(No route to host) errno 115(Operation now in progress)",
+        "misc/socket.cc:577 NCCL WARN socketPollConnect: connect returned No route to host, exceeded error retry count (35)",
+        "misc/socket.cc:602 NCCL WARN socketPollConnect poll() returned 1, no POLLOUT events",
         "os/linux.cc:288 NCCL WARN socketPollConnect: connect to 192.0.2.7<43211> returned Connection timed out, exceeded error retry count after 35 attempts",
     ],
     "nccl-refused": [
         "misc/socket.cc:577 NCCL WARN socketPollConnect: connect to 192.0.2.7<43211> returned Connection refused, exceeded error retry count after 35 attempts",
+        "misc/socket.cc:577 NCCL WARN socketPollConnect: connect returned Connection refused, exceeded error retry count (35)",
         "NCCL INFO Call to connect returned Connection refused, retrying",
     ],
     "nccl-peer-gone": [
         "misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer node0<43211>",
         "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "misc/socket.cc:57 NCCL WARN socketProgressOpt: Call to recv from 192.0.2.7<43211> failed : Broken pipe",
     ],
     "nccl-cuda-error": [
         "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5"
@@ -338,7 +346,27 @@ LINES = {
     "dataloader-exited": ["RuntimeError: DataLoader worker (pid(s) 3919213) exited unexpectedly"],
     "command-not-found": ["bash: line 1: torchrun: command not found"],
     "timeout": ["RuntimeError: the job server timed out after 30 s"],
-    "connection": ["ConnectionError: Broken pipe", "torch.distributed.DistBackendError: something new"],
+    "connection": ["torch.distributed.DistBackendError: something new"],
+    "service-connection": [
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='api.wandb.ai', port=443): Max retries exceeded with url: /graphql",
+    ],
+    "nccl-ib-connect": [
+        "misc/ibvwrap.cc:160 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out errno 110",
+        "misc/ibvwrap.cc:291 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, curr state INIT, next state RTR, local GID index 3, local GID ::ffff:192.0.2.7, remote GID ::ffff:192.0.2.8",
+        "misc/ibvwrap.cc:160 NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable",
+        "misc/ibvwrap.cc:160 NCCL WARN Call to ibv_modify_qp failed with error Invalid argument errno 22",
+    ],
+    "nccl-ib-port": [
+        "transport/net_ib.cc:94 NCCL WARN NET/IB : Got async event : port error",
+        "transport/net_ib.cc:102 NCCL WARN NET/IB : mlx5_2:1 Got async event : port error",
+        "transport/net_ib/init.cc:171 NCCL WARN NET/IB : mlx5_2:1 Got non-fatal async event: port error(10)",
+    ],
+    "nccl-cannot-connect": [
+        "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to fe80::1%eth0<46785> failed : Cannot assign requested address",
+        "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 192.0.2.7<46785> failed : Software caused connection abort",
+        "misc/socket.cc:576 NCCL WARN socketStartConnect: connect returned Network is unreachable, exceeded error retry count (35)",
+    ],
 }
 HARMLESS = {
     "deepspeed-no-hostfile": "[WARNING] [runner.py:214:fetch_hostfile] Unable to find hostfile, will proceed with training with local resources only.",

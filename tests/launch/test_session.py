@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from multinode.core.run.run import NodeRun
 from multinode.errors import ContactLost
@@ -115,8 +116,8 @@ LOST = Evidence(
         (Evidence(run=ended(0, exit_code=1)), "the job ended with exit code 1"),
         # By a clock that is a minute slow, and of a moment before the last word as far as clocks can tell.
         (
-            Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, -56.0, message="gloo")], clock_offset_s=-60.5),
-            "rank 0 raised ValueError: gloo",
+            Evidence(run=ended(0, exit_code=1), exceptions=[replace(GLOO, time_s=-56.0)], clock_offset_s=-60.5),
+            "rank 0 raised RuntimeError: [../gloo",
         ),
     ],
 )

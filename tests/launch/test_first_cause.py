@@ -1,0 +1,238 @@
+"""The first cause in logs as people publish them: what speaks is found wherever it stands in the log."""
+
+# ruff: noqa: E501 - lines stand here as they are printed
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from msgspec.structs import replace
+
+from multinode.core.run.samples import ExceptionSample
+from multinode.launch.failure import Evidence, first_failure
+from multinode.launch.known_errors import find_error
+from multinode.launch.log_words import read_log
+
+from .test_failure import GLOO, ended, find, raised
+
+FRAMES = [f"frame #{number}: c10::Error::Error() + 0x96 (0x7f in libc10.so)" for number in range(12)]
+# As torch 2.1 to 2.13 word it; the last is LOG(FATAL), which prints no "terminate called".
+ABORTS = {
+    "illegal-memory-access": "CUDA error: an illegal memory access was encountered",
+    "uncorrectable-ecc": "CUDA error: uncorrectable ECC error encountered",
+    "device-assert": "CUDA error: device-side assert triggered",
+    "nccl-peer-gone": "NCCL error: remote process exited or there was a network error, NCCL version 2.21.5",
+}
+
+
+def aborted(rank: int, words: str) -> list[str]:
+    """What a worker prints whose watchdog meets an error."""
+    return [
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        (
+            f"  what():  [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Process group watchdog thread terminated with "
+            f"exception: {words}"
+        ),
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace might be wrong.",
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+        "",
+        "Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):",
+        *FRAMES,
+        "",
+        "Exception raised from ncclCommWatchdog at ProcessGroupNCCL.cpp:1418 (most recent call first):",
+        *FRAMES[:5],
+    ]
+
+
+def stuck(rank: int) -> list[str]:
+    return [
+        (
+            f"[rank{rank}]:[F1122 10:00:00.1 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] [PG ID "
+            f"0 PG GUID 0(default_pg) Rank {rank}] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making "
+            "progress in monitoring enqueued collectives."
+        ),
+        *FRAMES,
+    ]
+
+
+def torchrun(rank: int, code: int, workers: int) -> list[str]:
+    """What torchrun prints when one of its workers has failed."""
+    return [
+        *(
+            f"W1122 10:00:01.0 99 torch/distributed/elastic/multiprocessing/api.py:897] Sending process {number} "
+            "closing signal SIGTERM"
+            for number in range(101, 100 + workers)
+        ),
+        (
+            f"E1122 10:00:02.0 99 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: {code}) "
+            f"local_rank: {rank} (pid: 100) of binary: /usr/bin/python"
+        ),
+        "Traceback (most recent call last):",
+        *(f'  File "run.py", line {line}, in main' for line in range(30)),
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "============================================================",
+        "train.py FAILED",
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  time      : 2026-11-22_10:00:02",
+        "  host      : gpu-a",
+        f"  rank      : {rank} (local_rank: {rank})",
+        f"  exitcode  : {code} (pid: 100)",
+    ]
+
+
+def text(*parts: list[str]) -> str:
+    return "\n".join(itertools.chain.from_iterable(parts)) + "\n"
+
+
+def interleaved(parts: list[list[str]]) -> list[str]:
+    return [line for lines in itertools.zip_longest(*parts) for line in lines if line is not None]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("error_id", ABORTS)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_worker_that_nccls_watchdog_aborted_gets_its_cause(error_id: str, workers: int, *, mixed: bool) -> None:
+    peers = [aborted(rank, ABORTS["nccl-peer-gone"]) for rank in range(1, workers)]
+    said = [aborted(0, ABORTS[error_id]), *peers]
+    words = interleaved(said) if mixed else list(itertools.chain.from_iterable(said))
+    log = text(["step 3: loss 0.5"] * 30, words, torchrun(0, -6, workers))
+    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
+    assert (failure.rank, failure.signal, failure.error_id) == (0, "SIGABRT", error_id)
+    assert ABORTS[error_id] in failure.message
+    assert "frame #" not in failure.log_tail
+    assert "closing signal" not in failure.log_tail
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_watchdog_that_got_stuck_aborts_without_a_c_plus_plus_exception(workers: int) -> None:
+    log = text(interleaved([stuck(rank) for rank in range(workers)]), torchrun(0, -6, workers))
+    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
+    assert (failure.error_id, failure.kind) == ("watchdog-stuck", "timeout")
+    job = Evidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log=text(stuck(0)))
+    assert find(job).error_id == "watchdog-stuck"
+
+
+def test_deepspeeds_launcher_and_a_signal_of_its_worker() -> None:
+    log = text(
+        ["[2026-11-21 22:45:33,204] [INFO] [launch.py:158:main] nnodes=1, num_local_procs=8, node_rank=0"],
+        aborted(3, ABORTS["uncorrectable-ecc"]),
+        [
+            (
+                "[2026-11-21 22:45:34,226] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python', '-u', 'train.py', "
+                "'--local_rank=3'] exits with return code = -6"
+            )
+        ],
+    )
+    failure = find(Evidence(run=ended(0, exit_code=250, ended_s=9.0), log=log))
+    assert (failure.rank, failure.signal, failure.error_id) == (3, "SIGABRT", "uncorrectable-ecc")
+
+
+SERVICE = {
+    "ConnectionError": "HTTPSConnectionPool(host='api.wandb.ai', port=443): Max retries exceeded with url: /graphql "
+    "(Caused by NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused'))",
+    "ConnectionRefusedError": "[Errno 111] Connection refused",
+    "BrokenPipeError": "[Errno 32] Broken pipe",
+    "CommError": "Run initialization has timed out after 90.0 sec.",
+    "TimeoutExpired": "Command '['git', 'fetch']' timed out after 60 seconds",
+    "ValueError": "unknown option backend='gloo'",
+    "KeyError": "'gloo_timeout'",
+    "TypeError": "f() got an unexpected keyword argument 'nccl_opts'",
+    "OSError": "bad shape in /home/gloomy/train.py",
+}
+
+
+@pytest.mark.parametrize(("kind", "message"), SERVICE.items())
+def test_what_is_no_message_of_a_communication_library_is_a_cause_of_its_own(kind: str, message: str) -> None:
+    own = Evidence(run=ended(1, exit_code=1, ended_s=6.0), exceptions=[raised(8, 5.0, kind, message)])
+    log = text(aborted(0, ABORTS["nccl-peer-gone"]), torchrun(0, -6, 8))
+    peer = Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log)
+    failure = find(own, peer)
+    assert (failure.node, failure.rank) == ("node1", 8)
+    assert "peer" not in str(failure.cause)
+    error = find_error(f"{kind}: {message}")
+    assert error is None or not error.of_peers
+
+
+def test_a_peers_abort_is_a_consequence_of_a_failure_that_only_a_log_tells() -> None:
+    log = text(aborted(0, ABORTS["nccl-peer-gone"]), torchrun(0, -6, 2))
+    peer = Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log)
+    said = "[rank8]: Traceback (most recent call last):\n[rank8]: ValueError: labels must be integers\n"
+    own = Evidence(run=ended(1, exit_code=1, ended_s=9.5), log=said)
+    assert find(own, peer).node == "node1"
+
+
+# What torch says at the end of every worker that does not call destroy_process_group, and names in ordinary text.
+BARE = [
+    (
+        "[rank0]:[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1553] Warning: WARNING: destroy_process_group() was not called "
+        "before program exit, which can leak resources."
+    ),
+    "Could not override 'ddp.backend'. Key 'nccl' is not in struct",
+    "TrainingArguments(ddp_backend=nccl, ddp_timeout=1800)",
+    "process group: gloo",
+    "ValueError: unknown backend 'NCCL2'",
+]
+
+
+@pytest.mark.parametrize("line", BARE)
+def test_a_bare_name_of_a_library_is_no_error(line: str) -> None:
+    log = f"Error: dataset has 0 rows after filtering\n{line}\n"
+    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
+    assert (failure.kind, failure.error_id) == (None, None)
+
+
+def test_an_exception_that_was_survived_is_not_the_cause() -> None:
+    log = text(
+        ["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'apex'"],
+        ["using torch's own layer norm"],
+        ["Traceback (most recent call last):", "ValueError: labels must be integers"],
+    )
+    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
+    assert failure.error_id is None
+
+
+def test_of_several_workers_in_one_log_the_one_with_a_cause_of_its_own_is_told() -> None:
+    peer = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a"
+    log = "".join(f"[rank{rank}]: {peer} network error\n" for rank in (0, 2, 3))
+    log = log.replace("[rank2]", "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n[rank2]")
+    assert find(Evidence(run=ended(0, exit_code=1), log=log)).error_id == "cuda-out-of-memory"
+
+
+def test_words_of_an_attempt_that_torchrun_repeated_do_not_count() -> None:
+    again = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group"
+    log = text(aborted(0, ABORTS["device-assert"]), [again], aborted(0, ABORTS["uncorrectable-ecc"]))
+    log += text(torchrun(0, -6, 1))
+    assert find(Evidence(run=ended(0, exit_code=1), log=log)).error_id == "uncorrectable-ecc"
+
+
+def test_a_signal_number_is_no_part_of_another() -> None:
+    for number in (10, 12, 14):
+        error = find_error(
+            f"torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: {number}"
+        )
+        assert error is None or error.id not in {"sighup", "sigterm"}
+
+
+@pytest.mark.parametrize("step", [1, 7, 4096, 1 << 20])
+def test_a_line_is_found_wherever_it_stands_in_the_blocks_that_are_read(step: int) -> None:
+    line = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    for before in ("x" * step + "\n", "loss 0.5\r" * step, "y" * (step + (1 << 20))):
+        reading = read_log(before + line)
+        word = reading.cause()
+        assert word is not None
+        assert word.error is not None
+        assert (word.error.id, word.line) == ("uncorrectable-ecc", before.count("\n") + 1)
+
+
+def test_a_peers_exception_counts_by_its_type() -> None:
+    later = ExceptionSample(rank=2, time_s=9.0, type="DistBackendError", message="something new", traceback="t")
+    both = [
+        Evidence(run=ended(0, exit_code=1), exceptions=[GLOO]),
+        Evidence(run=ended(1, exit_code=1), exceptions=[later]),
+    ]
+    assert find(*both).node == "node0"
+    both[1].exceptions = [replace(later, type="ValueError", message="NCCL error in: my own words")]
+    failure = first_failure(both)
+    assert failure is not None
+    assert failure.node == "node1"
