@@ -24,8 +24,13 @@ def nvmlInit():
     pass
 def nvmlDeviceGetHandleByIndex(index):
     return index
-def nvmlDeviceGetMemoryInfo(handle):
-    return types.SimpleNamespace(total=24 << 30, used=3 << 30)
+nvmlMemory_v2 = 0x02000028
+def nvmlDeviceGetMemoryInfo(handle, version=None):
+    # The first version counts 600 MiB that the driver keeps for itself as used.
+    used = 3 << 30
+    if version is None:
+        return types.SimpleNamespace(total=24 << 30, used=used + (600 << 20))
+    return types.SimpleNamespace(version=version, total=24 << 30, reserved=600 << 20, used=used)
 def nvmlDeviceGetPowerUsage(handle):
     return 301500
 def nvmlDeviceGetEnforcedPowerLimit(handle):
@@ -108,6 +113,21 @@ def test_a_sensor_that_is_missing_leaves_the_others(with_pynvml: Callable[[str],
     record = node.samples("gpu.jsonl", ["sleep", "0.5"], sample_gpus=[0], sample_interval_s=0.2)[0]
     told = {name for name, value in record.items() if value not in (None, [])}
     assert told == {"schema", "kind", "time_s", "mono_ns", "index", "power_w"}
+
+
+OLD_DRIVER = "nvmlMemory_v2 = 0x02000028\ndef nvmlDeviceGetMemoryInfo(handle, version=None):\n"
+OLD_DRIVER += "    if version: raise NVMLError('Function Not Found')\n"
+OLD_MODULE = "del nvmlMemory_v2\ndef nvmlDeviceGetMemoryInfo(handle):\n"
+ANSWER = "    return types.SimpleNamespace(total=24 << 30, used=5 << 30)\n"
+
+
+@pytest.mark.parametrize("lacking", [OLD_DRIVER, OLD_MODULE])
+def test_memory_of_a_driver_that_tells_it_in_one_way_alone(
+    with_pynvml: Callable[[str], LocalNode], lacking: str
+) -> None:
+    node = with_pynvml(PYNVML + lacking + ANSWER)
+    record = node.samples("gpu.jsonl", ["sleep", "0.5"], sample_gpus=[0], sample_interval_s=0.2)[0]
+    assert (record["memory_used_gib"], record["memory_total_gib"]) == (5.0, 24.0)
 
 
 def test_what_passes_pcie_is_asked_once_a_second_as_it_takes_its_time(with_pynvml: Callable[[str], LocalNode]) -> None:

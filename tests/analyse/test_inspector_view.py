@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -83,6 +84,53 @@ def test_the_messages_of_a_step_and_what_they_add_up_to() -> None:
     view = view_inspector(observed)
     assert view.sizes_bytes == (GIB_16, GIB_16)
     assert view.bytes_per_step == pytest.approx(2 * GIB_16)
+
+
+PLUGINS = Path(__file__).parent / "inspector"
+
+
+def written_by(release: str, *ranks: int) -> list[Sample]:
+    """What the plugin of that release wrote of 120 all-reduces in 3 s (of two, the first 30), on these ranks."""
+    lines = (PLUGINS / f"{release}.log").read_bytes().splitlines()
+    ops = [sample_of(msgspec.json.decode(text)) for text in lines]
+    last_s = ops[-1].written_s
+    return [
+        msgspec.structs.replace(op, comm_rank=rank, written_s=END_S - (last_s - op.written_s))
+        for rank in ranks
+        for op in ops
+    ]
+
+
+@pytest.mark.parametrize("release", ["2.28.9", "2.30.7"])
+def test_a_plugin_that_records_every_operation_tells_the_bytes_of_a_step(release: str) -> None:
+    view = view_inspector(seen(*written_by(release, 0, 1), world_size=2))
+    assert (view.operations, view.recorded) == (30, 1.0)
+    sent_bytes = sum(total_bytes(op) for op in ops_of(written_by(release, 0)))
+    assert view.bytes_per_step == sent_bytes / 15
+    # Each took 10 ms.
+    assert view.busbw_gb_per_s == pytest.approx(sent_bytes / 0.3 / 1e9)
+
+
+def test_a_plugin_that_keeps_one_operation_between_two_writes_samples_them() -> None:
+    # 7 of 120: no bytes of a step come of them, and the bandwidth says how few they are.
+    view = view_inspector(seen(*written_by("2.29.7", 0, 1), world_size=2))
+    assert (view.operations, view.bytes_per_step, view.sizes_bytes) == (7, None, ())
+    assert view.recorded == pytest.approx(7 / 102, rel=0.1)
+    found = in_training(seen(*written_by("2.29.7", 0, 1), world_size=2), None)
+    assert reconciled(found, 1e6).asked_bytes is None
+    words = in_training_words(found)
+    assert "these are samples: 7% of the operations were recorded, and a plugin built from NCCL 2.30.3" in words
+
+
+def test_ranks_that_kept_other_operations_say_that_they_are_samples() -> None:
+    ops = written_by("2.29.7", 0)
+    moved = [msgspec.structs.replace(op, comm_rank=1, number=op.number + 1) for op in ops_of(ops)]
+    with pytest.raises(UnknownError, match="on all workers: of its operations 7% were, and a plugin built from NCCL"):
+        view_inspector(seen(*ops, *moved, world_size=2))
+
+
+def ops_of(samples: list[Sample]) -> list[NcclOpSample]:
+    return [one for one in samples if isinstance(one, NcclOpSample)]
 
 
 @pytest.mark.parametrize(

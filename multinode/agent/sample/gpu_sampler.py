@@ -107,7 +107,7 @@ class _Gpu:
                 "pcie_rx_gb_per_s": received,
                 "pcie_tx_gb_per_s": self._ask("PcieThroughput", nvml.NVML_PCIE_UTIL_TX_BYTES, per=_KB_PER_GB),
             }
-        memory, rates = self._ask("MemoryInfo"), self._ask("UtilizationRates")
+        memory, rates = self._memory(), self._ask("UtilizationRates")
         return {
             "kind": "gpu",
             "mono_ns": time.monotonic_ns(),
@@ -128,6 +128,12 @@ class _Gpu:
                 "TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             ),
         }
+
+    def _memory(self) -> Optional[Any]:
+        """As nvidia-smi has it since driver 510: the first version of the call counts the driver's reserve as used."""
+        version = getattr(self._nvml, "nvmlMemory_v2", None)
+        second = None if version is None else self._ask("MemoryInfo", version)
+        return self._ask("MemoryInfo") if second is None else second
 
     def _ask(self, what: str, *arguments: object, per: Optional[float] = None) -> Optional[Any]:
         """What nvmlDeviceGet... answers; divided where NVML's unit is a smaller one than ours."""

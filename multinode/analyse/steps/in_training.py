@@ -44,6 +44,8 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
         source: `trace` (transfers in a profiler window), `nccl inspector` (NCCL's own records) or `ddp span` (first
             bucket to last, waiting for buckets included: a lower bound, good where the link is the limit).
         bytes_per_step: of all-reduces, by the source; None is unknown.
+        recorded: the part of the operations that the source has, where it numbers them; of the others only samples are
+            known, and neither sizes nor bytes.
         asked_bytes: that the calls asked for, of a worker in a step, beside it.
         alone: nccl-test's figure, where a run of the same nodes and workers is stored.
         sentence: both in words, written by `report`.
@@ -54,6 +56,7 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
     sizes_bytes: tuple[int, ...] = ()
     source: str | None = None
     bytes_per_step: float | None = None
+    recorded: float = 1.0
     asked_bytes: float | None = None
     alone: Alone | None = None
     sentence: str = ""
@@ -92,6 +95,7 @@ def _by_inspector(observed: Observed) -> InTraining:
         source="nccl inspector",
         sizes_bytes=view.sizes_bytes,
         bytes_per_step=view.bytes_per_step,
+        recorded=view.recorded,
     )
 
 

@@ -1,13 +1,14 @@
 """What NCCL's Inspector recorded of a training's all-reduces: their bandwidth, and whether it agrees with ours. Pure.
 
 The plugin gives sizes as NCCL's calls have them, which for reduce-scatter and all-gather is one rank's share, and busbw
-with nccl-tests' factors. When an operation ran it does not say, only when its record was written.
+with nccl-tests' factors. When an operation ran it does not say, only when its record was written. Before NCCL 2.30.3 it
+kept one finished operation of a communicator between two writes: operations are numbered, and gaps show that.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -17,7 +18,10 @@ from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.unknown import UnknownError
 from multinode.core.run.samples import NcclOpSample
 
-__all__ = ["InspectorView", "busbw_gb_per_s", "total_bytes", "view_inspector"]
+__all__ = ["NEWER_PLUGIN", "InspectorView", "busbw_gb_per_s", "total_bytes", "view_inspector"]
+
+# b3aeda4a of NCCL gave it a ring of operations; it loads into NCCL 2.28 and newer.
+NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, whichever NCCL runs"
 
 # NCCL's names, and torch's.
 _OPS = {
@@ -41,15 +45,18 @@ class InspectorView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         busbw_gb_per_s: factor x their bytes / the time that they took, each by the worker that waited least.
-        sizes_bytes: of a step's all-reduces.
-        bytes_per_step: all of them together.
-        operations: how many there were.
+        sizes_bytes: of a step's all-reduces; empty where not all were recorded.
+        bytes_per_step: all of them together; None where not all were recorded.
+        operations: how many were recorded on all workers.
+        recorded: of the operations that a worker's numbers say there were, the part that it recorded; of the worker
+            that recorded least.
     """
 
     busbw_gb_per_s: float
     sizes_bytes: tuple[int, ...] = ()
-    bytes_per_step: float
+    bytes_per_step: float | None = None
     operations: int
+    recorded: float = 1.0
 
 
 def total_bytes(op: NcclOpSample) -> int:
@@ -81,14 +88,17 @@ def view_inspector(observed: Observed) -> InspectorView:
     odd = sum(not _agrees(op) for op in ops if op.time_us >= _LEAST_US)
     if odd:
         raise UnknownError(f"NCCL's Inspector says another bandwidth of {odd} operations than their bytes and times do")
-    whole = _of_all_workers(ops)
+    whole, recorded = _of_all_workers(ops), _recorded(ops)
     if not whole:
-        raise UnknownError("NCCL's Inspector recorded no all-reduce on all workers")
+        few = "" if recorded == 1.0 else f": of its operations {recorded:.0%} were, {NEWER_PLUGIN}"
+        raise UnknownError(f"NCCL's Inspector recorded no all-reduce on all workers{few}")
     sizes = [total_bytes(workers[0]) for workers in whole]
     took_us = math.fsum(min(op.time_us for op in workers) for workers in whole)
     busbw = bus_factor("all_reduce", observed.world_size) * sum(sizes) / took_us * _GB_PER_S
     if not math.isfinite(busbw):
         raise UnknownError("the times of NCCL's Inspector are impossible")
+    if recorded < 1.0:
+        return InspectorView(busbw_gb_per_s=busbw, operations=len(whole), recorded=recorded)
     steps = max(1, len(observed.counted))
     counts = {size: round(count / steps) for size, count in Counter(sizes).items()}
     return InspectorView(
@@ -117,6 +127,14 @@ def _in_window(observed: Observed) -> Iterable[NcclOpSample]:
         if times[first] and times[last]:
             begin_s, end_s = min(times[first]) - max(took_s), max(times[last]) + _WRITTEN_WITHIN_S
             yield from (op for op in node.of(NcclOpSample) if begin_s < op.written_s <= end_s)
+
+
+def _recorded(ops: Sequence[NcclOpSample]) -> float:
+    """NCCL numbers the all-reduces of a communicator one after the other, on each rank."""
+    numbers: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for op in ops:
+        numbers[op.comm, op.comm_rank].add(op.number)
+    return min(len(some) / (max(some) - min(some) + 1) for some in numbers.values())
 
 
 def _agrees(op: NcclOpSample) -> bool:

@@ -357,7 +357,8 @@ def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...
 
 _PLUGIN = "NCCL_PROFILER_PLUGIN"
 _PLUGIN_SINCE = (2, 28)
-# Often enough for its ring of 1024 operations a communicator, and to match records with the measured steps.
+# Often enough for the ring of 1024 operations a communicator that it has since 2.30.3, and to match records with the
+# measured steps.
 _WRITE_EVERY_US = 500_000
 
 
@@ -382,7 +383,8 @@ def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) ->
             raise UsageError(
                 "NCCL's Inspector plugin is not there (libnccl-profiler-inspector.so)",
                 node=node.name,
-                hint=f"build it from NCCL's plugins/profiler/inspector; then in the hostfile: env.{_PLUGIN}=PATH",
+                hint="build it from plugins/profiler/inspector of NCCL 2.30.3 or newer, whichever NCCL runs; then in the "
+                f"hostfile: env.{_PLUGIN}=PATH",
             )
     return {
         _PLUGIN: given or (found.nccl_inspector if found and found.nccl_inspector else "libnccl-profiler-inspector.so"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from multinode.analyse.steps.in_training import InTraining
+from multinode.analyse.steps.inspector_view import NEWER_PLUGIN
 
 __all__ = ["in_training_words"]
 
@@ -20,6 +21,8 @@ def in_training_words(training: InTraining) -> str:
     if training.busbw_gb_per_s is None or training.source is None:
         return ""
     parts = [f"The training's all-reduces reach {training.busbw_gb_per_s:.3g} GB/s busbw, {_SPOKEN[training.source]}"]
+    if training.recorded < 1.0:
+        parts.append(f"these are samples: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")
     if training.alone is not None and training.alone.busbw_gb_per_s > 0:
         share = training.busbw_gb_per_s / training.alone.busbw_gb_per_s
         parts.append(
