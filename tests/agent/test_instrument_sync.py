@@ -327,6 +327,47 @@ def test_each_round_is_recorded_with_its_bytes_and_its_drift(matrix: list[Told])
         assert {call.size_bytes for call in calls if call.op == "all_reduce"} >= {4 * parameters, 2 * parameters}
 
 
+# A device that computes and sends when it comes to it, and a host that sees what that takes where it waits for it.
+QUEUED = """
+import types
+
+class Device:
+    now, queued = 0.0, 0.0
+    def synchronize(self, device=None):
+        self.now += self.queued
+        self.queued = 0.0
+
+device = Device()
+torch.cpu.synchronize = device.synchronize
+plain_float = torch.Tensor.__float__
+def waiting_float(tensor):
+    device.synchronize()
+    return plain_float(tensor)
+torch.Tensor.__float__ = waiting_float
+multinode_sync.time = types.SimpleNamespace(monotonic=lambda: device.now)
+
+def sending(function):
+    def sent(*args, **kwargs):
+        device.queued += 0.1
+        return function(*args, **kwargs)
+    return sent
+
+lever(every=3)
+torch.distributed.all_reduce = sending(torch.distributed.all_reduce)
+class Computing(torch.optim.SGD):
+    def step(self):
+        device.queued += 1.0
+        super().step()
+train(mlp(), lambda module: Computing(module.parameters(), lr=0.1))
+"""
+
+
+def test_a_round_takes_what_it_sends_and_not_what_the_device_has_yet_to_compute(tmp_path: Path) -> None:
+    for worker in run_pair(tmp_path / "run", BEGIN + QUEUED):
+        rounds = [sample for sample in worker.samples if isinstance(sample, SyncSample)]
+        assert [one.sync_us for one in rounds] == pytest.approx([100_000.0] * 4)
+
+
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     return run_pair(tmp_path_factory.mktemp("sync") / "refused", BEGIN + REFUSED)

@@ -3,11 +3,13 @@ from __future__ import annotations
 import base64
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from multinode.agent.hang.diagnose import list_flight_records
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.core.run.engine_commands import (
@@ -52,6 +54,15 @@ def test_nccl_gets_the_interface_as_an_exact_match_gloo_its_plain_name_and_what_
     env = run("torchrun", PLACE).env
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ens1f0", "ens1f0")
     assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"} & set(run("torchrun", BARE).env)
+
+
+def test_torchs_flight_recorder_writes_where_a_diagnosis_looks(tmp_path: Path) -> None:
+    env = run("torchrun", msgspec.structs.replace(PLACE, run_dir=str(tmp_path))).env
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        # torch adds the rank.
+        dump = Path(f"{env[name]}3")
+        dump.write_bytes(b"123")
+        assert list_flight_records(str(tmp_path), []) == [{"path": str(dump), "size_bytes": 3}]
 
 
 def test_an_ipv6_data_plane_is_named_to_nccl_and_its_rendezvous_stands_in_brackets() -> None:
@@ -115,7 +126,7 @@ def test_each_run_has_a_port_of_its_own_for_nccls_ras() -> None:
     places = [msgspec.structs.replace(PLACE, run_dir=f"/home/u/.multinode/runs/r.{rank}") for rank in range(20)]
     addresses = {run("torchrun", place).env["NCCL_RAS_ADDR"] for place in places}
     assert len(addresses) == len(places)
-    assert all(host == "localhost" and 20000 <= int(port) < 28000 for host, port in (a.split(":") for a in addresses))
+    assert all(host == "127.0.0.1" and 20000 <= int(port) < 28000 for host, port in (a.split(":") for a in addresses))
     assert "NCCL_RAS_ADDR" not in run("torchrun", BARE).env
 
 

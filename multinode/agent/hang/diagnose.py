@@ -25,7 +25,7 @@ from ..run.processes import Family, Process, environ_of, find_process, stat_fiel
 from ..rundir import RunDir, open_run
 from .stacks import Mark, StackReader, read_marks
 
-__all__ = ["ras_target", "run"]
+__all__ = ["list_flight_records", "ras_target", "run"]
 
 _LOOK_S = 0.3
 _STACKS_S = 2.0
@@ -161,7 +161,7 @@ def run(request: Record, channel: Channel) -> None:
                 for member in members
             ],
             "last_steps": _last_steps(run_dir),
-            "flight_records": _list_flight_records(run_dir.path, [member.environ for member in members]),
+            "flight_records": list_flight_records(run_dir.path, [member.environ for member in members]),
             **ras.answer(_RAS_S),
         }
     )
@@ -274,7 +274,7 @@ def _read_sequence(run_dir: RunDir, member: _Member) -> Optional[int]:
     return _number(words[1])
 
 
-def _list_flight_records(run_dir: str, environs: Iterable[dict[str, str]]) -> list[Record]:
+def list_flight_records(run_dir: str, environs: Iterable[dict[str, str]]) -> list[Record]:
     """Name and size of each dump that workers wrote, where their variables say, or in the run directory."""
     prefixes = {environ[name] for environ in environs for name in _FLIGHT_VARIABLES if environ.get(name)}
     prefixes = {prefix for prefix in prefixes if os.path.isabs(prefix)} | {os.path.join(run_dir, _FLIGHT_NAME)}

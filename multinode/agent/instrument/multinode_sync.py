@@ -360,15 +360,17 @@ class Averaging:
             self._average(round_, "round")
 
     def _average(self, round_: Round, reason: str) -> None:
-        torch, groups, began = sys.modules["torch"], self._meet(), time.monotonic()
-        sent_bytes, square = 0, 0.0
+        torch, groups = sys.modules["torch"], self._meet()
+        # What a GPU has yet to compute is none of the round's time, and what it has yet to send is.
+        _wait_for_devices(round_)
+        began, sent_bytes, squares = time.monotonic(), 0, []
         with torch.no_grad():
             for bucket in round_.buckets:
                 flat = _flat(bucket.parameters)
                 if groups.leaders is not None:
                     new, bytes_of, drift = self._average_bucket(groups, bucket, flat)
                     sent_bytes += bytes_of
-                    square += float(drift)
+                    squares.append(drift)
                     flat.copy_(new)
                 if self.settings.workers_per_node > 1:
                     torch.distributed.broadcast(flat, groups.leader, group=groups.node)
@@ -376,13 +378,15 @@ class Averaging:
             for buffers in self._buffers():
                 for group in filter(None, (groups.leaders, groups.node)):
                     torch.distributed._broadcast_coalesced(group, buffers, _BUCKET_BYTES, 0)  # noqa: SLF001 - as DDP
+        _wait_for_devices(round_)
+        took_s = time.monotonic() - began
         self._pending.append(
             {
                 "steps": round_.position,
                 "reason": reason,
                 "size_bytes": sent_bytes,
-                "drift": square**0.5 if self.leads else None,
-                "sync_us": (time.monotonic() - began) * 1e6,
+                "drift": sum(map(float, squares)) ** 0.5 if self.leads else None,
+                "sync_us": took_s * 1e6,
             }
         )
         round_.position = 0
@@ -436,6 +440,13 @@ class Averaging:
                 "WARNING: something was saved inside a round of %s: its parameters are those of node 0 alone; save "
                 "after a multiple of %d optimizer steps" % (self.settings.option, self.settings.every)
             )
+
+
+def _wait_for_devices(round_: Round) -> None:
+    torch = sys.modules["torch"]
+    for device in {bucket.parameters[0].device for bucket in round_.buckets}:
+        # torch.cuda, and likewise of every other kind, torch.cpu too.
+        getattr(torch, device.type).synchronize(device)
 
 
 def _as_recorded(settings: Settings) -> Dict[str, Any]:

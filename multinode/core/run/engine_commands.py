@@ -53,6 +53,7 @@ STRAY_VARIABLES = (
     "PET_*",
     "TORCHELASTIC_*",
 )
+_FLIGHT_RECORDS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _RAS_PORTS = range(20000, 28000)
 _ACCELERATE_FILE = "accelerate.yaml"
 # Accelerate starts one process a node for these, and expects mpirun to have started the others.
@@ -198,7 +199,7 @@ def _command(
         # What they hid is left out already; of the devices that are chosen they would hide more.
         hidden = accelerator.visible[1:]
         if accelerator.has_ras:
-            common["NCCL_RAS_ADDR"] = f"localhost:{_ras_port(place)}"
+            common["NCCL_RAS_ADDR"] = f"127.0.0.1:{_ras_port(place)}"
     if place.ifname is not None:
         common |= {name: form.format(place.ifname) for name, form in accelerator.sockets.items()}
         common["GLOO_SOCKET_IFNAME"] = place.ifname
@@ -206,6 +207,8 @@ def _command(
         common[accelerator.family] = "AF_INET6"
     if accelerator.backend == "nccl":
         common |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{place.run_dir}/nccl.%h.%p.log"}
+        # Where torch's flight recorder writes by itself differs from release to release; so does which name it reads.
+        common |= dict.fromkeys(_FLIGHT_RECORDS, f"{place.run_dir}/nccl_trace_rank_")
     common |= {
         "MASTER_ADDR": place.master_addr,
         "MASTER_PORT": str(place.master_port),
@@ -226,7 +229,8 @@ def _command(
 def _ras_port(place: Place) -> int:
     """Where NCCL's RAS service listens on the node: a port of this run alone, or a hang would ask another job's.
 
-    Below the ephemeral ports. Should it be taken all the same, NCCL goes on without the service.
+    Below the ephemeral ports. Of `localhost` NCCL would take the first address, which may be IPv6's on a node
+    without. Should it be taken all the same, NCCL goes on without the service.
     """
     return _RAS_PORTS.start + zlib.crc32(place.run_dir.encode()) % len(_RAS_PORTS)
 

@@ -383,8 +383,8 @@ def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) ->
             raise UsageError(
                 "NCCL's Inspector plugin is not there (libnccl-profiler-inspector.so)",
                 node=node.name,
-                hint="build it from plugins/profiler/inspector of NCCL 2.30.3 or newer, whichever NCCL runs; then in the "
-                f"hostfile: env.{_PLUGIN}=PATH",
+                hint="build it from plugins/profiler/inspector of NCCL 2.30.3 or newer, whichever NCCL runs; then in "
+                f"the hostfile: env.{_PLUGIN}=PATH",
             )
     return {
         _PLUGIN: given or (found.nccl_inspector if found and found.nccl_inspector else "libnccl-profiler-inspector.so"),
