@@ -26,7 +26,7 @@ from multinode.cli.options import (
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import PanelCommand
 from multinode.cli.running import fetch_results, open_context, tell_result
-from multinode.errors import UsageError
+from multinode.errors import MultinodeError, UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import runs_root
 from multinode.units import format_count, format_size
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from multinode.workflows.run.attach import Known
     from multinode.workflows.run.clean import Cleaned
     from multinode.workflows.run.context import RunContext
+    from multinode.workflows.run.stop_by_id import NodeStop
 
 __all__ = ["register"]
 
@@ -128,12 +129,34 @@ def stop(
 ) -> None:
     """Stop a run on all its nodes: TERM, after the grace period KILL, and then see that nothing of it is left."""
     from multinode.workflows.run.attach import stop as stop_run
+    from multinode.workflows.run.attach import with_hosts
 
-    known = None if hosts is not None else _known(run_id)
+    known = _known(run_id) if hosts is None or run_id == "last" else _known_here(run_id)
+    if known is not None and hosts is not None:
+        known = with_hosts(known, read_cluster(hosts)[0])
     with open_context(known.cluster if known else read_cluster(hosts)[0]) as context:
-        known = known or _known_elsewhere(context, hosts, run_id)
+        if known is None:
+            try:
+                known = _known_elsewhere(context, hosts, run_id)
+            except MultinodeError as error:
+                # Node 0 has no plan of it, or cannot be asked: then each node stops what it knows of the run.
+                context.say(str(error))
+                _stop_without_record(context, hosts, run_id, grace_period, as_json=as_json)
         launched = stop_run(known, context, grace_period)
     tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
+
+
+def _stop_without_record(
+    context: RunContext, hosts: str | None, run_id: str, grace_s: float, *, as_json: bool
+) -> NoReturn:
+    from multinode.workflows.run.stop_by_id import stop_by_id
+
+    nodes = stop_by_id(context.agent, read_cluster(hosts)[0], run_id, grace_s)
+    if as_json:
+        print_document({"schema": "multinode.stop/1", "nodes": nodes})
+    for node in nodes if not as_json else ():
+        typer.echo(f"{node.node}: {node.error or _describe_stop(node)}")
+    raise typer.Exit(3 if any(node.error for node in nodes) else int(any(node.processes_left for node in nodes)))
 
 
 def clean(
@@ -161,6 +184,13 @@ def clean(
     raise typer.Exit(3 if any(one.error for one in cleaned) else 0)
 
 
+def _describe_stop(node: NodeStop) -> str:
+    if not node.runs:
+        return "nothing of it is there"
+    left = f"{node.processes_left} of its processes are left" if node.processes_left else "nothing of it is left"
+    return f"{', '.join(node.runs)} stopped; {left}"
+
+
 def _describe_cleaned(node: Cleaned) -> str:
     removed = f"{format_count(len(node.removed), 'run')} removed, {format_size(node.size_bytes)}"
     own = [run for run in node.kept if run not in node.machines]
@@ -175,6 +205,14 @@ def _known(run_id: str) -> Known:
     from multinode.workflows.run.attach import find_known
 
     return find_known(runs_root(), run_id)
+
+
+def _known_here(run_id: str) -> Known | None:
+    """The run, if it is one of this machine."""
+    try:
+        return _known(run_id)
+    except UsageError:
+        return None
 
 
 def _known_elsewhere(context: RunContext, hosts: str | None, run_id: str) -> Known:

@@ -217,7 +217,8 @@ class Execution:
 
     def _first_failure(self) -> Failure | None:
         evidence = self._tracker.evidence()
-        failure = self._hang_failure() or first_failure(evidence)
+        stop = f"multinode stop {self.plan.run_id}" if self.options.lease_s is None else None
+        failure = self._hang_failure() or first_failure(evidence, stop=stop)
         failure = failure and blame_machine(self._tracker.explain(failure), evidence)
         if failure is None or failure.hint is None:
             return failure

@@ -39,7 +39,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     faults: Sequence[MachineFault] = ()
 
 
-def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
+def first_failure(nodes: Sequence[Evidence], *, stop: str | None = None) -> Failure | None:
     """The first thing that went wrong; None where nothing did.
 
     Peers of a dead worker fail too, moments later, with an error of their connection: such an error is a consequence
@@ -47,9 +47,9 @@ def first_failure(nodes: Sequence[Evidence]) -> Failure | None:
     about a connection; a job or supervisor that was killed; a worker that was; a job that failed though none of its
     workers raised anything; the earliest connection error; the earliest exit; a node that was lost. What peers of a
     node that was lost before do then, and what nothing else explains, is a consequence, too. Times are taken to the
-    controller's clock.
+    controller's clock. `stop` is the command that ends a run without a lease where contact to a node was lost.
     """
-    found, lost = _find(nodes), _first_lost(nodes)
+    found, lost = _find(nodes), _first_lost(nodes, stop)
     if lost is None or (found is not None and not _follows(found, lost, nodes)):
         return found
     peers = sorted((node for node in nodes if node.run.state != "lost"), key=lambda node: node.run.node_rank)
@@ -184,8 +184,8 @@ def _earliest_job(nodes: Sequence[Evidence]) -> Failure | None:
     return _job_failure(min(failed, key=_ended_at)) if failed else None
 
 
-def _first_lost(nodes: Sequence[Evidence]) -> Failure | None:
-    found = [_lost(node) for node in nodes if node.run.state == "lost"]
+def _first_lost(nodes: Sequence[Evidence], stop: str | None) -> Failure | None:
+    found = [_lost(node, stop) for node in nodes if node.run.state == "lost"]
     return min(found, key=lambda failure: failure.time_s or float("inf"), default=None)
 
 
@@ -292,13 +292,16 @@ def _how(ended: WorkerDeath | NodeRun) -> str:
     return f"was ended by {ended.signal}" if ended.signal else f"ended with exit code {ended.exit_code}"
 
 
-def _lost(node: Evidence) -> Failure:
+def _lost(node: Evidence, stop: str | None) -> Failure:
     reason = node.error.message if node.error is not None else "no answer"
+    if stop is None:
+        goes_on = "if it runs, it stops the job by itself when the lease runs out"
+    else:
+        goes_on = f"if it runs, the job goes on there until it is stopped, once SSH gets to it: {stop}"
     return _failure(
         node,
         f"contact was lost and not regained: {reason}",
-        hint="see whether it has power, and whether SSH gets to it; if it runs, it stops the job by itself when "
-        "the lease runs out",
+        hint=f"see whether it has power, and whether SSH gets to it; {goes_on}",
         log_tail=last_lines(node.log, 20),
         kind="node_lost",
         time_s=node.run.lost_s,

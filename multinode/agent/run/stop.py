@@ -17,7 +17,7 @@ from typing import Optional
 from ..channel import AgentError, Channel, Record
 from ..rundir import RunDir
 from .processes import Family, Process, find_process
-from .status import has_ended, is_lost, new_status, note_exit, read_status, write_status
+from .status import has_ended, is_lost, new_status, note_exit, other_machine, read_status, write_status
 
 __all__ = ["STEP_S", "Ending", "Recovery", "StopOrders", "order_stop", "recover", "run"]
 
@@ -31,6 +31,8 @@ _KILL_S = 10.0
 # Two looks in a row, because a child that is born during one look can be missed by it.
 _QUIET_LOOKS = 2
 _LOST_GRACE_S = 10.0
+# Before the names of their fields in supervisor.json.
+_WATCHERS = ("", "sentinel_")
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -48,14 +50,28 @@ def run(request: Record, channel: Channel) -> None:
 
 def order_stop(run_dir: RunDir, grace_s: float) -> None:
     """Tell the supervisor to stop the run; TERM after which `grace_s` seconds pass until KILL."""
+    watchers = _find_watchers(run_dir)
     try:
         run_dir.write(_FILE, {"schema": 1, "grace_s": grace_s, "time_s": time.time()})
     except OSError:
         # A full disk: TERM says the same, with the grace of the request.
-        watcher = run_dir.read("supervisor.json") or {}
-        process = find_process(watcher.get("pid", -1))
-        if process is not None and process.start_ticks == watcher["start_ticks"]:
+        for process in watchers:
+            # The sentinel ignores it.
             process.send(signal.SIGTERM)
+    for process in watchers:
+        # One that is suspended sees no order.
+        process.send(signal.SIGCONT)
+
+
+def _find_watchers(run_dir: RunDir) -> list[Process]:
+    """Supervisor and sentinel, as far as they live and are to be seen from here."""
+    watcher = run_dir.read("supervisor.json") or {}
+    if other_machine(run_dir) is not None:
+        return []
+    found = [
+        (find_process(watcher.get(f"{which}pid") or -1), watcher.get(f"{which}start_ticks")) for which in _WATCHERS
+    ]
+    return [process for process, start_ticks in found if process is not None and process.start_ticks == start_ticks]
 
 
 class StopOrders:
@@ -172,10 +188,11 @@ def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
         if is_lost(run_dir):
             return recover(run_dir, "neither supervisor nor sentinel was alive when the run was stopped", grace_s)
         if time.monotonic() > deadline:
-            pid = (run_dir.read("supervisor.json") or {}).get("pid")
+            pid, machine = (run_dir.read("supervisor.json") or {}).get("pid"), other_machine(run_dir)
+            where = f"pid {pid}" if machine is None else f"pid {pid} on the machine {machine}"
             raise AgentError(
-                f"the supervisor (pid {pid}) has not ended run {run_dir.run_id} within {grace_s + _PATIENCE_S:.0f} s",
-                hint=f"kill -9 {pid} on the node: the sentinel then ends the run",
+                f"the supervisor ({where}) has not ended run {run_dir.run_id} within {grace_s + _PATIENCE_S:.0f} s",
+                hint=f"kill -9 {pid} on {'the node' if machine is None else machine}: the sentinel then ends the run",
             )
         time.sleep(_WAIT_S)
         status = read_status(run_dir)

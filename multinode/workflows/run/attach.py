@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -12,19 +14,20 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import parse_hostfile
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.quoting import as_steps
-from multinode.core.run.run import Run, new_run
+from multinode.core.run.run import NodeRun, Run, new_run
 from multinode.core.run.run_id import node_run_id
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.request import STOP_FILE, ExecuteOptions, StopOrder, StopRequest
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.transport.agent import AgentTransport, read_answer
-from multinode.transport.fan_out import gather
+from multinode.transport.fan_out import Outcomes, gather
+from multinode.units import format_count
 from multinode.workflows.run.context import Launched, RunContext
 from multinode.workflows.run.launch import follow_run
 from multinode.workflows.run.observe import summarise_run
 from multinode.workflows.run.runs import PLAN_FILE
 
-__all__ = ["Known", "attach", "find_known", "find_on_nodes", "look_again", "stop"]
+__all__ = ["Known", "attach", "find_known", "find_on_nodes", "look_again", "stop", "with_hosts"]
 
 _ANSWER_S = 30.0
 _WAIT_S = 0.2
@@ -113,6 +116,15 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     return Known(run=run, plan=found.plan, cluster=nodes, directory=directory)
 
 
+def with_hosts(known: Known, cluster: Cluster) -> Known:
+    """The run, with its nodes as another hostfile describes them.
+
+    Raises:
+        UsageError: it lacks one.
+    """
+    return msgspec.structs.replace(known, cluster=_in_order(cluster, known.plan))
+
+
 def look_again(known: Known) -> Launched:
     """The run as it is on the disk now."""
     return _summarise(known, known.directory.read("run.json", Run) or known.run)
@@ -140,31 +152,107 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     """Stop a run on all its nodes and see that nothing of it is left.
 
     Where another process follows it, that one records the end; it is waited for. One that restarts the run is left an
-    order: it stops the attempt, and begins no other.
+    order: it stops the attempt, and begins no other. Whatever was recorded of it, every node is asked that has not said
+    itself that the run is over there; one that cannot be leaves the run lost, and is told.
 
     Raises:
-        MultinodeError: a node could not be asked, or the end was not recorded in time.
+        MultinodeError: of a run that another process follows, a node could not be asked, or the end was not recorded
+            in time.
     """
     if known.whole is not None and known.whole.is_locked:
         known.whole.write(STOP_FILE, StopOrder(grace_s))
-        return _wait_ended(known, known.whole, grace_s + 2 * _ANSWER_S)
-    if not known.directory.is_locked:
-        request = StopRequest()
-        request.ask("stop")
-        return attach(known, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
-
-    def ask(node: Node) -> None:
-        rank = next(one.node_rank for one in known.plan.nodes if one.node == node.name)
-        order = {"schema": 1, "run_id": node_run_id(known.run.run_id, rank), "grace_s": grace_s}
-        context.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
-
-    asked = gather(known.cluster.nodes, ask, deadline_s=grace_s + 2 * _ANSWER_S)
+        # That process stops the attempt, whichever it is by then; should it not, we do.
+        with contextlib.suppress(MultinodeError):
+            launched = _wait_ended(known, known.whole, grace_s + 2 * _ANSWER_S)
+            last = _restarted(known.whole)[1] or known.directory
+            return _stop_left(launched, msgspec.structs.replace(known, directory=last), context, grace_s)
+        return _stop_followed(known, known.whole, context, grace_s)
+    request = StopRequest()
+    request.ask("stop")
     try:
-        return _wait_ended(known, known.directory, _ANSWER_S)
-    except MultinodeError:
+        launched = attach(known, context.with_stop(request), ExecuteOptions(grace_s=grace_s))
+    except UsageError:
+        if not known.directory.is_locked:
+            raise
+        launched = _stop_followed(known, known.directory, context, grace_s)
+    return _stop_left(launched, known, context, grace_s)
+
+
+class _Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of the status at the end."""
+
+    cause: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    ended_s: float | None = None
+    processes_left: int
+
+
+def _ask_to_stop(ranks: Mapping[str, int], known: Known, context: RunContext, grace_s: float) -> Outcomes[_Stopped]:
+    """The answers of the nodes that have these ranks."""
+
+    def ask(node: Node) -> _Stopped:
+        run_id = node_run_id(known.directory.run_id, ranks[node.name])
+        order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
+        answer = context.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
+        return read_answer(answer, _Stopped, node.name)
+
+    asked = [node for node in known.cluster.nodes if node.name in ranks]
+    return gather(asked, ask, deadline_s=grace_s + 2 * _ANSWER_S)
+
+
+def _stop_followed(known: Known, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
+    """Have the nodes stop it, and wait until the process that follows it has recorded the end."""
+    answers = _ask_to_stop({node.node: node.node_rank for node in known.plan.nodes}, known, context, grace_s)
+    try:
+        return _wait_ended(known, directory, _ANSWER_S)
+    except MultinodeError as error:
         # The first node told ends the run, and with it the batch job: Slurm may then end our step on another node.
-        asked.require()
+        if not any(answer.processes_left for answer in answers.require()):
+            error.message += "; on its nodes nothing of it is left"
         raise
+
+
+def _stop_left(launched: Launched, known: Known, context: RunContext, grace_s: float) -> Launched:
+    """Ask the nodes once more that have not said themselves that the run is over there, and record their answers."""
+    unclear = [node for node in launched.run.nodes if not _is_over(node)]
+    if not unclear:
+        return launched
+    outcomes = _ask_to_stop({node.name: node.node_rank for node in unclear}, known, context, grace_s)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            context.say(f"{outcome.node.name}: it may still run there: {outcome.error.message}")
+        elif outcome.value.processes_left:
+            context.say(f"{outcome.node.name}: {format_count(outcome.value.processes_left, 'process')} of it are left")
+    answers = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
+    nodes = tuple(_with_answer(node, answers.get(node.name)) for node in launched.run.nodes)
+    run = msgspec.structs.replace(launched.run, nodes=nodes)
+    if all(node.state == "ended" for node in nodes) and run.status in {"running", "lost"}:
+        run = msgspec.structs.replace(run, status="stopped", stop_reason="stop", ended_s=run.ended_s or time.time())
+    for directory in dict.fromkeys((launched.directory, known.directory)):
+        _record_end(directory, run)
+    return msgspec.structs.replace(launched, run=run)
+
+
+def _record_end(directory: RunDirectory, run: Run) -> None:
+    recorded = directory.read("run.json", Run)
+    if recorded is not None:
+        fields = {name: getattr(run, name) for name in ("nodes", "status", "stop_reason", "ended_s")}
+        directory.write("run.json", msgspec.structs.replace(recorded, **fields))
+
+
+def _is_over(node: NodeRun) -> bool:
+    """Whether the node itself has said so: that a job was never started may be what is not known of it there."""
+    return node.state == "ended" and node.cause != "not_started" and not node.processes_left
+
+
+def _with_answer(node: NodeRun, answer: _Stopped | None) -> NodeRun:
+    if answer is None:
+        return node
+    if answer.cause == "unknown":
+        # It had no directory of the run: its processes were looked for by their environment.
+        answer = _Stopped(cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
+    return msgspec.structs.replace(node, state="ended", **msgspec.structs.asdict(answer))
 
 
 def _wait_ended(known: Known, directory: RunDirectory, within_s: float) -> Launched:
