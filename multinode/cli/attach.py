@@ -34,7 +34,6 @@ from multinode.units import format_count, format_size
 if TYPE_CHECKING:
     from multinode.workflows.run.attach import Known
     from multinode.workflows.run.clean import Cleaned
-    from multinode.workflows.run.context import RunContext
     from multinode.workflows.run.stop_by_id import NodeStop
 
 __all__ = ["register"]
@@ -74,8 +73,8 @@ def attach(
     from multinode.workflows.run.attach import attach as follow
 
     require_terminal(if_slower)
-    known = None if hosts is not None else _known(run_id)
-    if known is not None and known.directory.is_locked:
+    known = _known(run_id) if hosts is None else _known_elsewhere(hosts, run_id)
+    if known.directory.is_locked:
         if if_slower != "report":
             raise UsageError(
                 f"--if-slower-than-one-node {if_slower}: another multinode follows this run",
@@ -87,15 +86,12 @@ def attach(
                 hint=f"multinode export {known.run.run_id} --follow tensorboard:DIR",
             )
         _watch(known, fetch, as_json=as_json)
-    leaves = known is None or known.run.detached
-    cluster = known.cluster if known else read_cluster(hosts)[0]
     with (
-        open_context(cluster, leaves=leaves) as context,
+        open_context(known.cluster, leaves=known.run.detached) as context,
         watch(context, if_slower),
         notices.watch(context) as tell_end,
         exports.watch(context),
     ):
-        known = known or _known_elsewhere(context, hosts, run_id)
         options = ExecuteOptions(leave_on_stop=known.run.detached, stall_s=hang_timeout or None, on_stall=on_hang)
         launched = follow(known, context, options)
         not_fetched = fetch_results(context, launched, known.cluster, fetch)
@@ -132,26 +128,26 @@ def stop(
     from multinode.workflows.run.attach import with_hosts
 
     known = _known(run_id) if hosts is None or run_id == "last" else _known_here(run_id)
-    if known is not None and hosts is not None:
+    if known is None:
+        try:
+            known = _known_elsewhere(hosts, run_id)
+        except MultinodeError as error:
+            # Node 0 has no plan of it, or cannot be asked: then each node stops what it knows of the run.
+            note(str(error))
+            _stop_without_record(hosts, run_id, grace_period, as_json=as_json)
+    if hosts is not None:
         known = with_hosts(known, read_cluster(hosts)[0])
-    with open_context(known.cluster if known else read_cluster(hosts)[0]) as context:
-        if known is None:
-            try:
-                known = _known_elsewhere(context, hosts, run_id)
-            except MultinodeError as error:
-                # Node 0 has no plan of it, or cannot be asked: then each node stops what it knows of the run.
-                context.say(str(error))
-                _stop_without_record(context, hosts, run_id, grace_period, as_json=as_json)
+    with open_context(known.cluster) as context:
         launched = stop_run(known, context, grace_period)
     tell_result(launched, as_json=as_json, codes={"stopped": 0, "failed": 0})
 
 
-def _stop_without_record(
-    context: RunContext, hosts: str | None, run_id: str, grace_s: float, *, as_json: bool
-) -> NoReturn:
+def _stop_without_record(hosts: str | None, run_id: str, grace_s: float, *, as_json: bool) -> NoReturn:
     from multinode.workflows.run.stop_by_id import stop_by_id
 
-    nodes = stop_by_id(context.agent, read_cluster(hosts)[0], run_id, grace_s)
+    cluster, _ = read_cluster(hosts)
+    with open_context(cluster) as context:
+        nodes = stop_by_id(context.agent, cluster, run_id, grace_s)
     if as_json:
         print_document({"schema": "multinode.stop/1", "nodes": nodes})
     for node in nodes if not as_json else ():
@@ -215,8 +211,10 @@ def _known_here(run_id: str) -> Known | None:
         return None
 
 
-def _known_elsewhere(context: RunContext, hosts: str | None, run_id: str) -> Known:
+def _known_elsewhere(hosts: str | None, run_id: str) -> Known:
+    from multinode import api
     from multinode.workflows.run.attach import find_on_nodes
 
     cluster, text = read_cluster(hosts)
-    return find_on_nodes(context.agent, cluster, text, context.runs, run_id)
+    with api.connect(cluster) as context:
+        return find_on_nodes(context.agent, cluster, text, context.runs, run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,26 @@ def test_a_controller_that_was_killed_is_replaced_within_the_lease(command: Comm
         kill(controller.pid)
         controller.wait(DEADLINE_S)
     attach_to_the_end(command, run_id, go_file)
+
+
+def test_whoever_takes_up_a_run_with_a_lease_from_another_machine_renews_it(
+    command: Command, go_file: GoFile, tmp_path: Path
+) -> None:
+    lease_s = 8.0
+    with command.running(*LAUNCH, "--lease", str(lease_s), *COUNT, *go_file.argument) as controller:
+        run_id = command.run_id()
+        wait_for(lambda: lines(command, run_id).get(3, []))
+        kill(controller.pid)
+        controller.wait(DEADLINE_S)
+    killed_s = time.monotonic()
+    elsewhere = Command(tmp_path / "elsewhere")
+    with elsewhere.running("attach", run_id, "--hosts", "lab", "--json") as watching:
+        # Without a word the nodes would have ended it.
+        wait_for(lambda: time.monotonic() - killed_s > 1.5 * lease_s)
+        wait_for_more(elsewhere, run_id)
+        go_file.end()
+        assert_succeeded(read_document(watching))
+    expect_all(elsewhere, run_id)
 
 
 def test_logs_are_followed_to_the_end_and_a_second_attach_watches(command: Command, go_file: GoFile) -> None:

@@ -7,7 +7,7 @@ from typing import Optional
 
 from ..rundir import RunDir
 
-__all__ = ["Lease", "grant_lease", "renew_lease"]
+__all__ = ["Lease", "grant_lease", "read_lease_s", "renew_lease"]
 
 _FILE = "lease.json"
 
@@ -31,6 +31,12 @@ def renew_lease(run: RunDir, lease_s: Optional[float]) -> None:
     lease = run.read(_FILE)
     if lease is None or lease.get("deadline_boot_s") is not None:
         grant_lease(run, lease_s)
+
+
+def read_lease_s(run: RunDir) -> Optional[float]:
+    """The length of the lease that was granted last; None is without end."""
+    lease_s: Optional[float] = (run.read(_FILE) or {}).get("lease_s")
+    return lease_s
 
 
 class Lease:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional
 
 from ..channel import Channel, Record
 from ..rundir import RunDir, is_run_id
+from .lease import read_lease_s
 from .processes import Family, command_of, environ_of, find_process, list_pids
 from .status import has_ended, is_watched, other_machine, read_status
 
@@ -93,6 +94,7 @@ def _describe(one: RunDir) -> Record:
         "watched": is_watched(one),
         "machine": other_machine(one),
         "created_s": one.created_s(),
+        "lease_s": read_lease_s(one),
     }
 
 

@@ -49,6 +49,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 class _RunOnNode(msgspec.Struct, frozen=True):
     created_s: float = 0.0
+    lease_s: float | None = None
 
 
 class _RunsOnNode(msgspec.Struct, frozen=True):
@@ -108,8 +109,9 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
     directory = RunDirectory.create(runs, run_id)
     nodes = _in_order(cluster, found.plan)
-    run = new_run(found.plan, found.runs[0].created_s)
-    run = msgspec.structs.replace(run, run_id=run_id, detached=True)
+    there = found.runs[0]
+    run = new_run(found.plan, there.created_s)
+    run = msgspec.structs.replace(run, run_id=run_id, lease_s=there.lease_s, detached=there.lease_s is None)
     directory.write_cluster(nodes, hostfile)
     directory.write("plan.json", found.plan)
     directory.write("run.json", run)
