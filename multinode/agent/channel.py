@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import select
+import sys
 import time
 from typing import Any, Optional
 
-__all__ = ["AgentError", "Channel", "Record"]
+__all__ = ["SCHEMA", "AgentError", "Channel", "Record"]
 
 Record = dict[str, Any]
+
+SCHEMA = 1
+"""Of requests and of what we greet with."""
 
 _READ_BYTES = 1 << 16
 _REQUEST_DEADLINE_S = 60.0
@@ -29,7 +33,7 @@ class AgentError(Exception):
 
 
 class Channel:
-    """Standard input and output of a verb.
+    """Standard input and output of a verb. It begins with a record that greets, on a line of its own.
 
     Attributes:
         umask: the caller's umask, for files of the job; ours is stricter.
@@ -42,6 +46,9 @@ class Channel:
         self._buffer = b""
         # A program before us may have left the shared description non-blocking; records must wait for the reader.
         os.set_blocking(1, True)
+        # What a shell's start-up files printed before us may end in the middle of a line, or look like a record.
+        os.write(1, b"\n")
+        self.emit({"kind": "agent", "schema": SCHEMA, "python": "%d.%d.%d" % sys.version_info[:3]})
 
     def emit(self, *records: Record) -> None:
         """Write records, as one piece where they are short: a reader then wakes up once.

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Callable, NoReturn
 
-from .channel import AgentError, Channel, Record
+from .channel import SCHEMA, AgentError, Channel, Record
 from .home import check_home
 
 __all__ = ["main"]
@@ -39,7 +39,6 @@ _PROGRAMS = {
     # A prelude's shell turns into it.
     "become-job": ".run.job:become_job",
 }
-_SCHEMA = 1
 # Set where we are the first process of a Slurm step: seconds between its SIGTERM and its SIGKILL.
 _KILL_WAIT = "MULTINODE_KILL_WAIT_S"
 
@@ -120,6 +119,6 @@ def _parse_request(line: bytes) -> Record:
         request = json.loads(line)
     except ValueError as error:
         raise AgentError(f"the request is not JSON: {error}") from error
-    if not isinstance(request, dict) or request.get("schema") != _SCHEMA:
-        raise AgentError(f"the request is not of schema {_SCHEMA}", hint="controller and agent differ in version")
+    if not isinstance(request, dict) or request.get("schema") != SCHEMA:
+        raise AgentError(f"the request is not of schema {SCHEMA}", hint="controller and agent differ in version")
     return request

@@ -30,13 +30,6 @@ UNANSWERED = (
         message="no answer within {deadline_s} s",
         hint="is it alive? Try:\nssh {node} true",
     ),
-    Rule(
-        "ssh",
-        "error",
-        catches="a node that cannot run the agent: no python3 in the non-interactive shell, a full or read-only home",
-        message="python3 is not on the PATH of a non-interactive shell, and the agent needs it",
-        hint="install it on the node (Debian, Ubuntu: the package python3); then:\nssh {node} python3 -V",
-    ),
 )
 
 

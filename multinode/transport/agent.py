@@ -19,15 +19,16 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 import multinode
 from multinode.core.cluster.cluster import Node
-from multinode.core.run.quoting import as_steps, quote_path
+from multinode.core.run.quoting import quote_path
 from multinode.decoding import convert, decode_json, printable_values
-from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed, printable
+from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable
+from multinode.transport import refusals
 from multinode.transport.base import Completed, Stream, Transport, time_left
 from multinode.transport.fan_out import fan_out
 
@@ -40,10 +41,15 @@ _Kind = TypeVar("_Kind")
 
 _PACKAGE = "multinode_agent"
 _NAME_DIGITS = 16
+# The first lines are for any Python 3, which then says that it is too old.
 # A copy with compiled modules, which the agent keeps beside the archive, goes before it. Whichever is used is whole:
 # the copy ends with the digest of all before it (agent/compiled.py), and the archive is named by its own.
 _MAIN = f"""\
 import hashlib, os, sys
+
+if sys.version_info < (3, 9):
+    print('\\n{{"kind": "agent", "schema": 1, "python": "%d.%d.%d"}}' % sys.version_info[:3])
+    sys.exit(1)
 
 def digest(data):
     return hashlib.sha256(data).hexdigest()
@@ -80,13 +86,24 @@ _EPOCH = (2000, 1, 1, 0, 0, 0)
 
 _CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find, a program
 _NOT_FOUND = 127  # what a shell exits with when it cannot find python3
+_OLDEST_PYTHON = (3, 9)
 _SHOWN_BYTES = 400
+# An agent that has not begun by then makes us look whether the shell there runs anything at all, for as long again.
+_GREETING_S = 8.0
+_SHELL_WORD = b"multinode-ok"
 # Of all that a node answers these have lines: stacks, what NCCL's RAS service says, files of a plan.
 _WITH_LINES = frozenset({"stack", "kernel_stack", "ras", "plan"})
 _END_DEADLINE_S = 2.0
 _MOST_AT_ONCE = 32
 # Shorter than that of any verb which may come first: what then fails, fails before the verb gives up.
 _EARLY_DEADLINE_S = 15.0
+
+
+class _Greeting(msgspec.Struct, frozen=True):
+    """What the agent says first; anything else before it is a shell's."""
+
+    schema: int
+    python: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+[.][0-9]+[.][0-9]+$")]
 
 
 def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answer") -> _Kind:
@@ -189,6 +206,7 @@ class AgentTransport:
             NodeError, NodeFailed: as `call`.
         """
         self.has_asked = True
+        end = time.monotonic() + deadline_s
         early = self._early.pop(node.name, None)
         if early is not None:
             early.join(deadline_s)
@@ -201,13 +219,15 @@ class AgentTransport:
             # The agent waits a minute for a further verb; one that has gone by now is simply started again. What may
             # have arrived is not sent twice: it may have started a run.
             try:
-                kept.send(request | {"verb": verb})
+                begun = self._greet(kept, node, end)
+                if begun:
+                    kept.send(request | {"verb": verb})
             except ContactLost:
-                kept.close()
-            else:
-                if kept.answer(deadline_s) is None:
-                    return kept
-        return self._start(node, verb, request, deadline_s)
+                begun = False
+            if begun and kept.answer(time_left(end)) is None:
+                return kept
+            kept.close()
+        return self._start(node, verb, request, end)
 
     def keep(self, node: Node, stream: AgentStream) -> None:
         """Keep the channel of a verb that was asked with `then` and has given its last record, for the next verb."""
@@ -241,30 +261,70 @@ class AgentTransport:
         else:
             self.keep(node, stream)
 
-    def _start(self, node: Node, verb: str, request: Record, deadline_s: float) -> AgentStream:
+    def _start(self, node: Node, verb: str, request: Record, end: float) -> AgentStream:
         """Start the agent: by the interpreter that the hostfile names, else by `python3`; send it where it lacks."""
         pythons = _pythons(node)
         sent = False
         while True:
             command = f"{pythons[0]} -I -S ~/{self._archive.path} {verb}"
-            opened = self._transport.open(node, command, deadline_s=deadline_s)
+            opened = self._transport.open(node, command, deadline_s=time_left(end))
             stream = AgentStream(opened, node, self._transport.channel(verb))
             try:
-                stream.send(request)
-            except ContactLost:
+                ended = None if self._greet(stream, node, end) else stream.finish(time_left(end))
+                if ended is None:
+                    stream.send(request)
+            except MultinodeError:
                 stream.close()
                 raise
-            ended = stream.answer(deadline_s)
             if ended is None:
-                return stream
+                ended = stream.answer(time_left(end))
+                if ended is None:
+                    return stream
+            else:
+                stream.close()
             if ended.exit_code in _CANNOT_RUN and len(pythons) > 1:
                 pythons = pythons[1:]
             elif not sent and (ended.exit_code == 0 or self._archive.path.encode() in ended.stderr):
                 # It is not there, or not whole: an empty one ends without a word.
-                self._send_archive(node, deadline_s)
+                self._send_archive(node, time_left(end))
                 sent = True
             else:
-                raise _no_agent(node, verb, ended)
+                raise _no_agent(node, verb, ended, stream)
+
+    def _greet(self, stream: AgentStream, node: Node, end: float) -> bool:
+        """Wait until the agent has begun, by `end` on the monotonic clock; False where its command ended without.
+
+        Raises:
+            ContactLost: it has not.
+            NodeFailed: its interpreter is too old.
+        """
+        soon = time.monotonic() + _GREETING_S
+        try:
+            return stream.greet(time_left(min(soon, end)))
+        except ContactLost:
+            if time.monotonic() < soon:
+                raise
+        if not self._shell_answers(node, end):
+            stream.close()
+            raise refusals.SILENT.error(node, within_s=2 * _GREETING_S, printed=_printed(stream.passed_over))
+        return stream.greet(time_left(end))
+
+    def _shell_answers(self, node: Node, end: float) -> bool:
+        """Whether a shell there runs a command; one that the node has no place for says nothing about it."""
+        end = min(end, time.monotonic() + _GREETING_S)
+        try:
+            stream = self._transport.open(node, f"echo {_SHELL_WORD.decode()}", deadline_s=time_left(end))
+        except NodeError:
+            return True
+        try:
+            while (line := stream.read_line(time_left(end))) is not None:
+                if line.endswith(_SHELL_WORD):
+                    return True
+        except ContactLost:
+            pass
+        finally:
+            stream.close()
+        return False
 
     def _send_archive(self, node: Node, deadline_s: float) -> None:
         folder, name = self._archive.path.rsplit("/", 1)
@@ -280,13 +340,7 @@ class AgentTransport:
         )
         ended = self._transport.run(node, f"sh -c '{script}'", stdin=self._archive.data, deadline_s=deadline_s)
         if ended.exit_code != 0:
-            raise NodeFailed(
-                f"the agent could not be stored in ~/{folder}: {_shown(ended.stderr)}",
-                node=node.name,
-                hint=as_steps(
-                    f"is the home directory writable, and not full? see: ssh {node.name} 'ls -ld ~; df -h ~'", [node]
-                ),
-            )
+            raise refusals.NOT_STORED.error(node, folder=folder, said=_said(ended.stderr))
 
 
 class AgentStream:
@@ -295,13 +349,40 @@ class AgentStream:
     Attributes:
         channel: the transport's name of it.
         first: its first record, already read.
+        has_greeted: whether the agent has begun.
+        passed_over: the end of what was printed before the agent began.
     """
 
     def __init__(self, stream: Stream, node: Node, channel: str = "") -> None:
         self.channel = channel
         self._stream = stream
         self._node = node
+        self.has_greeted = False
         self.first: Record | None = None
+        self.passed_over = b""
+
+    def greet(self, deadline_s: float) -> bool:
+        """Wait until the agent has begun; False where its command ended without.
+
+        Lines before that are passed over: a .bashrc that prints is no reason to fail.
+
+        Raises:
+            ContactLost: it has not begun within `deadline_s` seconds.
+            NodeFailed: its interpreter is too old.
+        """
+        end = time.monotonic() + deadline_s
+        while not self.has_greeted:
+            line = self._stream.read_line(time_left(end))
+            if line is None:
+                return False
+            version = _greeting(line)
+            if version is None:
+                self.passed_over = (self.passed_over + line + b"\n")[-_SHOWN_BYTES:]
+            elif tuple(map(int, version.split(".")[:2])) < _OLDEST_PYTHON:
+                raise refusals.OLD_PYTHON.error(self._node, python=self._node.python or "python3", version=version)
+            else:
+                self.has_greeted = True
+        return True
 
     def answer(self, deadline_s: float) -> Completed | None:
         """Wait for the first record to what was sent; where none comes, how the verb ended. Closed if not begun.
@@ -324,20 +405,12 @@ class AgentStream:
     def read(self, deadline_s: float) -> Record | None:
         """The next record; None at the end.
 
-        Lines before the first record that are not ours are passed over: a .bashrc that prints is no reason to fail.
-
         Raises:
             ContactLost: none came within `deadline_s` seconds, or the connection ended in the middle of one.
             NodeFailed: an error record, or a malformed line.
         """
-        end = time.monotonic() + deadline_s
-        while (line := self._stream.read_line(time_left(end))) is not None:
-            if not line.startswith(b"{"):
-                if self.first is not None:
-                    raise NodeFailed(f"malformed response: {_shown(line)}", node=self._node.name)
-                continue
-            return self._decode(line)
-        return None
+        line = self._stream.read_line(deadline_s)
+        return None if line is None else self._decode(line)
 
     def records(self, end: float) -> Iterator[Record]:
         """The first record and all that follow, until `end` on the monotonic clock."""
@@ -394,23 +467,34 @@ def _shown(data: bytes) -> str:
     return printable(data[-_SHOWN_BYTES:].decode(errors="replace").strip()).replace("\n", " | ")
 
 
-def _no_agent(node: Node, verb: str, ended: Completed) -> Exception:
+def _said(data: bytes) -> str:
+    return _shown(data) or "it printed nothing"
+
+
+def _printed(data: bytes) -> str:
+    return f": it printed {_shown(data)}" if _shown(data) else ""
+
+
+def _greeting(line: bytes) -> str | None:
+    """The version of Python in an agent's greeting; None of another line."""
+    if not line.startswith(b'{"kind": "agent"'):
+        return None
+    try:
+        return decode_json(line, _Greeting).python
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _no_agent(node: Node, verb: str, ended: Completed, stream: AgentStream) -> MultinodeError:
+    """Why an agent's command ended without an answer; what was printed instead is shown, on whichever stream."""
+    printed = stream.passed_over + ended.stdout + ended.stderr
     if ended.exit_code == _NOT_FOUND:
-        return NodeFailed(
-            "python3 is not on the PATH of a non-interactive shell, and the agent needs it",
-            node=node.name,
-            ran="python3",
-            hint=as_steps(
-                f"install it on the node (Debian, Ubuntu: apt-get install python3); then: ssh {node.name} python3 -V",
-                [node],
-            ),
-        )
-    if ended.exit_code == 0:
+        return refusals.NO_PYTHON.error(node, said=_said(ended.stderr))
+    if stream.has_greeted and ended.exit_code == 0:
         return ContactLost(f"the agent's {verb} ended without an answer", node=node.name)
-    return NodeFailed(
-        f"the agent's {verb} ended with code {ended.exit_code}: {_shown(ended.stderr) or 'it printed nothing'}",
-        node=node.name,
-    )
+    if ended.exit_code == 0:
+        return refusals.SWALLOWED.error(node, printed=_printed(printed))
+    return refusals.AGENT_ENDED.error(node, verb=verb, code=ended.exit_code, said=_said(printed))
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:

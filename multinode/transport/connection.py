@@ -27,7 +27,7 @@ import paramiko
 from fabric.connection import derive_shorthand
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import NodeError, UsageError
+from multinode.errors import MultinodeError, UsageError
 from multinode.transport import refusals
 from multinode.transport.base import time_left
 
@@ -155,7 +155,7 @@ def open_connection(
             _LOG.debug("%s: connected to %s in %.2f s", node.name, _where(connection), time.monotonic() - began)
         except (OSError, EOFError, UnicodeError, paramiko.SSHException) as error:
             if passed.is_set():
-                raise refusals.NO_BANNER.error(node, where=_where(connection)) from error
+                raise refusals.FROZEN.error(node, where=_where(connection)) from error
             raise _explain(connection, node, target or connection, error) from error
 
 
@@ -180,7 +180,7 @@ def _resolve(connection: fabric.Connection, node: Node, within_s: float) -> None
     try:
         answer = answers.get(timeout=within_s)
     except queue.Empty:
-        raise refusals.NO_ANSWER.error(node, host=connection.host, within_s=within_s) from None
+        raise refusals.NO_ANSWER.error(node, host=connection.host) from None
     if isinstance(answer, (OSError, UnicodeError)):
         raise answer
     connection.client._families_and_addresses = lambda *_: iter(answer)  # noqa: SLF001 - of SSHClient.connect
@@ -243,7 +243,7 @@ def closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) -
         timer.cancel()
 
 
-def _explain(connection: fabric.Connection, node: Node, target: fabric.Connection, error: Exception) -> NodeError:
+def _explain(connection: fabric.Connection, node: Node, target: fabric.Connection, error: Exception) -> MultinodeError:
     """Why it could not be opened: its host key, our key, its name, or nothing that speaks SSH."""
     if isinstance(error, paramiko.BadHostKeyException):
         return refusals.CHANGED_KEY.error(
@@ -251,15 +251,15 @@ def _explain(connection: fabric.Connection, node: Node, target: fabric.Connectio
             shown=error.key.fingerprint,
             known=error.expected_key.fingerprint,
             file=shlex.split(connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts"))[0],
-            name=shlex.quote(_known_name(connection)),
+            entry=shlex.quote(_known_name(connection)),
         )
     if isinstance(error, _UnknownHostKey):
-        own = error.hostname == _known_name(target)
-        whose = "its host key" if own else f"the host key of its jump host {error.hostname}"
         fingerprint = f"{error.key.get_name()} {error.key.fingerprint}"
-        return refusals.UNKNOWN_KEY.error(node, whose=whose, fingerprint=fingerprint)
+        refusal = refusals.UNKNOWN_KEY.error(node, fingerprint=fingerprint, certificate="")
+        own = error.hostname == _known_name(target)
+        return refusal if own else refusals.of_jump_host(refusal, Node(name=error.hostname), node)
     if isinstance(error, paramiko.PasswordRequiredException):
-        return refusals.LOCKED_KEY.error(node)
+        return refusals.LOCKED_KEY.error(node, file=" ".join(connection.connect_kwargs.get("key_filename") or []))
     if isinstance(error, (socket.gaierror, UnicodeError)):
         return refusals.NO_NAME.error(node, host=connection.host)
     transport = connection.client.get_transport()
@@ -274,7 +274,7 @@ def _explain(connection: fabric.Connection, node: Node, target: fabric.Connectio
     return _refusal(error, first).error(node, where=_where(connection), reason=reason)
 
 
-def _refused_key(connection: fabric.Connection, node: Node) -> NodeError:
+def _refused_key(connection: fabric.Connection, node: Node) -> MultinodeError:
     tried = list(connection.connect_kwargs.get("key_filename") or [])
     if connection.connect_kwargs.get("look_for_keys", True):
         tried.append("the keys in ~/.ssh")
@@ -284,8 +284,7 @@ def _refused_key(connection: fabric.Connection, node: Node) -> NodeError:
         node,
         user=connection.user,
         tried=", ".join(tried) or "none, there is no key",
-        port="" if connection.port == paramiko.config.SSH_PORT else f"-p {connection.port} ",
-        destination=shlex.quote(f"{connection.user}@{connection.host}"),
+        copy=refusals.copy_command(node),
     )
 
 
@@ -299,7 +298,7 @@ def _refusal(error: Exception, first: Exception) -> refusals.Refusal:
         return refusals.NO_ROUTE
     # Paramiko's words for a handshake that never came, and for one that ended before it was over.
     if isinstance(error, (EOFError, ConnectionResetError)) or re.search("banner|No existing session", str(error)):
-        return refusals.NO_BANNER
+        return refusals.FROZEN
     return refusals.OTHERWISE
 
 

@@ -7,13 +7,18 @@ from collections.abc import Callable, Iterable
 from multinode.core.cluster.cluster import Node
 from multinode.transport.base import Completed, Stream, Transport
 
-__all__ = ["FakeStream", "FakeTransport"]
+__all__ = ["GREETING", "FakeStream", "FakeTransport"]
+
+GREETING = b'{"kind": "agent", "schema": 1, "python": "3.9.0"}'
+"""What an agent says first."""
 
 Handler = Callable[[Node, str, bytes], "Completed | Iterable[bytes]"]
 
 
 class FakeTransport(Transport):
     """Answers with `handler(node, command, stdin)`: a Completed, or the lines that a stream yields; it may raise.
+
+    A stream that is read before anything was sent to it greets as the agent does, which waits for a request.
 
     Attributes:
         ran: what was run so far: (node's name, command, stdin).
@@ -50,6 +55,7 @@ class FakeStream(Stream):
         self._command = command
         self._completed: Completed | None = None
         self._lines: list[bytes] | None = None
+        self._has_greeted = False
         self.sent = b""
 
     def send(self, data: bytes) -> None:
@@ -58,9 +64,16 @@ class FakeStream(Stream):
 
     def read_line(self, deadline_s: float) -> bytes | None:  # noqa: ARG002 - nothing is waited for
         """The next line of the handler's answer. See `Stream.read_line`."""
+        if self._lines is None and not self.sent and not self._has_greeted:
+            self._has_greeted = True
+            return GREETING
         if self._lines is None:
             self._completed = self._transport.run(self._node, self._command, stdin=self.sent, deadline_s=0)
             self._lines = self._completed.stdout.splitlines()
+            greetings = [index for index, line in enumerate(self._lines) if line.startswith(b'{"kind": "agent"')]
+            if self._has_greeted and greetings:
+                # Of an agent that the handler ran.
+                del self._lines[: greetings[0] + 1]
         return self._lines.pop(0) if self._lines else None
 
     def finish(self, deadline_s: float) -> Completed:

@@ -15,7 +15,7 @@ import fabric
 import paramiko
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import ConnectError, ContactLost
+from multinode.errors import ContactLost
 from multinode.transport.base import BufferedStream, Transport, time_left
 from multinode.transport.connection import (
     BROKEN,
@@ -26,7 +26,7 @@ from multinode.transport.connection import (
     open_connection,
 )
 from multinode.transport.fan_out import fan_out
-from multinode.transport.refusals import TIMED_OUT
+from multinode.transport.refusals import MAX_SESSIONS, TIMED_OUT
 
 __all__ = ["SshStream", "SshTransport"]
 
@@ -76,9 +76,7 @@ class SshTransport(Transport):
                 channel.exec_command(command)
         except paramiko.ChannelException as error:
             # The connection itself is well, and others talk over it.
-            raise ConnectError(
-                f"sshd refused another session: {error}", node=node.name, hint="see MaxSessions in its sshd_config"
-            ) from error
+            raise MAX_SESSIONS.error(node) from error
         except BROKEN as error:
             self._forget(node)
             late = passed.is_set() or "Timeout" in str(error)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ class Conversation:
 
     def _pump(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._queue.put(json.loads(line))
+        for record in parse_records(self.process.stdout):
+            self._queue.put(record)
         self._queue.put(None)
 
     def send(self, order: Record | bytes) -> None:
@@ -131,7 +131,7 @@ class LocalNode:
             check=False,
         )
         assert ended.stderr == b""
-        return ended.returncode, [json.loads(line) for line in ended.stdout.splitlines()]
+        return ended.returncode, list(parse_records(ended.stdout.splitlines()))
 
     @contextmanager
     def talk(self, verb: str, request: Record, **options: Any) -> Iterator[Conversation]:
@@ -264,6 +264,14 @@ class LocalNode:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
             raise AssertionError(f"processes are left: {left}") from None
+
+
+def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
+    """What the agent says, after it has greeted."""
+    first = iter(lines)
+    assert next(first).strip() == b""
+    assert json.loads(next(first))["kind"] == "agent"
+    yield from map(json.loads, first)
 
 
 def living() -> list[int]:

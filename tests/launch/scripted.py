@@ -25,6 +25,7 @@ from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import Completed, Transport
+from multinode.transport.fake import GREETING
 
 DEADLINE_S = 20.0
 HELLO = {"kind": "hello", "schema": 1, "run_id": "r", "run_dir": "/r", "time_s": 0.0}
@@ -43,6 +44,7 @@ class Talk:
         self.closed = threading.Event()
         self.closed_by_us = threading.Event()
         self.is_deaf = False
+        self._lines.put(GREETING)
 
     def say(self, *records: dict[str, Any]) -> None:
         for record in records:

@@ -11,7 +11,7 @@ from multinode.core.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, printable
 from multinode.transport.agent import AgentArchive, AgentStream, AgentTransport
 from multinode.transport.base import Completed
-from multinode.transport.fake import FakeStream, FakeTransport
+from multinode.transport.fake import GREETING, FakeStream, FakeTransport
 
 NODE = Node(name="a")
 ARCHIVE = AgentArchive(b"the agent")
@@ -72,9 +72,62 @@ def test_a_home_directory_that_cannot_be_written_says_so() -> None:
     assert "df -h" in str(caught.value.hint)
 
 
-def test_what_a_bashrc_prints_first_is_passed_over() -> None:
-    record, _ = call(lambda _: [b"Welcome to node a!\n", b"\n", b"\x1b[1m*** quota 93 %\n", FACTS])
-    assert record["cores"] == 2
+class Shell(FakeStream):
+    """A node whose shell prints these lines, and what comes of it; the agent is asked when it has begun."""
+
+    def __init__(self, transport: FakeTransport, lines: list[bytes], ended: Completed) -> None:
+        super().__init__(transport, NODE, VERB)
+        self.lines = lines
+        self.ended = ended
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        del deadline_s
+        return self.lines.pop(0) if self.lines else None
+
+    def finish(self, deadline_s: float) -> Completed:
+        del deadline_s
+        return self.ended
+
+
+class ShellTransport(FakeTransport):
+    """Opens streams to it."""
+
+    def __init__(self, *lines: bytes, exit_code: int = 0, stderr: bytes = b"") -> None:
+        super().__init__(lambda *_: Completed(exit_code=0, stdout=b"", stderr=b""))
+        self.lines = [*lines]
+        self.ended = Completed(exit_code=exit_code, stdout=b"", stderr=stderr)
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:
+        del node, command, deadline_s
+        return Shell(self, [*self.lines], self.ended)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [b"Welcome to node a!", b"", b"\x1b[1m*** quota 93 %", b"\x1b]0;a\x07"],
+        [b'{"motd": "hello"}', b"{ welcome }", b'{"kind": "agent"}', b'{"kind": "agent", "schema": 1, "python": "x"}'],
+    ],
+)
+def test_what_a_bashrc_prints_first_is_passed_over_whatever_it_looks_like(before: list[bytes]) -> None:
+    agent = AgentTransport(ShellTransport(*before, GREETING, FACTS), ARCHIVE)
+    assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "hint"),
+    [
+        (0, "swallowed the command: it printed Not today.", "ssh a echo ok"),
+        (1, "ended with code 1: Not today.", "ssh a"),
+        (127, "python3 is not on the PATH of a non-interactive shell, and the agent needs it: no shim", "python="),
+    ],
+)
+def test_what_a_node_printed_instead_of_an_answer_is_shown(code: int, words: str, hint: str) -> None:
+    transport = ShellTransport(b"Not today.", exit_code=code, stderr=b"no shim" if code == 127 else b"")
+    with pytest.raises(NodeFailed) as caught:
+        AgentTransport(transport, ARCHIVE).call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    assert words in caught.value.message
+    assert hint in str(caught.value.hint)
 
 
 def test_an_error_record_is_the_nodes_own_words_without_control_characters() -> None:
@@ -133,7 +186,7 @@ class Kept(FakeStream):
 
     def __init__(self, transport: FakeTransport, after: bytes | ContactLost | None) -> None:
         super().__init__(transport, NODE, VERB)
-        self._answers: list[bytes | ContactLost | None] = [FACTS, after]
+        self._answers: list[bytes | ContactLost | None] = [GREETING, FACTS, after]
         self.requests: list[dict[str, Any]] = []
         self.broken = False
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
@@ -13,9 +14,10 @@ import pytest
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import NodeFailed
-from multinode.transport.agent import AgentArchive, AgentTransport, build_archive, load_archive
+from multinode.transport.agent import AgentArchive, AgentStream, AgentTransport, build_archive, load_archive
 from multinode.transport.base import Completed
-from multinode.transport.fake import FakeTransport
+from multinode.transport.fake import FakeStream, FakeTransport
+from multinode.transport.local import LocalStream, LocalTransport
 
 
 def run(home: Path, command: list[str], stdin: bytes) -> Completed:
@@ -76,7 +78,7 @@ def test_a_bare_interpreter_runs_it(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", str(path), "no-such-verb"]
     ended = run(tmp_path, command, b"{}\n")
     assert (ended.exit_code, ended.stderr) == (1, b"")
-    assert json.loads(ended.stdout)["kind"] == "error"
+    assert [json.loads(line)["kind"] for line in ended.stdout.split(b"\n") if line] == ["agent", "error"]
 
 
 @pytest.mark.parametrize("sent", [1.0, 0.5])
@@ -140,14 +142,17 @@ def spoil(path: Path, how: str) -> None:
 def test_a_damaged_archive_or_copy_is_noticed_and_healed(tmp_path: Path, how: str, copy: str) -> None:
     sent: list[str] = []
 
-    def answer(_: Node, command: str, stdin: bytes) -> Completed:
-        if command.startswith("sh -c"):
-            sent.append(command)
-        return run(tmp_path, ["sh", "-c", command.replace("python3", sys.executable)], stdin)
+    class Recorded(LocalTransport):
+        def open(self, node: Node, command: str, *, deadline_s: float) -> LocalStream:
+            if command.startswith("sh -c"):
+                sent.append(command)
+            return super().open(node, command, deadline_s=deadline_s)
 
     def call() -> None:
-        agent = AgentTransport(FakeTransport(answer))
-        assert agent.call(Node(name="a"), "runs", {"schema": 1, "run_id": "none"}, deadline_s=5)["kind"] == "runs"
+        agent, node = AgentTransport(Recorded(tmp_path)), Node(name="a", python=sys.executable)
+        request = {"schema": 1, "run_id": "none"}
+        assert agent.call(node, "runs", request, deadline_s=20)["kind"] == "runs"
+        agent.close()
 
     call()
     archive = tmp_path / load_archive().path
@@ -188,3 +193,30 @@ def test_what_other_releases_left_goes_when_it_is_old_and_no_run_uses_it(tmp_pat
     left = {path.name.lstrip(".").split(".")[0] for path in folder.iterdir()}
     assert left == {"b" * 16, "c" * 16, "mine", archive.stem}
     assert archive.stat().st_mtime > 1e9, "it is used"
+
+
+def test_its_first_lines_are_for_any_python_3_and_say_which_one_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(build_archive())
+    with zipfile.ZipFile(path) as archive:
+        main = archive.read("__main__.py").decode()
+    ast.parse(main, feature_version=(3, 4))
+    # As an old interpreter sees it: nothing of the agent itself is read.
+    old = "import runpy, sys; sys.version_info = (3, 6, 15); runpy.run_path(sys.argv[1])"
+    ended = run(tmp_path, [sys.executable, "-I", "-S", "-c", old, str(path)], b"")
+    assert (ended.exit_code, ended.stderr) == (1, b"")
+    assert json.loads(ended.stdout) == {"kind": "agent", "schema": 1, "python": "3.6.15"}
+    for node in (Node(name="a"), Node(name="a", python="/old/python")):
+        fake = FakeTransport(lambda *_: ended)
+        stream = AgentStream(Raw(fake, node, "agent"), node)
+        with pytest.raises(NodeFailed, match=f"{node.python or 'python3'} on it is Python 3.6.15") as caught:
+            stream.greet(5)
+        assert "python=" in str(caught.value.hint)
+
+
+class Raw(FakeStream):
+    """One that does not greet by itself."""
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        self.sent = self.sent or b"\n"
+        return super().read_line(deadline_s)

@@ -5,7 +5,7 @@ import pytest
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost
 from multinode.transport.base import Completed, Stream, Transport
-from multinode.transport.fake import FakeTransport
+from multinode.transport.fake import GREETING, FakeTransport
 
 NODE = Node(name="a")
 
@@ -33,5 +33,14 @@ def test_what_the_handler_raises_is_what_the_network_does() -> None:
     fake = FakeTransport(lose)
     with pytest.raises(ContactLost):
         fake.run(NODE, "true", deadline_s=1)
+    stream = fake.open(NODE, "true", deadline_s=1)
+    stream.send(b"\n")
     with pytest.raises(ContactLost):
-        fake.open(NODE, "true", deadline_s=1).read_line(1)
+        stream.read_line(1)
+
+
+def test_a_stream_greets_as_an_agent_does_that_waits_for_a_request() -> None:
+    stream = FakeTransport(lambda *_: [b"one\n"]).open(NODE, "agent", deadline_s=1)
+    assert stream.read_line(1) == GREETING
+    stream.send(b"{}\n")
+    assert [stream.read_line(1), stream.read_line(1)] == [b"one", None]

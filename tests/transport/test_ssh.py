@@ -132,7 +132,7 @@ def test_a_refused_key_names_the_user_and_what_was_tried(
     error = refusal(ssh, node, AuthError)
     # Where the hostfile names a key, that alone is tried.
     assert f"refused our keys for user {sshd.user!r} (tried: {sshd.folder}/stranger-{tmp_path.name})" in error.message
-    assert f"ssh-copy-id -p {sshd.port} {sshd.user}@127.0.0.1" in str(error.hint)
+    assert f"ssh-copy-id -F {node.ssh_config} box" in str(error.hint)
 
 
 def test_a_key_with_a_passphrase_says_so(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_jump_host_is_gone_through(ssh: SshTransport, sshd: Sshd, tmp_path: Pa
 def test_a_jump_host_of_the_hostfile_is_verified_too(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
     node = replace(sshd.node(tmp_path), jump=f"{sshd.user}@localhost:{sshd.port}")
     error = refusal(ssh, node, HostKeyError)
-    assert f"the host key of its jump host [localhost]:{sshd.port} is not known" in error.message
+    assert f"its jump host [localhost]:{sshd.port}: its host key is not known" in error.message
 
 
 def test_a_broken_ssh_configuration_is_the_users_to_mend(ssh: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
