@@ -1,159 +1,197 @@
-"""Run the tests on a GPU, a bench, a run into a real out-of-memory error and a contrast; write one Markdown page.
+"""Try multinode on this machine's GPU, part by part, and write one Markdown page.
 
-The page has the versions, the figures, and what failed; nothing of it names the machine or its user.
+The page has the versions, the figures, and what failed; nothing of it names the machine or its user. It is rewritten
+before and after each part, and keeps the parts that it has and that are not asked for: several short calls with one
+--output make one page. What a part prints stands beside the page as it comes, in PAGE.PART.log.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
+import contextlib
+import os
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from multinode.core.job.job import ScriptJob
-from multinode.core.measure.benchmark import DeviceTest
-from multinode.errors import MultinodeError
-from multinode.launch.request import ExecuteOptions
-from multinode.transport.local import LocalTransport
-from multinode.workflows.bench import bench
-from multinode.workflows.comparison.contrast import ContrastRequest, contrast
-from multinode.workflows.report import load_report, report_markdown
-from multinode.workflows.run.context import RunContext
-from multinode.workflows.run.launch import launch
-from tests.gpu.one_gpu import TRAIN, launch_of
-
-_TESTS = "tests/gpu"
-_TESTS_S = 1800
-_QUERY_S = 60
+_ROOT = Path(__file__).resolve().parents[1]
+# A machine may be lent for ten minutes at a time.
+_PART_S = 470.0
+_END_S = 10.0
+_TEST_S = 180
 _TAIL_LINES = 40
-# No GPU holds a batch of this many rows of 4096 numbers.
-_TOO_LARGE = 1 << 28
 
 
-class PartFailed(Exception):
-    """A part of the report did not do what it should; the message is Markdown."""
+class Part(NamedTuple):
+    """One part of the report.
+
+    Attributes:
+        title: its heading on the page.
+        command: run in the checkout. Its last lines become the section, unless it writes that to `$SECTION`.
+        deadline_s: after which it is ended.
+    """
+
+    title: str
+    command: tuple[str, ...]
+    deadline_s: float = _PART_S
 
 
 def main() -> int:
-    """The exit code: 1 where a part failed."""
+    """The exit code: 1 where a part on the page failed, or did not end."""
+    parts = _parts()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("gpu-report.md"), help="the page (gpu-report.md)")
+    parser.add_argument(
+        "--part", action="append", choices=list(parts), metavar="NAME", help=f"this part alone: {', '.join(parts)}"
+    )
     options = parser.parse_args()
-    failed: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="multinode-gpu-") as folder:
-        home = Path(folder)
-        parts = [_section(title, make, home, failed) for title, make in _PARTS.items()]
-    head = f"# multinode on a GPU\n\n{_outcome(failed)}\n\n{_versions()}\n"
-    options.output.write_text("\n".join([head, *parts]))
-    _say(f"{_outcome(failed)} The page: {options.output}")
+    # What ends a job ends the part that runs, too, and the page stays.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    return report(parts, options.part or list(parts), options.output)
+
+
+def report(parts: dict[str, Part], names: Sequence[str], output: Path) -> int:
+    """Run these parts, each by its name, and write the page; returns as `main`."""
+    output = output.absolute()
+    sections = _read_page(output, parts)
+    for name in dict.fromkeys(names):
+        part = parts[name]
+        log = output.with_name(f"{output.name}.{name}.log")
+        sections[part.title] = f"Failed: it was not ended; its output so far is in `{log.name}`."
+        _write_page(output, parts, sections)
+        _say(f"{name} ...")
+        began = time.monotonic()
+        sections[part.title] = _run(part, log)
+        _say(f"{name}: {time.monotonic() - began:.0f} s")
+        _write_page(output, parts, sections)
+    failed = _failed(parts, sections)
+    _say(f"{_outcome(failed)} The page: {output}")
     return 1 if failed else 0
 
 
-def _outcome(failed: list[str]) -> str:
-    return f"Failed: {', '.join(failed)}." if failed else "Everything below succeeded."
-
-
-def _section(title: str, make: Callable[[Path], str], home: Path, failed: list[str]) -> str:
-    _say(f"{title} ...")
+def _run(part: Part, log: Path) -> str:
+    """The section: what the part wrote for it, else the end of its output."""
+    section = log.with_suffix(".section")
+    section.unlink(missing_ok=True)
+    env = os.environ | {"SECTION": str(section), "PYTHONUNBUFFERED": "1"}
     began = time.monotonic()
+    with (
+        log.open("wb") as file,
+        _started(part, env) as process,
+    ):
+        for line in process.stdout or ():
+            file.write(line)
+            file.flush()
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+        code = process.wait()
+    took_s, written = time.monotonic() - began, section.read_text() if section.exists() else ""
+    section.unlink(missing_ok=True)
+    if code == 0:
+        return written or _tail(log)
+    late = took_s >= part.deadline_s
+    why = f"it took longer than {part.deadline_s:.0f} s" if late else f"it ended with code {code} after {took_s:.0f} s"
+    return "\n\n".join(filter(None, (f"Failed: {why}.", written, _tail(log))))
+
+
+@contextlib.contextmanager
+def _started(part: Part, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The part's process; all that it started ends when its time is over, and when nobody waits for it any more."""
+    process = subprocess.Popen(
+        part.command,
+        cwd=_ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+    def end(number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    timer = threading.Timer(part.deadline_s, end, [signal.SIGTERM])
+    killer = threading.Timer(part.deadline_s + _END_S, end, [signal.SIGKILL])
+    for each in (timer, killer):
+        each.daemon = True
+        each.start()
     try:
-        text = make(home)
-    except (MultinodeError, PartFailed, OSError, subprocess.SubprocessError) as error:
-        failed.append(title)
-        text = f"Failed: {error}"
-    _say(f"{title}: {time.monotonic() - began:.0f} s")
-    return f"## {title}\n\n{text}\n"
+        yield process
+    except BaseException:
+        end(signal.SIGKILL)
+        process.wait()
+        raise
+    finally:
+        timer.cancel()
+        killer.cancel()
 
 
-def _versions() -> str:
-    gpus = _ask("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    torch = _ask(sys.executable, "-c", "import torch; print(torch.version.cuda, *torch.cuda.nccl.version(), sep='.')")
-    cuda, _, nccl = torch.replace(".", " ", 1).partition(" ")
-    names = ("multinode", "torch", "transformers", "deepspeed", "accelerate", "llamafactory")
-    rows = [
-        *(("GPU", line) for line in gpus.splitlines()),
-        ("Python", platform.python_version()),
-        ("kernel", platform.release()),
-        ("CUDA and NCCL of torch", f"{cuda} {nccl}"),
-        *((name, version) for name in names if (version := _version(name)) is not None),
-    ]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    return "\n".join(["```", *(line.replace("```", "'''") for line in lines), "```"])
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def _read_page(output: Path, parts: dict[str, Part]) -> dict[str, str]:
+    """The sections of the page that is there, by title."""
+    sections: dict[str, str] = {}
+    title, titles = None, {part.title for part in parts.values()}
+    for line in output.read_text().splitlines() if output.exists() else ():
+        if line.startswith("## ") and line[3:] in titles:
+            title = line[3:]
+            sections[title] = ""
+        elif title is not None:
+            sections[title] += line + "\n"
+    return {title: text.strip() for title, text in sections.items()}
 
 
-def _ask(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True).stdout.strip()
+def _write_page(output: Path, parts: dict[str, Part], sections: dict[str, str]) -> None:
+    """All at once: a page that is half written would lose what came before."""
+    titles = [part.title for part in parts.values() if part.title in sections]
+    head = f"# multinode on a GPU\n\n{_outcome(_failed(parts, sections))}\n"
+    text = "\n".join([head, *(f"## {title}\n\n{sections[title]}\n" for title in titles)])
+    new = output.with_name(f"{output.name}.new")
+    new.write_text(text)
+    new.replace(output)
 
 
-def _run_tests(_: Path) -> str:
-    # Warnings of a torch that this project does not pin are not failures.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-m", "gpu", _TESTS]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=_TESTS_S, check=False)
-    text = "```\n" + "\n".join(ended.stdout.splitlines()[-_TAIL_LINES:]) + "\n```"
-    if ended.returncode != 0:
-        raise PartFailed(f"pytest ended with code {ended.returncode}\n\n{text}")
-    return text
+def _failed(parts: dict[str, Part], sections: dict[str, str]) -> list[str]:
+    return [name for name, part in parts.items() if sections.get(part.title, "").startswith("Failed: ")]
 
 
-def _bench(home: Path) -> str:
-    execute = ExecuteOptions(kind="bench", lease_s=60.0)
-    with _Runs(home) as context:
-        bench(launch_of(DeviceTest(), nodes=1, execute=execute, run_id="bench"), ("alone",), context)
-        return report_markdown(load_report(context.runs, ["bench"]))
-
-
-def _out_of_memory(home: Path) -> str:
-    job = ScriptJob(argv=(str(TRAIN), "--batch", str(_TOO_LARGE), "--width", "4096"))
-    with _Runs(home) as context:
-        failure = launch(launch_of(job, run_id="oom"), context).run.first_failure
-    if failure is None:
-        raise PartFailed("a batch that no GPU holds has been trained")
-    if failure.kind != "out_of_gpu_memory":
-        raise PartFailed(f"told as {failure.kind}: {failure.message}")
-    return f"`{failure.message}`\n\n{failure.hint}"
-
-
-def _contrast(home: Path) -> str:
-    job = ScriptJob(argv=(str(TRAIN), "--width", "2048", "--steps", "40"))
-    with _Runs(home) as context:
-        contrast(launch_of(job, run_id="contrast"), context, ContrastRequest(mode="scale-out"))
-        return report_markdown(load_report(context.runs, ["contrast"]))
-
-
-class _Runs:
-    """A context whose nodes and runs are below a directory."""
-
-    def __init__(self, home: Path) -> None:
-        self._context = RunContext(LocalTransport(home), home / "runs")
-
-    def __enter__(self) -> RunContext:
-        return self._context
-
-    def __exit__(self, *_: object) -> None:
-        self._context.agent.close()
+def _outcome(failed: Sequence[str]) -> str:
+    return f"Failed: {', '.join(failed)}." if failed else "Everything below succeeded."
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"gpu-report: {text}\n")
+    sys.stderr.flush()
 
 
-_PARTS: dict[str, Callable[[Path], str]] = {
-    "Tests": _run_tests,
-    "Bench": _bench,
-    "Out of memory": _out_of_memory,
-    "One rank alone and two over sockets on the same GPU": _contrast,
-}
+def _parts() -> dict[str, Part]:
+    """By name, in the order in which they run: the short ones that explain the others first."""
+    own = (sys.executable, str(Path(__file__).with_name("gpu_parts.py")))
+    return {
+        "machine": Part("The machine", (*own, "machine")),
+        "train": Part("Trainings of two ranks", _pytest("tests/gpu/test_train.py", "-k", "not sleeps")),
+        "hang": Part("A rank that sleeps", _pytest("tests/gpu/test_train.py", "-k", "sleeps")),
+        "measure": Part("nccl-test, bench and the sampler", _pytest("tests/gpu/test_measure.py")),
+        "zero": Part("DeepSpeed's ZeRO", _pytest("tests/gpu/test_zero.py")),
+        "bench": Part("Bench", (*own, "bench")),
+        "oom": Part("Out of memory", (*own, "oom")),
+        "contrast": Part("One rank alone and two over sockets on the same GPU", (*own, "contrast")),
+    }
+
+
+def _pytest(*arguments: str) -> tuple[str, ...]:
+    # In its order, and warnings of a torch that this project does not pin are not failures.
+    options = ("-v", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "default", "--timeout", str(_TEST_S))
+    return (sys.executable, "-m", "pytest", *options, "-m", "gpu", *arguments)
 
 
 if __name__ == "__main__":

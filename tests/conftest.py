@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -11,13 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_randomly
 from hypothesis import HealthCheck, settings
 
 from tests.golden import Golden
 
-# It loads every installed package's seeder, and DeepSpeed's imports torch and DeepSpeed into the tests' own process.
-pytest_randomly.entrypoint_reseeds = []
+# tests/gpu run on machines that have few packages.
+with contextlib.suppress(ImportError):
+    import pytest_randomly
+
+    # It loads every installed package's seeder, and DeepSpeed's imports torch and itself into the tests' own process.
+    pytest_randomly.entrypoint_reseeds = []
 
 # How long this machine takes for an example says nothing about the code: other work shares it.
 for _name, _examples in (("quick", 25), ("thorough", 300)):
@@ -28,6 +32,8 @@ settings.load_profile("quick")
 
 ROOT = Path(__file__).parents[1]
 _PYTEST_OWN = "PYTEST_"
+# torch before 2.9 sets it when CUDA starts.
+_TORCH_OWN = "CUDA_MODULE_LOADING"
 
 pytest_plugins = ["pytester"]
 
@@ -92,7 +98,7 @@ def leave_as_found() -> Iterator[None]:
 
 
 def _environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_PYTEST_OWN)}
+    return {name: value for name, value in os.environ.items() if not name.startswith((_PYTEST_OWN, _TORCH_OWN))}
 
 
 def _cwd() -> Path | None:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from typing import Self
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.gpu
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 SIZE = 4096
+# A second and more of it.
+ROUNDS, IN_A_ROW = 300, 25
 
 
 def test_collectives_of_two_ranks_are_exact_and_go_over_sockets(context: RunContext) -> None:
@@ -43,17 +46,21 @@ def test_collectives_of_two_ranks_are_exact_and_go_over_sockets(context: RunCont
 
 
 def time_matmul() -> float:
-    """Median seconds of a product, by torch's own events in the plainest loop."""
+    """Median seconds of a product, by torch's own events around as many in a row as keep the GPU as busy as bench does.
+
+    One alone would begin a launch later than its event, and at the clock of a GPU that rests in between.
+    """
     left, right = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    seconds: list[float] = []
-    for number in range(60):
+    pairs = []
+    for _ in range(ROUNDS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        torch.mm(left, right)
+        for _ in range(IN_A_ROW):
+            torch.mm(left, right)
         end.record()
-        end.synchronize()
-        if number >= 20:
-            seconds.append(start.elapsed_time(end) / 1000)
+        pairs.append((start, end))
+    torch.cuda.synchronize()
+    seconds: list[float] = [start.elapsed_time(end) / 1000 / IN_A_ROW for start, end in pairs[ROUNDS // 4 :]]
     return statistics.median(seconds)
 
 
@@ -80,18 +87,21 @@ def test_a_short_product_is_measured_without_its_launch(context: RunContext) -> 
 
 
 class NvidiaSmi:
-    """Utilisation and memory of GPU 0 by nvidia-smi, read until `close`."""
+    """Utilisation and memory of GPU 0 by nvidia-smi, read while it is entered."""
 
     def __init__(self) -> None:
         self.utilisation: list[float] = []
         self.memory_mib: list[float] = []
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._read, daemon=True)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._ends.set()
-        self._thread.join()
+        self._thread.join(timeout=60)
 
     def _read(self) -> None:
         query = ["nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
@@ -103,11 +113,10 @@ class NvidiaSmi:
 
 
 def test_the_sampler_says_what_nvidia_smi_says(train: Callable[..., Launched]) -> None:
-    smi = NvidiaSmi()
     began = time.time()
-    launched = train("--seconds", "30", "--batch", "4096")
+    with NvidiaSmi() as smi:
+        launched = train("--seconds", "30", "--batch", "4096")
     ended = time.time()
-    smi.close()
     assert launched.run.status == "succeeded", launched.run.first_failure
     lines = launched.directory.sample_lines(0)
     samples = [sample for sample in parse_samples(lines) if isinstance(sample, GpuSample)]

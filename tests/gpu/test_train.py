@@ -19,6 +19,7 @@ pytestmark = pytest.mark.gpu
 
 # What each rank has on `lo` is what both send.
 BOTH = 2
+HAS_RAS = (2, 24)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
@@ -39,20 +40,19 @@ def test_calls_formula_and_interface_agree_on_the_bytes(train: Callable[..., Lau
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_exposed_communication_is_what_a_trace_shows(train: Callable[..., Launched], strategy: str) -> None:
     arguments = ("--strategy", strategy, "--steps", "40", "--width", "2048")
-    plain = train(*arguments).summary
-    traced = train(*arguments, trace_steps=5).summary
-    assert traced.trace is not None, traced.missing
-    assert plain.comm.exposed_share is not None, plain.comm.missing
-    assert traced.comm.exposed_share is not None, traced.comm.missing
-    assert plain.comm.exposed_share == pytest.approx(traced.comm.exposed_share, abs=0.1)
+    counted = train(*arguments).summary
+    trace = train(*arguments, trace_steps=5).summary.trace
+    assert trace is not None
+    assert trace.exposed_ms is not None, trace.missing
+    assert counted.comm.exposed_share is not None, counted.comm.missing
+    shown = trace.exposed_ms / trace.workers[0].step_ms
+    assert counted.comm.exposed_share == pytest.approx(shown, abs=0.1), trace.agreement
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_compressed_gradients_halve_what_is_sent(train: Callable[..., Launched], kind: str) -> None:
     whole, half = (
-        train("--width", "2048", grad_compress=chosen).summary.comm.bytes_per_step.card
-        for chosen in (None, kind)
-        for options in ({}, {"grad_compress": kind})
+        train("--width", "2048", grad_compress=chosen).summary.comm.bytes_per_step.card for chosen in (None, kind)
     )
     assert whole is not None
     assert half is not None
@@ -61,13 +61,18 @@ def test_compressed_gradients_halve_what_is_sent(train: Callable[..., Launched],
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_rank_that_sleeps_is_blamed_and_not_the_one_that_waits_for_the_gpu(context: RunContext, number: int) -> None:
+    from torch.cuda import nccl  # noqa: PLC0415 - slow to import
+
     asleep = number % BOTH
-    execute = ExecuteOptions(lease_s=60.0, stall_s=10.0, on_stall="stop", grace_s=1.0)
+    # A cold start of torch, CUDA and NCCL is silent for as long as some of this.
+    execute = ExecuteOptions(lease_s=60.0, stall_s=30.0, on_stall="stop", grace_s=1.0)
     launched = launch(launch_of(ScriptJob(argv=(str(TRAIN), "--asleep-rank", str(asleep))), execute=execute), context)
     record = launched.directory.read("stall.json", StallRecord)
     assert record is not None
-    assert (record.stalls[0].rank, record.stalls[0].node) == (asleep, f"gpu{asleep}"), record.stalls[0].message
-    assert any(node.ras for node in record.nodes), [node.ras_missing for node in record.nodes]
+    blamed = next((stall for stall in record.stalls if stall.rank is not None), record.stalls[0])
+    assert (blamed.rank, blamed.node) == (asleep, f"gpu{asleep}"), blamed.message
+    if nccl.version() >= HAS_RAS:
+        assert any(node.ras for node in record.nodes), [node.ras_missing for node in record.nodes]
     assert all(node.processes_left == 0 for node in launched.run.nodes)
 
 

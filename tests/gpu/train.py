@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ _LAST_GOOD = 10
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", choices=["ddp", "fsdp2"], default="ddp")
+    parser.add_argument("--strategy", choices=["ddp", "fsdp2", "zero2", "zero3"], default="ddp")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=1024)
@@ -42,15 +43,11 @@ def main() -> None:
     width = arguments.width
     layers = [layer for _ in range(arguments.depth) for layer in (nn.Linear(width, width), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(width, 1)).to(device)
-    spread = _shard(model) if arguments.strategy == "fsdp2" else DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(spread.parameters(), lr=1e-3)
+    train_step = _zero(model, arguments) if arguments.strategy.startswith("zero") else _plain(model, arguments)
     began, step = time.monotonic(), 0
     while step < arguments.steps or time.monotonic() - began < arguments.seconds:
         step += 1
-        loss = spread(torch.randn(arguments.batch, width, device=device)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = train_step(torch.randn(arguments.batch, width, device=device))
         # Where the host waits for the GPU, and has no frame of torch on its stack.
         _say(f"step {step}: loss {loss.item():.6f}")
         if step == _LAST_GOOD and arguments.asleep_rank == dist.get_rank():
@@ -63,6 +60,45 @@ def main() -> None:
 def fall_asleep() -> None:
     """What a rank does that never comes back to its training."""
     time.sleep(3600)
+
+
+def _plain(model: nn.Sequential, arguments: argparse.Namespace) -> Callable[[torch.Tensor], torch.Tensor]:
+    spread = _shard(model) if arguments.strategy == "fsdp2" else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(spread.parameters(), lr=1e-3)
+
+    def train_step(batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = spread(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return train_step
+
+
+def _zero(model: nn.Sequential, arguments: argparse.Namespace) -> Callable[[torch.Tensor], torch.Tensor]:
+    """ZeRO that overlaps, in buckets of two layers."""
+    import deepspeed  # noqa: PLC0415 - slow to import, and not everywhere
+
+    config = {
+        "train_micro_batch_size_per_gpu": arguments.batch,
+        "zero_optimization": {
+            "stage": int(arguments.strategy[-1]),
+            "overlap_comm": True,
+            "reduce_bucket_size": 2 * arguments.width**2,
+        },
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+
+    def train_step(batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = engine(batch).square().mean()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    return train_step
 
 
 def _shard(model: nn.Sequential) -> nn.Module:
