@@ -192,7 +192,8 @@ _ABORTS = (
     "corrupted size vs. prev_size",
 )
 _OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ")
-_RAISED = re.compile(rb"[a-z_](?:error|exception|interrupt|timeout)(?::| *$)", re.MULTILINE)
+_ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
+_RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
 
 
 def _patterns() -> Mapping[bytes, re.Pattern[bytes]]:
@@ -207,6 +208,7 @@ def _patterns() -> Mapping[bytes, re.Pattern[bytes]]:
 
 
 _BY_WORD = _patterns()
+_WORDS = frozenset(_BY_WORD)
 
 
 class _Reader:
@@ -302,13 +304,13 @@ class _Reader:
 def _telling(shapes: AbstractSet[bytes]) -> set[bytes]:
     """Those that may speak of a failure."""
     text = b"\n".join(shapes)
-    if _BY_WORD.keys().isdisjoint(text.translate(_NO_LETTER).split()) and _RAISED.search(text) is None:
-        return set()
-    return {shape for shape in shapes if _may_tell(shape)}
+    # Few blocks have any of these, and few lines of those.
+    marks = [*_WORDS.intersection(text.translate(_NO_LETTER).split()), *(mark for mark in _ENDINGS if mark in text)]
+    return {shape for shape in shapes if any(mark in shape for mark in marks) and _may_tell(shape)} if marks else set()
 
 
 def _may_tell(shape: bytes) -> bool:
-    words = _BY_WORD.keys() & set(shape.translate(_NO_LETTER).split())
+    words = _WORDS.intersection(shape.translate(_NO_LETTER).split())
     return any(_BY_WORD[word].search(shape) for word in words) or _RAISED.search(shape) is not None
 
 
