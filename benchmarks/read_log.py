@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from multinode.launch.log_words import read_log
+
 _FAILURE = (
     "[rank3]: Traceback (most recent call last):\n"
     "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has 79.10 GiB in use\n"
@@ -85,8 +87,6 @@ def main() -> None:
 
 
 def _read(path: Path) -> None:
-    from multinode.launch.log_words import read_log
-
     began = time.perf_counter()
     with path.open("rb") as file:
         reading = read_log(file)

@@ -27,6 +27,7 @@ _WRITTEN_BY = {
     "multinode.check/1": "`multinode check --json`",
     "multinode.contrast/2": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
     "multinode.early-verdict/1": "`early-verdict.json` of a run, and a key of what `launch`, `attach` and `show` print",
+    "multinode.explain/1": "`multinode explain --json`",
     "multinode.grid/1": "`grid.json` of a sweep",
     "multinode.lab/1": "`multinode lab up --json`, `multinode lab status --json`, and the lab's own record",
     "multinode.launch/1": "`multinode launch --json`, `multinode attach --json`",

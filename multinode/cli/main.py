@@ -48,6 +48,7 @@ VERBS = {
     "import": Verb("import_table", "Decide", "Import benchmarks measured elsewhere, as a table."),
     "runs": Verb("runs", "Inspect", "List the runs."),
     "show": Verb("runs", "Inspect", "Show a run: how it ended, and where its time went."),
+    "explain": Verb("explain", "Inspect", "Name the first failure in logs of any run, and the fix."),
     "logs": Verb("runs", "Inspect", "Print a run's logs."),
     "report": Verb("report", "Inspect", "Write a run as a page with charts, Markdown or CSV."),
     "export": Verb("export", "Inspect", "Export a run to TensorBoard, MLflow, W&B, Prometheus."),

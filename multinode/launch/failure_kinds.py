@@ -131,7 +131,7 @@ def _sentence(word: LogWord) -> str:
     gave_up = _WATCHDOG.search(word.text)
     if gave_up is not None:
         return f"the collective timed out: {gave_up[1].lower()} took longer than {int(gave_up[2]) / 1000:g} s"
-    return word.text.removeprefix("what():").strip()[:_MOST_CHARS]
+    return word.text[:_MOST_CHARS]
 
 
 # Headers and pauses take their part of a link that is full.

@@ -41,7 +41,8 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
         line: its number, from 1.
         text: without the mark of its rank or node.
         rank: the global rank that the line names.
-        host: the node that the line names, as NCCL and pdsh do.
+        host: the node that the line names, as NCCL, pdsh and srun do.
+        time: when, as the line has it; None where it does not say.
         is_exception: whether it is the last line of a Python traceback, by its form.
         is_abort: whether it is what the C++ runtime or the interpreter says before it aborts a process.
         error: what the catalogue says of it; None is nothing.
@@ -51,6 +52,7 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     rank: int | None = None
     host: str | None = None
+    time: str | None = None
     is_exception: bool = False
     is_abort: bool = False
     error: KnownError | None = None
@@ -71,6 +73,7 @@ class LogReading(msgspec.Struct, frozen=True, kw_only=True):
         report_line: where it begins; None without one.
         lines: how many there are.
         tail: the end of the log.
+        has_nccl: whether warnings of NCCL stand in it.
     """
 
     words: tuple[LogWord, ...] = ()
@@ -79,6 +82,7 @@ class LogReading(msgspec.Struct, frozen=True, kw_only=True):
     report_line: int | None = None
     lines: int = 0
     tail: str = ""
+    has_nccl: bool = False
 
     def cause(self, *, rank: int | None = None, aborted: bool = False) -> LogWord | None:
         """The line that names the cause best; None where nothing does.
@@ -226,6 +230,7 @@ class _Reader:
         self._report_line: int | None = None
         self._report_end = 0
         self._tail = b""
+        self._has_nccl = False
 
     def look(self, block: bytes) -> None:
         """The next lines."""
@@ -247,8 +252,9 @@ class _Reader:
             earlier=self._earlier,
             report="\n".join(self._report),
             report_line=self._report_line,
-            lines=self._line,
+            lines=self._line - (not self._tail or self._tail.endswith(b"\n")),
             tail=self._tail.decode(errors="replace"),
+            has_nccl=self._has_nccl,
         )
 
     def _take(self, shapes: Sequence[bytes], telling: AbstractSet[bytes], block: bytes) -> None:
@@ -268,6 +274,10 @@ class _Reader:
             self._take_report(number, text)
         elif number <= self._report_end:
             self._report.append(text)
+        if number <= self._report_end or "sigkill_handler" in text:
+            # `find_worker_death` reads it.
+            return
+        self._has_nccl = self._has_nccl or "NCCL WARN " in text
         if "will restart worker group" in text:
             # What failed before was not the end of the job.
             self._words.clear()
@@ -337,7 +347,11 @@ _MARK = re.compile(
 )
 _MOST_MARKS = 4
 _RANK = re.compile(r"\[rank(\d{1,9})\]|\b[Rr]ank (\d{1,9})\]")
-_NCCL_HOST = re.compile(r"([\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
+# NCCL's lines begin with the node, which a line of `srun` names, too.
+_HOST = re.compile(r"(?:^|\s)([\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,4}\] |(?:srun|slurmstepd): error: ([\w.-]{1,64}): ")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EFWI])\d{4} \d\d:\d\d:\d\d(?:\.\d{1,9})?")
+# What stands before a colon and is a node's name: with a figure or a hyphen, and no file.
+_NODE = re.compile(r"(?=[\w.-]*[\d-])(?!.*\.(?:py|cc?|cpp|h|hpp|cu|sh|rs|go|so|log|json|ya?ml)$)[A-Za-z\d][\w.-]*")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?::(?: |$)|\s*$)")
 # What launchers raise when a worker has failed.
 _LAUNCHERS_OWN = re.compile(
@@ -348,14 +362,16 @@ _LAUNCHERS_OWN = re.compile(
 
 def _read_line(number: int, line: str) -> LogWord | None:
     """What a line says; None where it is nothing."""
-    rank, nccl = _RANK.search(line), _NCCL_HOST.match(line)
-    host = nccl[1] if nccl is not None else None
+    rank, named, time = _RANK.search(line), _HOST.search(line), _TIME.search(line)
+    host = named[1] or named[2] if named is not None else None
     text = line.strip()
     for _ in range(_MOST_MARKS):
         mark = None if _EXCEPTION.match(text) else _MARK.match(text)
-        if mark is None:
+        if mark is None or (mark["host"] and not _NODE.fullmatch(mark["host"])):
             break
+        host = host or mark["host"]
         text = text[mark.end() :].strip()
+    text = text.removeprefix("what():").strip()
     error = find_error(line)
     is_exception = _EXCEPTION.match(text) is not None and _LAUNCHERS_OWN.match(text) is None
     is_abort = any(words in line for words in _ABORTS)
@@ -366,6 +382,7 @@ def _read_line(number: int, line: str) -> LogWord | None:
         text=text,
         rank=int(rank[1] or rank[2]) if rank is not None else None,
         host=host,
+        time=time[0] if time is not None else None,
         is_exception=is_exception,
         is_abort=is_abort,
         error=error,

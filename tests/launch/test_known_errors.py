@@ -344,6 +344,22 @@ LINES = {
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [192.0.2.7]:31247"
     ],
     "dataloader-exited": ["RuntimeError: DataLoader worker (pid(s) 3919213) exited unexpectedly"],
+    "slurm-out-of-memory": [
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in step 4711.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.",
+        "srun: error: gpu-b: task 1: Out Of Memory",
+    ],
+    "slurm-time-limit": [
+        "slurmstepd: error: *** JOB 4711 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 DUE TO TIME LIMIT ***"
+    ],
+    "slurm-preempted": [
+        "slurmstepd: error: *** JOB 4711 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 DUE TO PREEMPTION ***"
+    ],
+    "slurm-node-failure": [
+        "slurmstepd: error: *** STEP 4711.0 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+        "srun: error: Node failure on gpu-b",
+    ],
+    "slurm-cancelled": ["slurmstepd: error: *** STEP 4711.0 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 ***"],
     "command-not-found": ["bash: line 1: torchrun: command not found"],
     "timeout": ["RuntimeError: the job server timed out after 30 s"],
     "connection": ["torch.distributed.DistBackendError: something new"],

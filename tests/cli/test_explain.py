@@ -1,0 +1,167 @@
+"""`multinode explain` on logs of launchers that are not ours, as they print them."""
+
+# ruff: noqa: E501 - lines stand here as they are printed
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from multinode.cli import explain
+from multinode.errors import UsageError
+from tests.launch.test_first_cause import ABORTS, aborted, text, torchrun
+
+UNREACHED = """\
+[rank8]: Traceback (most recent call last):
+[rank8]:   File "train.py", line 3, in <module>
+[rank8]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2252, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5
+[rank8]: ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+[rank8]: Last error:
+[rank8]: socketPollConnect: Connect to 10.0.0.2<33212> returned 113(No route to host) errno 115(Operation now in progress)
+"""
+DEEPSPEED = """\
+worker-1: [2026-11-21 22:45:33,204] [INFO] [launch.py:158:main] nnodes=2, num_local_procs=8, node_rank=1
+worker-0: [rank3]: torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0]
+worker-1: [rank11]: Traceback (most recent call last):
+worker-1: [rank11]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 GiB
+worker-1: [2026-11-21 22:45:34,226] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python', '-u', 'train.py', '--local_rank=3'] exits with return code = 1
+pdsh@head: worker-1: ssh exited with exit code 1
+"""
+SLURM = """\
+1: gpu-b: step 12 of 100
+slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.
+srun: error: gpu-b: task 1: Out Of Memory
+srun: Terminating StepId=4711.0
+slurmstepd: error: *** STEP 4711.0 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 ***
+"""
+TIME_LIMIT = (
+    "step 12\nslurmstepd: error: *** JOB 4711 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 DUE TO TIME LIMIT ***\n"
+)
+ACCELERATE = """\
+Traceback (most recent call last):
+  File "/train.py", line 9, in <module>
+ValueError: labels must be integers
+Traceback (most recent call last):
+  File "/bin/accelerate", line 8, in <module>
+    sys.exit(main())
+subprocess.CalledProcessError: Command '['/usr/bin/python', 'train.py']' returned non-zero exit status 1.
+"""
+NCCL_LOG = """\
+gpu-b:4711:4790 [3] NCCL INFO Channel 00/0 : 3[3] -> 11[3] [send] via NET/IB/0
+gpu-b:4711:4790 [3] misc/ibvwrap.cc:291 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_3:1, curr state INIT, next state RTR
+gpu-b:4711:4790 [3] NCCL INFO transport/net_ib.cc:1045 -> 2
+"""
+LIGHTNING = """\
+Epoch 0:  12%|#2        | 12/100 [00:10<01:00]\rEpoch 0:  13%|#3        | 13/100 [00:10<01:00]
+[rank: 1] Child process with PID 4711 terminated with code 1. Forcefully terminating all other processes to avoid zombies
+[rank1]: RuntimeError: CUDA error: device-side assert triggered
+"""
+
+
+def run(*arguments: str | Path, stdin: str | None = None) -> str:
+    app = typer.Typer()
+    explain.register(app)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def document(*arguments: str | Path, stdin: str | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("--json", *arguments, stdin=stdin))
+    return found
+
+
+def write(folder: Path, **logs: str) -> list[Path]:
+    paths = []
+    for name, words in logs.items():
+        paths.append(folder / f"{name}.log")
+        paths[-1].write_text(words)
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (UNREACHED, (6, None, 8, "nccl-timed-out")),
+        (DEEPSPEED, (4, "worker-1", 11, "cuda-out-of-memory")),
+        (SLURM, (2, None, None, "slurm-out-of-memory")),
+        (TIME_LIMIT, (2, None, None, "slurm-time-limit")),
+        (ACCELERATE, (3, None, None, None)),
+        (NCCL_LOG, (2, "gpu-b", None, "nccl-ib-connect")),
+        (LIGHTNING, (3, None, 1, "device-assert")),
+        (text(aborted(0, ABORTS["device-assert"]), torchrun(0, -6, 8)), (2, "gpu-a", 0, "device-assert")),
+        # Killed without a word: the launcher's report alone tells.
+        (text(["step 3"], torchrun(5, -9, 8)), (44, "gpu-a", 5, "killed")),
+    ],
+)
+def test_the_first_failure_of_a_log_with_what_the_text_says_and_no_more(log: str, expected: tuple[object, ...]) -> None:
+    found = document(stdin=log)["first_failure"]
+    assert (found["line"], found["node"], found["rank"], found["error_id"]) == expected
+
+
+def test_of_two_nodes_the_one_with_a_cause_of_its_own_is_told_and_the_other_beside_it(tmp_path: Path) -> None:
+    own = text(["step 3"], aborted(0, ABORTS["uncorrectable-ecc"]), torchrun(0, -6, 8))
+    peer, cause = write(tmp_path, peer=UNREACHED, cause=own)
+    for order in ((peer, cause), (cause, peer)):
+        found = document(*order)
+        assert (found["first_failure"]["file"], found["first_failure"]["error_id"]) == (str(cause), "uncorrectable-ecc")
+        assert [(one["file"], one["of_peers"]) for one in found["other_failures"]] == [(str(peer), True)]
+        assert found["order_known"]
+        assert found["next"][0].endswith(f"p' {cause}")
+    shown = " ".join(run(peer, cause).split())
+    assert f"{cause}, line 3 (gpu-a, 2026-11-22_10:00:02): rank 0: [PG ID 0" in shown
+    assert "Then " in shown
+
+
+def test_a_directory_of_logs_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "attempt_0").mkdir()
+    write(tmp_path / "attempt_0", stderr=UNREACHED)
+    write(tmp_path, stdout="step 3\n")
+    found = document(tmp_path)
+    assert found["files"] == {f"{tmp_path}/attempt_0/stderr.log": 6, f"{tmp_path}/stdout.log": 1}
+    assert found["first_failure"]["error_id"] == "nccl-timed-out"
+
+
+def test_clocks_in_the_texts_say_which_of_two_causes_came_first(tmp_path: Path) -> None:
+    early, late = (
+        text(aborted(0, words), [line.replace("10:00:02", clock) for line in torchrun(0, -6, 1)])
+        for words, clock in ((ABORTS["device-assert"], "10:00:01"), (ABORTS["uncorrectable-ecc"], "10:00:09"))
+    )
+    late_path, early_path = write(tmp_path, a=late, b=early)
+    found = document(late_path, early_path)
+    assert (found["first_failure"]["file"], found["order_known"]) == (str(early_path), True)
+    first, second = write(tmp_path, c="ValueError: one\n", d="KeyError: 'two'\n")
+    assert not document(first, second)["order_known"]
+    assert "the logs do not say which of these came first" in run(first, second)
+
+
+def test_a_consequence_alone_asks_for_the_log_that_has_the_cause() -> None:
+    said = (
+        "gpu-a:1:2 [0] misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer 10.0.0.2<43211>\n"
+    )
+    found = document(stdin=said)
+    assert found["first_failure"]["of_peers"]
+    assert any("the worker at 10.0.0.2 has the cause" in words for words in found["next"])
+    assert "last --node" not in str(found["first_failure"]["hint"])
+
+
+def test_where_nccls_own_words_are_missing_they_are_asked_for() -> None:
+    said = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, internal error - please report this issue to the NCCL developers\n"
+    assert any("NCCL_DEBUG=WARN" in words for words in document(stdin=said)["next"])
+    with_words = said + "a:1:2 [0] x.cc:7 NCCL WARN something else\n"
+    assert not any("NCCL_DEBUG=WARN" in words for words in document(stdin=with_words)["next"])
+
+
+def test_a_log_without_a_failure_is_none() -> None:
+    assert document(stdin="step 1\nstep 2\n")["first_failure"] is None
+    assert "no failure found in 1 log (2 lines)" in run("-", stdin="step 1\nstep 2\n")
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.log", tmp_path):
+        with pytest.raises(UsageError, match=r"cannot be read|has no files"):
+            run(path)
