@@ -9,8 +9,6 @@ from multinode.agent.facts.network import (
     list_interfaces,
     parse_if_inet6,
     parse_ip_addr,
-    parse_ipv6_routes,
-    parse_route_table,
     parse_speed,
     prefix_length,
     read_card_speed,
@@ -81,23 +79,6 @@ def test_a_speed_that_the_card_does_not_know_is_none(text: str | None, speed: fl
     assert parse_speed(text) == speed
 
 
-# /proc/net/route of Linux 6.1: a default route, a network on a card, and one address of it sent over another card.
-ROUTES = """\
-Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
-eth0\t00000000\t0100D50A\t0003\t0\t0\t100\t00000000\t0\t0\t0
-ens1f0\t0001D50A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
-eth0\t0201D50A\t0200D50A\t0007\t0\t0\t0\tFFFFFFFF\t0\t0\t0
-"""
-
-
-def test_of_several_routes_the_narrowest_counts() -> None:
-    table = parse_route_table(ROUTES)
-    assert [name for _, _, name in table] == ["eth0", "ens1f0", "eth0"]
-    assert table[0][0] == int.from_bytes(bytes([10, 213, 1, 2]), "big")
-    assert (table[1][0], table[1][1]) == (0x0AD50100, 0xFFFFFF00)
-    assert parse_route_table("") == []
-
-
 # Address, index, prefix length, scope, flags and interface (proc(5)); the flags: permanent, temporary, tentative.
 IF_INET6 = """\
 fd6d6e00000000000000000000000001 06 40 00 80     eth0
@@ -106,30 +87,11 @@ fd6d6e00000000000000000000000003 06 40 00 c0     eth0
 fe800000000000000000000000000001 06 40 20 80     eth0
 00000000000000000000000000000001 01 80 10 80       lo
 """
-# A route to one host, to its network twice, to ourselves, and one that leads nowhere.
-NOWHERE = "00000000000000000000000000000000 00"
-IPV6_ROUTES = f"""\
-fd6d6e00000000000000000000000000 40 {NOWHERE} {NOWHERE[:-3]} 00000400 00000001 00000000 00000001     eth1
-fd6d6e00000000000000000000000000 40 {NOWHERE} {NOWHERE[:-3]} 00000100 00000001 00000000 00000001     eth0
-fd6d6e00000000000000000000000002 80 {NOWHERE} {NOWHERE[:-3]} 00000400 00000001 00000000 00000001     eth2
-fd6d6e00000000000000000000000001 80 {NOWHERE} {NOWHERE[:-3]} 00000000 00000004 00000000 80200001       lo
-00000000000000000000000000000000 00 {NOWHERE} {NOWHERE[:-3]} ffffffff 00000001 00000000 00200200     eth0
-"""
 
 
 def test_the_ipv6_addresses_of_the_kernel_are_those_that_last() -> None:
     assert parse_if_inet6(IF_INET6) == [("eth0", "fd6d:6e00::1/64")]
     assert parse_if_inet6("") == []
-
-
-def test_of_several_ipv6_routes_the_narrowest_counts() -> None:
-    table = parse_ipv6_routes(IPV6_ROUTES)
-    network = 0xFD6D6E00 << 96
-    assert table == [
-        (network + 2, (1 << 128) - 1, "eth2"),
-        (network, ((1 << 64) - 1) << 64, "eth0"),
-        (network, ((1 << 64) - 1) << 64, "eth1"),
-    ]
 
 
 def modes(*bits: int) -> bytes:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Optional, Union
 
 from ..channel import Record
-from ..facts.network import address_family, read_port_range
+from ..facts.network import read_port_range
+from ..facts.routes import address_family
 from ..facts.sockets import find_port_users
 
 __all__ = ["Attempt", "Call", "Connections", "Listener", "Ping", "Stream"]

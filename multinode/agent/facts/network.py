@@ -1,4 +1,4 @@
-"""Network interfaces of this node, the fastest that a card could do, and the routes its kernel would take.
+"""Network interfaces of this node, and the fastest that a card could do.
 
 Sends no packet, and changes no setting.
 """
@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterable
 from typing import Optional
 
 from ..channel import Record
@@ -20,14 +19,10 @@ from ..kernel_files import read_number, read_text, try_read
 from ..programs import Query, QueryFailed, find_program
 
 __all__ = [
-    "address_family",
     "fastest_mode",
-    "find_routes",
     "list_interfaces",
     "parse_if_inet6",
     "parse_ip_addr",
-    "parse_ipv6_routes",
-    "parse_route_table",
     "parse_speed",
     "prefix_length",
     "read_card_speed",
@@ -37,8 +32,6 @@ __all__ = [
 
 _IP_DEADLINE_S = 5.0
 _SBIN = ("/usr/sbin", "/sbin")
-_DISCARD_PORT = 9
-_RTF_REJECT = 0x0200  # linux/route.h
 _MBIT_PER_GBIT = 1000
 _UNKNOWN_MBIT = 1 << 31
 
@@ -191,69 +184,6 @@ def read_port_range() -> tuple[int, int]:
     """
     first, last = read_text("/proc/sys/net/ipv4/ip_local_port_range").split()
     return int(first), int(last)
-
-
-def address_family(address: str) -> socket.AddressFamily:
-    """Of an IP address as text."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
-    """For each peer the source address that the kernel picks, and the interface over which it sends."""
-    owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
-    tables = {
-        socket.AF_INET: parse_route_table(try_read("/proc/net/route") or "") if peers else [],
-        socket.AF_INET6: parse_ipv6_routes(try_read("/proc/net/ipv6_route") or "") if peers else [],
-    }
-    return [_find_route(peer, owners, tables) for peer in peers]
-
-
-def parse_ipv6_routes(text: str) -> list[tuple[int, int, str]]:
-    """The same from /proc/net/ipv6_route, without those to ourselves and those that lead nowhere."""
-    every = (1 << 128) - 1
-    # Network, its length, metric, flags and interface, numbers in hexadecimal.
-    return _in_order(
-        (int(row[0], 16), every ^ (every >> int(row[1], 16)), int(row[5], 16), row[9])
-        for row in map(str.split, text.splitlines())
-        if len(row) > 9 and row[9] != "lo" and not int(row[8], 16) & _RTF_REJECT  # noqa: PLR2004
-    )
-
-
-def parse_route_table(text: str) -> list[tuple[int, int, str]]:
-    """Network, mask and interface of each route in /proc/net/route (proc(5)), the one that counts before others."""
-    rows = map(str.split, text.splitlines()[1:])
-    # Addresses are as they lie in memory, so on every machine we run on with the last byte first.
-    return _in_order((_number(row[1]), _number(row[7]), int(row[6]), row[0]) for row in rows if len(row) > 7)  # noqa: PLR2004
-
-
-def _in_order(routes: Iterable[tuple[int, int, int, str]]) -> list[tuple[int, int, str]]:
-    """The longest mask decides, then the least metric, which is the third."""
-    return [(network, mask, name) for network, mask, _, name in sorted(routes, key=lambda one: (-one[1], one[2]))]
-
-
-def _number(text: str) -> int:
-    return socket.ntohl(int(text, 16))
-
-
-def _find_route(
-    peer: str, owners: dict[str, str], tables: dict[socket.AddressFamily, list[tuple[int, int, str]]]
-) -> Record:
-    route: Record = {"peer": peer, "source": None, "ifname": None, "error": None}
-    family = address_family(peer)
-    try:
-        # Names are for the controller to resolve: a resolver may take longer than all of the probe.
-        packed = socket.inet_pton(family, peer)
-        with socket.socket(family, socket.SOCK_DGRAM) as datagrams:
-            datagrams.connect((peer, _DISCARD_PORT))
-            source = datagrams.getsockname()[0]
-    except OSError as error:
-        route["error"] = error.strerror or "not an IP address"
-        return route
-    # A route may name another source than the address of the card it leaves by; to itself a node needs no route.
-    target = int.from_bytes(packed, "big")
-    sender = next((name for network, mask, name in tables[family] if target & mask == network), None)
-    route.update(source=source, ifname=owners.get(source) if sender is None or source == peer else sender)
-    return route
 
 
 def _read_modes(ifname: str) -> bytes:

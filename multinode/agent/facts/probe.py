@@ -20,7 +20,8 @@ from .files import ContentReader, look_at, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
 from .machine import read_machine
 from .nccl_plugin import find_inspector
-from .network import find_routes, list_interfaces, read_port_range
+from .network import list_interfaces, read_port_range
+from .routes import find_routes
 from .sockets import find_port_users, is_port_taken
 from .software import (
     find_interpreter,
