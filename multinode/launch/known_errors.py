@@ -872,6 +872,7 @@ ERRORS = (
         "TRITON_CACHE_DIR=/var/tmp/triton --env TORCHINDUCTOR_CACHE_DIR=/var/tmp/inductor --env "
         "TORCH_EXTENSIONS_DIR=/var/tmp/ext",
         source="glibc elf/dl-load.c; pytorch#91005, pytorch#123054",
+        checks=("noexec",),
     ),
     KnownError(
         "system-library-too-old",

@@ -33,6 +33,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         environment: what the command line adds to the job on every node.
         endpoints: by node name, the data plane of those that answered; empty where none could be chosen.
         connectivity: how connections between them went; empty where none were tried.
+        controller_cwd: the directory of the launch; None is not known.
+        absent_here: paths of the job that are not on this machine, each with the one whose name is nearest, if any.
     """
 
     cluster: Cluster
@@ -43,6 +45,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     environment: JobEnvironment = JobEnvironment()
     endpoints: dict[str, Endpoint] = {}
     connectivity: ConnectivityResult = ConnectivityResult()
+    controller_cwd: str | None = None
+    absent_here: dict[str, str | None] = {}
 
     @property
     def known(self) -> Iterator[tuple[Node, NodeFacts]]:

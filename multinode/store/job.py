@@ -1,7 +1,9 @@
-"""Reading a job's files: the YAML, and the DeepSpeed JSON that it names."""
+"""Reading a job's files: the YAML, and the DeepSpeed JSON that it names; which of its paths are here."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -12,7 +14,7 @@ from multinode.decoding import decode_json
 from multinode.errors import JobError
 from multinode.store.text_file import read_text
 
-__all__ = ["load_job"]
+__all__ = ["absent_files", "load_job"]
 
 
 def load_job(
@@ -67,6 +69,20 @@ def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
     except RecursionError:
         raise JobError(f"{found} is nested too deeply", hint=hint) from None
     return found, text
+
+
+def absent_files(paths: Iterable[str]) -> dict[str, str | None]:
+    """Those of a job's paths that are not on this machine, each with the name beside it that is nearest, if any."""
+    return {path: _nearest(Path(path)) for path in paths if not _exists(Path(path).expanduser())}
+
+
+def _nearest(path: Path) -> str | None:
+    try:
+        names = [beside.name for beside in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return str(path.with_name(near[0])) if near else None
 
 
 def _exists(path: Path) -> bool:

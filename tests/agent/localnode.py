@@ -117,12 +117,12 @@ class LocalNode:
     def __init__(self, home: Path, archive: Path) -> None:
         self.home = home
         self.env = {"HOME": str(home), "PATH": os.environ["PATH"]}
-        self._command = [*PYTHON, str(archive)]
+        self.command = [*PYTHON, str(archive)]
 
     def call(self, verb: str, request: Record, *, env: dict[str, str] | None = None) -> tuple[int, list[Record]]:
         """Exit code and records of a verb, with stdin at its end after the request."""
         ended = subprocess.run(
-            [*self._command, verb],
+            [*self.command, verb],
             input=json.dumps({"schema": 1, **request}).encode() + b"\n",
             env={**self.env, **(env or {})},
             cwd=self.home,
@@ -137,7 +137,7 @@ class LocalNode:
     def talk(self, verb: str, request: Record, **options: Any) -> Iterator[Conversation]:
         """A verb with stdin kept open; it is killed at the end if it still runs."""
         process = subprocess.Popen(
-            [*self._command, verb],
+            [*self.command, verb],
             env=self.env,
             cwd=self.home,
             stdin=subprocess.PIPE,

@@ -91,6 +91,13 @@ def test_why_there_is_no_interpreter(node: LocalNode) -> None:
     assert facts["missing"]["packages"] == facts["missing"]["python"]
 
 
+def test_a_directory_that_is_named_for_an_interpreter_tells_where_that_is(node: LocalNode) -> None:
+    (node.home / "env").mkdir()
+    program(node.home / "env/bin", "python", "#!/bin/sh\n")
+    facts = probe(node, python="~/env/", packages=True)
+    assert facts["missing"]["python"] == "~/env/ is a directory: its interpreter is ~/env/bin/python"
+
+
 def test_why_there_are_no_packages(node: LocalNode) -> None:
     broken = program(node.home, "broken", "#!/bin/sh\necho 'cannot load libpython' >&2\nexit 4\n")
     facts = probe(node, python=broken, packages=True)

@@ -9,7 +9,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 # Two networks, of which the default route takes the first; addresses of a third are sent over the second by a rule.
 NETWORK = """
-for name in mgmt fast; do ip link add $name type veth peer name p$name; ip link set $name up; ip link set p$name up; done
+for name in mgmt fast; do
+  ip link add $name type veth peer name p$name
+  ip link set $name up
+  ip link set p$name up
+done
 ip link set lo up
 ip addr add 192.0.2.5/24 dev mgmt
 ip addr add 10.1.0.5/24 dev fast

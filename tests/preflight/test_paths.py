@@ -3,11 +3,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from multinode.core.cluster.facts import ContentFact, PathFact
+from multinode.core.cluster.facts import ContentFact, HungPath, PathFact
 from multinode.core.job.job import LlamaFactoryJob
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.preflight.checks.paths import (
     check_contents,
+    check_hung_paths,
+    check_noexec,
     check_output,
     check_paths,
     check_revisions,
@@ -47,6 +51,55 @@ def test_what_is_missing_is_told_with_the_command_that_brings_it() -> None:
     )
     script = inspection(job=SCRIPT)
     assert "train.py is missing" in only(check_paths(but(script, "b", paths=(place("train.py", "missing"),)))).message
+
+
+def test_where_the_launchs_directory_is_not_on_a_node_that_is_said_and_all_of_it_copied() -> None:
+    script = replace(inspection(job=SCRIPT), controller_cwd="/home/me/my job")
+    finding = only(check_paths(but(script, "b", paths=(place("train.py", "missing"),), cwd="/root")))
+    assert "train.py is missing in /root, where the job would run, as /home/me/my job" in finding.message
+    assert finding.hint == (
+        "copy the directory; run in it:\nssh b mkdir -p '/home/me/my job' && scp -rp . b:'/home/me/my job'/"
+    )
+
+
+def test_a_file_that_is_nowhere_is_no_file_to_copy() -> None:
+    script = replace(inspection(job=SCRIPT), absent_here={"train.py": "trian.py"})
+    missing = but(script, "ab", paths=(place("train.py", "missing"),))
+    finding = only(check_paths(missing))
+    assert "train.py is missing on a and b, and is not on this machine either" in finding.message
+    assert finding.message.endswith("Did you mean trian.py?")
+    assert "scp" not in (finding.hint or "")
+
+
+def test_a_file_that_only_a_node_has_comes_from_there() -> None:
+    one = replace(WELL, absent_here={"models/tiny": None})
+    lacking = but(but(one, "a", paths=(place("models/tiny"),)), "b", paths=(place("models/tiny", "missing"),))
+    finding = only(check_paths(lacking))
+    assert "models/tiny is missing, and a has it" in finding.message
+    assert finding.hint == "on a:\nrsync -as /work/models/tiny b:/work/models/"
+
+
+def test_without_the_jobs_directory_nothing_is_looked_for_in_it() -> None:
+    lacking = but(WELL, "b", cwd=None, paths=(place("models/tiny", "missing"), place("/data", "missing")))
+    assert "/data is missing" in only(check_paths(lacking)).message
+
+
+def test_a_path_that_hangs_names_its_file_system() -> None:
+    hung = HungPath(path="data", place="/mnt/my data", filesystem="nfs4", device="store:/data")
+    finding = only(check_hung_paths(but(WELL, "b", hung_paths=(hung,))))
+    assert "data does not answer: store:/data (nfs4), mounted at /mnt/my data, hangs" in finding.message
+    assert finding.hint == "is its server up? On b, as root:\numount -fl '/mnt/my data' && mount '/mnt/my data'"
+    other = only(check_hung_paths(but(WELL, "b", hung_paths=(HungPath(path="data", place="/"),))))
+    assert other.message == "data does not answer: the job would hang there as well"
+
+
+def test_a_place_where_nothing_compiled_can_be_loaded_is_moved() -> None:
+    noexec = {"TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp", "$(evil)": "/"}
+    finding = only(check_noexec(but(WELL, "b", noexec=noexec)))
+    assert "/tmp of b are mounted noexec" in finding.message
+    assert finding.hint == "put them elsewhere:\n--env TMPDIR=/var/tmp --env TRITON_CACHE_DIR=/var/tmp/triton"
+    moved = JobEnvironment(env={"TMPDIR": "/data", "TRITON_CACHE_DIR": "/data"})
+    silent(check_noexec(but(replace(WELL, environment=moved), "b", noexec=noexec)))
 
 
 def test_of_a_missing_directory_what_is_in_it_is_not_told_too() -> None:

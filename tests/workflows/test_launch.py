@@ -72,7 +72,7 @@ SCRIPT = ScriptJob(argv=("train.py",))
 @pytest.mark.parametrize(
     ("job", "options", "checked", "missing", "said"),
     [
-        (SFT, LaunchOptions(), True, "/models/m", "/models/m is missing: the job reads it on every node"),
+        (SFT, LaunchOptions(), True, "/models/m", "/models/m is missing on a, and is not on this machine either"),
         (SFT, LaunchOptions(), True, "data/dataset_info.json", "data/dataset_info.json is missing"),
         (SCRIPT, LaunchOptions(), True, "train.py", "train.py is missing"),
         (SFT, LaunchOptions(), True, None, None),
@@ -98,5 +98,5 @@ def test_a_job_whose_files_are_missing_is_not_started(
         return
     with pytest.raises(NodeFailed, match=said) as caught:
         prepare(what, context)
-    assert (caught.value.node, "scp" in str(caught.value.hint)) == ("a", True)
+    assert (caught.value.node, "put it on a" in str(caught.value.hint)) == ("a", True)
     assert not (tmp_path / "runs").exists()

@@ -1,7 +1,6 @@
 """The job's files on this node: whether they are there, can be written, and on which file system; digests to compare.
 
-Small files are hashed whole, large ones by their size and both ends. All in a thread with a deadline: a network file
-system that hangs must not keep the other facts back.
+Small files are hashed whole, large ones by their size and both ends.
 """
 
 from __future__ import annotations
@@ -9,17 +8,24 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 from ..channel import Record
 from ..kernel_files import Mount, list_names, read_object
+from .aside import READ_S, Aside
 
-__all__ = ["ContentReader", "digest_file", "find_mount", "list_files", "look_at", "read_model", "read_revision"]
+__all__ = [
+    "ContentReader",
+    "digest_file",
+    "find_mount",
+    "find_noexec",
+    "list_files",
+    "look_at",
+    "read_model",
+    "read_revision",
+]
 
-_DEADLINE_S = 5.0
 _MOST_FILES = 200
 _WHOLE_BYTES = 16 << 20
 _END_BYTES = 1 << 20
@@ -55,44 +61,40 @@ class ContentReader:
         deadline_s: from now, for all of it.
     """
 
-    def __init__(self, paths: list[str], datasets: list[str], cwd: str, deadline_s: float = _DEADLINE_S) -> None:
+    def __init__(self, paths: list[str], datasets: list[str], cwd: str, deadline_s: float = READ_S) -> None:
         self._paths = paths
         self._datasets = datasets
         self._cwd = cwd
-        self._deadline = time.monotonic() + deadline_s
         self._late = f"not read within {deadline_s:g} s"
-        self._facts: list[Record] = []
-        # Each path as it was asked for, until it and all below it are read.
-        self._waiting = list(paths)
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        if paths:
-            self._thread.start()
+        self._reading = Aside(self._read, deadline_s) if paths else None
 
     def facts(self) -> list[Record]:
         """What was read in time; the rest has a reason."""
-        if self._paths:
-            self._thread.join(max(0.0, self._deadline - time.monotonic()))
-        # In this order: what is read meanwhile must not be missing from both.
-        waiting = [{"path": path[:_MOST_CHARACTERS], "reason": self._late} for path in list(self._waiting)]
-        return [*self._facts, *waiting]
+        facts: list[Record] = []
+        # Each path as it was asked for, until it and all below it are read.
+        waiting = list(self._paths)
+        for value in self._reading.values() if self._reading is not None else ():
+            if isinstance(value, str):
+                waiting.remove(value)
+            else:
+                facts.append(value)
+        return [*facts, *({"path": path[:_MOST_CHARACTERS], "reason": self._late} for path in waiting)]
 
-    def _read(self) -> None:
+    def _read(self) -> Iterator[Any]:
+        """Facts, and each path once it is read."""
         revision = read_revision(self._cwd)
+        count = 0
         if revision is not None:
-            self._facts.append({"path": _GIT, "digest": revision})
+            count += 1
+            yield {"path": _GIT, "digest": revision}
         for path in self._paths:
-            self._read_path(path)
-            self._waiting.remove(path)
-
-    def _read_path(self, path: str) -> None:
-        for name in list_files(path, self._cwd, self._datasets):
-            if time.monotonic() > self._deadline:
-                self._facts.append({"path": path, "reason": self._late})
-                return
-            if len(self._facts) >= _MOST_FILES:
-                self._facts.append({"path": path, "reason": f"more than {_MOST_FILES} files"})
-                return
-            self._facts.append(_fact(name, self._cwd, self._datasets))
+            for name in list_files(path, self._cwd, self._datasets):
+                if count >= _MOST_FILES:
+                    yield {"path": path, "reason": f"more than {_MOST_FILES} files"}
+                    break
+                count += 1
+                yield _fact(name, self._cwd, self._datasets)
+            yield path
 
 
 def look_at(path: str, cwd: str, mounts: list[Mount]) -> Record:
@@ -100,8 +102,7 @@ def look_at(path: str, cwd: str, mounts: list[Mount]) -> Record:
     full = _full(path, cwd)
     kind = "directory" if os.path.isdir(full) else "file" if os.path.exists(full) else "missing"
     # Whether something that is missing could be made, and on which disk, is decided where its path begins to exist.
-    while not os.path.exists(full):
-        full = os.path.dirname(full)
+    full = _existing(full)
     mount = find_mount(os.path.realpath(full), mounts)
     return {
         "path": path,
@@ -110,6 +111,24 @@ def look_at(path: str, cwd: str, mounts: list[Mount]) -> Record:
         "filesystem": mount.filesystem[:_MOST_CHARACTERS] if mount else None,
         "device": mount.device[:_MOST_CHARACTERS] if mount else None,
     }
+
+
+def find_noexec(env: Mapping[str, str]) -> dict[str, str]:
+    """Directories from which a job loads what it compiled there, and that are mounted noexec, by their variables."""
+    places = {
+        "TMPDIR": env.get("TMPDIR") or "/tmp",  # noqa: S108 - what the job takes
+        "TORCHINDUCTOR_CACHE_DIR": env.get("TORCHINDUCTOR_CACHE_DIR"),
+        "TRITON_CACHE_DIR": env.get("TRITON_CACHE_DIR") or "~/.triton",
+        "TORCH_EXTENSIONS_DIR": env.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions",
+    }
+    full = {name: os.path.expanduser(place) for name, place in places.items() if place}
+    return {name: place for name, place in full.items() if os.statvfs(_existing(place)).f_flag & os.ST_NOEXEC}
+
+
+def _existing(full: str) -> str:
+    while not os.path.exists(full):
+        full = os.path.dirname(full)
+    return full
 
 
 def find_mount(full: str, mounts: list[Mount]) -> Optional[Mount]:

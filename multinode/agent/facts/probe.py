@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Optional
 
 from ..channel import Channel, Record
-from ..kernel_files import read_mounts
+from ..kernel_files import Mount, read_mounts
 from ..programs import Query, QueryFailed, find_program
 from ..run.runs import find_run_processes
 from .accelerators import TOOLS
+from .aside import READ_S, Aside
 from .cards import list_rdma_ports
-from .files import ContentReader, look_at, read_model
+from .files import ContentReader, find_mount, find_noexec, look_at, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
 from .machine import read_machine
 from .nccl_plugin import find_inspector
@@ -56,30 +56,31 @@ class Probe:
         self._request = request
         self._path = os.environ.get("PATH", os.defpath)
         self._missing: dict[str, str] = {}
+        self._hung: list[Record] = []
 
     def collect(self) -> Record:
         """All facts, by the names of NodeFacts."""
-        cwd = self._find_cwd()
-        python, reason = find_interpreter(self._request.get("python"), self._path)
-        if python is None:
-            self._missing["python"] = reason
+        resolver = Aside(_resolve_own_name, _RESOLVE_S)
+        cwd, python = self._find_place()
         # Slow answers first, so that everything else is read while they come.
         packages = query_packages(python, cwd) if python and self._request.get("packages") else None
         keys: list[str] = self._request.get("arguments", [])
         arguments = query_unknown(python, keys, cwd) if python and keys else None
         gpus = self._query_gpus()
         others = self._query_others() if gpus is None else None
-        resolver = _Resolver()
         contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
+        paths, model = self._look(cwd or "/"), Aside(lambda: [self._read_model(cwd or "/")])
+        noexec = Aside(lambda: [find_noexec(os.environ)])
+        inspector = Aside(lambda: [find_inspector(os.environ, python)])
         facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
-        mounts = read_mounts()
-        facts["paths"] = [look_at(path, cwd or "/", mounts) for path in self._request.get("paths", [])]
-        facts["nccl_inspector"] = find_inspector(os.environ, python)
+        facts["paths"] = self._read_paths(paths, cwd or "/")
+        facts["noexec"] = self._try("noexec", noexec.value) or {}
+        facts["nccl_inspector"] = self._try("nccl_inspector", inspector.value)
         if facts["nccl_inspector"] is None:
-            self._missing["nccl_inspector"] = "no library of that name was found"
-        facts["model"] = self._try("model", lambda: self._read_model(cwd or "/"))
+            self._missing.setdefault("nccl_inspector", "no library of that name was found")
+        facts["model"] = self._try("model", model.value)
         facts.update(_read_variables(dict(os.environ)))
-        facts["hostname_address"] = self._try("hostname_address", resolver.address)
+        facts["hostname_address"] = self._try("hostname_address", partial(_address, resolver))
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
         facts["accelerator"] = "cuda" if facts["gpus"] else None
         if others is not None:
@@ -87,7 +88,7 @@ class Probe:
         if facts["accelerator"] is None:
             self._missing["accelerator"] = self._missing.get("gpus", "no device is listed")
         facts["unknown_arguments"] = self._read_arguments(arguments)
-        facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts())
+        facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts(), hung_paths=self._hung)
         # The clock last: the controller compares it with its own when the answer comes.
         return {**facts, "missing": self._missing, "time_s": time.time()}
 
@@ -98,17 +99,56 @@ class Probe:
             self._missing[name] = str(error)
             return None
 
+    def _find_place(self) -> tuple[Optional[str], Optional[str]]:
+        """The directory of the job, and its interpreter."""
+        asked: Optional[str] = self._request.get("python")
+        interpreter = Aside(lambda: [find_interpreter(asked, self._path)])
+        cwd = self._find_cwd()
+        found = interpreter.values()
+        python, reason = found[0] if found else (None, f"{asked or 'python3'} was not found within {READ_S:g} s")
+        if python is None:
+            self._missing["python"] = reason
+            if interpreter.is_late and asked is not None:
+                self._note_hung(asked, "/")
+        return cwd, python
+
     def _find_cwd(self) -> Optional[str]:
         home = os.path.expanduser("~")
         asked: Optional[str] = self._request.get("workdir")
-        if asked is None:
-            same: Optional[str] = self._request.get("controller_cwd")
-            return same if same is not None and os.path.isdir(same) else home
-        cwd = os.path.join(home, os.path.expanduser(asked))
-        if os.path.isdir(cwd):
+        same: Optional[str] = self._request.get("controller_cwd")
+        cwd = os.path.join(home, os.path.expanduser(asked)) if asked is not None else same
+        if cwd is None:
+            return home
+        answer = Aside(lambda: [os.path.isdir(cwd)]).values()
+        if not answer:
+            self._note_hung(cwd, home)
+            return None
+        if answer[0]:
             return cwd
+        if asked is None:
+            return home
         self._missing["workdir"] = f"{cwd} is not a directory"
         return None
+
+    def _look(self, cwd: str) -> list[tuple[str, Aside]]:
+        mounts = read_mounts()
+        paths: list[str] = self._request.get("paths", [])
+        return [(path, Aside(partial(_look_at, path, cwd, mounts))) for path in paths]
+
+    def _read_paths(self, readings: list[tuple[str, Aside]], cwd: str) -> list[Record]:
+        found = []
+        for path, reading in readings:
+            values = reading.values()
+            found += values
+            if not values:
+                self._note_hung(path, cwd)
+        return found
+
+    def _note_hung(self, path: str, cwd: str) -> None:
+        # Links are not followed: that would hang as well.
+        mount = find_mount(os.path.normpath(os.path.join(cwd, os.path.expanduser(path))), read_mounts())
+        told = {"filesystem": mount.filesystem, "device": mount.device, "place": mount.place} if mount else {}
+        self._hung.append({"path": path, **told})
 
     def _read_machine(self) -> Record:
         facts, missing = read_machine()
@@ -205,35 +245,28 @@ class Probe:
         return found is not None and "torch" in found.packages
 
 
-class _Resolver:
-    """Resolves the node's own name in a thread: the C library gives no deadline, and no way to interrupt it."""
+def _look_at(path: str, cwd: str, mounts: list[Mount]) -> list[Record]:
+    return [look_at(path, cwd, mounts)]
 
-    def __init__(self) -> None:
-        self._outcome: list[str | OSError] = []
-        self._thread = threading.Thread(target=self._resolve, daemon=True)
-        self._thread.start()
 
-    def address(self) -> str:
-        """The address.
+def _resolve_own_name() -> list[str]:
+    """In a child: the C library gives no deadline, and no way to interrupt it."""
+    # As bytes, because the codec for names that are no ASCII takes longer to load than the answer to come.
+    name: Any = os.uname().nodename.encode()
+    return [socket.gethostbyname(name)]
 
-        Raises:
-            OSError: the name does not resolve, or not in time.
-        """
-        self._thread.join(_RESOLVE_S)
-        if not self._outcome:
-            raise TimeoutError(f"the resolver did not answer within {_RESOLVE_S:.0f} s")
-        outcome = self._outcome[0]
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
 
-    def _resolve(self) -> None:
-        # As bytes, because the codec for names that are no ASCII takes longer to load than the answer to come.
-        name: Any = os.uname().nodename.encode()
-        try:
-            self._outcome.append(socket.gethostbyname(name))
-        except OSError as error:
-            self._outcome.append(error)
+def _address(resolver: Aside) -> str:
+    """What the node's own name resolves to.
+
+    Raises:
+        ValueError: it does not resolve, or not in time.
+    """
+    values = resolver.values()
+    if not values:
+        raise ValueError(f"the resolver did not answer within {_RESOLVE_S:.0f} s")
+    address: str = values[0]
+    return address
 
 
 def _read_variables(env: dict[str, str]) -> Record:

@@ -1,12 +1,11 @@
 """The ways to the peers: from which address the kernel sends, and over which interface. Sends no packet to anyone.
 
-The kernel itself is asked, as `ip route get` does (rtnetlink(7)): rules that choose among tables of routes, as nodes with
-several networks and VRFs have them, are its own.
+The kernel itself is asked, as `ip route get` does (rtnetlink(7)): rules that choose among tables of routes, as nodes
+with several networks and VRFs have them, are its own.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import Optional

@@ -147,7 +147,13 @@ def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], s
         found = find_program("python3", path) or find_program("python", path)
         return found, "neither python3 nor python is on PATH"
     # Links stay as they are: behind the link of a virtual environment lies the interpreter that knows nothing of it.
-    found = find_program(os.path.expanduser(python), path, os.path.expanduser("~"))
+    home, full = os.path.expanduser("~"), os.path.expanduser(python)
+    found = find_program(full, path, home)
+    if found is None and os.path.isdir(os.path.join(home, full)):
+        # Whoever names an environment means its interpreter.
+        inside = find_program(os.path.join(full, "bin", "python"), path, home)
+        way = f"its interpreter is {python.rstrip('/')}/bin/python" if inside else "it has no bin/python"
+        return None, f"{python} is a directory: {way}"
     return found, f"{python} is not there, or may not be executed"
 
 

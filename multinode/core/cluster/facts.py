@@ -200,6 +200,20 @@ class PathFact(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
 
 
+class HungPath(msgspec.Struct, frozen=True, kw_only=True):
+    """A path of the job that did not answer in time.
+
+    Attributes:
+        path: as it was asked for.
+        place: where the file system is mounted that it seems to lie on; likewise `filesystem` and `device`.
+    """
+
+    path: str
+    place: str | None = None
+    filesystem: str | None = None
+    device: str | None = None
+
+
 class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
     """What a file, a directory or a git checkout of the job holds, in a form that nodes can compare.
 
@@ -234,6 +248,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
         unknown_arguments: keys of the job's YAML that its LLaMA-Factory has no argument for, each with the argument
             whose name is nearest; None is none near.
         cwd: the directory in which the job would run.
+        hung_paths: those of the job's paths, its directory and its interpreter that did not answer.
+        noexec: directories mounted noexec from which a job loads what it compiles, by the variable that moves each.
         routes: the ways to the peers that were asked for.
         ssh_address: the node's address that SSH connected to.
         hostname_address: what the node's own name resolves to.
@@ -284,6 +300,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str | None = None
     gpu_query_s: float | None = None
     paths: tuple[PathFact, ...] = ()
+    hung_paths: tuple[HungPath, ...] = ()
+    noexec: dict[str, str] = {}
     port_users: dict[str, str] = {}
     env: dict[str, str] = {}
     machine_id: str | None = None

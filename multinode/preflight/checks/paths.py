@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
+from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import NodeFacts, PathFact
 from multinode.core.run.job_files import job_files
 from multinode.core.run.quoting import destination, ssh_words
@@ -14,6 +15,8 @@ from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_ch
 
 __all__ = [
     "check_contents",
+    "check_hung_paths",
+    "check_noexec",
     "check_output",
     "check_paths",
     "check_revisions",
@@ -29,6 +32,43 @@ PATH_MISSING = Rule(
     message="{path} is missing: the job reads it on every node",
     hint="copy it there; run in this directory:\n{ssh!s} mkdir -p {parent!s} && {scp!s} {quoted!s} "
     "{destination}:{parent!s}/",
+)
+PATH_ELSEWHERE = Rule(
+    "paths",
+    "error",
+    catches="the directory that the job is launched from is not on a node, and its files neither",
+    message="{path} is missing in {cwd}, where the job would run, as {here}, the directory of this launch, is not on "
+    "{node}",
+    hint="copy the directory; run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
+)
+PATH_NOWHERE = Rule(
+    "paths",
+    "error",
+    catches="a file or directory of the job is neither on a node nor here",
+    message="{path} is missing on {nodes}, and is not on this machine either: the job reads it on every node{near}",
+    hint="correct its name, or put it on {nodes!s}",
+)
+PATH_OF_PEER = Rule(
+    "paths",
+    "error",
+    catches="a file or directory of the job that another node has is not on a node",
+    message="{path} is missing, and {peer} has it: the job reads it on every node",
+    hint="on {peer}:\nrsync -as {quoted!s} {node}:{parent!s}/",
+)
+PATH_HANGS = Rule(
+    "paths",
+    "error",
+    catches="a file system that a job's path lies on hangs: an NFS server that is gone",
+    message="{path} does not answer{mount}: the job would hang there as well",
+    hint="is its server up? On {node}, as root:\n{command!s}",
+)
+NOEXEC = Rule(
+    "noexec",
+    "warning",
+    catches="a temporary directory or a cache that is mounted noexec: nothing that is compiled there can be loaded",
+    message="{places} of {nodes} {are} mounted noexec, and torch.compile, Triton and DeepSpeed load what they compile "
+    "from there: `failed to map segment from shared object`",
+    hint="put them elsewhere:\n{command!s}",
 )
 OUTPUT_NOT_WRITABLE = Rule(
     "paths",
@@ -97,6 +137,13 @@ _NETWORK_FILESYSTEMS = frozenset(
 )
 # In user space there are local ones too, with the same source on every node.
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.portal"})
+# Where what a job compiles can lie instead, by the variable that moves it there.
+_ELSEWHERE = {
+    "TMPDIR": "/var/tmp",  # noqa: S108 - the job's
+    "TORCHINDUCTOR_CACHE_DIR": "/var/tmp/inductor",  # noqa: S108
+    "TRITON_CACHE_DIR": "/var/tmp/triton",  # noqa: S108
+    "TORCH_EXTENSIONS_DIR": "/var/tmp/ext",  # noqa: S108
+}
 _TROUBLES = {"file": "is a file, and no directory", "missing": "cannot be made"}
 _REVISION = ".git"
 _SHOWN_DIGITS = 12
@@ -119,18 +166,64 @@ def check_paths(inspection: Inspection) -> Iterator[Case]:
     for node, found in inspection.known:
         missing = [one.path for one in found.paths if one.kind == "missing" and one.path not in only_written]
         for path in missing:
-            # What is in a directory comes with it.
-            if set(map(PurePosixPath, missing)).isdisjoint(PurePosixPath(path).parents):
-                folder, _, _ = _absolute(path.rstrip("/"), found).rpartition("/")
-                yield PATH_MISSING.found(
-                    node.name,
-                    path=path,
-                    ssh=shlex.join([*ssh_words(node, "ssh"), destination(node)]),
-                    scp=shlex.join([*ssh_words(node, "scp"), "-rp"]),
-                    quoted=_quote(path),
-                    destination=destination(node),
-                    parent=_quote(folder or "/"),
-                )
+            # What is in a directory comes with it; without the job's directory nothing could be looked for in it.
+            is_known = found.cwd is not None or path.startswith(("/", "~"))
+            if is_known and set(map(PurePosixPath, missing)).isdisjoint(PurePosixPath(path).parents):
+                yield _missing(inspection, node, found, path)
+
+
+def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) -> Case:
+    """Why a path is not there, by what else is known of it."""
+    here = inspection.controller_cwd
+    is_relative = not path.startswith(("/", "~"))
+    copying = {
+        "ssh": shlex.join([*ssh_words(node, "ssh"), destination(node)]),
+        "scp": shlex.join([*ssh_words(node, "scp"), "-rp"]),
+        "destination": destination(node),
+    }
+    if path in inspection.absent_here:
+        having = (name for name, its in inspection.facts.items() if (at := _path(its, path)) and at.kind != "missing")
+        peer = next(having, None)
+        parent = _quote(_absolute(path.rstrip("/"), found).rpartition("/")[0] or "/")
+        if peer is not None:
+            source = _quote(_absolute(path.rstrip("/"), inspection.facts[peer]))
+            return PATH_OF_PEER.found(node.name, path=path, peer=peer, quoted=source, parent=parent)
+        nearest = inspection.absent_here[path]
+        return PATH_NOWHERE.found(node.name, path=path, near=f". Did you mean {nearest}?" if nearest else "")
+    if is_relative and node.workdir is None and here is not None and found.cwd != here:
+        target = _quote(here)
+        return PATH_ELSEWHERE.found(node.name, path=path, cwd=found.cwd, here=here, target=target, **copying)
+    parent = _quote(_absolute(path.rstrip("/"), found).rpartition("/")[0] or "/")
+    return PATH_MISSING.found(node.name, path=path, quoted=_quote(path), parent=parent, **copying)
+
+
+@launch_check
+def check_hung_paths(inspection: Inspection) -> Iterator[Case]:
+    """Every path of the job answers."""
+    for node, found in inspection.known:
+        for hung in found.hung_paths:
+            mounted = hung.place not in {None, "/"}
+            yield PATH_HANGS.found(
+                node.name,
+                path=hung.path,
+                mount=f": {hung.device} ({hung.filesystem}), mounted at {hung.place}, hangs" if mounted else "",
+                command=f"umount -fl {_quote(hung.place or '/')} && mount {_quote(hung.place or '/')}"
+                if mounted
+                else "cat /proc/mounts",
+            )
+
+
+@Check
+def check_noexec(inspection: Inspection) -> Iterator[Case]:
+    """What a job compiles for itself can be loaded."""
+    for node, found in inspection.known:
+        env = node.env | inspection.environment.env
+        # The command line's and the hostfile's own word for it is not what the node's session has.
+        names = [name for name in _ELSEWHERE if name in found.noexec and name not in env]
+        if names:
+            places = listed(list(dict.fromkeys(found.noexec[name] for name in names)), len(names))
+            command = " ".join(f"--env {name}={_ELSEWHERE[name]}" for name in names)
+            yield NOEXEC.found(node.name, places=places, are="is" if len(names) == 1 else "are", command=command)
 
 
 @Check

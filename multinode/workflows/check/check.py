@@ -28,6 +28,7 @@ from multinode.preflight.launch_checks import concerning
 from multinode.preflight.network.connectivity import choose_pairs
 from multinode.preflight.network.connectivity_test import ConnectivityPlan, run_connectivity_test
 from multinode.preflight.probe import Questions, check_ssh, peer_addresses, probe
+from multinode.store.job import absent_files
 from multinode.transport.agent import AgentTransport
 from multinode.workflows.run.launch import argument_names
 
@@ -111,6 +112,8 @@ def check_cluster(
         workers=launch.workers_per_node,
         master_port=launch.master_port,
         environment=launch.environment,
+        controller_cwd=str(Path.cwd()),
+        absent_here=absent_files(job_files(job).needed),
     )
     inspection, findings = _inspect_network(agent, inspection, options, say)
     findings = [*check_ssh(outcomes.errors), *findings, *concerning(check_all(inspection), cluster, launch)]

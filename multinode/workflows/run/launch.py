@@ -37,6 +37,7 @@ from multinode.preflight.launch_checks import (
     with_connectivity,
 )
 from multinode.preflight.probe import Questions, peer_addresses, probe
+from multinode.store.job import absent_files
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.units import format_count
@@ -221,6 +222,8 @@ def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context:
         master_port=plan.master_port,
         environment=what.options.environment,
         endpoints=endpoints,
+        controller_cwd=str(Path.cwd()),
+        absent_here=absent_files(job_files(what.job).needed),
     )
     findings = concerning(check_launch(inspection), what.cluster, what.options)
     raise_first_error(findings)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multinode.agent.facts.aside import Aside
+from multinode.core.cluster.facts import NodeFacts
+from multinode.decoding import convert
+
+from .localnode import LocalNode
+
+HUNG = Path(__file__).with_name("hung.py")
+
+
+def test_what_is_read_aside_comes_in_order() -> None:
+    assert Aside(lambda: [1, {"a": None}, "b"]).values() == [1, {"a": None}, "b"]
+
+
+def test_an_error_of_the_reading_is_raised() -> None:
+    def fail() -> Iterator[int]:
+        yield 1
+        raise FileNotFoundError("no such file")
+
+    with pytest.raises(ValueError, match="no such file"):
+        Aside(fail).values()
+
+
+def test_what_was_read_in_time_counts_and_the_rest_is_given_up() -> None:
+    def hang() -> Iterator[int]:
+        yield 1
+        time.sleep(600)
+        yield 2
+
+    reading = Aside(hang, 0.2)
+    assert (reading.values(), reading.is_late) == ([1], True)
+    with pytest.raises(ValueError, match=r"not read within 0\.2 s"):
+        Aside(lambda: (time.sleep(600) for _ in "x"), 0.2).value()  # type: ignore[func-returns-value]
+
+
+def test_the_controllers_channel_ends_though_a_reading_goes_on() -> None:
+    script = "import time\nfrom multinode.agent.facts.aside import Aside\nAside(lambda: [time.sleep(20)], 30)\n"
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    assert time.monotonic() - began < 15
+
+
+def probe_beside_hung(node: LocalNode, place: Path, **request: Any) -> NodeFacts:
+    """What a probe tells while nothing below `place` answers."""
+    place.mkdir()
+    command = ["unshare", "--mount", sys.executable, str(HUNG), str(place), *node.command, "probe"]
+    if os.geteuid() != 0:
+        command[1:1] = ["--user", "--map-root-user"]
+    line = json.dumps({"schema": 1, "packages": False, **request}) + "\n"
+    done = subprocess.run(command, input=line.encode(), capture_output=True, env=node.env, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return convert(json.loads(done.stdout.splitlines()[0]), NodeFacts)
+
+
+def test_a_file_system_that_hangs_costs_its_own_facts_only(node: LocalNode, tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    (node.home / "train.py").write_text("print()")
+    hung = str(place / "model")
+    facts = probe_beside_hung(
+        node, place, workdir=str(node.home), paths=[hung, "train.py"], contents=[hung, "train.py"], model=hung
+    )
+    assert [(one.path, one.place, one.device) for one in facts.hung_paths] == [(hung, str(place), "store:/data")]
+    assert [(one.path, one.kind) for one in facts.paths] == [("train.py", "file")]
+    assert {one.path: one.reason for one in facts.contents if one.digest is None}[hung] == "not read within 5 s"
+    assert facts.missing["model"] == "not read within 5 s"
+    assert (facts.cwd, bool(facts.python), bool(facts.interfaces)) == (str(node.home), True, True)
+
+
+def test_a_directory_of_the_job_and_an_interpreter_that_hang_are_named(node: LocalNode, tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    python = str(place / "env/bin/python")
+    facts = probe_beside_hung(node, place, workdir=str(place / "job"), python=python)
+    assert {one.path for one in facts.hung_paths} == {str(place / "job"), python}
+    assert (facts.cwd, facts.python) == (None, None)
+    assert "was not found within 5 s" in facts.missing["python"]
+
+
+def test_places_mounted_noexec_are_found(node: LocalNode, tmp_path: Path) -> None:
+    place = tmp_path / "noexec"
+    place.mkdir()
+    script = 'mount -t tmpfs -o noexec tmpfs "$0" && exec "$@"'
+    isolated = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
+    command = [*isolated, "sh", "-c", script, str(place), *node.command, "probe"]
+    env = node.env | {"TMPDIR": str(place), "TRITON_CACHE_DIR": str(place / "not/there/yet")}
+    line = json.dumps({"schema": 1, "packages": False}) + "\n"
+    done = subprocess.run(command, input=line.encode(), capture_output=True, env=env, timeout=60, check=True)
+    facts = convert(json.loads(done.stdout.splitlines()[0]), NodeFacts)
+    assert facts.noexec == {"TMPDIR": str(place), "TRITON_CACHE_DIR": str(place / "not/there/yet")}
