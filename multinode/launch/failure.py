@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from multinode.core.run.log import clean_log, last_lines
 from multinode.core.run.run import Failure, NodeRun
 from multinode.core.run.samples import ExceptionSample
 from multinode.errors import MultinodeError
-from multinode.launch.failure_kinds import WorkerDeath, classify, find_worker_death
+from multinode.launch.failure_kinds import WorkerDeath, classify, find_worker_death, told_by_nccl
 from multinode.launch.known_errors import find_error
 from multinode.launch.log_words import LogReading, LogWord, last_words, rate, read_log
 from multinode.launch.machine_faults import MachineFault, explains
@@ -27,6 +28,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     Attributes:
         clock_offset_s: the node's clock minus the controller's; None is unknown.
         faults: of its hardware, in the order in which they came.
+        nccl_warnings: the last of each process, from NCCL's own logs.
         log: its end; `reading` is what all of it says, None where that is not read yet.
     """
 
@@ -36,6 +38,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     error: MultinodeError | None = None
     log: str = ""
     reading: LogReading | None = None
+    nccl_warnings: list[str] = []
     faults: Sequence[MachineFault] = ()
 
 
@@ -63,8 +66,11 @@ def _find(nodes: Sequence[Evidence]) -> Failure | None:
     if found is None:
         return None
     node = _of(found, nodes)
-    # What a worker raised says all; its log may speak of much else.
-    return classify(found, node.run, found.log_tail if node.exceptions else _read(node))
+    # What a worker raised says all; its log may speak of much else, and so may NCCL of what only follows from it.
+    if not node.exceptions:
+        return classify(found, node.run, _read(node), node.nccl_warnings)
+    about_nccl = any(_is_about_connection(sample) for sample in node.exceptions if sample.rank == found.rank)
+    return classify(found, node.run, found.log_tail, node.nccl_warnings if about_nccl else ())
 
 
 def _of(failure: Failure, nodes: Sequence[Evidence]) -> Evidence:
@@ -162,8 +168,8 @@ def _said_cause(node: Evidence) -> LogWord | None:
 
 
 def _is_of_peers(node: Evidence) -> bool:
-    word = _said_cause(node)
-    return word is not None and word.is_of_peers
+    word, warning = _said_cause(node), told_by_nccl(node.nccl_warnings)
+    return word is not None and word.is_of_peers and (warning is None or warning.is_of_peers)
 
 
 def _failed_by_own_words(nodes: Sequence[Evidence]) -> Failure | None:
@@ -266,9 +272,15 @@ def _not_started(node: Evidence) -> Failure:
     return _failure(node, message, hint=hint, log_tail=last_lines(node.log, 20))
 
 
+# What tells most of NCCL's errors stands in a line of its own.
+_LAST_ERROR = re.compile(r"^Last error:\s*\n(.+)$", re.MULTILINE)
+
+
 def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
     # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
-    said = clean_log(f"{sample.type}: {sample.message}").strip().split("\n")[0].rstrip(": ")
+    text = clean_log(f"{sample.type}: {sample.message}").strip()
+    last = _LAST_ERROR.search(text)
+    said = ": ".join([text.split("\n")[0].rstrip(": "), *([last[1].strip()] if last is not None else [])])
     tail = clean_log(sample.traceback)
     message = f"rank {sample.rank} raised {said}"
     return _failure(node, message, rank=sample.rank, log_tail=tail, time_s=_at(sample.time_s, node))

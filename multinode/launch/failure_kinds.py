@@ -15,7 +15,7 @@ from multinode.launch.known_errors import ERRORS_BY_ID, KnownError, find_error
 from multinode.launch.log_words import LogReading, LogWord, last_words, rate, read_log
 from multinode.units import signal_name
 
-__all__ = ["WorkerDeath", "classify", "explain_timeout", "find_worker_death", "link_share"]
+__all__ = ["WorkerDeath", "classify", "explain_timeout", "find_worker_death", "link_share", "told_by_nccl"]
 
 
 class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +35,7 @@ _FULL_BYTES = 1 << 20
 # Of a log: its last lines that are looked at, and the most of a line in a sentence.
 _LAST_WORDS = 20
 _MOST_CHARS = 300
+_WARN = "NCCL WARN "
 _SIGNALS = {
     "SIGKILL": "killed",
     "SIGTERM": "killed",
@@ -84,13 +85,22 @@ def _death(rank: int | None, code: int) -> WorkerDeath:
     return WorkerDeath(rank=rank, exit_code=code)
 
 
-def classify(failure: Failure, run: NodeRun | None = None, log: str | LogReading = "") -> Failure:
+def classify(
+    failure: Failure, run: NodeRun | None = None, log: str | LogReading = "", nccl_warnings: Sequence[str] = ()
+) -> Failure:
     """The same with its kind, and what the catalogue says of it where it has no hint of its own.
 
-    `run` is how the job ended on that node, `log` its log.
+    `run` is how the job ended on that node, `log` its log, `nccl_warnings` are those of NCCL's own log.
     """
     reading = log if isinstance(log, LogReading) else read_log(log or failure.log_tail)
     kind, error, said = _find(failure, run.oom_kills if run is not None else None, reading)
+    warning = told_by_nccl(nccl_warnings)
+    if warning is not None and (error is None or rate(warning.error, warning) < rate(error)):
+        kind, error, said = warning.error.kind if warning.error else None, warning.error, warning.text[:_MOST_CHARS]
+    elif nccl_warnings and error is not None and error.project == "NCCL" and error.is_general:
+        said = nccl_warnings[-1].partition(_WARN)[2][:_MOST_CHARS]
+    if nccl_warnings and (warning is not None or said):
+        failure = replace(failure, log_tail="\n".join([failure.log_tail, *nccl_warnings[-_LAST_WORDS:]]).lstrip("\n"))
     if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
         # Its own words had no room either.
         kind, error = "disk_full", ERRORS_BY_ID["disk-full"]
@@ -98,6 +108,11 @@ def classify(failure: Failure, run: NodeRun | None = None, log: str | LogReading
     if error is None or failure.hint:
         return failure
     return replace(failure, error_id=error.id, cause=error.cause, hint=error.fix.replace("{node}", failure.node))
+
+
+def told_by_nccl(warnings: Sequence[str]) -> LogWord | None:
+    """The warning of NCCL that names a cause best; None where the catalogue knows none of them."""
+    return read_log("\n".join(warning.partition(_WARN)[2] for warning in warnings)).cause()
 
 
 def _find(

@@ -187,7 +187,7 @@ class StallWatch:
 
     def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
         silent_s = self._clock.silent_s(time.monotonic())
-        found = stall_cause(find_hang(nodes))
+        found = stall_cause(find_hang(nodes), nodes)
         if found.hint is not None:
             found = msgspec.structs.replace(found, hint=self.write_hint(found.hint))
         return Stall(time_s=time.time(), silent_s=silent_s, **msgspec.structs.asdict(found))

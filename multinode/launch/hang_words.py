@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from multinode.analyse.hang.stall import Hang, RankState
-from multinode.core.run.run import StallCause
+from multinode.core.run.run import NodeDiagnosis, StallCause
+from multinode.launch.failure_kinds import told_by_nccl
 
 __all__ = ["stall_cause"]
 
@@ -23,9 +24,14 @@ class _Words(msgspec.Struct, frozen=True):
     hint: str
 
 
-def stall_cause(hang: Hang) -> StallCause:
-    """The cause in words: the first of the ranks that were found is to blame; the others are told where they wait."""
+def stall_cause(hang: Hang, nodes: Sequence[NodeDiagnosis] = ()) -> StallCause:
+    """The cause in words: the first of the ranks that were found is to blame; the others are told where they wait.
+
+    `nodes` is what they said: where no rank is to blame, what NCCL warned of is the hint.
+    """
     words = _WORDS[hang.code](hang)
+    if hang.code in _OF_NETWORK:
+        words = _Words(words.text, "; ".join([*_nccl_hints(nodes), words.hint]))
     cause = StallCause(code=hang.code, message=words.text, hint=words.hint)
     if hang.found:
         first = hang.found[0]
@@ -42,6 +48,18 @@ def stall_cause(hang: Hang) -> StallCause:
     if hang.node is not None:
         return msgspec.structs.replace(cause, node=hang.node.node, node_rank=hang.node.node_rank)
     return cause
+
+
+# What may come of the network, or of NCCL's settings.
+_OF_NETWORK = frozenset({"no_workers", "connection", "all_wait", "same_place", "unknown"})
+
+
+def _nccl_hints(nodes: Sequence[NodeDiagnosis]) -> Iterator[str]:
+    for node in nodes:
+        warning = told_by_nccl(node.nccl_warnings)
+        if warning is not None and warning.error is not None:
+            yield f"NCCL on {node.node} warns: {warning.text}: {warning.error.fix.replace('{node}', node.node)}"
+            return
 
 
 def _stopped(hang: Hang) -> _Words:

@@ -11,7 +11,7 @@ from multinode.core.run.log import next_stage
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.progress import NodeProgress, RunProgress, advance_node, start_progress
 from multinode.core.run.run import Failure, NodeRun
-from multinode.core.run.samples import ExceptionSample, parse_samples
+from multinode.core.run.samples import ExceptionSample, NcclWarningSample, parse_samples
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
 from multinode.launch.failure import Evidence
 from multinode.launch.failure_kinds import explain_timeout, link_share
@@ -171,6 +171,8 @@ def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
     samples = list(parse_samples(lines))
     raised = [sample for sample in samples if isinstance(sample, ExceptionSample)]
     track.exceptions += raised[: _MOST_EXCEPTIONS - len(track.exceptions)]
+    warnings = [sample.message for sample in samples if isinstance(sample, NcclWarningSample)]
+    track.nccl_warnings += warnings[: _MOST_EXCEPTIONS - len(track.nccl_warnings)]
     track.hardware.take(samples)
     track.progress = advance_node(track.progress, samples)
 

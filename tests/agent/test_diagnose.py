@@ -244,6 +244,14 @@ def test_nccl_ras_is_looked_for_where_localhost_leads(addr: str | None, port: in
     assert ras_target(addr) == ("localhost", port)
 
 
+def test_what_nccl_warned_of_is_told(node: LocalNode) -> None:
+    with running(node, SLEEPER):
+        log = node.run_dir(RUN) / "nccl.gpu-a.7.log"
+        log.write_text("a:7:9 [0] NCCL INFO fine\n" + "".join(f"a:7:9 [0] x.cc:1 NCCL WARN {n}\n" for n in range(30)))
+        record = diagnose(node)
+    assert record["nccl_warnings"] == [f"a:7:9 [0] x.cc:1 NCCL WARN {n}" for n in range(10, 30)]
+
+
 def test_dumps_of_the_flight_recorder_are_listed(node: LocalNode) -> None:
     node.env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = str(node.home / "dump_")
     (node.home / "dump_0").write_bytes(b"12345")

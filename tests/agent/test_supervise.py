@@ -27,6 +27,21 @@ def test_a_job_runs_and_its_output_and_exit_code_arrive_exactly(node: LocalNode)
     assert (node.run_dir() / "agent.err").read_bytes() == b""
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_nccl_warned_of_comes_home_where_the_job_did_not_end_well(node: LocalNode, code: int) -> None:
+    argv = node.script(
+        "import os, sys\n"
+        "with open(os.environ['MULTINODE_RUN_DIR'] + '/nccl.a.7.log', 'w') as file:\n"
+        "    file.write('a:7:9 [0] NCCL INFO ring\\na:7:9 [0] x.cc:1 NCCL WARN socket: refused\\n')\n"
+        f"sys.exit({code})\n"
+    )
+    with node.supervise(argv) as talk:
+        talk.read_all()
+    records = [json.loads(line) for line in talk.data("samples/nccl.jsonl").splitlines()]
+    told = [(record["kind"], record["message"]) for record in records]
+    assert told == ([("nccl_warning", "a:7:9 [0] x.cc:1 NCCL WARN socket: refused")] if code else [])
+
+
 def test_the_environment_is_what_was_asked_for(node: LocalNode) -> None:
     argv = node.script("import json, os, sys\nprint(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n")
     tricky = "a 'b' \"c\"\n$(touch injected) `id`; echo \\"

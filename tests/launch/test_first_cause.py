@@ -8,8 +8,11 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
+from multinode.analyse.hang.stall import find_hang
+from multinode.core.run.run import NodeDiagnosis
 from multinode.core.run.samples import ExceptionSample
 from multinode.launch.failure import Evidence, first_failure
+from multinode.launch.hang_words import stall_cause
 from multinode.launch.known_errors import find_error
 from multinode.launch.log_words import read_log
 
@@ -236,3 +239,61 @@ def test_a_peers_exception_counts_by_its_type() -> None:
     failure = first_failure(both)
     assert failure is not None
     assert failure.node == "node1"
+
+
+WARNED = (
+    "gpu-a:7:9 [0] misc/ibvwrap.cc:291 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "error_id"),
+    [
+        # An exception that names no cause, NCCL's general ones, and the abort of a watchdog, which carries no last error.
+        ("NCCL error in: x.cpp:1, unhandled system error (run with NCCL_DEBUG=INFO for details)", "nccl-ib-connect"),
+        ("NCCL error in: x.cpp:1, remote process exited or there was a network error", "nccl-ib-connect"),
+        ("NCCL error in: x.cpp:1\nLast error:\nDuplicate GPU detected : rank 1 and rank 0", "nccl-duplicate-gpu"),
+    ],
+)
+def test_what_nccl_warned_of_in_its_own_log_names_the_cause(said: str, error_id: str) -> None:
+    run = ended(0, exit_code=1, ended_s=9.0)
+    exception = raised(0, 5.0, "DistBackendError", said)
+    failure = find(Evidence(run=run, exceptions=[exception], nccl_warnings=[WARNED]))
+    assert failure.error_id == error_id
+    if error_id == "nccl-ib-connect":
+        assert "Call to ibv_modify_qp failed with 110" in failure.message
+        assert WARNED in failure.log_tail
+    log = text(aborted(0, said.rsplit("\n", maxsplit=1)[-1]), torchrun(0, -6, 1))
+    assert find(Evidence(run=run, log=log, nccl_warnings=[WARNED])).error_id == error_id
+
+
+def test_nccls_warnings_of_a_peer_do_not_explain_a_failure_of_its_own() -> None:
+    run = ended(0, exit_code=1, ended_s=9.0)
+    assert find(Evidence(run=run, exceptions=[raised(0, 5.0)], nccl_warnings=[WARNED])).error_id is None
+
+
+def test_a_warning_that_no_entry_knows_is_shown_beside_a_general_error() -> None:
+    exception = raised(
+        0,
+        5.0,
+        "DistBackendError",
+        "NCCL error in: x.cpp:1, internal error - please report this issue to the NCCL developers",
+    )
+    odd = "gpu-a:7:9 [0] x.cc:7 NCCL WARN Rank 3 has no transport for send peer 2 on channel 0/1"
+    failure = find(Evidence(run=ended(0, exit_code=1), exceptions=[exception], nccl_warnings=[odd]))
+    assert failure.error_id == "nccl-internal-error"
+    assert failure.message.endswith(": Rank 3 has no transport for send peer 2 on channel 0/1")
+
+
+def test_the_telling_line_of_an_nccl_error_stands_in_the_sentence() -> None:
+    said = "NCCL error in: x.cpp:1, unhandled system error\nncclSystemError: System call\nLast error:\nsocketStartConnect: Connect to 10.0.0.2<7> failed : Network is unreachable"
+    failure = find(Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, 5.0, "DistBackendError", said)]))
+    assert "socketStartConnect: Connect to 10.0.0.2<7> failed : Network is unreachable" in failure.message
+    assert failure.error_id == "nccl-cannot-connect"
+
+
+def test_a_hang_without_a_rank_to_blame_tells_what_nccl_warned_of() -> None:
+    node = NodeDiagnosis(node="gpu-a", node_rank=0, ranks=(0,), nccl_warnings=(WARNED,))
+    cause = stall_cause(find_hang([node]), [node])
+    assert "NCCL on gpu-a warns: Call to ibv_modify_qp failed" in str(cause.hint)
+    assert "NCCL_IB_GID_INDEX" in str(cause.hint)

@@ -23,6 +23,7 @@ from ..facts.sockets import describe_connections
 from ..kernel_files import list_names, try_read
 from ..run.processes import Family, Process, environ_of, find_process, stat_fields
 from ..rundir import RunDir, open_run
+from .nccl_warnings import read_nccl_warnings
 from .stacks import Mark, StackReader, read_marks
 
 __all__ = ["list_flight_records", "ras_target", "run"]
@@ -162,6 +163,7 @@ def run(request: Record, channel: Channel) -> None:
             ],
             "last_steps": _last_steps(run_dir),
             "flight_records": list_flight_records(run_dir.path, [member.environ for member in members]),
+            "nccl_warnings": read_nccl_warnings(run_dir.path),
             **ras.answer(_RAS_S),
         }
     )

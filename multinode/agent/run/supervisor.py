@@ -6,6 +6,7 @@ A single loop without threads. Needs no controller, no SSH connection and no ter
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ from typing import Optional
 
 from ..channel import AgentError, Record
 from ..facts.memory import MemoryKills
+from ..hang.nccl_warnings import read_nccl_warnings
 from ..rundir import RunDir
 from ..sample.gpu_sampler import start_gpu_sampler
 from ..sample.sampler import NodeSampler
@@ -122,6 +124,7 @@ class Supervisor:
             if self._ending is not None and self._ending.step():
                 break
         self._sampler.sample_last()
+        self._note_nccl_warnings()
         self.finish(processes_left=self._ending.left)
 
     def finish(self, **changes: object) -> None:
@@ -180,6 +183,18 @@ class Supervisor:
             self._status["disk_free_bytes"] = stat.f_bavail * stat.f_frsize
         self._memory_kills.look()
         self._status["oom_kills"] = self._memory_kills.count
+
+    def _note_nccl_warnings(self) -> None:
+        """Of a job that did not end well: nobody fetches NCCL's own logs."""
+        if self._status.get("exit_code") == 0:
+            return
+        now = time.time()
+        records = [
+            {"kind": "nccl_warning", "time_s": now, "message": line} for line in read_nccl_warnings(self._run.path)
+        ]
+        if records:
+            with contextlib.suppress(OSError), open(os.path.join(self._run.samples, "nccl.jsonl"), "w") as file:
+                file.writelines(json.dumps(record) + "\n" for record in records)
 
     def _look_for_orders(self, *, told_to_stop: bool) -> None:
         grace_s, message = self._orders.latest_grace_s(), "stopped on request"

@@ -105,6 +105,7 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
         processes: launchers, then workers by rank.
         last_steps: by rank, also of workers that are gone.
         ras: what NCCL's RAS service answered; None for the reason `ras_missing`.
+        nccl_warnings: the last WARN lines of each process in NCCL's own logs.
     """
 
     node: str
@@ -117,6 +118,7 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     ras: str | None = None
     ras_missing: str | None = None
     flight_records: tuple[FlightRecord, ...] = ()
+    nccl_warnings: tuple[str, ...] = ()
 
 
 class StallCause(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ __all__ = [
     "ModelSample",
     "NcclOpSample",
     "NcclSample",
+    "NcclWarningSample",
     "NicSample",
     "NoteSample",
     "PingSample",
@@ -461,6 +462,13 @@ class NicSample(CardBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic
     symbol_errors: Count | None = None
 
 
+class NcclWarningSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl_warning"):
+    """A WARN line of NCCL's own log, read when the job had failed; `time_s` is when it was read."""
+
+    time_s: float
+    message: str
+
+
 class KernelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="kernel"):
     """A line of the node's kernel log that may tell of failing hardware."""
 
@@ -693,6 +701,7 @@ Sample = (
     | TcpSample
     | CgroupSample
     | KernelSample
+    | NcclWarningSample
     | DeviceSample
     | SpeedSample
 )
