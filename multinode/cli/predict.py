@@ -89,7 +89,7 @@ def predict(
         typer.Option(
             metavar="RATE",
             help="What TCP was measured to carry between the nodes (iperf3), where that is less than their NICs' rate: "
-            "overlay networks, VPNs, Wi-Fi, shared uplinks. Else what the nccl-test measured.",
+            "clouds, overlay networks, VPNs, Wi-Fi, shared uplinks. Else what the nccl-test, or the file, says.",
         ),
     ] = None,
     details: Details = False,
@@ -133,14 +133,9 @@ def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: Forec
     if benchmarks is not None:
         if run_ids:
             raise UsageError("runs and --benchmarks are both given", hint="leave one of them out")
-        for option, value, key in (
-            ("--link-measured", request.link_measured, "gbit_per_s: 10"),
-            ("--stream", request.stream, "payload_mb_per_s: 400"),
-        ):
-            if value is not None:
-                raise UsageError(
-                    f"{option} is of runs, and --benchmarks names a file", hint=f"network: {{{key}}} in it"
-                )
+        if request.link_measured is not None:
+            hint = "network: {gbit_per_s: 10} in it"
+            raise UsageError("--link-measured is of runs, and --benchmarks names a file", hint=hint)
         return api.predict_from_benchmarks(benchmarks, request)
     return api.predict(run_ids or ["last"], request)
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import Strategy
-from multinode.analyse.prediction.forecast import ForecastRequest, make_forecast
+from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
 from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
 from multinode.errors import UsageError
@@ -92,8 +92,9 @@ def test_gradients_are_as_wide_as_the_engine_sends_them() -> None:
         ({"single_node": {"workers_per_node": 2, "runtime_s": 1}}, "single_node.runtime_s"),
         ({"single_node": {"nodes": 2, "workers_per_node": 2, "step_time_ms": 1}}, "single_node.nodes"),
         ({"several_nodes": {"workers_per_node": 2, "step_time_ms": 1}}, "several_nodes.nodes"),
-        ({"network": {}}, "network: one of"),
-        ({"network": {"gbit_per_s": 1, "payload_mb_per_s": 150}}, "network.payload_mb_per_s: a link of 1 Gbit/s"),
+        ({"network": {}}, "network: its rate or its payload"),
+        ({"network": {"gbit_per_s": 1, "payload_mb_per_s": 150}}, "network: a link of 1 Gbit/s with an MTU of 1500"),
+        ({"network": {"payload_gbit_per_s": 1, "payload_mb_per_s": 125}}, "network: payload_mb_per_s and"),
         ({"model": {}}, "model: how much is trained"),
         ({"model": {"parameters": 10, "trainable": 100}}, "model: 100 trainable parameters of 10 cannot be"),
         ({"model": {"shape": {"model_type": "odd"}}}, "model.shape"),
@@ -140,3 +141,48 @@ def test_a_stream_below_the_rate_is_what_counts_and_a_faster_card_need_not_help(
     # At worst 40 Gbit/s are no faster than 10: the interval has all of today's.
     assert forty.samples_per_s > ten.samples_per_s
     assert forty.interval[0] <= ten.interval[0] * 1.01
+
+
+def test_a_stated_rate_over_rdma_leaves_the_same_room() -> None:
+    """Collectives over RDMA were published at half of what their NICs carry."""
+    found = make_forecast(
+        evidence_of_benchmarks(figures(network={"gbit_per_s": 1, "rdma": True})),
+        ForecastRequest(links=(1.0,), nodes=(2,)),
+    )
+    (row,) = found.scenarios
+    assert row.interval[0] <= row.samples_per_s * 0.6
+    assert any("oversubscribed fabrics leave down to 40%" in one.why for one in row.doubts)
+
+
+@pytest.mark.parametrize("gbit_per_s", [25, 40, 100])
+def test_from_25_gbit_on_a_stated_rate_may_be_a_cloud_that_caps_a_flow_and_a_stream_is_asked_for(
+    gbit_per_s: float,
+) -> None:
+    def forecast(stream: float | None = None, **network: Any) -> Forecast:
+        evidence = evidence_of_benchmarks(figures(network={"gbit_per_s": gbit_per_s} | network), stream)
+        return make_forecast(evidence, ForecastRequest(links=(gbit_per_s,), nodes=(2,), overlaps=(False,)))
+
+    stated = forecast()
+    assert "clouds cap a flow at 5 to 10 Gbit/s" in stated.measure
+    assert "--stream RATE, or payload_gbit_per_s" in stated.measure
+    # AWS's cap outside of a placement group, as transformers#3707 met it, with p3.16xlarge at 25 Gbit/s.
+    capped = forecast(payload_gbit_per_s=5)
+    assert stated.scenarios[0].interval[0] <= capped.scenarios[0].samples_per_s
+    assert any("clouds a flow of 5 Gbit/s" in one.why for one in stated.scenarios[0].doubts)
+    assert capped.scenarios == forecast(payload_mb_per_s=625).scenarios == forecast(5.0).scenarios
+    for measured in (capped, forecast(5.0, payload_mb_per_s=100), forecast(rdma=True)):
+        assert measured.measure == ""
+
+
+def test_below_25_gbit_nothing_is_asked_for() -> None:
+    assert make_forecast(evidence_of_benchmarks(figures(network={"gbit_per_s": 10})), ForecastRequest()).measure == ""
+
+
+def test_a_payload_of_jumbo_frames_says_what_it_lacks() -> None:
+    """iperf3's usual 9.9 Gbit/s of 10 at an MTU of 9000."""
+    network = {"gbit_per_s": 10, "payload_gbit_per_s": 9.9}
+    with pytest.raises(UsageError) as refused:
+        evidence_of_benchmarks(figures(network=network))
+    assert "mtu: 9000" in (refused.value.hint or "")
+    assert "carries 9.41 Gbit/s of payload, not 9.9" in refused.value.message
+    assert evidence_of_benchmarks(figures(network=network | {"mtu": 9000})).today.link.mtu == 9000

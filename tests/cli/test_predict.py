@@ -14,6 +14,7 @@ from tests.analyse.stored import comm_ms, sweep_record, training_record
 from tests.workflows.test_predict import store
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
+CLOUD = Path(__file__).parent.parent / "analyse" / "published_pairs" / "p3-roberta-25g.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -121,13 +122,19 @@ def test_what_cannot_be_is_refused_by_its_option(arguments: tuple[str, ...], sai
     assert refused.value.message.startswith(said) or refused.value.message.endswith(said)
 
 
-def test_a_measured_stream_counts_over_the_rate_and_is_no_option_of_figures() -> None:
+def test_a_measured_stream_counts_over_the_rate_and_over_what_figures_tell() -> None:
     rated = document("b-one", "a-sweep", "--link", "10")["scenarios"][0]
     (shared,) = document("b-one", "a-sweep", "--link", "10", "--stream", "0.3")["scenarios"]
     # The sweep's own calls took what its link carried: how that goes on at 10 Gbit/s is what the stream doubts.
     assert shared["interval"][1] == pytest.approx(rated["interval"][1], rel=0.01)
     assert shared["interval"][0] < 0.8 * rated["interval"][0]
-    with pytest.raises(UsageError, match="--stream is of runs"):
-        predict("--benchmarks", str(SEED), "--stream", "1")
+    told, measured = (
+        document("--benchmarks", str(CLOUD), "--link", "25", *more) for more in ((), ("--stream", "5gbit"))
+    )
+    comm_ms = [each["scenarios"][0]["parts"]["comm_ms"] for each in (told, measured)]
+    # 2.94 GB/s is what 25 Gbit/s carry.
+    assert comm_ms[1] == pytest.approx(comm_ms[0] * 2.942 / 0.625, rel=0.01)
+    assert "--stream RATE" in told["measure"]
+    assert measured["measure"] == ""
     with pytest.raises(UsageError, match="--stream: '0' is not a link rate"):
         predict("b-one", "a-sweep", "--stream", "0")

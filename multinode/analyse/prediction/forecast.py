@@ -16,7 +16,7 @@ from multinode.analyse.prediction.calibration import Calibration, sent_as
 from multinode.analyse.prediction.cost_model import Scenario, StepParts
 from multinode.analyse.prediction.evidence import Evidence
 from multinode.analyse.prediction.gain import gain, gain_over_measured
-from multinode.analyse.prediction.network_model import UncertaintySource
+from multinode.analyse.prediction.network_model import UncertaintySource, why_measure
 from multinode.analyse.prediction.predict import Basis, predict
 from multinode.analyse.prediction.variants import method_of, vary
 from multinode.analyse.steps.bottleneck import Bottleneck
@@ -141,6 +141,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         job: path of the YAML that was measured, as its user gave it; empty for a script.
         hosts: what `--hosts` named for it; empty where something else did.
         back_test: the same model held against every stored run that it can be held against.
+        measure: what should be measured before a figure is trusted, why and how; empty where nothing need be.
         notes: what had to be taken for granted, a sentence each.
     """
 
@@ -154,6 +155,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
     hosts: str = ""
     back_test: BackTest = BackTest()
+    measure: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -273,6 +275,7 @@ def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
             one_node=_one_node(evidence),
             job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
             back_test=tested,
+            measure=why_measure(evidence.calibration.network),
             notes=(*evidence.notes, *_more_workers(evidence.calibration, outlooks)),
         )
     except ValueError as error:

@@ -17,7 +17,7 @@ from multinode.analyse.job.step_calls import SMALL_BYTES, StepCall
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve, held_back, median_error
 from multinode.analyse.nccl_test.size_scan import ScanReport
 from multinode.errors import UsageError
-from multinode.units import format_count, goodput_gb_per_s
+from multinode.units import format_count, format_rate, goodput_gb_per_s
 
 __all__ = [
     "USUAL",
@@ -30,10 +30,12 @@ __all__ = [
     "network_doubts",
     "network_of_scan",
     "stated_network",
+    "why_measure",
     "widest",
 ]
 
 _US_PER_MS = 1e3
+_BITS_PER_BYTE = 8
 _GB_PER_S = 1e-3  # of bytes in a microsecond
 # TCP rarely passes 3 to 5 GB/s, whatever the link.
 _TCP_CAP_GB_PER_S = (3.0, 5.0)
@@ -44,9 +46,13 @@ _PER_DOUBLING_FASTER = 0.06
 _PER_DOUBLING_OF_NODES = 0.05
 _STATED_RATE = 0.25
 # What a link carries of its rate where nobody has measured it and it is more than a cable: an overlay network, a VPN,
-# Wi-Fi, a shared uplink. Chosen: published streams over overlays reach 0.62 of the host's (mFlow: 16.5 of 26.6 Gbit/s)
-# and less.
+# Wi-Fi, a shared uplink; of RDMA a GPU that is far from its NIC, PCIe access control, an oversubscribed fabric. Chosen:
+# published streams over overlays reach 0.62 of the host's (mFlow: 16.5 of 26.6 Gbit/s) and less, collectives over RDMA
+# 0.49 (nccl#700) and 0.54 (nccl#2409) of the NICs'.
 _LEAST_CARRIED = 0.4
+# Rates from here on are those of servers and of clouds, which cap a flow: AWS at 5 Gbit/s, and at 10 within a cluster
+# placement group ("Amazon EC2 instance network bandwidth").
+_CLOUD_LINK_GBIT, _FLOW_CAPS_GBIT = 25.0, (5.0, 10.0)
 # Below this part of its payload rate, a link is not what limits a stream: a faster one need not help.
 _AS_RATED = 0.8
 _OTHER_COLLECTIVE = 0.2
@@ -106,8 +112,10 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
         """
         goodput = link.goodput_gb_per_s
         if self.stream_gb_per_s is None:
-            is_wide = end > 0 and not self.curves and not link.rdma
-            return goodput * (_LEAST_CARRIED if is_wide else 1.0)
+            if end <= 0 or self.curves:
+                return goodput
+            least = goodput * _LEAST_CARRIED
+            return min(least, _FLOW_CAPS_GBIT[0] / _BITS_PER_BYTE) if _may_cap_flows(link) else least
         part = min(1.0, self.stream_gb_per_s / self.link.goodput_gb_per_s)
         if part >= _AS_RATED:
             return goodput * part
@@ -217,10 +225,28 @@ def network_doubts(
 def _why_stated(network: NetworkModel, link: Link) -> str:
     if network.stream_gb_per_s is not None:
         return f"no collective was measured: a TCP stream of {network.stream_gb_per_s:.3g} GB/s is all that is known"
-    told = "no collective was measured: the link's rate is all that is known"
+    told = "no collective was measured: the link's rate is all that is known, of which "
     if link.rdma:
-        return told
-    return f"{told}, of which overlay networks, VPNs, Wi-Fi and shared uplinks carry down to {_LEAST_CARRIED:.0%}"
+        least = f"{_LEAST_CARRIED:.0%}"
+        return f"{told}GPUs far from their NIC, PCIe access control and oversubscribed fabrics leave down to {least}"
+    told += f"overlay networks, VPNs, Wi-Fi and shared uplinks carry down to {_LEAST_CARRIED:.0%}"
+    return f"{told}, and clouds a flow of {_FLOW_CAPS_GBIT[0]:g} Gbit/s" if _may_cap_flows(link) else told
+
+
+def _may_cap_flows(link: Link) -> bool:
+    return not link.rdma and link.gbit_per_s >= _CLOUD_LINK_GBIT
+
+
+def why_measure(network: NetworkModel) -> str:
+    """Why a stream should be measured, and how to name it; empty where one was, or the rate tells as much."""
+    if network.curves or network.stream_gb_per_s is not None or not _may_cap_flows(network.link):
+        return ""
+    low, high = _FLOW_CAPS_GBIT
+    return (
+        f"{format_rate(network.link.gbit_per_s)} is stated and not measured: clouds cap a flow at {low:g} to {high:g} "
+        "Gbit/s, and promise rates up to theirs. Measure what a stream carries (iperf3) and name it: --stream RATE, or "
+        "payload_gbit_per_s in a file of figures"
+    )
 
 
 def widest(doubts: Iterable[UncertaintySource], part: str) -> float:

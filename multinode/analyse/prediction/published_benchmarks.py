@@ -21,11 +21,11 @@ from multinode.analyse.steps.step_split import StepSplit
 from multinode.analyse.steps.summary import Summary
 from multinode.core.prediction.published_benchmarks import Model, Network, PublishedBenchmarks, Speed
 from multinode.errors import UsageError
-from multinode.units import goodput_gb_per_s
+from multinode.units import format_rate, goodput_gb_per_s
 
 __all__ = ["evidence_of_benchmarks"]
 
-_MS_PER_S, _MB_PER_GB = 1e3, 1e3
+_MS_PER_S, _MB_PER_GB, _BITS_PER_BYTE = 1e3, 1e3, 8
 # Of a stream over its link's rate: what rounding may add.
 _ABOVE_ITS_RATE = 1.05
 _HALF_BYTES, _FP32_BYTES = 2, 4
@@ -38,14 +38,21 @@ _STRATEGIES = {
 }
 
 
-def evidence_of_benchmarks(benchmarks: PublishedBenchmarks) -> Evidence:
+def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None = None) -> Evidence:
     """What predictions can start from.
+
+    Args:
+        benchmarks: the figures.
+        stream: what TCP was measured to carry between the nodes, Gbit/s, in the place of what they tell of it.
 
     Raises:
         UsageError: figures contradict each other, or one that is needed is missing; the message names it.
     """
     if benchmarks.single_node.nodes != 1:
         raise UsageError("single_node.nodes: one node is one", hint="figures of several belong to several_nodes")
+    if stream is not None:
+        link = msgspec.structs.replace(benchmarks.network, payload_gbit_per_s=stream, payload_mb_per_s=None)
+        benchmarks = msgspec.structs.replace(benchmarks, network=link)
     several = benchmarks.several_nodes
     if several is not None and several.nodes == 1:
         raise UsageError("several_nodes.nodes: it is one", hint="figures of one node belong to single_node")
@@ -98,21 +105,33 @@ def _link(network: Network) -> Link:
     stream, rate = _stream(network), network.gbit_per_s
     if rate is None:
         if stream is None:
-            raise UsageError("network: one of gbit_per_s and payload_mb_per_s is needed", hint="gbit_per_s: 1")
-        rate = stream * 8 if network.rdma else stream / goodput_gb_per_s(1.0, network.mtu)
+            hint = "gbit_per_s: 1; or payload_gbit_per_s: 0.94, as iperf3 tells it"
+            raise UsageError("network: its rate or its payload is needed", hint=hint)
+        rate = stream * _BITS_PER_BYTE if network.rdma else stream / goodput_gb_per_s(1.0, network.mtu)
     link = Link(gbit_per_s=rate, mtu=network.mtu, rdma=network.rdma)
     if stream is not None and stream > link.goodput_gb_per_s * _ABOVE_ITS_RATE:
-        raise UsageError(f"network.payload_mb_per_s: a link of {rate:g} Gbit/s does not carry that")
+        raise UsageError(
+            f"network: a link of {rate:g} Gbit/s with an MTU of {network.mtu} carries "
+            f"{link.goodput_gb_per_s * _BITS_PER_BYTE:.3g} Gbit/s of payload, not {stream * _BITS_PER_BYTE:.3g}",
+            hint="the rate of all NICs together in gbit_per_s; payload_gbit_per_s without the rate; or the MTU of "
+            "jumbo frames: mtu: 9000",
+        )
     return link
 
 
 def _known(network: Network) -> str:
-    if network.payload_mb_per_s is None:
+    stream = _stream(network)
+    if stream is None:
         return "the link's rate is all that is known"
-    return f"a stream of {network.payload_mb_per_s:g} MB/s is all that is known"
+    return f"a stream of {format_rate(stream * _BITS_PER_BYTE)} is all that is known"
 
 
 def _stream(network: Network) -> float | None:
+    """GB/s of payload."""
+    if network.payload_mb_per_s is not None and network.payload_gbit_per_s is not None:
+        raise UsageError("network: payload_mb_per_s and payload_gbit_per_s are two ways to tell one figure")
+    if network.payload_gbit_per_s is not None:
+        return network.payload_gbit_per_s / _BITS_PER_BYTE
     return None if network.payload_mb_per_s is None else network.payload_mb_per_s / _MB_PER_GB
 
 

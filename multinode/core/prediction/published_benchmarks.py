@@ -47,10 +47,16 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The link of a node: its rate, the payload that a stream was measured to carry one way, or both."""
+    """The link of a node: its rate, the payload that a stream was measured to carry one way, or both.
+
+    Attributes:
+        gbit_per_s: of its NIC, of all its NICs together.
+        payload_mb_per_s: as a file copy tells it; or `payload_gbit_per_s`, as iperf3 does.
+    """
 
     gbit_per_s: _Positive | None = None
     payload_mb_per_s: _Positive | None = None
+    payload_gbit_per_s: _Positive | None = None
     mtu: Annotated[int, Meta(ge=576, le=65536)] = _ETHERNET_MTU
     rdma: bool = False
 

@@ -112,6 +112,8 @@ def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
     if forecast.break_even is not None:
         yield "Needed", f"{_target(forecast)}: {link_words(forecast.break_even.efficient)}"
     yield "Model", error_words(forecast.back_test)
+    if forecast.measure:
+        yield "Measure", forecast.measure
 
 
 def _target(forecast: Forecast) -> str:

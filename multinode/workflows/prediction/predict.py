@@ -85,8 +85,10 @@ def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> F
         UsageError: the file is not what it should be, or what is asked for cannot be.
     """
     try:
-        evidence = evidence_of_benchmarks(load_published_benchmarks(path))
-        return with_words(make_forecast(evidence, request or ForecastRequest()))
+        request = request or ForecastRequest()
+        refuse_unusable(request)
+        evidence = evidence_of_benchmarks(load_published_benchmarks(path), request.stream)
+        return with_words(make_forecast(evidence, request))
     except UsageError as error:
         if error.message.startswith(str(path)):
             raise
