@@ -10,7 +10,7 @@ import typer
 
 from multinode.cli.early_verdict import IfSlower, require_terminal, watch
 from multinode.cli.export import ExportOptions
-from multinode.cli.inputs import read_change, read_cluster, read_job
+from multinode.cli.inputs import parse_option, read_change, read_cluster, read_job
 from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
     SCRIPT,
@@ -43,12 +43,14 @@ from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
 from multinode.launch.request import ExecuteOptions
+from multinode.units import parse_size
 
 if TYPE_CHECKING:
     from multinode.workflows.run.context import Launch
 
 __all__ = ["contrast_command", "register"]
 
+_LEAST_LOG_BYTES = 1 << 20
 _FOR_CONTRAST = {
     *("job", "hosts", "workers_per_node", "set_", "synthetic"),
     *(field.name for group in (TrainingOptions, AveragingOptions) for field in dataclasses.fields(group)),
@@ -90,6 +92,15 @@ def launch(
         ),
     ] = 120.0,
     grace_period: GracePeriod = 10.0,
+    log_limit: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            rich_help_panel="Run control",
+            help="What the job's log may take on each node, from 1M on; beyond it the oldest output goes, but for its "
+            "beginning and errors. 0: no limit.",
+        ),
+    ] = "2G",
     detach: Annotated[
         bool,
         typer.Option(
@@ -149,6 +160,7 @@ def launch(
         leave_when_running=detach,
         stall_s=hang_timeout or None,
         on_stall=on_hang,
+        log_limit_bytes=parse_option("--log-limit", log_limit, _parse_log_limit),
     )
     what = training.make_training(there, what_job, options, execute, check=check)
     again = restarting.options(detach=detach)
@@ -192,3 +204,10 @@ def _print_plan(what: Launch, *, as_json: bool) -> None:
         print_document(redact_plan(plan))
     else:
         typer.echo(plan_text(plan))
+
+
+def _parse_log_limit(text: str) -> int | None:
+    limit_bytes = parse_size(text)
+    if 0 < limit_bytes < _LEAST_LOG_BYTES:
+        raise ValueError(f"{text!r} is less than a log can be kept within, 1M")
+    return limit_bytes or None

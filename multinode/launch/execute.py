@@ -71,7 +71,7 @@ class Execution:
                 request=request,
                 events=self._events,
                 silence_s=self.options.silence_s,
-                have=self.directory.sizes(node_rank) if self.options.attach else None,
+                have=self.directory.offsets(node_rank) if self.options.attach else None,
             )
             for node_rank, (node, request) in enumerate(
                 zip(self.cluster.nodes, supervise_requests(self.plan, self.options), strict=True)

@@ -55,6 +55,18 @@ class KeptFiles:
         else:
             self._take_samples(name, data)
 
+    def skip(self, size_bytes: int) -> None:
+        """So much of the log is on the node no more: it is said in its place.
+
+        Raises:
+            MultinodeError: it cannot be written.
+        """
+        if self._sizes.get(_LOG, 0) < self._limits.log_bytes:
+            said = f"{format_size(size_bytes)} of the log are gone: it grew beyond --log-limit, or the job emptied it"
+            data = f"\nmultinode: {said}\n".encode()
+            self._directory.note_gap(self._plan.node_rank, size_bytes - len(data))
+            self._take_log(data)
+
     def log_tail(self) -> str:
         """The last words of the node's log, kept or not."""
         if self._tail:
@@ -81,7 +93,8 @@ class KeptFiles:
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
             if size <= most:
                 place = f"{self._plan.node}:{self._plan.run_dir}/{_LOG}"
-                kept += f"\nmultinode: the log is cut off here, at {format_size(most)}; all of it: {place}\n".encode()
+                said = f"the log is cut off here, at {format_size(most)}; what the node keeps of it: {place}"
+                kept += f"\nmultinode: {said}\n".encode()
         if kept:
             self._directory.append_log(self._plan.node_rank, kept)
             self._sizes[_LOG] = size + len(kept)

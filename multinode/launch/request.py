@@ -28,6 +28,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
         leave_on_stop: the first request to stop ends the following and not the run, unless it is slower than one node.
         stall_s: how long no node may get on before the run is said to hang; None never says so.
         on_stall: whether a run that hangs is only reported or stopped, too.
+        log_limit_bytes: what the job's log may take on a node; None is without end.
     """
 
     lease_s: float | None = LEASE_S
@@ -40,6 +41,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     leave_on_stop: bool = False
     stall_s: float | None = 300.0
     on_stall: Literal["report", "stop"] = "report"
+    log_limit_bytes: int | None = 2 << 30
 
 
 # How soon a node tells what is new. Of many nodes each waits a little longer, so that all of them together speak a few
@@ -54,6 +56,7 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
         "schema": 1,
         "lease_s": options.lease_s,
         "grace_s": options.grace_s,
+        "log_limit_bytes": options.log_limit_bytes,
         "sample_interval_s": plan.sample_interval_s,
         "instrument": plan.profile,
         # A collective test measures itself: what is hooked into its calls would be measured with them.

@@ -21,9 +21,9 @@ from multinode.launch.lease import LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.base import time_left
 
-__all__ = ["Chunk", "Ended", "Event", "EventQueue", "Hello", "Message", "NodeSession", "Status", "parse_record"]
+__all__ = ["Chunk", "Ended", "Event", "EventQueue", "Gone", "Hello", "Message", "NodeSession", "Status", "parse_record"]
 
-_OURS = frozenset({"hello", "chunk", "status", "end"})
+_OURS = frozenset({"hello", "chunk", "gone", "status", "end"})
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
@@ -39,6 +39,14 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ch
     offset: Annotated[int, msgspec.Meta(ge=0)]
     # Four times as much as an agent sends at once: thousands of them may wait in memory.
     data: Annotated[bytes, msgspec.Meta(max_length=1 << 18)]
+
+
+class Gone(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gone"):
+    """So many bytes of a file, from `offset` on, are on the node no more: nothing is sent in their place."""
+
+    file: Literal["log"]
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    size_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="status"):
@@ -61,7 +69,7 @@ class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):
     state: Literal["ended"]
 
 
-Message = Hello | Chunk | Status | Ended
+Message = Hello | Chunk | Gone | Status | Ended
 
 
 def parse_record(record: Record, node: str) -> Message | None:
@@ -267,7 +275,9 @@ class NodeSession:
                 self._heard_s = time.time()
                 message = parse_record(record, self.node.name)
                 if isinstance(message, Chunk):
-                    self._note_offset(message)
+                    self._note_offset(message, len(message.data))
+                elif isinstance(message, Gone):
+                    self._note_offset(message, message.size_bytes)
                 if message is not None:
                     self._tell(message=message, over=isinstance(message, Ended))
                 if isinstance(message, Ended):
@@ -288,11 +298,11 @@ class NodeSession:
     def _over(self) -> bool:
         return self._left or time.monotonic() >= self._end
 
-    def _note_offset(self, chunk: Chunk) -> None:
-        expected = self._offsets.get(chunk.file, 0)
-        if chunk.offset != expected:
-            raise NodeFailed(f"it sent {chunk.file} from byte {chunk.offset} on, not {expected}", node=self.node.name)
-        self._offsets[chunk.file] = expected + len(chunk.data)
+    def _note_offset(self, piece: Chunk | Gone, length: int) -> None:
+        expected = self._offsets.get(piece.file, 0)
+        if piece.offset != expected:
+            raise NodeFailed(f"it sent {piece.file} from byte {piece.offset} on, not {expected}", node=self.node.name)
+        self._offsets[piece.file] = expected + length
 
     def _tell(self, *, message: Message | None = None, error: MultinodeError | None = None, over: bool = False) -> None:
         heard_s = self._heard_s if error is not None else None

@@ -17,7 +17,7 @@ from multinode.launch.failure import Evidence
 from multinode.launch.failure_kinds import explain_timeout, link_share
 from multinode.launch.kept_files import KeptFiles, KeptLimits
 from multinode.launch.machine_faults import FaultWatch
-from multinode.launch.session import Chunk, Event, Hello, Message, Status
+from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status
 from multinode.store.run_directory import RunDirectory
 
 __all__ = ["Tracker"]
@@ -155,6 +155,8 @@ class Tracker:
             _set_state(track, "starting")
         elif isinstance(message, Chunk):
             _take_chunk(track, message.file, message.data)
+        elif isinstance(message, Gone):
+            track.files.skip(message.size_bytes)
         else:
             _take_status(track, message)
 

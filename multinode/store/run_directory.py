@@ -208,6 +208,25 @@ class RunDirectory:
         files["log"] = self.log_path(node_rank)
         return {name: path.stat().st_size for name, path in files.items() if path.is_file()}
 
+    def offsets(self, node_rank: int) -> dict[str, int]:
+        """How much of each of these files has come, what is gone on the node included."""
+        offsets = self.sizes(node_rank)
+        if "log" in offsets:
+            with contextlib.suppress(FileNotFoundError):
+                offsets["log"] += sum(map(int, self._gaps_path(node_rank).read_text().split()))
+        return offsets
+
+    def note_gap(self, node_rank: int, more_bytes: int) -> None:
+        """The node's log is so much longer there than here, for what is gone in this place, and what is said of it.
+
+        Raises:
+            MultinodeError: it cannot be written.
+        """
+        append(self._gaps_path(node_rank), f"{more_bytes}\n".encode())
+
+    def _gaps_path(self, node_rank: int) -> Path:
+        return self.log_path(node_rank).with_suffix(".gaps")
+
     def log_path(self, node_rank: int) -> Path:
         """Where a node's log lies."""
         return self.path / "logs" / f"node-{node_rank}.log"

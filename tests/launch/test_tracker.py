@@ -8,7 +8,7 @@ import pytest
 from multinode.core.run.samples import NoteSample, parse_samples
 from multinode.errors import AuthError, ContactLost, NodeFailed
 from multinode.launch.kept_files import KeptLimits
-from multinode.launch.session import Chunk, Ended, Event, Hello, Message, Status, parse_record
+from multinode.launch.session import Chunk, Ended, Event, Gone, Hello, Message, Status, parse_record
 from multinode.launch.tracker import Tracker
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.observe import summarise_run
@@ -150,6 +150,26 @@ def test_why_a_job_was_not_started_is_the_evidence_of_its_node(tracker: Tracker)
     assert (evidence.error.node, evidence.error.message) == ("b", message)
 
 
+def test_what_is_gone_on_the_node_is_said_in_its_place_and_counts_for_whoever_goes_on(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "r")
+    tracker = Tracker(make_plan("a", "b"), directory)
+    pieces = (b"begins\n", 3 << 30, b"Traceback\n", 5, b"ends\n")
+    at = 0
+    for part in pieces:
+        length = part if isinstance(part, int) else len(part)
+        record = {"kind": "gone", "file": "log", "offset": at, "size_bytes": length}
+        gone = parse_record(record, "b")
+        assert isinstance(gone, Gone)
+        tell(tracker, gone if isinstance(part, int) else Chunk(file="log", offset=at, data=part))
+        at += length
+        # By a controller that follows it from here on.
+        assert directory.offsets(1) == {"log": at}
+    said = "of the log are gone: it grew beyond --log-limit, or the job emptied it"
+    log = directory.log_path(1).read_text()
+    assert log == f"begins\n\nmultinode: 3 GiB {said}\nTraceback\n\nmultinode: 5 B {said}\nends\n"
+    assert directory.offsets(0) == directory.sizes(0) == {}
+
+
 LIMITS = KeptLimits(log_bytes=100, samples_bytes=len(STEP) * 3, sample_files=4)
 NOTED = "samples are not kept any more: the node "
 
@@ -172,7 +192,7 @@ def test_a_log_without_end_fills_no_disk_and_its_end_is_evidence_all_the_same(tm
     assert size(directory) < 300
     log = directory.log_path(1).read_text()
     assert log.startswith("00000000\n00000001\n")
-    assert log.endswith("\nmultinode: the log is cut off here, at 100 B; all of it: b:/r.1/log\n")
+    assert log.endswith("\nmultinode: the log is cut off here, at 100 B; what the node keeps of it: b:/r.1/log\n")
     assert tracker.evidence()[1].log.endswith("00099999\nValueError: x\n")
     assert len(tracker.evidence()[1].log) < 1 << 17
     # Taken up again, it is not noted again, and nothing of the other node is lost.

@@ -9,12 +9,12 @@ import binascii
 import json
 import os
 import re
-import stat
 import time
 from typing import Optional
 
 from ..channel import AgentError, Channel, Record
 from ..rundir import RunDir, open_run
+from .kept_log import KeptLog, open_own
 from .lease import renew_lease
 from .processes import Family
 from .status import has_ended, is_lost, other_machine, read_status
@@ -74,7 +74,9 @@ class Follower:
         self._offsets: dict[str, int] = request.get("offsets", {})
         self._poll_s = float(request.get("poll_s", _POLL_S))
         self._channel = channel
-        self._tails: dict[str, Tail] = {"log": Tail(run_dir, "log", self._offsets.get("log", 0))}
+        self._log = KeptLog(run_dir)
+        self._log_offset = self._offsets.get("log", 0)
+        self._tails: dict[str, Tail] = {}
         self._passed_over = False
         self._status: Optional[Record] = None
         self._recovery: Optional[Recovery] = None
@@ -104,7 +106,12 @@ class Follower:
 
     def _send_chunks(self, *, final: bool) -> int:
         """Send the next piece of every file; returns the bytes of the longest."""
-        pieces = [(tail.name, *tail.read(final=final)) for tail in self._find_tails()]
+        gone, data = self._log.read(self._log_offset, _CHUNK_BYTES)
+        pieces = [("log", self._log_offset, data)]
+        if gone:
+            self._emit({"kind": "gone", "file": "log", "offset": self._log_offset, "size_bytes": gone})
+        self._log_offset += gone + len(data)
+        pieces += [(tail.name, *tail.read(final=final)) for tail in self._find_tails()]
         chunks = [
             {
                 "kind": "chunk",
@@ -117,7 +124,7 @@ class Follower:
         ]
         if chunks:
             self._emit(*chunks)
-        return max((len(data) for _, _, data in pieces), default=0)
+        return max(_CHUNK_BYTES if gone else 0, *(len(data) for _, _, data in pieces))
 
     def _emit(self, *records: Record) -> None:
         self._said = time.monotonic()
@@ -175,7 +182,7 @@ class Follower:
 
 
 class Tail:
-    """The part of a file that has not been sent yet.
+    """The part of a file of samples that has not been sent yet.
 
     Args:
         name: relative to the run directory.
@@ -186,24 +193,22 @@ class Tail:
         self.name = name
         self._path = os.path.join(run_dir.path, name)
         self._offset = offset
-        self._whole = name != "log"
         self._searched = offset
         self._line_end = offset
 
     def read(self, *, final: bool) -> tuple[int, bytes]:
         """The next piece and its offset; empty when there is nothing to send yet.
 
-        A file of samples is read up to its last newline, so that no record is sent in part; `final` lifts that.
+        It is read up to its last newline, so that no record is sent in part; `final` lifts that.
         """
         offset = self._offset
         try:
-            found = os.lstat(self._path)
-            if found.st_size <= offset or not stat.S_ISREG(found.st_mode):
+            if os.lstat(self._path).st_size <= offset:
                 return offset, b""
-            # The job may put a link in its place meanwhile, to a file that is not the run's.
-            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
+            # The job may put a link in its place, to a file that is not the run's.
+            with open(open_own(self._path, os.O_RDONLY), "rb", buffering=0) as file:
                 limit = _CHUNK_BYTES
-                if self._whole and not final:
+                if not final:
                     self._search_line_end(file.fileno())
                     limit = min(limit, self._line_end - offset)
                 data = os.pread(file.fileno(), limit, offset)

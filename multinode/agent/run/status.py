@@ -49,6 +49,7 @@ def new_status() -> Record:
         "job_pid": None,
         "oom_kills": None,
         "disk_free_bytes": None,
+        "log_gone_bytes": 0,
     }
 
 

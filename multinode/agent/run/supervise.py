@@ -12,6 +12,7 @@ from ..channel import AgentError, Channel, Record
 from ..rundir import RunDir
 from .follow import Follower, say_hello
 from .job import Job, prepare_job
+from .kept_log import INDEX, LogIndex
 from .lease import grant_lease
 from .machine import this_machine
 from .sentinel import start_sentinel
@@ -84,6 +85,8 @@ def _fill(run_dir: RunDir, request: Record) -> None:
     run_dir.write("supervisor.json", {"schema": 1, **this_machine(), "created_boot_s": created_boot_s})
     grant_lease(run_dir, request.get("lease_s"))
     write_status(run_dir, new_status())
+    # On a disk that is full by then it could not be made any more.
+    run_dir.write(INDEX, LogIndex().record())
     for file in request.get("files", []):
         if not file.get("in_memory"):
             run_dir.add_file(file["path"], file["text"])

@@ -21,6 +21,7 @@ from ..sample.gpu_sampler import start_gpu_sampler
 from ..sample.sampler import NodeSampler
 from .job import Job, hold_files, prelude_trouble, start_job
 from .lease import Lease
+from .log_limit import LogLimit
 from .machine import this_machine
 from .processes import Family, adopt_orphans, find_process, fork_child, reap_children
 from .status import describe_exit, new_status, note_exit, write_status
@@ -88,6 +89,7 @@ class Supervisor:
         self._ending: Optional[Ending] = None
         self._has_job = False
         self._memory_kills = MemoryKills()
+        self._log = LogLimit(run, request.get("log_limit_bytes"))
 
     def start(self, job: Job) -> None:
         """Sign in and start the job.
@@ -119,6 +121,8 @@ class Supervisor:
             self._sampler.tick()
             if self._has_job:
                 self._memory_kills.watch(self._status["job_pid"])
+            if self._log.look():
+                self._change(log_gone_bytes=self._log.gone_bytes)
             self._look_for_orders(told_to_stop=signals is not None and signals.si_signo == signal.SIGTERM)
             self._save()
             if self._ending is not None and self._ending.step():
