@@ -150,31 +150,31 @@ def test_gloo_takes_turns_where_two_workers_have_a_message_for_each_other(
 @pytest.mark.parametrize(
     ("backend", "collective", "nodes", "workers_per_node", "steps"),
     [
-        ("gloo", "all_reduce", 4, 1, 6),
-        ("gloo", "all_gather", 4, 1, 3),
+        ("gloo", "all_reduce", 4, 1, (6, 0)),
+        ("gloo", "all_gather", 4, 1, (3, 0)),
         # A ring reduces to each in one pass of n - 1; Gloo all-reduces instead.
-        ("gloo", "reduce_scatter", 4, 1, 6),
-        ("nccl", "reduce_scatter", 4, 1, 3),
-        ("nccl", "all_gather", 4, 2, 7),
-        ("gloo", "broadcast", 4, 1, 2),
+        ("gloo", "reduce_scatter", 4, 1, (6, 0)),
+        ("nccl", "reduce_scatter", 4, 1, (3, 0)),
+        ("nccl", "all_gather", 4, 2, (4, 3)),
+        ("gloo", "broadcast", 4, 1, (2, 0)),
         # NCCL has a ring alone for it.
-        ("nccl", "broadcast", 4, 1, 3),
-        ("gloo", "all_to_all", 4, 1, 1),
-        ("nccl", "sendrecv", 4, 1, 1),
+        ("nccl", "broadcast", 4, 1, (3, 0)),
+        ("gloo", "all_to_all", 4, 1, (1, 0)),
+        ("nccl", "sendrecv", 4, 1, (1, 0)),
         # Two nodes' tree is a ring; from four on its height is less, through the chain of each node as well.
-        ("nccl", "all_reduce", 2, 1, 2),
-        ("nccl", "all_reduce", 3, 1, 4),
-        ("nccl", "all_reduce", 4, 1, 4),
-        ("nccl", "all_reduce", 5, 1, 6),
-        ("nccl", "all_reduce", 8, 1, 6),
-        ("nccl", "all_reduce", 8, 4, 12),
-        ("nccl", "all_reduce", 1, 8, 14),
-        ("unknown", "reduce", 4, 1, 3),
-        ("gloo", "all_reduce", 1, 1, 1),
+        ("nccl", "all_reduce", 2, 1, (2, 0)),
+        ("nccl", "all_reduce", 3, 1, (4, 0)),
+        ("nccl", "all_reduce", 4, 1, (4, 0)),
+        ("nccl", "all_reduce", 5, 1, (6, 0)),
+        ("nccl", "all_reduce", 8, 1, (6, 0)),
+        ("nccl", "all_reduce", 8, 4, (6, 6)),
+        ("nccl", "all_reduce", 1, 8, (0, 14)),
+        ("unknown", "reduce", 4, 1, (3, 0)),
+        ("gloo", "all_reduce", 1, 1, (1, 0)),
     ],
 )
 def test_messages_wait_for_each_other_as_the_algorithm_has_it(
-    backend: str, collective: str, nodes: int, workers_per_node: int, steps: int
+    backend: str, collective: str, nodes: int, workers_per_node: int, steps: tuple[int, int]
 ) -> None:
     layout = Layout(nodes=nodes, workers_per_node=workers_per_node)
     assert message_steps(backend, collective, layout) == steps

@@ -42,6 +42,11 @@ def summary(
     )
 
 
+def on_two(mean: WorkerSplit | None, *, step_ms: float = 200, per_device_batch: float = 2) -> Summary:
+    """Of the batch that `summary` comes to on one node with two workers."""
+    return msgspec.structs.replace(summary(mean, step_ms=step_ms), per_device_batch=per_device_batch)
+
+
 SPLIT = WorkerSplit(
     rank=-1, step_ms=200, compute_ms=120, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20, host_ms=18
 )
@@ -98,7 +103,7 @@ OF_RHO = 25.6**2 / (25.6**2 + 6.25**2)
 def test_what_several_nodes_expose_tells_the_overlap_as_far_as_it_is_not_of_the_network(
     exposed_ms: float, rho: float
 ) -> None:
-    several = summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=exposed_ms))
+    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=exposed_ms))
     found = seen(several=several)
     assert found.costs.overlap == pytest.approx(rho)
 
@@ -109,7 +114,7 @@ def test_what_follows_the_optimizer_tells_nothing_of_the_overlap() -> None:
     curves = {"all_reduce": CURVE, "all_gather": gather}
     network = msgspec.structs.replace(NETWORK, backend="nccl", curves=curves)
     # 125 ms of gradients of which a backward pass of 85 ms hides half, and 70 ms of parameters afterwards.
-    several = summary(WorkerSplit(rank=-1, step_ms=400, exposed_ms=125 - 128 / 3 + 70))
+    several = on_two(WorkerSplit(rank=-1, step_ms=400, exposed_ms=125 - 128 / 3 + 70))
     runs = Measured(summary=summary(SPLIT), layout=ONE), Measured(summary=several, layout=TWO)
     assert calibrate(runs[0], zero, network, runs[1]).costs.overlap == pytest.approx(1 - OF_RHO / 2)
 
@@ -128,8 +133,8 @@ def test_a_step_is_as_long_as_the_rate_says_whatever_its_median(median_ms: float
 
 def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:
     # 128 + 20 + 18 + 4 = 170 ms are the worker's own.
-    assert seen(several=summary(None, step_ms=170 + 125)).costs.overlap == pytest.approx(1 - OF_RHO)
-    assert seen(several=summary(None, step_ms=170 + 125 - 128 / 3)).costs.overlap == pytest.approx(1 - OF_RHO / 2)
+    assert seen(several=on_two(None, step_ms=170 + 125)).costs.overlap == pytest.approx(1 - OF_RHO)
+    assert seen(several=on_two(None, step_ms=170 + 125 - 128 / 3)).costs.overlap == pytest.approx(1 - OF_RHO / 2)
 
 
 def test_where_all_could_be_hidden_only_what_hid_the_rest_is_known() -> None:
@@ -145,10 +150,27 @@ def test_where_all_could_be_hidden_only_what_hid_the_rest_is_known() -> None:
     assert found.costs.least_overlap == pytest.approx(116 / 600)
 
 
+def test_a_run_of_another_batch_tells_the_overlap_that_its_own_computing_had() -> None:
+    """Half the batch computes 64 ms, of which a third of 125 ms of communication hides behind two thirds, all used."""
+    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125 - 64 * 2 / 3), per_device_batch=1)
+    found = seen(several=several)
+    assert found.costs.overlap == pytest.approx(1.0)
+    assert found.costs.compute_ms == 128
+    # Where nothing was split, its step without communication is shorter, too: 64 + 20 + 18 + 2 ms.
+    unsplit = on_two(None, step_ms=104 + 125 - 64 * 2 / 3, per_device_batch=1)
+    assert seen(several=unsplit).costs.overlap == pytest.approx(1.0)
+    # The same in the prediction of that run, and of another batch: nothing is lost on the way.
+    for batch in (1, 2, 4):
+        scenario = Scenario(link=NETWORK.link, layout=TWO, per_device_batch=batch)
+        step_ms = batch / 2 * 132 + 38 + max(0.0, 125 - batch / 2 * 128 * 2 / 3)
+        # Half of what the workers of one node exchange is the least; there is one on each of two.
+        assert predict(found, scenario).step_time_ms == pytest.approx(step_ms)
+
+
 def test_until_the_first_bucket_is_full_nothing_tells_the_overlap() -> None:
     cut = msgspec.structs.replace(WORK, bucket_bytes=G / 4)
     single = Measured(summary=summary(SPLIT), layout=ONE)
-    several = Measured(summary=summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125 - 0.75 * 128 / 3)), layout=TWO)
+    several = Measured(summary=on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125 - 0.75 * 128 / 3)), layout=TWO)
     # A quarter of the gradients comes before anything is sent: 19.2 ms instead of 25.6.
     of_rho = 19.2**2 / (19.2**2 + 6.25**2)
     assert calibrate(single, cut, NETWORK, several).costs.overlap == pytest.approx(1 - of_rho / 2)
@@ -157,7 +179,7 @@ def test_until_the_first_bucket_is_full_nothing_tells_the_overlap() -> None:
 def test_a_slow_link_tells_the_network_and_hardly_the_overlap() -> None:
     # 1250 ms of communication, of which 62 ms more or less are the network's.
     several = Measured(
-        summary=summary(WorkerSplit(rank=-1, step_ms=1500, exposed_ms=1250)), layout=TWO, link=Link(gbit_per_s=0.1)
+        summary=on_two(WorkerSplit(rank=-1, step_ms=1500, exposed_ms=1250)), layout=TWO, link=Link(gbit_per_s=0.1)
     )
     found = calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several)
     assert found.costs.overlap is not None
@@ -170,7 +192,7 @@ def test_the_share_that_can_hide_is_of_the_training() -> None:
 
 
 def test_a_run_that_was_not_to_overlap_tells_nothing_of_the_overlap() -> None:
-    several = Measured(summary=summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125)), layout=TWO, overlap=False)
+    several = Measured(summary=on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125)), layout=TWO, overlap=False)
     assert calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several).costs.overlap is None
 
 
@@ -236,7 +258,7 @@ def test_what_its_workers_exchange_passes_at_an_assumed_rate_and_no_slower_than_
 
 def test_the_overlap_is_that_of_the_link_and_the_hook_of_the_run_it_came_from() -> None:
 
-    several = summary(WorkerSplit(rank=-1, step_ms=300, exposed_ms=62.5))
+    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=62.5))
     single = Measured(summary=summary(SPLIT), layout=ONE)
     slow = Measured(summary=several, layout=TWO, link=Link(gbit_per_s=0.5))
     half = Measured(summary=several, layout=TWO, link=Link(gbit_per_s=0.5), grad_compress=True)

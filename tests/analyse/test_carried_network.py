@@ -180,3 +180,47 @@ def test_a_scan_that_foretells_its_own_sizes_badly_is_doubted_as_much() -> None:
     assert measured.error > 0.1
     (doubt,) = network_doubts(measured, [CALL], GIGABIT, TWO)
     assert (doubt.relative, doubt.why) == (measured.error, "the error on sizes held back from the size scan")
+
+
+@pytest.mark.parametrize(
+    ("backend", "inside_us", "between", "inside"), [("nccl", 6.0, 2, 14), ("gloo", 40.0, 4, 26)], ids=["nccl", "gloo"]
+)
+def test_a_message_inside_a_node_costs_less_than_one_between_nodes(
+    backend: str, inside_us: float, between: int, inside: int
+) -> None:
+    """8 KiB between two nodes of eight: NCCL's tree, 2 log2(N) and 2 (w - 1) messages (tuning.cc); gloo's ring."""
+    small = StepCall(collective="all_reduce", size_bytes=8192)
+    measured = network(line(0.1177, alpha_us=100.0), backend=backend)
+    wide = Layout(nodes=2, workers_per_node=8)
+    one, many = (comm_times(measured, [small], GIGABIT, layout).step_ms * 1000 for layout in (TWO, wide))
+    # Two messages between two nodes took 100 us; of the bytes 15/8 pass a NIC instead of one.
+    bytes_us = (one - 100) * (1 + 7 / 8)
+    assert many == pytest.approx(between * 50 + inside * inside_us + bytes_us, rel=0.02)
+    # And back: what was measured between sixteen tells what two take.
+    from_many = network(line(0.1177, alpha_us=between * 50 + inside * inside_us), layout=wide, backend=backend)
+    assert comm_times(from_many, [small], GIGABIT, wide).step_ms == pytest.approx(
+        (between * 50 + inside * inside_us + 8192 / 117.7) / 1000, rel=0.02
+    )
+    empty = StepCall(collective="all_reduce", size_bytes=8, hideable=False)
+    assert comm_times(from_many, [empty], GIGABIT, TWO).after_ms == pytest.approx(0.1, rel=0.02)
+
+
+def test_where_messages_take_less_than_one_inside_a_node_is_thought_to_all_take_the_same() -> None:
+    wide = Layout(nodes=2, workers_per_node=2)
+    fast = network(line(1.0, alpha_us=12.0), layout=wide)
+    empty = StepCall(collective="all_reduce", size_bytes=8, hideable=False)
+    # Six messages of 2 us; two between two nodes.
+    assert comm_times(fast, [empty], GIGABIT, TWO).after_ms == pytest.approx(0.004, rel=0.02)
+
+
+def test_what_workers_of_a_node_exchange_takes_as_long_on_several_nodes_where_nobody_measured_it() -> None:
+    """At the same end of the same assumed rate: each four of two nodes exchange what they would alone."""
+    known = msgspec.structs.replace(network(line(0.1)), local_gb_per_s=(3.0, 50.0))
+    alone, several = (Layout(nodes=nodes, workers_per_node=4) for nodes in (1, 2))
+    calls = [msgspec.structs.replace(CALL, reach=GroupScope.NODE)]
+    for end in (-1, 0, 1):
+        times = [comm_times(known, calls, GIGABIT, layout, Assumed(end=end)).step_ms for layout in (alone, several)]
+        assert times[0] == times[1] > 0
+    # One worker exchanges nothing; and where a run on one node was measured, that tells it.
+    assert comm_times(known, calls, GIGABIT, TWO).step_ms == 0
+    assert comm_times(network(line(0.1)), calls, GIGABIT, several).step_ms == 0

@@ -90,7 +90,7 @@ def size_bytes(calls: Iterable[StepCall]) -> float:
 @pytest.mark.parametrize(("strategy", "k", "measured_mb"), MEASURED_SENT)
 def test_what_a_worker_sends_is_what_was_measured(strategy: Strategy, k: int, measured_mb: float) -> None:
     tiny = TrafficInputs(parameters=3_691_776, trainable=3_691_776, parameter_bytes=4, gradient_bytes=4)
-    assert passing_bytes(calls_of_strategy(strategy, tiny, TWO), k, 2) / MB == pytest.approx(measured_mb, rel=0.005)
+    assert passing_bytes(calls_of_strategy(strategy, tiny, TWO), k, TWO) / MB == pytest.approx(measured_mb, rel=0.005)
 
 
 def test_buckets_cut_reductions_and_nothing_else() -> None:

@@ -10,8 +10,9 @@ from multinode.analyse.job.step_calls import Work
 from multinode.analyse.nccl_test.size_curve import fit_curve
 from multinode.analyse.prediction.calibration import Calibration
 from multinode.analyse.prediction.cost_model import Scenario, StepCosts
-from multinode.analyse.prediction.network_model import Link, NetworkModel
+from multinode.analyse.prediction.network_model import Link, NetworkModel, UncertaintySource
 from multinode.analyse.prediction.predict import Prediction, predict
+from multinode.core.run.averaging import Averaging
 
 TWO = Layout(nodes=2)
 G = 14_767_104
@@ -178,3 +179,36 @@ def test_more_bytes_are_never_faster(one: int, other: int, overlap: float, strat
 
     small, large = sorted((one, other))
     assert step_ms(small) <= step_ms(large) * (1 + 1e-12)
+
+
+def test_a_hybrid_shard_exposes_what_a_node_exchanges_and_what_nodes_do_one_after_the_other() -> None:
+    wide = Layout(nodes=2, workers_per_node=2)
+    hybrid = changed(
+        CALIBRATION,
+        work=Work(strategy=Strategy.HYBRID_SHARD, load=LOAD),
+        local_ms=300.0,
+        costs=StepCosts(compute_ms=166),
+    )
+    found = predict(hybrid, changed(scenario(layout=wide), strategy=Strategy.HYBRID_SHARD))
+    # Gloo hides nothing of it; half of the gradients of each of two workers pass between the nodes, at 125 MB/s.
+    across_ms = G / 125e3
+    assert found.parts.exposed_ms == pytest.approx(300 + across_ms, rel=0.01)
+
+
+def test_averaging_is_not_the_faster_for_an_exchange_in_the_node_that_nobody_measured() -> None:
+    """Two nodes of four, gradients of 2 GB: a step between averages is one of one node, at both ends of the rate."""
+    big = TrafficInputs(parameters=None, trainable=500_000_000, parameter_bytes=4, gradient_bytes=4)
+    unmeasured = changed(
+        CALIBRATION,
+        costs=StepCosts(compute_ms=451),
+        work=Work(strategy=Strategy.DDP, load=big),
+        network=changed(MEASURED, backend="nccl", local_gb_per_s=(3.0, 50.0)),
+        doubts=(UncertaintySource(part="compute", relative=0.05, why="one node alone was not measured"),),
+    )
+    alone, wide = (scenario(layout=Layout(nodes=nodes, workers_per_node=4)) for nodes in (1, 2))
+    averaged = changed(wide, averaging=Averaging(every=1_000_000))
+    one, many = (predict(unmeasured, each) for each in (alone, averaged))
+    assert many.parts.exposed_ms == pytest.approx(one.parts.exposed_ms, rel=0.01)
+    # 1.5 times 2 GB at 3 GB/s, and what else doubts the network does not make it less.
+    assert many.ends[0].exposed_ms >= one.ends[0].exposed_ms > 900
+    assert any("what the workers of one node exchange was not measured" in why for why in whys(many))

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import (
-    GroupScope,
     Layout,
     Strategy,
     TrafficInputs,
@@ -190,6 +189,5 @@ def test_what_grows_with_accumulation_is_known_from_a_run_that_accumulates(run: 
     assert work is not None
     assert work.strategy is strategy
     two = step_exchanges(strategy, msgspec.structs.replace(load, accumulation=2), run.layout)
-    ranks = {GroupScope.WORLD: run.layout.workers, GroupScope.NODE: run.workers, GroupScope.ACROSS: 2}
-    sent = sum(passing_bytes([one], 2, ranks[one.reach]) for one in work.calls[strategy])
+    sent = passing_bytes(work.calls[strategy], 2, run.layout)
     assert sent == pytest.approx(worker_bytes(two, run.layout), rel=RELATIVE)

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from multinode.analyse.collectives.traffic import (
+    Exchange,
+    GroupScope,
     Layout,
     Strategy,
     TrafficInputs,
@@ -108,3 +110,11 @@ def test_what_gathers_all_parameters_needs_their_number_and_ddp_does_not() -> No
     assert sent(Strategy.DDP, load=unknown) == 4000
     with pytest.raises(ValueError, match="ZeRO-3 gathers all parameters"):
         step_exchanges(Strategy.ZERO3, unknown, TWO)
+
+
+def test_what_joins_the_first_worker_of_each_node_is_a_ring_of_nodes() -> None:
+    """However many workers a node has: an average that the first of each sends passes its NIC once."""
+    layout = Layout(nodes=3, workers_per_node=8)
+    averaged = Exchange(op="all_reduce", size_bytes=S, reach=GroupScope.LEADERS)
+    across = Exchange(op="all_reduce", size_bytes=S / 8, reach=GroupScope.ACROSS)
+    assert card_bytes([averaged], layout) == card_bytes([across], layout) == pytest.approx(2 * 2 / 3 * S)

@@ -151,4 +151,4 @@ def test_wrong_figures_are_named_with_their_file(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError) as refused:
         forecast_benchmarks(path)
-    assert refused.value.message.startswith(f"{path}: network: one of gbit_per_s and payload_mb_per_s")
+    assert refused.value.message.startswith(f"{path}: network: its rate or its payload is needed")

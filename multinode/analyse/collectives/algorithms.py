@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,14 +17,17 @@ from multinode.analyse.collectives.collectives import bus_factor
 __all__ = [
     "Algorithm",
     "Layout",
+    "MessageSteps",
     "NodeFlow",
     "algorithms_of",
+    "between_us",
     "card_factor",
     "link_share",
     "message_steps",
     "node_flows",
     "protocols_of",
     "rank_flows",
+    "steps_us",
     "worker_factor",
 ]
 
@@ -56,20 +60,27 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
     inside: float
 
 
+class MessageSteps(NamedTuple):
+    """Messages that follow each other: `between` nodes, and `inside` a node, which take a part of the time."""
+
+    between: float
+    inside: float = 0
+
+
 class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     """One way in which a backend makes a collective.
 
     Attributes:
         source: where that can be read.
         flows: of so many nodes with so many workers each.
-        steps: messages one after the other, of which each waits for the one before; likewise.
+        steps: likewise, messages one after the other, of which each waits for the one before.
         in_turns: whether two workers that send each other a large message do so one after the other.
     """
 
     name: str
     source: str
     flows: Callable[[Layout], Flows]
-    steps: Callable[[Layout], int]
+    steps: Callable[[Layout], MessageSteps]
     in_turns: bool = False
 
 
@@ -119,23 +130,30 @@ def _double_tree(layout: Layout) -> Flows:
     return flows
 
 
-def _ring_steps(passes: int) -> Callable[[Layout], int]:
-    return lambda layout: passes * (layout.workers - 1)
+def _ring_steps(passes: int) -> Callable[[Layout], MessageSteps]:
+    """Of what begins in the middle of a node, which leaves every node (nccl/src/graph/tuning.cc: 2 x nNodes)."""
+
+    def steps(layout: Layout) -> MessageSteps:
+        most = layout.nodes if layout.workers_per_node > 1 and layout.nodes > 1 else layout.nodes - 1
+        return MessageSteps(passes * most, passes * (layout.workers - 1 - most))
+
+    return steps
 
 
-def _one_step(_layout: Layout) -> int:
+def _one_step(layout: Layout) -> MessageSteps:
     """All messages at once."""
-    return 1
+    return MessageSteps(1) if layout.nodes > 1 else MessageSteps(0, 1)
 
 
-def _height(layout: Layout) -> int:
-    """Of a tree over the ranks."""
-    return math.ceil(math.log2(layout.workers))
+def _height(layout: Layout) -> MessageSteps:
+    """Of a tree over the ranks, which lie node by node: the first steps stay in the root's node."""
+    height, inside = (math.ceil(math.log2(ranks)) for ranks in (layout.workers, layout.workers_per_node))
+    return MessageSteps(height - inside, inside)
 
 
-def _double_tree_steps(layout: Layout) -> int:
+def _double_tree_steps(layout: Layout) -> MessageSteps:
     """Up and down: through the chain of each node, and the tree of nodes (nccl/src/graph/tuning.cc)."""
-    return 2 * (layout.workers_per_node - 1 + math.ceil(math.log2(layout.nodes)))
+    return MessageSteps(2 * math.ceil(math.log2(layout.nodes)), 2 * (layout.workers_per_node - 1))
 
 
 def _tree_parent(node: int, nodes: int) -> int:
@@ -246,6 +264,10 @@ _TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
 _PROTOCOLS: Mapping[str, Mapping[str, float]] = {"nccl": {"Simple": 1.0, "LL128": 16 / 15, "LL": 2.0}}
 
 
+# Of a small message inside a node: NCCL's over NVLink or PCIe (nccl/src/graph/tuning.cc: hwLat is 0.6 to 5.7 us by
+# protocol), gloo's over loopback (measured: 8 B between two workers, 83 us for two steps, 69 at the fastest tenth).
+_INSIDE_US = (6.0, 40.0)
+
 # Of oneCCL and HCCL, rings are documented, as NCCL has them; nothing of them was measured.
 _TAKEN_AS = {"xccl": "nccl", "hccl": "nccl"}
 
@@ -316,14 +338,30 @@ def link_share(backend: str, collective: str, layout: Layout) -> float:
     return 0.5 if any((target, source) in flows for source, target in flows) else 1.0
 
 
-def message_steps(backend: str, collective: str, layout: Layout) -> int:
+def message_steps(backend: str, collective: str, layout: Layout) -> MessageSteps:
     """Messages one after the other that a small call takes, at least one; a ring's pass where the backend is unknown.
 
-    Of several algorithms the one with the fewest: latency is what they are chosen by where messages are small. Those of
-    one node count as those between nodes.
+    Of several algorithms the one with the fewest between nodes: latency is what they are chosen by where messages are
+    small.
     """
     known = algorithms_of(backend, collective)
-    return max(1, min((one.steps(layout) for one in known), default=layout.workers - 1))
+    steps = min((one.steps(layout) for one in known), default=_ring_steps(1)(layout))
+    return steps if sum(steps) else MessageSteps(1)
+
+
+def steps_us(backend: str, steps: MessageSteps, between_us: float) -> float:
+    """What they take, where one between two nodes takes so long; one inside a node takes no longer."""
+    return steps.between * between_us + steps.inside * min(between_us, _inside_us(backend))
+
+
+def between_us(backend: str, steps: MessageSteps, all_us: float) -> float:
+    """What one between two nodes takes, where all of them took so long."""
+    inside_us = min(_inside_us(backend), all_us / sum(steps))
+    return (all_us - steps.inside * inside_us) / steps.between if steps.between else all_us / sum(steps)
+
+
+def _inside_us(backend: str) -> float:
+    return _INSIDE_US[_TAKEN_AS.get(backend, backend) == "gloo"]
 
 
 def worker_factor(backend: str, collective: str, ranks: int) -> float:

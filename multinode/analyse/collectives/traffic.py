@@ -151,7 +151,7 @@ def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = Fa
         if layout.nodes == 1 or one.reach is GroupScope.NODE:
             continue
         across = one.reach is GroupScope.ACROSS
-        ranks = layout.nodes if across else layout.workers
+        ranks = layout.workers if one.reach is GroupScope.WORLD else layout.nodes
         total += _ring_bytes(one, ranks, gloo=gloo) * (layout.workers_per_node if across else 1)
     return total
 

@@ -137,12 +137,18 @@ def with_gradients(calls: Iterable[StepCall], factor: float) -> tuple[StepCall, 
     )
 
 
-def passing_bytes(calls: Sequence[StepCall], accumulation: int, ranks: int) -> float:
-    """Bytes that a worker sends in a step, and receives as many: times x S x busbw's factor for so many workers."""
+def passing_bytes(calls: Sequence[StepCall], accumulation: int, layout: Layout) -> float:
+    """Bytes that a worker sends in a step, and receives as many: times x S x busbw's factor for those whom it joins."""
+    ranks = {
+        GroupScope.WORLD: layout.workers,
+        GroupScope.NODE: layout.workers_per_node,
+        GroupScope.ACROSS: layout.nodes,
+        GroupScope.LEADERS: layout.nodes,
+    }
     return sum(
         call.times
         * call.size_bytes
-        * bus_factor(call.collective, ranks)
+        * bus_factor(call.collective, ranks[call.reach])
         * (accumulation if call.per_micro_batch else 1)
         for call in calls
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share, message_steps
+from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share, message_steps, steps_us
 from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.analyse.nccl_test.nic_path_check import NicPathCheck
 from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
@@ -375,7 +375,7 @@ def _slow_start(seen: Evidence) -> Iterator[Cause]:
     if not small or trip_us is None or trip_us > _LAN_ROUND_TRIP_US:
         return
     row = min(small, key=lambda row: row.size_bytes)
-    needed_us = message_steps(seen.backend, row.collective, seen.layout) * trip_us / 2
+    needed_us = steps_us(seen.backend, message_steps(seen.backend, row.collective, seen.layout), trip_us / 2)
     if row.time_us >= max(_SMALL_FACTOR * needed_us, _SMALL_LEAST_US):
         yield Cause(
             code="slow_start",

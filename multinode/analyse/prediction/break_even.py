@@ -320,7 +320,7 @@ def _nothing_exposed(found: Prediction) -> tuple[bool, bool, bool]:
 def _never_enough(calibration: Calibration, scenario: Scenario) -> Needed:
     """Where micro-batches communicate, with what accumulation leaves of the traffic of a sample."""
     calls = calibration.work.calls_of(scenario.strategy, scenario.layout)
-    once, twice = (passing_bytes(calls, accumulation, scenario.layout.workers) for accumulation in (1, 2))
+    once, twice = (passing_bytes(calls, accumulation, scenario.layout) for accumulation in (1, 2))
     if not any(call.per_micro_batch for call in calls) or not once:
         return Needed(reason="no_accumulation")
     return Needed(reason="micro_batches", ratio=(twice - once) / once, strategy=str(scenario.strategy))

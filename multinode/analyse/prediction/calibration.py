@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.analyse.collectives.algorithms import message_steps
+from multinode.analyse.collectives.algorithms import MessageSteps, between_us, message_steps
 from multinode.analyse.collectives.traffic import Layout, TrafficInputs
 from multinode.analyse.job.step_calls import SMALL_BYTES, StepCall, Work, passing_bytes, with_gradients
 from multinode.analyse.prediction.back_test import ResidualQuantile
@@ -219,11 +219,14 @@ def _with_script(seen: Calibration, several: Measured) -> Calibration:
     """With the small calls that a run on several nodes made, and what a round trip took in them."""
     script = _script_calls(several.summary, several.layout)
     beside_ms, backend = several.summary.split.beside_ms, seen.network.backend
-    messages = sum(call.times * message_steps(backend, call.collective, several.layout) for call in script)
+    steps = [(call.times, message_steps(backend, call.collective, several.layout)) for call in script]
+    between, inside = (math.fsum(times * each[place] for times, each in steps) for place in (0, 1))
+    messages = MessageSteps(between, inside)
     large = any(call.source == "call" and call.size_bytes >= SMALL_BYTES for call in several.summary.comm.calls)
     network = seen.network
-    if beside_ms and messages and not large:
-        network = msgspec.structs.replace(network, round_trip_us=beside_ms / messages * _US_PER_MS)
+    if beside_ms and any(messages) and not large:
+        round_trip_us = between_us(backend, messages, beside_ms * _US_PER_MS)
+        network = msgspec.structs.replace(network, round_trip_us=round_trip_us)
     return msgspec.structs.replace(seen, script=script, network=network)
 
 
@@ -282,7 +285,7 @@ def _local_gb_per_s(several: Measured, work: Work, backend: str) -> tuple[float,
     except ValueError:
         # What is sent is not known, which is told where it is asked for.
         return low, high
-    sent = passing_bytes(calls, accumulation, max(2, several.layout.workers))
+    sent = passing_bytes(calls, accumulation, several.layout)
     seen = sent / comm_ms / _BYTES_PER_MS if comm_ms else 0.0
     return max(low, seen), max(high, seen)
 
@@ -377,11 +380,11 @@ def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
     Where computation could have hidden all of it, of rho only that is known which hid the rest. Where computation was
     not allowed to hide, nothing is learnt of rho.
     """
-    work, costs = seen.work, seen.costs
+    work, accumulation = seen.work, _accumulation(several.summary)
+    costs = _of_batch(seen, batch_of(several.summary, several.layout.workers, accumulation))
     exposed_ms = _exposed_ms(several.summary, costs)
     if not several.overlap or not overlaps(work.strategy, seen.network.backend) or exposed_ms is None:
         return seen
-    accumulation = _accumulation(several.summary)
     factor = gradient_factor(work.load) if several.grad_compress else 1.0
     calls = (*with_gradients(work.calls_of(work.strategy, several.layout), factor), *seen.script)
     comm = comm_times(seen.network, calls, several.link or seen.network.link, several.layout)
@@ -390,12 +393,18 @@ def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
     if hideable_ms <= passes * costs.hideable_ms:
         hidden_ms = hideable_ms - max(0.0, exposed_ms - comm.after_ms)
         least = max(0.0, hidden_ms / (passes * costs.hideable_ms)) if hidden_ms else 0.0
-        return msgspec.structs.replace(seen, costs=msgspec.structs.replace(costs, least_overlap=min(1.0, least)))
+        return msgspec.structs.replace(seen, costs=msgspec.structs.replace(seen.costs, least_overlap=min(1.0, least)))
     overlap = Overlap(hide_ms=costs.hideable_ms, calls=calls if work.is_cut(work.strategy) else ())
     more_ms = exposed_ms - step_parts(costs, comm, accumulation=accumulation, overlap=overlap).exposed_ms
     hide_ms = passes * costs.hideable_ms * hideable_part(overlap.calls)
     rho = min(1.0, max(0.0, 1 - _of_overlap(hideable_ms, hide_ms) * more_ms))
-    return msgspec.structs.replace(seen, costs=msgspec.structs.replace(costs, overlap=rho))
+    return msgspec.structs.replace(seen, costs=msgspec.structs.replace(seen.costs, overlap=rho))
+
+
+def _of_batch(seen: Calibration, per_device_batch: float) -> StepCosts:
+    """The costs of a micro-batch of so many samples."""
+    larger, costs = per_device_batch / seen.per_device_batch, seen.costs
+    return msgspec.structs.replace(costs, compute_ms=costs.compute_ms * larger, data_ms=costs.data_ms * larger)
 
 
 def _of_overlap(comm_ms: float, hide_ms: float) -> float:
@@ -454,5 +463,5 @@ def sent_as(calibration: Calibration, scenario: Scenario, grad_compress: str | N
 
 
 def gradient_factor(load: TrafficInputs) -> float:
-    """What a hook that sends two bytes an element leaves of the bytes: nothing of gradients that are no wider."""
+    """The part of the bytes that a hook leaves which sends two an element: all of gradients that are no wider."""
     return min(1.0, _HALF_BYTES / load.gradient_bytes)

@@ -10,7 +10,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from multinode.analyse.collectives.algorithms import algorithms_of, card_factor, link_share, message_steps, node_flows
+from multinode.analyse.collectives.algorithms import (
+    algorithms_of,
+    between_us,
+    card_factor,
+    link_share,
+    message_steps,
+    node_flows,
+    steps_us,
+)
 from multinode.analyse.collectives.collectives import bus_factor
 from multinode.analyse.collectives.traffic import GroupScope, Layout
 from multinode.analyse.job.step_calls import SMALL_BYTES, StepCall
@@ -115,7 +123,7 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
             if end <= 0 or self.curves:
                 return goodput
             least = goodput * _LEAST_CARRIED
-            return min(least, _FLOW_CAPS_GBIT[0] / _BITS_PER_BYTE) if _may_cap_flows(link) else least
+            return least if link.rdma else min(least, _FLOW_CAPS_GBIT[0] / _BITS_PER_BYTE)
         part = min(1.0, self.stream_gb_per_s / self.link.goodput_gb_per_s)
         if part >= _AS_RATED:
             return goodput * part
@@ -179,14 +187,16 @@ def comm_times(
     """What the calls of a step take on another link with other workers.
 
     Of each measured time, alpha stays as it is for every step of the algorithm, and the rest grows with what passes the
-    busiest NIC and with one over the link's goodput. Calls inside a node are left out, but on one node alone, where no
-    run on one was measured.
+    busiest NIC and with one over the link's goodput. Calls inside a node are left out where a run on one was measured,
+    which tells what they expose.
     """
     totals = {"micro_batch_ms": 0.0, "step_ms": 0.0, "after_ms": 0.0}
     alone = layout.nodes == 1
-    left_out = {GroupScope.ACROSS, GroupScope.LEADERS} if alone else {GroupScope.NODE}
     for call in calls:
-        if call.reach in left_out or (alone and (network.local_gb_per_s is None or layout.workers == 1)):
+        if alone and call.reach in {GroupScope.ACROSS, GroupScope.LEADERS}:
+            continue
+        inside = alone or call.reach is GroupScope.NODE
+        if inside and (network.local_gb_per_s is None or layout.workers_per_node == 1):
             continue
         kind = "after_ms" if not call.hideable else "micro_batch_ms" if call.per_micro_batch else "step_ms"
         place = _Place(link=link, layout=layout, assumed=assumed)
@@ -265,16 +275,16 @@ def _told(layout: Layout) -> str:
 
 def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
     """One call of this size there."""
-    if place.layout.nodes == 1:
+    if place.layout.nodes == 1 or call.reach is GroupScope.NODE:
         low, high = network.local_gb_per_s or (math.inf, math.inf)
         rate = _between(low, high, place.assumed)
-        return bus_factor(call.collective, place.layout.workers) * call.size_bytes / rate * _GB_PER_S
+        return bus_factor(call.collective, place.layout.workers_per_node) * call.size_bytes / rate * _GB_PER_S
     layout = place.layout
     if call.reach in {GroupScope.ACROSS, GroupScope.LEADERS}:
         place = msgspec.structs.replace(place, layout=Layout(nodes=layout.nodes))
     steps = message_steps(network.backend, call.collective, place.layout)
     if call.size_bytes < SMALL_BYTES and network.round_trip_us is not None:
-        return network.round_trip_us * steps
+        return steps_us(network.backend, steps, network.round_trip_us)
     # One ring for each local rank, all through the same NICs: as one call of their bytes between single workers.
     size = call.size_bytes * (layout.workers_per_node if call.reach is GroupScope.ACROSS else 1)
     passing = card_factor(network.backend, call.collective, place.layout) * size
@@ -283,9 +293,9 @@ def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
         return passing / rate * _GB_PER_S
     measured = call.collective if call.collective in network.curves else next(iter(network.curves))
     alpha_us, rest_us = _alpha_and_rest(network.curves[measured], size)
-    ratio = steps / message_steps(network.backend, measured, network.layout)
+    message_us = between_us(network.backend, message_steps(network.backend, measured, network.layout), alpha_us)
     rest_us *= _passes(network, measured, call.collective, place)
-    return alpha_us * ratio + _on_link(network, rest_us, passing, place)
+    return steps_us(network.backend, steps, message_us) + _on_link(network, rest_us, passing, place)
 
 
 def _on_link(network: NetworkModel, rest_us: float, passing_bytes: float, place: _Place) -> float:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import GroupScope
+from multinode.analyse.collectives.traffic import GroupScope, Layout
 from multinode.analyse.job.step_calls import StepCall, passing_bytes, with_gradients
 from multinode.analyse.prediction.back_test import ResidualQuantile
 from multinode.analyse.prediction.calibration import Calibration, Measured, Residual, largest
@@ -168,10 +168,11 @@ def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, 
     comm = comm_times(calibration.network, calls, scenario.link, scenario.layout, assumed)
     overlap = _overlap(calibration, scenario, calls, end.network.end)
     parts = step_parts(costs, comm, accumulation=scenario.accumulation, overlap=overlap)
-    # A ring over all nodes passes between the workers of each as well: it is no faster than theirs alone.
     local_ms = _local_ms(calibration, scenario, calls) * end.own
-    # An average follows what the workers of each node exchange at every step.
-    exposed_ms = parts.exposed_ms + local_ms if scenario.averages else max(parts.exposed_ms, local_ms)
+    # What joins the workers of each node alone comes beside what nodes exchange. A ring over all nodes passes between
+    # the workers of each as well: it is no faster than theirs alone.
+    apart = any(call.reach is GroupScope.NODE for call in calls)
+    exposed_ms = parts.exposed_ms + local_ms if apart else max(parts.exposed_ms, local_ms)
     exposed_ms = max(0.0, exposed_ms + _extra_ms(residual, scenario, calls))
     return msgspec.structs.replace(parts, comm_ms=max(parts.comm_ms, exposed_ms), exposed_ms=exposed_ms)
 
@@ -206,8 +207,8 @@ def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
     """Bytes that a worker sends in a step, and receives as many, in rings over all workers or, of averages, nodes."""
     if scenario.averages:
         leaders = [call for call in calls if call.reach is GroupScope.LEADERS]
-        return passing_bytes(leaders, scenario.accumulation, scenario.layout.nodes)
-    return passing_bytes(calls, scenario.accumulation, scenario.layout.workers)
+        return passing_bytes(leaders, scenario.accumulation, scenario.layout)
+    return passing_bytes(calls, scenario.accumulation, scenario.layout)
 
 
 def _overlap(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: int) -> Overlap:
@@ -247,9 +248,10 @@ def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCal
     if scenario.layout.workers_per_node == 1 or not calibration.local_ms:
         return 0.0
     measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
-    before = passing_bytes(measured, calibration.accumulation, max(2, calibration.layout.workers))
-    inside = [call for call in calls if call.reach not in {GroupScope.ACROSS, GroupScope.LEADERS}]
-    now = passing_bytes(inside, scenario.accumulation, scenario.layout.workers_per_node)
+    before = passing_bytes(measured, calibration.accumulation, calibration.layout)
+    # On one node nothing reaches across.
+    node = Layout(nodes=1, workers_per_node=scenario.layout.workers_per_node)
+    now = passing_bytes(calls, scenario.accumulation, node)
     return calibration.local_ms * now / before if before else calibration.local_ms
 
 
@@ -276,12 +278,13 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall,
         found.append(UncertaintySource(part="compute", relative=_OTHER_STRATEGY, why=why))
     found += calibration.doubts
     found += _doubts_of_levers(calibration, scenario)
+    inside = not between or any(call.reach is GroupScope.NODE for call in calls)
+    if inside and network.local_gb_per_s is not None and scenario.layout.workers_per_node > 1:
+        low, high = network.local_gb_per_s
+        why = f"what the workers of one node exchange was not measured: at {low:.2g} to {high:.2g} GB/s"
+        # It moves the rate to its ends, and stretches nothing.
+        found.append(UncertaintySource(part="network", relative=0.0, why=why))
     if not between:
-        if network.local_gb_per_s is not None and scenario.layout.workers > 1:
-            low, high = network.local_gb_per_s
-            why = f"what the workers of one node exchange was not measured: at {low:.2g} to {high:.2g} GB/s"
-            # It moves the rate to its ends, and stretches nothing.
-            found.append(UncertaintySource(part="network", relative=0.0, why=why))
         return tuple(found)
     found += _doubts_of_residual(calibration.residual, scenario)
     found += network_doubts(network, calls, scenario.link, scenario.layout)

@@ -136,7 +136,7 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
     )
     less = after / before
     passing = [
-        passing_bytes(one.calls_of(work.strategy, calibration.layout), 1, max(2, calibration.layout.workers))
+        passing_bytes(one.calls_of(work.strategy, calibration.layout), 1, calibration.layout)
         for one in (work, other.work)
     ]
     why = f"compute is taken to be {less:.2g} times as much as was measured, by its FLOPs"

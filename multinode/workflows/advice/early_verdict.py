@@ -106,5 +106,5 @@ def _carried_gbit_per_s(record: Record, summary: Summary) -> float | None:
     if not comm_ms or work is None:
         return None
     calls = work.calls_of(work.strategy, record.layout)
-    sent = passing_bytes(calls, max(1, round(summary.micro_steps or 1)), record.layout.workers)
+    sent = passing_bytes(calls, max(1, round(summary.micro_steps or 1)), record.layout)
     return sent / comm_ms / _BYTES_PER_MS * _BITS_PER_BYTE
