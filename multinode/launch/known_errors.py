@@ -608,7 +608,11 @@ ERRORS = (
     KnownError(
         "deepspeed-no-nvcc",
         "DeepSpeed",
-        ("CUDA_HOME does not exist, unable to compile CUDA op(s)", "MissingCUDAException"),
+        (
+            "CUDA_HOME does not exist, unable to compile CUDA op(s)",
+            "MissingCUDAException",
+            "No such file or directory: ...nvcc'",
+        ),
         kind="configuration",
         cause="DeepSpeed wants to compile an operation and finds no CUDA toolkit (nvcc).",
         fix="install the CUDA toolkit on every node and set CUDA_HOME, or use what needs no compiling: optim: "
@@ -818,6 +822,526 @@ ERRORS = (
         checks=("content",),
     ),
     KnownError(
+        "cuda-driver-mismatch",
+        "CUDA",
+        (
+            "system has unsupported display driver / cuda driver combination",
+            "Driver/library version mismatch",
+            "forward compatibility was attempted on non supported HW",
+        ),
+        kind="version_mismatch",
+        cause="The driver in the kernel and its library in user space differ: the driver was updated without a reboot, "
+        "or a container or LD_LIBRARY_PATH brings a libcuda of its own.",
+        fix="reboot {node}, or load its driver anew; in a container, take libcuda (a compat directory) out of "
+        "LD_LIBRARY_PATH; what is loaded: ssh {node} cat /proc/driver/nvidia/version",
+        source="CUDA runtime API, errors 803 and 804; llm-d#706, nixl#441, inference#891",
+    ),
+    KnownError(
+        "fabric-manager",
+        "CUDA",
+        (
+            "system not yet initialized",
+            "Failed to bind NVLink SHARP (NVLS) Multicast memory",
+        ),
+        kind="configuration",
+        cause="The GPUs are joined by NVSwitches, and nvidia-fabricmanager does not run, or is of another version than "
+        "the driver.",
+        fix="install the nvidia-fabricmanager of the driver's version on {node} and start it: ssh {node} systemctl "
+        "status nvidia-fabricmanager; until then, where only NVLS fails: --env NCCL_NVLS_ENABLE=0",
+        source="CUDA runtime API, error 802; NCCL src/transport/nvls.cc; huggingface_hub#4134, gpu-burn#92, "
+        "pytorch#177472, nccl#1672",
+    ),
+    KnownError(
+        "gpu-busy",
+        "CUDA",
+        (
+            "CUDA-capable device(s) is/are busy or unavailable",
+            "all CUDA-capable devices are busy or unavailable",
+        ),
+        kind="configuration",
+        cause="Another process holds the GPU in exclusive mode, or the GPU is in a state in which nobody can use it.",
+        fix="who holds it: nvidia-smi on {node}; its mode: ssh {node} nvidia-smi -q -d COMPUTE; back to the default: "
+        "nvidia-smi -c 0",
+        source="CUDA runtime API, cudaErrorDevicesUnavailable; llama.cpp#11841",
+    ),
+    KnownError(
+        "gpu-lost-in-container",
+        "CUDA",
+        (
+            "Failed to initialize NVML: Unknown Error",
+            "NVMLError_Unknown",
+            "Failed to initialize NVML: Insufficient Permissions",
+        ),
+        kind="configuration",
+        cause="The container has lost the GPU's devices: systemd changed its device cgroup (a daemon-reload does), or "
+        "it was started without them.",
+        fix="start the container anew with --gpus all and --device for /dev/nvidia*; lastingly: the cgroupfs driver of "
+        "docker, or CDI of nvidia-container-toolkit",
+        source="NVML; nvidia-container-toolkit#48, pytorch#184277, dmlcloud#58",
+    ),
+    KnownError(
+        "gpu-fell-off",
+        "CUDA",
+        (
+            "GPU is lost",
+            "has fallen off the bus",
+            "Unable to determine the device handle for GPU",
+            "NVMLError_GpuIsLost",
+        ),
+        kind="hardware",
+        cause="The driver no longer reaches the GPU: power, heat, the slot, or the GPU itself.",
+        fix="what the kernel says: ssh {node} dmesg -T | grep -i xid; a cold restart of the node often brings it back; "
+        "if it is always the same, leave it out (gpus= in the hostfile)",
+        source="NVML, NVML_ERROR_GPU_IS_LOST; NVIDIA Xid 79",
+    ),
+    KnownError(
+        "cuda-kernel-crash",
+        "CUDA",
+        (
+            "CUDA error: misaligned address",
+            "CUDA error: an illegal instruction was encountered",
+            "CUDA error: the launch timed out and was terminated",
+            "CUDA error: unknown error",
+            "CUDA error: invalid program counter",
+            "CUDA error: hardware stack error",
+            "CUDA error: invalid argument",
+            "CUDA error: operation not supported",
+        ),
+        kind="crashed",
+        cause="A kernel failed on the GPU: a bug in a CUDA extension, a build for another GPU or CUDA, or a failing "
+        "GPU. The traceback may name a later call.",
+        fix="run once with --env CUDA_LAUNCH_BLOCKING=1, which names the right call; if it is always the same GPU, "
+        "leave that out; ssh {node} dmesg -T | grep -i xid",
+        source="CUDA runtime API; kohya_ss#3168, unbiased-teacher#80",
+    ),
+    KnownError(
+        "cublas-cudnn",
+        "CUDA",
+        (
+            "CUBLAS_STATUS_NOT_INITIALIZED",
+            "CUBLAS_STATUS_EXECUTION_FAILED",
+            "CUBLAS_STATUS_INTERNAL_ERROR",
+            "CUBLAS_STATUS_NOT_SUPPORTED",
+            "CUBLAS_STATUS_INVALID_VALUE",
+            "CUDNN_STATUS_NOT_INITIALIZED",
+            "CUDNN_STATUS_EXECUTION_FAILED",
+            "CUDNN_STATUS_INTERNAL_ERROR",
+            "CUDNN_STATUS_MAPPING_ERROR",
+            "Unable to load any of {libcudnn",
+        ),
+        kind="crashed",
+        cause="A library of CUDA failed: mostly for lack of GPU memory, after an index that was out of range (a token "
+        "id beyond the embedding), or because another libcublas or libcudnn than torch's is found first.",
+        fix="see the free memory: nvidia-smi on {node}; does the tokenizer belong to the model; take CUDA's own "
+        "directories out of LD_LIBRARY_PATH, torch brings these libraries",
+        source="PyTorch aten/src/ATen/cuda/Exceptions.h; Qwen#120, DeepSpeedExamples#499, VisCPM#3, Skywork#38",
+    ),
+    KnownError(
+        "cuda-in-fork",
+        "PyTorch",
+        ("Cannot re-initialize CUDA in forked subprocess",),
+        kind="configuration",
+        cause="A process that had used CUDA was forked, and its child uses CUDA as well: a dataset that puts tensors "
+        "on the GPU, or a script that calls torch.cuda before it starts workers.",
+        fix="keep data on the CPU in the dataset, or start the workers by spawn: "
+        "torch.multiprocessing.set_start_method('spawn')",
+        source="PyTorch torch/cuda/__init__.py; GroundingDINO#276, graphnet#614, nano-vllm#22",
+    ),
+    KnownError(
+        "flash-attention-gpu",
+        "CUDA",
+        (
+            "FlashAttention only supports Ampere GPUs or newer",
+            "FlashAttention only supports Ampere",
+            "FlashAttention2 has been toggled on, but it cannot be used",
+        ),
+        kind="configuration",
+        cause="FlashAttention 2 needs a GPU from Ampere on (not V100, T4 or RTX 20), in fp16 or bf16, and its package "
+        "flash_attn.",
+        fix="another attention: in a LLaMA-Factory YAML flash_attn: sdpa, in Transformers "
+        'attn_implementation="sdpa"; which GPUs the nodes have: multinode check',
+        source="flash-attention csrc/flash_attn/flash_api.cpp; flash-attention#762, ms-swift#1603, vllm#8189",
+    ),
+    KnownError(
+        "ddp-ready-twice",
+        "PyTorch",
+        (
+            "Expected to mark a variable ready only once",
+            "has been marked as ready twice",
+        ),
+        kind="configuration",
+        cause="A parameter was used twice in a backward pass: gradient checkpointing of the reentrant kind together "
+        "with DDP's search for unused parameters, or a layer that is called twice.",
+        fix='gradient_checkpointing_kwargs={"use_reentrant": False} (LLaMA-Factory: use_reentrant_gc: false), and '
+        "ddp_find_unused_parameters: false",
+        source="PyTorch torch/csrc/distributed/c10d/reducer.cpp; accelerate#2017, peft#313",
+    ),
+    KnownError(
+        "no-gradient",
+        "PyTorch",
+        (
+            "does not require grad and does not have a grad_fn",
+            "DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient",
+        ),
+        kind="configuration",
+        cause="Nothing that is trained takes part in the loss: gradient checkpointing over a frozen model (LoRA), or "
+        "all parameters are frozen.",
+        fix='with LoRA call model.enable_input_require_grads(), or gradient_checkpointing_kwargs={"use_reentrant": '
+        "False}; see what is trainable: model.print_trainable_parameters()",
+        source="PyTorch torch/autograd, torch/nn/parallel/distributed.py; self-llm#172, FastChat#581, "
+        "Llama-Chinese#242",
+    ),
+    KnownError(
+        "fsdp-mixed-parameters",
+        "PyTorch",
+        (
+            "Must flatten tensors with uniform dtype",
+            "Must flatten tensors with uniform `requires_grad`",
+            "Must flatten tensors with uniform requires_grad",
+            "`FlatParameter` requires uniform",
+        ),
+        kind="configuration",
+        cause="FSDP puts the parameters of a layer into one tensor, and they are of different types, or some are "
+        "frozen (LoRA, quantised weights).",
+        fix="use_orig_params: true (fsdp_use_orig_params in accelerate), load the model in the type it is trained in, "
+        "wrap LoRA's layers apart; or FSDP2, which keeps parameters apart",
+        source="PyTorch torch/distributed/fsdp/_flat_param.py; peft#1702, peft#484, LlamaFactory#7993, pytorch#104690",
+    ),
+    KnownError(
+        "tensors-on-several-devices",
+        "PyTorch",
+        (
+            "Expected all tensors to be on the same device, but found at least two devices",
+            "Expected all tensors to be on the same device, but got",
+        ),
+        kind="configuration",
+        cause="Tensors of one calculation lie on different devices: a model that device_map spread over the GPUs, a "
+        "batch that stayed on the CPU, or a script that writes cuda:0 on every rank.",
+        fix="leave device_map out under DDP, FSDP and DeepSpeed; torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) "
+        "at the start, and batch.to(model.device)",
+        source="PyTorch aten/src/ATen/native; chatglm3-base-tuning#8, nunchaku#805, FAST-NN#1",
+    ),
+    KnownError(
+        "mixed-types",
+        "PyTorch",
+        (
+            "mat1 and mat2 to have the same dtype",
+            "mat1 and mat2 must have the same dtype",
+            "expected scalar type Half but found",
+            "expected scalar type BFloat16 but found",
+            "expected scalar type Float but found",
+        ),
+        kind="configuration",
+        cause="Weights and input of a layer are of different types: LoRA's weights in fp32 on a model in bf16 without "
+        "autocast, or a quantised model in another compute type.",
+        fix="one type for all: bf16: true (or fp16: true) in the training arguments and the same torch_dtype for the "
+        "model; with quantisation the same bnb_4bit_compute_dtype",
+        source="PyTorch aten/src/ATen/native/cuda/Blas.cpp; LlamaFactory#3991, LlamaFactory#2022, axolotl#844, "
+        "DeepSpeed#4885",
+    ),
+    KnownError(
+        "fp16-gradients",
+        "PyTorch",
+        ("Attempting to unscale FP16 gradients",),
+        kind="configuration",
+        cause="The trainable weights are in fp16, and mixed precision needs them in fp32.",
+        fix="load the model in fp32 (torch_dtype), or LoRA's weights in fp32; bf16: true instead of fp16 where the "
+        "GPUs have it",
+        source="PyTorch torch/amp/grad_scaler.py; LLaVA#363, diffusers#10910, textgen#3240",
+    ),
+    KnownError(
+        "weights-only",
+        "PyTorch",
+        ("Weights only load failed",),
+        kind="version_mismatch",
+        cause="From torch 2.6 on torch.load reads weights alone; the file holds other Python objects, such as a "
+        "checkpoint's random state or an optimizer's configuration.",
+        fix="bring transformers and accelerate to a version that fits the torch, on every node; for a file you trust: "
+        "--env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1",
+        source="PyTorch torch/serialization.py; open-instruct#673, e3nn#519, torchtune#1142",
+    ),
+    KnownError(
+        "checkpoint-of-another-model",
+        "PyTorch",
+        (
+            "size mismatch for ...copying a param with shape",
+            "Error(s) in loading state_dict for",
+            "loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+        ),
+        kind="configuration",
+        cause="The checkpoint belongs to another model, vocabulary, set of trainable parameters or kind of parallelism "
+        "than the run that loads it.",
+        fix="resume with the arguments it was written with, or start anew from the model: another output_dir; compare "
+        "the nodes' files: multinode check JOB",
+        source="PyTorch torch/nn/modules/module.py, torch/optim/optimizer.py; DeepSpeed#5570, sd-scripts#378, "
+        "score_sde_pytorch#63",
+    ),
+    KnownError(
+        "damaged-weights",
+        "Accelerate, Transformers",
+        (
+            "Error while deserializing header",
+            "PytorchStreamReader failed reading zip archive",
+            "unpickling stack underflow",
+            "invalid load key, 'v'",
+        ),
+        kind="missing_file",
+        cause="A file of weights on this node is damaged or not whole: a download that broke off, a pointer of git-lfs "
+        "instead of the file, or a copy on a full disk.",
+        fix="compare size and hash with another node's, and copy the whole file anew (git lfs pull fetches what "
+        "pointers stand for): multinode check JOB says whose files differ",
+        source="safetensors safetensors/src/tensor.rs; safetensors#668, MiniCPM-V#159, Qwen-VL#314",
+    ),
+    KnownError(
+        "numpy-2",
+        "System",
+        (
+            "A module that was compiled using NumPy 1.x cannot be run in",
+            "Numpy is not available",
+            "numpy.dtype size changed, may indicate binary incompatibility",
+            "_ARRAY_API not found",
+        ),
+        kind="version_mismatch",
+        cause="numpy 2 is installed beside packages that were built for numpy 1, such as torch before 2.3.",
+        fix="on every node, in the training environment: pip install 'numpy<2', or newer builds of the packages that "
+        "the message names",
+        source="NumPy numpy/_core/src; pytorch#132179, openfederatedlearning#999, nunif#135",
+    ),
+    KnownError(
+        "no-compiler",
+        "PyTorch",
+        (
+            "Failed to find C compiler. Please specify via CC environment variable",
+            "nvcc fatal",
+            "cannot find -lcurand",
+            "cannot find -lcudart",
+            "CUDA_HOME environment variable is not set",
+            "Error building extension",
+            "ninja: build stopped",
+        ),
+        kind="configuration",
+        cause="Something is compiled on the node (Triton, torch.compile, an extension of DeepSpeed or flash-attn), and "
+        "it lacks a C compiler, a CUDA toolkit, a library of it, or has one that does not know the GPU. The compiler's "
+        "own words stand above.",
+        fix="on every node: apt-get install g++, and a CUDA toolkit of torch's version with CUDA_HOME and its lib64 in "
+        "LD_LIBRARY_PATH; a half-built cache: rm -rf ~/.cache/torch_extensions",
+        source="Triton python/triton/runtime/build.py; PyTorch torch/utils/cpp_extension.py; DeepSpeed#4889, "
+        "DeepSpeed#3929, DeepSpeed#5659, DeepSpeed#7174, flash-attention#1736, trainer#2884",
+    ),
+    KnownError(
+        "bitsandbytes-cuda",
+        "CUDA",
+        (
+            "CUDA Setup failed despite GPU being available",
+            "Could not find the bitsandbytes CUDA binary",
+        ),
+        kind="version_mismatch",
+        cause="bitsandbytes has no library for the CUDA that torch was built with, or does not find CUDA's.",
+        fix="on every node, in the training environment: pip install -U bitsandbytes; what it looks for: python -m "
+        "bitsandbytes",
+        source="bitsandbytes bitsandbytes/cextension.py; bitsandbytes#1559, bitsandbytes#862, alpaca-lora#540",
+    ),
+    KnownError(
+        "zero3-device-map",
+        "DeepSpeed",
+        ("DeepSpeed Zero-3 is not compatible with",),
+        kind="configuration",
+        cause="ZeRO-3 places the parameters itself; device_map and low_cpu_mem_usage do so, too.",
+        fix="load the model without device_map and low_cpu_mem_usage (and without unsloth); ZeRO-2 allows them",
+        source="Transformers transformers/modeling_utils.py; accelerate#2543, LlamaFactory#3949, peft#306, "
+        "MedicalGPT#477",
+    ),
+    KnownError(
+        "deepspeed-no-sync",
+        "DeepSpeed",
+        (
+            "no_sync context manager is incompatible with",
+            "no sync context manager is incompatible with",
+        ),
+        kind="version_mismatch",
+        cause="DeepSpeed from 0.16 on refuses no_sync under ZeRO-2 and ZeRO-3, and transformers or accelerate of "
+        "before call it for gradient accumulation.",
+        fix="bring transformers (4.47 and later) and accelerate to newer versions on every node, or DeepSpeed to "
+        "0.15.4",
+        source="DeepSpeed deepspeed/runtime/engine.py; DeepSpeed#6793, LlamaFactory#6194, accelerate#3481",
+    ),
+    KnownError(
+        "deepspeed-other-world-size",
+        "DeepSpeed",
+        (
+            "The checkpoint being loaded used a DP world size of",
+            "Automatic adjustment of ZeRO's optimizer state partitioning",
+        ),
+        kind="configuration",
+        cause="A ZeRO checkpoint holds a part for each worker, and the run that resumes has another number of workers.",
+        fix="resume on as many workers as before; or convert it once: ds_to_universal.py of DeepSpeed; or start from "
+        "the weights alone: zero_to_fp32.py in the checkpoint",
+        source="DeepSpeed deepspeed/runtime/engine.py; DeepSpeed#2898, DeepSpeed#3810, DeepSpeed#6441",
+    ),
+    KnownError(
+        "device-map-distributed",
+        "Accelerate, Transformers",
+        (
+            "You can't train a model that has been loaded with `device_map=",
+            "You can't train a model that has been loaded in 8-bit",
+        ),
+        kind="configuration",
+        cause="device_map spreads one copy of the model over the GPUs, and each worker of a distributed training needs "
+        "its own.",
+        fix='load the model without device_map; a quantised one on the worker\'s own GPU: device_map={"": '
+        'int(os.environ["LOCAL_RANK"])}',
+        source="Accelerate accelerate/accelerator.py; transformers#31557, accelerate#2713, Qwen#900",
+    ),
+    KnownError(
+        "unknown-architecture",
+        "Accelerate, Transformers",
+        (
+            "but Transformers does not recognize this architecture",
+            "data did not match any variant of untagged enum",
+        ),
+        kind="version_mismatch",
+        cause="The model or its tokenizer.json was written by a newer transformers or tokenizers than the node has.",
+        fix="install the version that the model's page names, the same on every node; who has which: multinode check",
+        source="Transformers transformers/models/auto/configuration_auto.py; ktransformers#433, open-instruct#738, "
+        "DeepSeek-VL2#125, OLMo#813",
+    ),
+    KnownError(
+        "trust-remote-code",
+        "Accelerate, Transformers",
+        (
+            "Please pass the argument `trust_remote_code=True`",
+            "requires you to execute the ... file in that repo",
+        ),
+        kind="configuration",
+        cause="The model brings code of its own, which is only run when you allow it.",
+        fix="read that code; then trust_remote_code: true in the training arguments",
+        source="Transformers transformers/dynamic_module_utils.py",
+    ),
+    KnownError(
+        "padding-token",
+        "Accelerate, Transformers",
+        (
+            "Asking to pad but the tokenizer does not have a padding token",
+            "Cannot handle batch sizes > 1 if no padding token is defined",
+        ),
+        kind="configuration",
+        cause="The tokenizer has no padding token, and samples of different length stand in one batch.",
+        fix="tokenizer.pad_token = tokenizer.eos_token, or a template of LLaMA-Factory that sets it; else a batch of 1",
+        source="Transformers transformers/tokenization_utils_base.py",
+    ),
+    KnownError(
+        "lora-targets",
+        "Accelerate, Transformers",
+        (
+            "not found in the base model. Please check the target modules",
+            "No target modules passed, or",
+        ),
+        kind="configuration",
+        cause="The names of LoRA's target modules are not those of this model's layers.",
+        fix='lora_target: all in a LLaMA-Factory YAML, target_modules="all-linear" in PEFT; the names: print(model)',
+        source="PEFT peft/tuners/tuners_utils.py; peft#1206, LlamaFactory#181, petals#508",
+    ),
+    KnownError(
+        "image-tokens",
+        "LLaMA-Factory",
+        (
+            "Image features and image tokens do not match",
+            "Videos features and video tokens do not match",
+            "Processor was not found, please check and update your",
+            "The number of images does not match the number of",
+            "The number of videos does not match the number of",
+        ),
+        kind="configuration",
+        cause="The samples' placeholders and the images or videos that belong to them do not fit: too many or too few "
+        "<image> in a sample, a cutoff_len that cuts them off, or a model without its processor.",
+        fix="as many <image> in the text as files in the sample; a longer cutoff_len, a smaller image_max_pixels; all "
+        "files of the model on the node, and a transformers that knows its processor: multinode check",
+        source="LLaMA-Factory src/llamafactory/data/mm_plugin.py; LlamaFactory#9119, LlamaFactory#8393, "
+        "LlamaFactory#7897, LlamaFactory#8855, transformers#36002",
+    ),
+    KnownError(
+        "dataset-worker-died",
+        "Accelerate, Transformers",
+        ("One of the subprocesses has abruptly died during map operation",),
+        kind="out_of_memory",
+        cause="A process that prepares the data was killed, mostly for lack of memory: each takes its share.",
+        fix="a smaller preprocessing_num_workers; prepare the data once (tokenized_path); what the kernel says: ssh "
+        "{node} dmesg -T | grep -i oom",
+        source="datasets src/datasets/utils/py_utils.py; LlamaFactory#1914, LlamaFactory#6762, LlamaFactory#5308, "
+        "data-juicer#430",
+    ),
+    KnownError(
+        "dataset-format",
+        "Accelerate, Transformers",
+        (
+            "An error occurred while generating the dataset",
+            "JSON parse error: Column",
+            "because column names don't match",
+        ),
+        kind="configuration",
+        cause="The rows of a dataset's files do not have the same columns or types, or a file is not the JSON that its "
+        "name says.",
+        fix="a list of objects with the same keys, or one object a line in .jsonl; the file and row stand above; the "
+        "nodes' copies: multinode check JOB",
+        source="datasets src/datasets/builder.py, packaged_modules/json/json.py; LlamaFactory#8805, LlamaFactory#1082, "
+        "LlamaFactory#1784, SciCode#40",
+    ),
+    KnownError(
+        "wandb-key",
+        "System",
+        ("api_key not configured (no-tty)",),
+        kind="configuration",
+        cause="W&B has no key on this node, and there is no terminal to ask for it.",
+        fix="launch --env WANDB_API_KEY hands yours on without showing it; or report_to: none, or --env "
+        "WANDB_MODE=offline",
+        source="W&B wandb/sdk/lib/apikey.py; EasyR1#69, unsloth#1914, VeOmni#284, LMFlow#436",
+    ),
+    KnownError(
+        "parallel-sizes",
+        "PyTorch",
+        (
+            "is not divisible by tensor_model_parallel_size",
+            "must be divisible by tensor parallel size",
+            "must be divisible by tensor_model_parallel_size",
+            "num_attention_heads ... must be divisible by",
+            "is not divisible by (tensor_model_parallel_size",
+            "should be divisible by tensor parallel size",
+            "num_heads ... must be divisible by mp_size",
+        ),
+        kind="configuration",
+        cause="The number of workers, heads or layers cannot be divided by the size of tensor or pipeline parallelism.",
+        fix="sizes whose product divides the number of workers, and a tensor parallel size that divides the heads; as "
+        "many workers on every node as planned: multinode check",
+        source="Megatron-LM megatron/core/parallel_state.py; DeepSpeed#3634, Pai-Megatron-Patch#332, vllm#414, "
+        "AdaptThink#1",
+    ),
+    KnownError(
+        "lightning-devices",
+        "PyTorch",
+        (
+            "MisconfigurationException: No supported gpu backend found",
+            "MisconfigurationException: You requested gpu",
+        ),
+        kind="configuration",
+        cause="Lightning was asked for GPUs that this node does not show it.",
+        fix="see them: ssh {node} nvidia-smi; devices and num_nodes of the Trainer as the launch has them; take "
+        "CUDA_VISIBLE_DEVICES out of profiles",
+        source="Lightning src/lightning/fabric/utilities/device_parser.py",
+    ),
+    KnownError(
+        "nan-gradient",
+        "PyTorch",
+        (
+            "returned nan values in its 0th output",
+            "probability tensor contains either `inf`, `nan` or element < 0",
+        ),
+        kind="configuration",
+        cause="The numbers of the training have become nan or inf: the learning rate is too high, fp16 overflows, or a "
+        "sample has no label.",
+        fix="bf16: true instead of fp16, a smaller learning rate, max_grad_norm: 1.0; see the loss of the steps before",
+        source="PyTorch torch/csrc/autograd/functions/utils.h, aten/src/ATen/native",
+    ),
+    KnownError(
         "model-not-found",
         "Accelerate, Transformers",
         (
@@ -825,11 +1349,25 @@ ERRORS = (
             "is not a local folder or a valid repository name",
             "does not appear to have a file named",
             "We couldn't connect to ... to load the files",
+            "We couldn't connect to ... to load this file",
+            "LocalEntryNotFoundError",
+            "RepositoryNotFoundError",
+            "GatedRepoError",
+            "You are trying to access a gated repo",
+            "Cannot access gated repo for url",
+            "HFValidationError",
+            "Incorrect path_or_model_id",
+            "OfflineModeIsEnabled",
+            "HTTPSConnectionPool(host='huggingface.co'",
+            "HTTPSConnectionPool(host='hf-mirror.com'",
         ),
         kind="missing_file",
-        cause="The model is not on this node at the path that the job names, and could not be had from the hub either.",
-        fix="it has to be on every node at the same path, whole: multinode check JOB; nothing is copied there",
-        source="Transformers transformers/utils/hub.py",
+        cause="The model is not on this node at the path that the job names, and could not be had from the hub either: "
+        "it is "
+        "not reached, does not know the name, or wants a token for a gated repository.",
+        fix="it has to be on every node at the same path, whole: multinode check JOB; nothing is copied there. A gated "
+        "one needs your token: --env HF_TOKEN",
+        source="Transformers transformers/utils/hub.py; huggingface_hub; trl#3604, TTRL#25, trl#4282",
         checks=("paths", "content"),
     ),
     KnownError(
@@ -1284,12 +1822,15 @@ ERRORS = (
             "The connection to the C10d store has failed",
             "RendezvousConnectionError",
             "RendezvousTimeoutError",
+            "DistNetworkError: Connection reset by peer",
+            "DistNetworkError: Broken pipe",
         ),
         kind="connection",
         cause="The node cannot reach MASTER_ADDR:MASTER_PORT: node 0 has not started or has failed, the address is "
-        "not one of the data plane, or a firewall blocks the port.",
+        "not one of the data plane, a firewall "
+        "blocks the port, or two jobs share it (29400 and 29500 are the defaults) and the other one's torchrun ended.",
         fix="multinode check says which node cannot reach which port; by hand, MASTER_ADDR has to be an address of "
-        "node 0 that the others reach",
+        "node 0 that the others reach, and each job needs a MASTER_PORT of its own",
         source="PyTorch torch/csrc/distributed/c10d/socket.cpp, "
         "torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py",
         checks=("master-port", "ports", "interface"),

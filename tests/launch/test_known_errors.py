@@ -131,7 +131,8 @@ LINES = {
         "deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 12.4 does not match the version torch was compiled with 11.8, unable to compile cuda/cpp extensions without a matching cuda version."
     ],
     "deepspeed-no-nvcc": [
-        "deepspeed.ops.op_builder.builder.MissingCUDAException: CUDA_HOME does not exist, unable to compile CUDA op(s)"
+        "deepspeed.ops.op_builder.builder.MissingCUDAException: CUDA_HOME does not exist, unable to compile CUDA op(s)",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'",
     ],
     "deepspeed-cannot-compile": [
         "RuntimeError: Unable to JIT load the cpu_adam op due to ninja not being installed.",
@@ -179,6 +180,17 @@ LINES = {
     ],
     "llamafactory-no-samples": ["RuntimeError: Cannot find valid samples, check `data/README.md` for the data format."],
     "model-not-found": [
+        "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files",
+        "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub",
+        "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.",
+        "huggingface_hub.errors.GatedRepoError: 401 Client Error.",
+        "OSError: You are trying to access a gated repo.",
+        "Cannot access gated repo for url https://huggingface.co/google/gemma-2-2b-it/resolve/main/config.json.",
+        "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/models/qwen'. Use `repo_type` argument if needed.",
+        "OSError: Incorrect path_or_model_id: '/models/qwen'. Please provide either the path to a local folder or the repo_id of a model on the Hub.",
+        "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://huggingface.co/x: offline mode is enabled.",
+        "requests.exceptions.ConnectTimeout: (MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x\"))",
+        "requests.exceptions.ConnectionError: (MaxRetryError(\"HTTPSConnectionPool(host='hf-mirror.com', port=443): Max retries exceeded with url: /x\"))",
         "OSError: /models/qwen is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'",
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.",
     ],
@@ -297,6 +309,8 @@ LINES = {
         "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0",
     ],
     "master-unreachable": [
+        "torch.distributed.DistNetworkError: Connection reset by peer",
+        "torch.distributed.DistNetworkError: Broken pipe",
         "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (192.0.2.7, 29500).",
         "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details.",
     ],
@@ -360,6 +374,185 @@ LINES = {
         "srun: error: Node failure on gpu-b",
     ],
     "slurm-cancelled": ["slurmstepd: error: *** STEP 4711.0 ON gpu-a CANCELLED AT 2026-11-21T22:45:34 ***"],
+    "cuda-driver-mismatch": [
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver combination",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        "RuntimeError: CUDA error: forward compatibility was attempted on non supported HW",
+    ],
+    "fabric-manager": [
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        "NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'.",
+    ],
+    "gpu-busy": [
+        "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+    ],
+    "gpu-lost-in-container": [
+        "Failed to initialize NVML: Unknown Error",
+        "pynvml.NVMLError_Unknown: Unknown Error",
+        "Failed to initialize NVML: Insufficient Permissions",
+    ],
+    "gpu-fell-off": [
+        "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost. Reboot the system to recover this GPU",
+        "NVRM: GPU at PCI:0000:3b:00: GPU has fallen off the bus",
+        "pynvml.NVMLError_GpuIsLost: GPU is lost",
+    ],
+    "cuda-kernel-crash": [
+        "RuntimeError: CUDA error: misaligned address",
+        "RuntimeError: CUDA error: an illegal instruction was encountered",
+        "RuntimeError: CUDA error: the launch timed out and was terminated",
+        "RuntimeError: CUDA error: unknown error",
+        "RuntimeError: CUDA error: invalid program counter",
+        "RuntimeError: CUDA error: hardware stack error",
+        "RuntimeError: CUDA error: invalid argument",
+        "RuntimeError: CUDA error: operation not supported",
+    ],
+    "cublas-cudnn": [
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k`",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_MAPPING_ERROR",
+        "Unable to load any of {libcudnn_ops.so.9.1.0, libcudnn_ops.so.9.1, libcudnn_ops.so.9, libcudnn_ops.so}",
+    ],
+    "cuda-in-fork": [
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"
+    ],
+    "flash-attention-gpu": [
+        "RuntimeError: FlashAttention only supports Ampere GPUs or newer.",
+        "FlashAttention only supports Ampere or Hopper GPUs",
+        "ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package flash_attn seems to be not installed.",
+    ],
+    "ddp-ready-twice": [
+        "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons: 1) Use of a module parameter outside the `forward` function.",
+        "Parameter at index 385 with name vision_model.encoder.layers.23.mlp.fc2.weight has been marked as ready twice.",
+    ],
+    "no-gradient": [
+        "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+        "RuntimeError: DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient.",
+    ],
+    "fsdp-mixed-parameters": [
+        "ValueError: Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32",
+        "ValueError: Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`",
+        "ValueError: Must flatten tensors with uniform requires_grad when use_orig_params=False",
+        "ValueError: `FlatParameter` requires uniform `requires_grad`",
+    ],
+    "tensors-on-several-devices": [
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        "RuntimeError: Expected all tensors to be on the same device, but got index is on cpu, different from other tensors on cuda:0",
+    ],
+    "mixed-types": [
+        "RuntimeError: expected mat1 and mat2 to have the same dtype, but got: float != c10::BFloat16",
+        "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",
+        "RuntimeError: expected scalar type Half but found Float",
+        "RuntimeError: expected scalar type BFloat16 but found Float",
+        "RuntimeError: expected scalar type Float but found BFloat16",
+    ],
+    "fp16-gradients": ["ValueError: Attempting to unscale FP16 gradients."],
+    "weights-only": [
+        "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options"
+    ],
+    "checkpoint-of-another-model": [
+        "size mismatch for model.embed_tokens.weight: copying a param with shape torch.Size([151936, 896]) from checkpoint, the shape in current model is torch.Size([151643, 896]).",
+        "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:",
+        "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+    ],
+    "damaged-weights": [
+        "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
+        "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+        "_pickle.UnpicklingError: unpickling stack underflow",
+        "_pickle.UnpicklingError: invalid load key, 'v'.",
+    ],
+    "numpy-2": [
+        "A module that was compiled using NumPy 1.x cannot be run in",
+        "RuntimeError: Numpy is not available",
+        "ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from PyObject",
+        "UserWarning: Failed to initialize NumPy: _ARRAY_API not found",
+    ],
+    "no-compiler": [
+        "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
+        "nvcc fatal   : Unsupported gpu architecture 'compute_120'",
+        "/usr/bin/ld: cannot find -lcurand: No such file or directory",
+        "/usr/bin/ld: cannot find -lcudart",
+        "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
+        "RuntimeError: Error building extension 'fused_adam'",
+        "ninja: build stopped: subcommand failed.",
+    ],
+    "bitsandbytes-cuda": [
+        "CUDA Setup failed despite GPU being available. Please run the following command to get more information:",
+        "Could not find the bitsandbytes CUDA binary at PosixPath('/env/libbitsandbytes_cuda124.so')",
+    ],
+    "zero3-device-map": [
+        "ValueError: DeepSpeed Zero-3 is not compatible with `low_cpu_mem_usage=True` or with passing a `device_map`."
+    ],
+    "deepspeed-no-sync": [
+        "AssertionError: no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage 3",
+        "AssertionError: no sync context manager is incompatible with gradientpartitioning logic of ZeRo stage 3",
+    ],
+    "deepspeed-other-world-size": [
+        "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current world size is 16.",
+        "Automatic adjustment of ZeRO's optimizer state partitioning with a new world size is not currently supported.",
+    ],
+    "device-map-distributed": [
+        "ValueError: You can't train a model that has been loaded with `device_map='auto'` in any distributed mode.",
+        "ValueError: You can't train a model that has been loaded in 8-bit precision on a different device than the one you're training on.",
+    ],
+    "unknown-architecture": [
+        "ValueError: The checkpoint you are trying to load has model type `qwen3` but Transformers does not recognize this architecture.",
+        "Exception: data did not match any variant of untagged enum ModelWrapper at line 757443 column 3",
+    ],
+    "trust-remote-code": [
+        "ValueError: Loading this model requires you to execute the configuration file in that repo on your local machine.",
+        "Please pass the argument `trust_remote_code=True` to allow custom code to be run.",
+    ],
+    "padding-token": [
+        "ValueError: Asking to pad but the tokenizer does not have a padding token.",
+        "ValueError: Cannot handle batch sizes > 1 if no padding token is defined.",
+    ],
+    "lora-targets": [
+        "ValueError: Target modules ['q_proj', 'v_proj'] not found in the base model. Please check the target modules and try again.",
+        "ValueError: No target modules passed, or all of them were excluded",
+    ],
+    "image-tokens": [
+        "ValueError: Image features and image tokens do not match: tokens: 2456, features 3360",
+        "ValueError: Videos features and video tokens do not match: tokens: 0, features 777",
+        "ValueError: Processor was not found, please check and update your model file.",
+        "ValueError: The number of images does not match the number of <image> tokens in [{'content': 'x'}].",
+        "ValueError: The number of videos does not match the number of <video> tokens in [{'content': 'x'}].",
+    ],
+    "dataset-worker-died": [
+        "RuntimeError: One of the subprocesses has abruptly died during map operation.To debug the error, disable multiprocessing."
+    ],
+    "dataset-format": [
+        "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset",
+        "pyarrow.lib.ArrowInvalid: JSON parse error: Column() changed from object to array in row 0",
+        "because column names don't match",
+    ],
+    "wandb-key": [
+        "wandb.errors.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])"
+    ],
+    "parallel-sizes": [
+        "RuntimeError: world_size (6) is not divisible by tensor_model_parallel_size 4",
+        "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)",
+        "ValueError: num_query_groups (2) must be divisible by tensor_model_parallel_size (4).",
+        "AssertionError: num_attention_heads (52) must be divisible by 8",
+        "RuntimeError: world_size (6) is not divisible by (tensor_model_parallel_size (4) x pipeline_model_parallel_size (1))",
+        "AssertionError: First dimension of the tensor should be divisible by tensor parallel size",
+        "AssertionError: num_heads (52) must be divisible by mp_size (8)",
+    ],
+    "lightning-devices": [
+        "lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!",
+        "lightning.fabric.utilities.exceptions.MisconfigurationException: You requested gpu: [0, 1]",
+    ],
+    "nan-gradient": [
+        "RuntimeError: Function 'MmBackward0' returned nan values in its 0th output.",
+        "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
+    ],
     "command-not-found": ["bash: line 1: torchrun: command not found"],
     "timeout": ["RuntimeError: the job server timed out after 30 s"],
     "connection": ["torch.distributed.DistBackendError: something new"],
