@@ -223,6 +223,38 @@ for number in range(5):
     assert [record["squared_lengths"] for record in records] == [0, 0, 10, 10, 10]
 
 
+def test_of_many_masks_every_eighth_steps_are_counted_and_the_others_taken_to_be_alike(worker: Worker) -> None:
+    records = worker.run_wired(f"""{CALLS}
+counts = 0
+def start(torch, tensor, count):
+    global counts
+    counts += 1
+    counted = int(count(torch, tensor))
+    return lambda: counted
+batches = multinode_batches.Batches(steps.phases, start)
+model = Net()
+for number in range(200):
+    before = counts
+    # Two micro-batches per step; later rows are fuller.
+    batches.begin(model, input_ids=ids, attention_mask=mask); batches.end()
+    batches.begin(model, input_ids=ids, attention_mask=mask if number < 100 else mask | 1); batches.end()
+    say({{**batches(number), "counts": counts - before}})
+""")
+    assert [record["counts"] for record in records] == [4] * 5 + [0 if step % 8 else 4 for step in range(5, 200)]
+    # Of these the record says so.
+    assert [record.get("estimated_tokens", 0) for record in records] == [
+        0 if record["counts"] else 12 for record in records
+    ]
+    assert {record["tokens"] for record in records} == {12}
+    assert [record["effective_tokens"] for record in records[:100]] == [8] * 100
+    assert [record["squared_lengths"] for record in records[:100]] == [20] * 100
+    # 4 and 6 tokens; the change is learnt from the masks that are counted.
+    late = records[100:]
+    assert sum(record["effective_tokens"] for record in late) == pytest.approx(100 * 10, rel=0.03)
+    assert sum(record["squared_lengths"] for record in late) == pytest.approx(100 * (10 + 18), rel=0.05)
+    assert [record["effective_tokens"] for record in late[-20:]] == [10] * 20
+
+
 def test_memory_of_a_gpu_is_what_is_allocated_and_what_is_reserved(worker: Worker) -> None:
     records = worker.run_wired("""
 from types import SimpleNamespace

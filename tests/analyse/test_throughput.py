@@ -147,6 +147,18 @@ def test_tokens_without_padding_of_a_gpu_are_those_between_two_times_that_it_tol
     assert measure_throughput(on_gpu(count)).effective_tgs == pytest.approx(6000.0)
 
 
+def test_the_part_of_the_tokens_whose_masks_were_counted_is_told() -> None:
+    seen = [
+        msgspec.structs.replace(step, estimated_tokens=800 if step.step % 4 else None)
+        for step in steps(0, [100.0] * 25)
+    ]
+    found = measure_throughput(observed(seen))
+    assert (found.counted_masks, found.effective_tokens_per_s) == (0.25, 6000.0)
+    assert measure_throughput(observed(steps(0, [100.0] * 25))).counted_masks == 1.0
+    # What nobody says is not made up.
+    assert measure_throughput(observed(steps(0, [100.0] * 25, effective_tokens=None))).counted_masks is None
+
+
 def test_a_batch_without_a_mask_leaves_what_is_padding_unknown() -> None:
     gaps = [
         msgspec.structs.replace(step, effective_tokens=None if step.step == 20 else 600)

@@ -39,6 +39,13 @@ def test_the_verdict_comes_first_with_its_cause_and_what_to_do() -> None:
     assert "look at the fans of box2" in lines[4]
 
 
+def test_a_figure_that_rests_on_some_of_the_masks_says_so() -> None:
+    text = shown(msgspec.structs.replace(SUMMARY, counted_masks=0.143), width=200)
+    assert "17,350.0 without padding by the masks of 14.3 % of them" in text
+    assert "4,337.5 without padding by the masks of 14.3 % of them" in text
+    assert "by the masks" not in shown(msgspec.structs.replace(SUMMARY, counted_masks=1.0), width=200)
+
+
 def test_every_figure_stands_there_with_its_unit_and_the_rule_beside_it() -> None:
     text = shown(SUMMARY, width=200)
     for said in (

@@ -20,6 +20,11 @@ from multinode_steps import Steps
 __all__ = ["Batches", "Poll", "count_tokens", "hooks", "start_count"]
 
 _DEEPEST = 3
+# Masks that are all counted, of short trainings every one; and then of every how many steps.
+_ALL_OF_FIRST = 10
+_EACH = 8
+# What a mask counts for beside the one after it, in what those between are taken for.
+_KEPT = 0.75
 
 Poll = Callable[[], Optional[int]]
 """Returns a count, or None while it is not known yet."""
@@ -116,6 +121,9 @@ class Batches:
     sequences that attend to themselves alone: those that the mask tells apart, or else their positions; without either
     each row is one.
 
+    To count takes the host as long as a small step may: after the first masks those of one step in `_EACH` are counted.
+    The others are taken to be as those before; `estimated_tokens` of a step are the tokens of which this is so.
+
     Args:
         clock: knows whether the training is inside a backward pass, where forward passes recompute what was counted.
     """
@@ -127,6 +135,9 @@ class Batches:
         self._model: Callable[[], Any] = lambda: None
         self._idle = True
         self._looks: List[_Look] = []
+        self._steps = 0
+        self._counted = 0
+        self._estimated = 0
         self._effective, self._squares = _Sum(), _Sum()
 
     def begin(self, model: Any, *args: Any, **kwargs: Any) -> bool:
@@ -152,6 +163,8 @@ class Batches:
     def __call__(self, _step: int) -> Dict[str, Any]:
         """The fields of a step: what was counted since the step before; none where nothing was."""
         looks, self._looks = self._looks, []
+        estimated, self._estimated = self._estimated, 0
+        self._steps += 1
         self._idle = not looks
         effective, squares = self._effective.take(), self._squares.take()
         if not looks:
@@ -162,6 +175,7 @@ class Batches:
             "tokens": _sum(look.tokens for look in looks),
             "effective_tokens": effective,
             "squared_lengths": squares,
+            **({"estimated_tokens": estimated} if estimated else {}),
         }
 
     def _begin(self, torch: Any, model: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
@@ -179,40 +193,63 @@ class Batches:
         self._idle = False
         look = _look(torch, args, kwargs)
         self._looks.append(look)
-        if look.mask is not None:
-            self._effective.add(self._start(torch, look.mask, count_tokens))
-            self._squares.add(self._start(torch, look.mask, count_squares))
+        if look.tokens is not None and (look.mask is not None or look.positions is not None):
+            self._count_tensor(torch, look, look.tokens)
             return
         self._effective.add(None)
-        if look.positions is not None:
-            self._squares.add(self._start(torch, look.positions, count_squares_by_position))
-        else:
-            self._squares.add(None if look.squares is None else (lambda: look.squares))
+        self._squares.add(None if look.squares is None else (lambda: look.squares))
+
+    def _count_tensor(self, torch: Any, look: _Look, tokens: int) -> None:
+        masked = look.mask is not None
+        if self._counted >= _ALL_OF_FIRST and self._steps % _EACH:
+            self._estimated += tokens
+            self._squares.pass_over(tokens)
+            if masked:
+                self._effective.pass_over(tokens)
+            else:
+                self._effective.add(None)
+            return
+        self._counted += 1
+        self._effective.add(self._start(torch, look.mask, count_tokens) if masked else None, tokens)
+        count = count_squares if masked else count_squares_by_position
+        self._squares.add(self._start(torch, look.mask if masked else look.positions, count), tokens)
 
 
 class _Sum:
-    """A sum whose parts may become known later, in their order."""
+    """A sum whose parts may become known later, in their order, and of which some are estimated by those before."""
 
     def __init__(self) -> None:
-        self._pending: Deque[Poll] = deque()
+        self._pending: Deque[Tuple[Poll, int]] = deque()
         self._unknown = False
+        # Of the parts that are known, the later ones counting for more, and what they are parts of.
+        self._known = self._of = 0.0
+        self._passed_over = 0
 
-    def add(self, part: Optional[Poll]) -> None:
-        """None is a part that will never be known."""
+    def add(self, part: Optional[Poll], of: int = 0) -> None:
+        """A part of so many tokens; None is one that will never be known."""
         if part is None:
             self._unknown = True
         else:
-            self._pending.append(part)
+            self._pending.append((part, of))
+
+    def pass_over(self, of: int) -> None:
+        """A part of so many tokens is to be estimated."""
+        self._passed_over += of
 
     def take(self) -> Optional[int]:
         """What has become known since it was taken last; None where a part added since then is unknown."""
         total = 0
         while self._pending:
-            part = self._pending[0]()
+            poll, of = self._pending[0]
+            part = poll()
             if part is None:
                 break
             total += part
+            self._known, self._of = self._known * _KEPT + part, self._of * _KEPT + of
             self._pending.popleft()
+        if self._passed_over and self._of:
+            total += round(self._passed_over * self._known / self._of)
+            self._passed_over = 0
         unknown, self._unknown = self._unknown, False
         return None if unknown else total
 

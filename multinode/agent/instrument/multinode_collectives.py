@@ -158,16 +158,38 @@ class CollectiveHooks:
 
     def _hook_events(self, module: Any) -> None:
         """Stream.wait_event, Stream.wait_stream and Stream.record_event all call the first two."""
-        record, device, mark = module.Event.record, self._device, self._guard.quietly(self._device.mark)
+        record, wait, device = module.Event.record, module.Event.wait, self._device
+        mark, begin = device.mark, device.begin_event
 
         @functools.wraps(record)
         def recorded(event: Any, stream: Any = None) -> None:
             record(event, stream)
-            if not multinode_compiler.is_compiling() and device.outstanding:
+            if multinode_compiler.is_compiling() or not device.outstanding:
+                return
+            try:
                 mark(event, stream)
+            except Exception as error:  # noqa: BLE001 - see _counted
+                self._guard.tell("marking an event", error)
 
-        module.Event.record = recorded
-        self._time_waits(module.Event, "wait", device.begin_event)
+        @functools.wraps(wait)
+        def waited(event: Any, stream: Any = None) -> None:
+            if multinode_compiler.is_compiling() or not device.outstanding:
+                wait(event, stream)
+                return
+            ended = None
+            try:
+                ended = begin(event, stream)
+            except Exception as error:  # noqa: BLE001 - see _counted
+                self._guard.tell("timing a wait for an event", error)
+            if ended is None:
+                wait(event, stream)
+                return
+            try:
+                wait(event, stream)
+            finally:
+                self._end(ended)
+
+        module.Event.record, module.Event.wait = recorded, waited
         self._time_waits(module.Event, "synchronize", device.begin_event_on_host)
         self._time_waits(getattr(module, "Stream", None), "synchronize", device.begin_stream_on_host)
 
@@ -175,7 +197,7 @@ class CollectiveHooks:
         self._time_waits(module, "synchronize", self._device.begin_device_on_host)
 
     def _time_waits(self, owner: Any, name: str, begin: Callable[..., Optional[_Ended]]) -> None:
-        """Time a function that waits for what streams do, where calls that nobody has waited for are among that."""
+        """Time a function by which the host waits for streams, where nobody has waited for calls on them."""
         device, function = self._device, getattr(owner, name, None)
         if function is None:
             return
@@ -286,12 +308,17 @@ class CollectiveHooks:
 
 
 class CudaStream:
-    """The stream that torch computes on unless told otherwise, of the current GPU."""
+    """The stream that torch computes on unless told otherwise, of the current GPU.
+
+    As cheap as torch lets it be: `torch.cuda.current_stream()` makes an object and asks much before, and a training of
+    many small steps waits hundreds of times in each.
+    """
 
     def __init__(self) -> None:
         self._in_use = False
         self._current: Optional[Callable[[], int]] = None
         self._event: Optional[Callable[[], Any]] = None
+        self._streams: Dict[Tuple[int, int], Any] = {}
 
     def in_use(self) -> bool:
         """Whether this worker uses a GPU at all; asking starts nothing."""
@@ -308,41 +335,62 @@ class CudaStream:
             self._current = _current_handle(sys.modules["torch"])
         return self._current()
 
+    def here(self, device: Any) -> Any:
+        """The stream of this GPU, the current one, that what is called now goes to, as torch has it."""
+        torch = sys.modules["torch"]
+        quick = _quick(torch)
+        if quick is None:
+            return torch.cuda.current_stream(device)
+        index_of, handle_of = quick
+        index = index_of()
+        key = (index, handle_of(index))
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = torch.cuda.current_stream(device)
+        return stream
+
     def event(self) -> Any:
         """A new event that keeps the time, and whose `record` is of this stream, whichever is the current one."""
         if self._event is None:
-            self._event = _event_of_computing(sys.modules["torch"].cuda)
+            self._event = _event_of_computing(sys.modules["torch"])
         return self._event()
 
 
+def _quick(torch: Any) -> Optional[Tuple[Callable[[], int], Callable[[int], int]]]:
+    """The current GPU, and the handle of its current stream, by what torch's compiler uses; None in a torch without."""
+    core = getattr(torch, "_C", None)
+    index_of, handle_of = (getattr(core, name, None) for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"))
+    return None if index_of is None or handle_of is None else (index_of, handle_of)
+
+
 def _current_handle(torch: Any) -> Callable[[], int]:
-    """By what torch's compiler uses where this torch has it, which makes no object; else by what is public."""
-
-    def current() -> int:
-        return int(torch.cuda.current_stream().cuda_stream)
-
-    raw, device = (getattr(torch._C, name, None) for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"))  # noqa: SLF001 - torch has no other
-
-    def quick() -> int:
-        return int(raw(device()))  # type: ignore[misc]  # used only where both are there
-
-    return quick if raw is not None and device is not None else current
+    quick = _quick(torch)
+    if quick is None:
+        return lambda: int(torch.cuda.current_stream().cuda_stream)
+    index_of, handle_of = quick
+    return lambda: handle_of(index_of())
 
 
-def _event_of_computing(cuda: Any) -> Callable[[], Any]:
-    # Without our own hook.
-    record = getattr(cuda.Event.record, "__wrapped__", cuda.Event.record)
+def _event_of_computing(torch: Any) -> Callable[[], Any]:
+    cuda, core = torch.cuda, getattr(torch, "_C", None)
+    event, base = cuda.Event, getattr(core, "_CudaEventBase", None)
+    index_of = getattr(core, "_cuda_getDevice", None) or cuda.current_device
+    # What torch's own calls in the end; else torch's own, without our hook.
+    below = base if base is not None and issubclass(event, base) else None
+    record = getattr(event.record, "__wrapped__", event.record) if below is None else below.record
     streams: Dict[int, Any] = {}
 
-    class ComputingEvent(cuda.Event):  # type: ignore[misc]  # torch is not known here
-        def record(self) -> None:
-            index = cuda.current_device()
-            stream = streams.get(index)
-            if stream is None:
-                stream = streams[index] = cuda.default_stream()
-            record(self, stream)
+    def record_on_computing(self: Any) -> None:
+        index = index_of()
+        stream = streams.get(index)
+        if stream is None:
+            stream = streams[index] = cuda.default_stream()
+        record(self, stream)
 
-    return functools.partial(ComputingEvent, enable_timing=True)
+    methods = {"record": record_on_computing}
+    if below is not None:
+        methods.update(query=below.query, elapsed_time=below.elapsed_time)
+    return functools.partial(type("ComputingEvent", (event,), methods), enable_timing=True)
 
 
 class _OtherStream:
@@ -435,7 +483,7 @@ class DeviceWaits:
     def mark(self, event: Any, stream: Any) -> None:
         """An event was recorded on a stream (None: the current one), after the calls that went there so far."""
         other = self._others.get(self._handle(stream))
-        if other is not None:
+        if other is not None and other.issued > other.awaited:
             setattr(event, _MARK, (other, other.issued))
         elif getattr(event, _MARK, None) is not None:
             setattr(event, _MARK, None)
@@ -445,8 +493,11 @@ class DeviceWaits:
 
         Where it is not the computing one, what it waits for is waited for again when that waits for it.
         """
-        other, issued = getattr(event, _MARK, None) or (None, 0)
-        if other is None or issued <= other.awaited:
+        mark = getattr(event, _MARK, None)
+        if mark is None:
+            return None
+        other, issued = mark
+        if issued <= other.awaited:
             return None
         handle = self._handle(stream)
         if handle == other.handle:
@@ -460,8 +511,8 @@ class DeviceWaits:
 
     def begin_event_on_host(self, event: Any) -> Optional[_Ended]:
         """The host begins to wait for an event, and gives the computing stream nothing to do; returns as `begin`."""
-        other, issued = getattr(event, _MARK, None) or (None, 0)
-        return self._begin_on_host([(other, issued)] if other is not None else [])
+        mark = getattr(event, _MARK, None)
+        return self._begin_on_host([mark] if mark is not None else [])
 
     def begin_stream_on_host(self, stream: Any) -> Optional[_Ended]:
         """Likewise for a stream."""

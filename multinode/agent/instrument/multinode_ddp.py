@@ -12,6 +12,7 @@ import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 import multinode_compiler
+from multinode_collectives import CudaStream
 from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
@@ -99,6 +100,7 @@ class _Reductions:
         self._guard = guard
         self._traffic = traffic
         self._is_marking = False
+        self._stream = CudaStream()
         self._modules: weakref.WeakKeyDictionary[Any, _Reduced] = weakref.WeakKeyDictionary()
 
     def before_forward(self, module: Any) -> None:
@@ -142,7 +144,7 @@ class _Reductions:
         for module, reduced in list(self._modules.items()):
             if module.device_type == "cuda" and reduced.done_iteration != reduced.iterations:
                 reduced.done = reduced.done or cuda.Event()
-                reduced.done.record(cuda.current_stream(module.device))
+                reduced.done.record(self._stream.here(module.device))
                 reduced.done_iteration = reduced.iterations
 
     def end_step(self, step: int) -> Dict[str, Any]:

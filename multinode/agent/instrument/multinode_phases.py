@@ -49,10 +49,10 @@ class CoreWait:
     def read_ns(self) -> Optional[int]:
         """So far; None where the kernel does not tell."""
         try:
-            ran_ns, waited_ns = map(int, os.pread(self._file, 64, 0).split()[:2])
+            ran_ns, waited_ns, *_ = os.pread(self._file, 64, 0).split(None, 2)
+            return int(waited_ns) if ran_ns != b"0" else None
         except (OSError, ValueError):
             return None
-        return waited_ns if ran_ns else None
 
 
 class PhaseClock:

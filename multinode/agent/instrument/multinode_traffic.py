@@ -9,7 +9,8 @@ from __future__ import annotations
 import collections
 import sys
 import threading
-from typing import Any, Dict, FrozenSet, Optional, Set, Tuple
+import weakref
+from typing import Any, Callable, Dict, FrozenSet, Optional, Set, Tuple
 
 from multinode_collectives import CollectiveHooks, CudaStream, DeviceWaits
 from multinode_guard import Guard, Hooks
@@ -41,6 +42,9 @@ class Traffic:
         self._lock = threading.Lock()
         self._counts: _Counts = {}
         self._groups: Set[str] = set()
+        # Asking for its name makes a text each time.
+        self._last_group: Callable[[], Any] = lambda: None
+        self._last_name = ""
         self._numbers: "collections.OrderedDict[FrozenSet[Tuple[_Row, int]], int]" = collections.OrderedDict()
         self._next_number = 0
         steps.meters.append(self.close)
@@ -60,7 +64,9 @@ class Traffic:
         # For a group that this worker is not in stands a number.
         if not isinstance(group, c10d.ProcessGroup):
             return
-        name = group.group_name
+        if group is not self._last_group():
+            self._last_group, self._last_name = weakref.ref(group), group.group_name
+        name = self._last_name
         if name not in self._groups:
             self._groups.add(name)
             self._meet(name, group, c10d)

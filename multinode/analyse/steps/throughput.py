@@ -37,6 +37,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
         samples_per_s: nominal, of all workers together.
         tokens_per_s: likewise, padding counted as the device computes it.
         effective_tokens_per_s: likewise without padding.
+        counted_masks: the part of the tokens whose masks were counted; padding of the others is estimated by these.
         tgs: tokens per second and worker (GPU), padding counted; `effective_tgs` without.
         tokens_per_sample: padded length of a sample, on average.
         attention_length: tokens of the sequence that the mean token is in, and attends to: the sum of the squares of
@@ -50,6 +51,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     effective_tokens_per_s: float | None = None
+    counted_masks: float | None = None
     tgs: float | None = None
     effective_tgs: float | None = None
     tokens_per_sample: float | None = None
@@ -128,6 +130,7 @@ def measure_throughput(observed: Observed) -> Throughput:
         samples_per_s=samples.per_s if samples else None,
         tokens_per_s=tokens.per_s if tokens else None,
         effective_tokens_per_s=effective.per_s if effective else None,
+        counted_masks=_counted_masks(records) if effective else None,
         tgs=tokens.per_s / world if tokens else None,
         effective_tgs=effective.per_s / world if effective else None,
         tokens_per_sample=tokens.total / samples.total if tokens and samples else None,
@@ -137,6 +140,12 @@ def measure_throughput(observed: Observed) -> Throughput:
         intervals=intervals,
         missing=missing,
     )
+
+
+def _counted_masks(records: Sequence[StepSample]) -> float | None:
+    tokens = sum(record.tokens or 0 for record in records)
+    estimated = sum(min(record.estimated_tokens or 0, record.tokens or 0) for record in records)
+    return 1 - estimated / tokens if tokens else None
 
 
 def _attention_length(records: Iterable[StepSample]) -> float | None:

@@ -369,6 +369,8 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         samples: nominal samples of this worker in this step (per-device batch x accumulation); None is unknown.
         micro_steps: forward passes with gradients in this step.
         tokens: padded tokens of this worker in this step; `effective_tokens` those of them that are no padding.
+        estimated_tokens: those of `tokens` whose masks were not counted: in `effective_tokens` and `squared_lengths`
+            they are taken to be as those before. None is none of them.
         squared_lengths: of its sequences, each token of which attends to its own sequence alone: the sum of the squares
             of their lengths, in tokens; padding is none where it is known.
         phases_us: host time of this step by what it was spent on, the innermost alone: `data` (waiting for a batch),
@@ -393,6 +395,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     tokens: Count | None = None
     effective_tokens: Count | None = None
     squared_lengths: Count | None = None
+    estimated_tokens: Count | None = None
     phases_us: dict[str, Us] | None = None
     core_wait_us: dict[str, Us] | None = None
     traffic: Count | None = None

@@ -270,9 +270,9 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.samples_per_s is not None:
         yield "samples/s", f"{summary.samples_per_s:.1f} (all workers)"
     if summary.tokens_per_s is not None or summary.effective_tokens_per_s is not None:
-        yield "tokens/s", _padded(summary.tokens_per_s, summary.effective_tokens_per_s) + " (all workers)"
+        yield "tokens/s", _padded(summary, summary.tokens_per_s, summary.effective_tokens_per_s) + " (all workers)"
     if summary.tgs is not None or summary.effective_tgs is not None:
-        yield "TGS", _padded(summary.tgs, summary.effective_tgs) + " (tokens/s per worker)"
+        yield "TGS", _padded(summary, summary.tgs, summary.effective_tgs) + " (tokens/s per worker)"
     yield from _utilisation(summary)
     if summary.first_loss is not None and summary.last_loss is not None:
         yield "loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}"
@@ -280,8 +280,10 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield "model", f"{summary.parameters:,} parameters, {summary.trainable:,} of them trained"
 
 
-def _padded(padded: float | None, effective: float | None) -> str:
-    parts = [(padded, "padding counted"), (effective, "without padding")]
+def _padded(summary: Summary, padded: float | None, effective: float | None) -> str:
+    counted = summary.counted_masks
+    rests_on = "" if counted is None or counted == 1.0 else f" by the masks of {percent(counted)} of them"
+    parts = [(padded, "padding counted"), (effective, f"without padding{rests_on}")]
     return ", ".join(f"{value:,.1f} {words}" for value, words in parts if value is not None)
 
 
