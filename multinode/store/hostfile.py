@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from multinode.core.cluster.cluster import Cluster
-from multinode.core.cluster.hostfile import parse_hostfile, render_hostfile
+from multinode.core.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
 from multinode.core.cluster.inventory import is_inventory, parse_inventory
 from multinode.core.cluster.prices import Prices, parse_prices
 from multinode.errors import UsageError, printable
 from multinode.store.settings import Settings
 from multinode.store.text_file import MAX_BYTES, read_text
+from multinode.units import format_list
 
 __all__ = ["find_hosts", "load_hostfile", "load_prices"]
 
-_HINT = "one node a line, the first is node rank 0: see hostfiles/"
+_HINT = "one node a line, the first is node rank 0: node1 slots=2; files to start from: multinode init --example"
+_NOT_UTF8 = "save it as UTF-8"
 _STDIN = "standard input"
 
 # Files of these names are still found, as ./lab and ./slurm.
@@ -36,14 +39,26 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
     """
     path, group = _split_group(path)
     source = _STDIN if str(path) == "-" else str(path)
-    text = _read_stdin(note) if source == _STDIN else read_text(path, "the hostfile", _HINT)
+    text = _read_stdin(note) if source == _STDIN else read_text(path, "the hostfile", _hint(path))
     if group is None and not is_inventory(text):
-        return parse_hostfile(text, source), text
+        cluster = parse_hostfile(text, source)
+        if (counts := count_slots(text)) is not None:
+            repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
+            note(f"{source}: it names {repeated}, once for each worker there")
+        return cluster, text
     cluster, ignored = parse_inventory(text, group, source)
     if ignored:
         note(f"{source}: ignored: {printable(', '.join(ignored))}")
     head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
     return cluster, head + render_hostfile(cluster)
+
+
+def _hint(path: Path) -> str:
+    """What helps where there is no such file: nodes may have been named in its place."""
+    names = [name.partition(":")[0] for name in str(path).split(",")]
+    if path.exists() or len(names) == 1 or not all(names):
+        return _HINT
+    return f"it is a file, with one node a line: printf '%s\\n' {shlex.join(names)} > hosts.txt"
 
 
 def _split_group(path: Path) -> tuple[Path, str | None]:
@@ -64,7 +79,7 @@ def _read_stdin(note: Callable[[str], None]) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UsageError("the hostfile on standard input is not text in UTF-8", hint=_HINT) from None
+        raise UsageError("the hostfile on standard input is not text in UTF-8", hint=_NOT_UTF8) from None
 
 
 def find_hosts(
@@ -106,5 +121,7 @@ def load_prices(path: Path) -> tuple[Prices, str]:
     Raises:
         UsageError: it cannot be read, or a line of it is wrong; the message has its place.
     """
-    text = read_text(path, "the prices file", "a file to start from: configs/figures/gpu_prices.yaml")
+    text = read_text(
+        path, "the prices file", "devices: {RTX 4090: {hourly: 0.5}}; a file to start from: multinode init --example"
+    )
     return parse_prices(text, str(path)), text

@@ -29,7 +29,7 @@ def read_text(path: Path, what: str, hint: str | None = None) -> str:
     except FileNotFoundError:
         raise UsageError(f"{what} {path} does not exist", hint=hint) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{what} {path} is not text in UTF-8", hint=hint) from None
+        raise UsageError(f"{what} {path} is not text in UTF-8", hint="save it as UTF-8") from None
     except ValueError:  # a NUL, which a quoted string of a YAML can hold
         raise UsageError(f"{what} {str(path)!r} cannot be a path", hint=hint) from None
     except OSError as error:

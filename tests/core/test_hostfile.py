@@ -79,6 +79,67 @@ def test_a_pbs_nodefile_has_a_line_for_each_slot() -> None:
     assert str(complaint("n1\n" * 1025)) == "hosts.txt:1: slots='1025': expected a number of workers, 1 to 1024"
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a slots = 4\nb slots= 4\nc slots =4\nd gpus = 0,1 ifname= eth0", [("a", 4), ("b", 4), ("c", 4), ("d", 2)]),
+        ("a count=4 max-cpu=8\nb cpu = 4 slots_max=8\nc slots=4 max_slots = 8", [("a", 4), ("b", 4), ("c", 4)]),
+        ("// comment\na slots=2 // more", [("a", 2)]),
+        ("worker-0:2,worker-1:2", [("worker-0", 2), ("worker-1", 2)]),
+        ("a,b slots=2", [("a", 2), ("b", 2)]),
+        ("gpu[1,3]:2,x", [("gpu1", 2), ("gpu3", 2), ("x", None)]),
+        ("[2001:db8::1]\n[2001:db8::2]:4", [("2001:db8::1", None), ("2001:db8::2", 4)]),
+    ],
+)
+def test_the_forms_of_other_launchers_are_read(text: str, found: list[tuple[str, int | None]]) -> None:
+    assert [(node.name, node.slots) for node in nodes(text)] == found
+
+
+def test_a_user_and_an_address_are_read_in_the_forms_of_other_launchers() -> None:
+    assert nodes("a username=alice\nbob@[2001:db8::1] addr=[2001:DB8::7]") == (
+        Node(name="a", user="alice"),
+        Node(name="2001:db8::1", user="bob", addr="2001:db8::7"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "way"),
+    [
+        ("CORP\\alice@node1", "write node1 user='CORP\\alice'"),
+        ("ssh -p 2222 -i ~/k alice@node1", "write alice@node1 port=2222 key=~/k"),
+        ("alice@node1:2222", "write alice@node1 port=2222, or alice@node1 slots=2222"),
+        ("- node1 slots=2", "write node1 slots=2"),
+        ("node1 node2", "one node a line: node1, and on the next node2"),
+        ("rank 0=node1 slot=0", "one line a node, in rank order: node1 slots=N"),
+    ],
+)
+def test_a_form_that_is_refused_says_how_it_is_written(line: str, way: str) -> None:
+    assert complaint(line).hint == way
+
+
+def test_what_a_hint_says_to_write_is_read() -> None:
+    assert nodes("node1 user='CORP\\alice'")[0].user == "CORP\\alice"
+    assert nodes("alice@node1 port=2222 key=~/k")[0].port == 2222
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost\n127.0.0.1",
+        "LOCALHOST\n::1",
+        "fd00::1\nfd00:0::1",
+        "Node1\nnode1",
+        "a addr=10.0.0.1\nb addr=10.0.0.1",
+        "a addr=fd00::1\nb addr=fd00:0:0::1",
+    ],
+)
+def test_one_machine_by_two_names_is_an_error_but_where_each_has_gpus_of_its_own(text: str) -> None:
+    assert str(complaint(text)).startswith("hosts.txt:2: ")
+    one, two = text.split("\n")
+    assert len(nodes(f"{one} gpus=0\n{two} gpus=1")) == 2
+    assert "hosts.txt:2: " in str(complaint(f"{one} gpus=0,1\n{two} gpus=1"))
+
+
 def test_an_ipv6_address_is_read_as_nodes_tell_theirs() -> None:
     assert [node.addr for node in nodes("n[1-2] addr=FD00:0:0::[1-2]")] == ["fd00::1", "fd00::2"]
 
@@ -170,7 +231,9 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("alice@node1 user=bob", "the user stands both in 'alice@node1' and in user="),
         ("node1 speed=fast", "unknown key 'speed': expected one of slots, gpus, addr, ifname,"),
         ("node1 Slots=4", "unknown key 'Slots'"),
-        ("node1 slots = 4", "'slots' is not key=value"),
+        ("node1 env.A = 4", "'env.A' is not key=value"),
+        ("node1 slots =", "slots='': expected a number of workers"),
+        ("node1 lots=4", "unknown key 'lots': did you mean slots?"),
         ("node1 env.1A=x", "'env.1A': '1A' cannot name an environment variable"),
         ("node1 env.=x", "'env.': '' cannot name an environment variable"),
         ("node1 env.A=1 env.A=1", "env.A= is given twice"),
@@ -179,7 +242,25 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("'' slots=1", "'' is not a node's name"),
         ("node_1;reboot", "'node_1;reboot' is not a node's name"),
         ("'fe80::1%a b'", "is neither a name nor an IPv6 address"),
-        ("node1:4", "'node1:4' is neither a name nor an IPv6 address"),
+        ("node1:22", "22 in 'node1:22' may be a port or a number of workers"),
+        ("node1:2222", "2222 in 'node1:2222' may be a port or a number of workers"),
+        ("node1:4 slots=4", "the workers stand both in 'node1:4' and in slots="),
+        ("a:b:2", "'a:b:2' is neither a name nor an IPv6 address"),
+        ("CORP\\alice@node1", "a backslash stands in the name 'CORP\\\\alice@node1', where a shell would drop it"),
+        ("300.1.1.1", "'300.1.1.1' is no IPv4 address"),
+        ("010.0.0.1", "'010.0.0.1' is no IPv4 address"),
+        ("0.0.0.0", "'0.0.0.0' is no IPv4 address"),
+        ("192.0.2", "'192.0.2' is no IPv4 address"),
+        ("Before", "'Before' is the node 'before' of line 2 by another name"),
+        ("n[1-2] addr=10.0.0.[1,1]", "addr=10.0.0.1 is that of 'n1' in line 3, too"),
+        ("rank 0=node1 slot=0", "it is a line of an Open MPI rankfile"),
+        ("^node1", "'^node1' leaves a node out, in other programs"),
+        ("+n0", "'+n0' stands for a node of an allocation, in other programs"),
+        ("- node1 slots=2", "it is a line of a YAML list"),
+        ("node1 node2", "2 names stand on one line"),
+        ("; a comment", "it begins with ';', which is no node"),
+        ("/* a comment */", "it begins with '/*', which is no node"),
+        ("ssh -p 2222 alice@node1", "it is a command"),
         ("n\N{LATIN SMALL LETTER O WITH DIAERESIS}de", "is not a node's name"),
         ("node[1-", "'node[1-': a bracket has no partner"),
         ("node[3-1]", "'node[3-1]': the range '3-1' ends before it begins"),

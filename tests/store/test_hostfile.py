@@ -32,6 +32,34 @@ def test_a_wrong_line_is_named_with_the_path_of_its_file(tmp_path: Path) -> None
     assert str(caught.value).startswith(f"{path}:2: ")
 
 
+def test_a_name_that_stands_twice_is_told(tmp_path: Path) -> None:
+    path, notes = tmp_path / "nodes", list[str]()
+    path.write_text("node1\nnode1\nnode2\n")
+    cluster, _ = load_hostfile(path, notes.append)
+    assert [node.slots for node in cluster.nodes] == [2, 1]
+    assert notes == [f"{path}: it names node1 2 times, once for each worker there"]
+
+
+def test_nodes_that_are_named_in_place_of_a_file_are_put_into_one() -> None:
+    with pytest.raises(UsageError, match="the hostfile node1,node2:4 does not exist") as caught:
+        load_hostfile(Path("node1,node2:4"))
+    assert caught.value.hint == "it is a file, with one node a line: printf '%s\\n' node1 node2 > hosts.txt"
+
+
+def test_brackets_of_an_ipv6_address_begin_no_inventory(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("[2001:db8::1] slots=2\n[2001:db8::2]\n")
+    cluster, _ = load_hostfile(path)
+    assert [node.name for node in cluster.nodes] == ["2001:db8::1", "2001:db8::2"]
+    with pytest.raises(HostfileError, match="YAML list"):
+        load_hostfile(_written(path, "- node1 slots=2\n"))
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
 INVENTORY = "[gpu]\nn[1:2] ansible_host=10.0.0.9 weight=3\n[cpu]\nc1 ansible_user=bob weight=3\n"
 
 

@@ -8,10 +8,10 @@ from multinode.errors import UsageError
 from multinode.store.text_file import read_text, require_directory, write_text
 
 
-def complaint(path: Path) -> UsageError:
+def complaint(path: Path, hint: str = "see hostfiles/") -> UsageError:
     with pytest.raises(UsageError) as caught:
         read_text(path, "the hostfile", "see hostfiles/")
-    assert caught.value.hint == "see hostfiles/"
+    assert caught.value.hint == hint
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -38,7 +38,7 @@ def test_a_file_inside_a_file_cannot_be(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_are_not_guessed_at(tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
     path.write_bytes(b"caf\xe9")
-    assert str(complaint(path)) == f"the hostfile {path} is not text in UTF-8"
+    assert str(complaint(path, "save it as UTF-8")) == f"the hostfile {path} is not text in UTF-8"
 
 
 def test_a_model_given_as_a_hostfile_is_not_read_into_memory(tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
 """parse_hostfile: the text of a hostfile -> Cluster, and back. Untrusted input: a wrong line is an error that names it.
 
-Hostfiles of DeepSpeed and Open MPI are valid as they are, and so are PBS nodefiles. What a key may hold, `Node` bounds;
-how to say so stands here, for every reader of hosts.
+Hostfiles of DeepSpeed and Open MPI are valid as they are, and so are PBS nodefiles and Horovod's lists. What a key may
+hold, `Node` bounds; how to say so stands here, for every reader of hosts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import ipaddress
 import itertools
 import re
 import shlex
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -29,6 +31,7 @@ __all__ = [
     "NodeList",
     "WrongLine",
     "check_variable",
+    "count_slots",
     "expand_ranges",
     "fold_ranges",
     "make_node",
@@ -52,7 +55,7 @@ class Key(NamedTuple):
 _ONE_CURRENCY = "a number alone: all nodes have the same currency"
 # In the order in which a hostfile is written.
 KEYS = {
-    "slots": Key("a number of workers, 1 to 1024", "a node without workers: no line"),
+    "slots": Key("a number of workers, 1 to 1024", "leave out the line of a node that has none"),
     "gpus": Key("GPU ids such as 6,7, none of them twice", "as nvidia-smi -L numbers them on the node"),
     "addr": Key("an IP address", "of this node, on the network that the training uses"),
     "ifname": Key("the name of one network interface", "as `ip addr` names it on the node"),
@@ -78,8 +81,23 @@ _ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 _MOST_CHARACTERS = 1 << 16
 _BYTE_ORDER_MARK = "\ufeff"
 
+# What Open MPI calls them as well.
+_ALIASES = {"count": "slots", "cpu": "slots", "username": "user", "user_name": "user", "user-name": "user"}
 # Open MPI's limit on oversubscription: it says nothing about how many workers the user wants.
-_PASSED_OVER = frozenset({"max_slots", "max-slots"})
+_PASSED_OVER = frozenset(
+    f"{first}{between}{second}"
+    for one in ("slots", "cpu", "cpus", "count")
+    for first, second in (("max", one), (one, "max"))
+    for between in "_-"
+)
+# Horovod's `worker-0:4`, and an IPv6 address in brackets.
+_WITH_SLOTS = re.compile(r"(?P<name>[^:\[\]]*(?:\[[^\]:]*\][^:\[\]]*)*):(?P<slots>\d{1,9})", re.ASCII)
+_BRACKETED = re.compile(r"\[(?P<name>[^\[\]]*:[^\[\]]*)\](?::(?P<slots>\d{1,9}))?", re.ASCII)
+_COMMA = re.compile(r",(?![^\[]*\])")
+_NUMERIC = re.compile(r"[0-9]+(?:\.[0-9]*)+")
+_SSH_PORT = 22
+_MOST_SLOTS = 1024
+_LOCAL = "localhost"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 _PRICE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
@@ -108,7 +126,8 @@ class NodeList:
     def __init__(self, source: str) -> None:
         self._source = source
         self._nodes: list[Node] = []
-        self._lines: dict[str, int] = {}
+        # By name, by what else a name is the same as, and by `addr=` and the address.
+        self._lines: dict[str, tuple[int, Node]] = {}
 
     @contextlib.contextmanager
     def line(self, number: int) -> Iterator[None]:
@@ -129,13 +148,24 @@ class NodeList:
             WrongLine: it exists already, or there are too many.
         """
         if node.name in self._lines:
+            line, _ = self._lines[node.name]
+            hint = "one line a node; several workers on it are slots=2"
+            raise WrongLine(f"duplicate node {node.name!r} (line {line})", hint)
+        same = _canonical(node.name)
+        if (first := self._lines.get(same)) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
-                f"duplicate node {node.name!r} (line {self._lines[node.name]})",
+                f"{node.name!r} is the node {first[1].name!r} of line {first[0]} by another name",
                 "one line a node; several workers on it are slots=2",
+            )
+        if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
+            raise WrongLine(
+                f"addr={node.addr} is that of {first[1].name!r} in line {first[0]}, too",
+                "each node has an address of its own on the network that the training uses: ip -br address, on each",
             )
         if len(self._nodes) >= MAX_NODES:
             raise WrongLine(f"there are more than {MAX_NODES} nodes")
-        self._lines[node.name] = number
+        for name in (node.name, same, *([f"addr={node.addr}"] if node.addr is not None else [])):
+            self._lines.setdefault(name, (number, node))
         self._nodes.append(node)
 
     def cluster(self) -> Cluster:
@@ -159,7 +189,7 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
     found = NodeList(source)
     # Not splitlines(): that also splits at form feeds and similar characters, which no editor counts as lines.
     lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
-    counts = _count_slots(lines)
+    counts = count_slots(text)
     for number, line in enumerate(lines, start=1):
         with found.line(number):
             for node in _parse_line(line):
@@ -171,11 +201,12 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
     return found.cluster()
 
 
-def _count_slots(lines: list[str]) -> Counter[str] | None:
+def count_slots(text: str) -> Counter[str] | None:
     """Of a PBS nodefile, how often each name stands there, once a slot; None for any other hostfile.
 
     Open MPI reads such a file in the same way. One in which no name is repeated says nothing of slots.
     """
+    lines = text.removeprefix(_BYTE_ORDER_MARK).split("\n")
     names = [line.strip() for line in lines if line.strip()]
     counts = Counter(names)
     return counts if len(counts) < len(names) and all(_NAME.fullmatch(name) for name in counts) else None
@@ -285,20 +316,80 @@ def _parse_line(line: str) -> Iterator[Node]:
     words = split_words(line)
     if not words:
         return
-    name, *settings = words
+    _refuse_other_forms(line, words)
+    texts, env = _read_settings(words[1:])
+    for name in _COMMA.split(words[0]):
+        pattern, told = _read_name(name.strip())
+        twice = next((key for key in told if key in texts), None)
+        if twice is not None:
+            noun = "the user stands" if twice == "user" else "the workers stand"
+            raise WrongLine(f"{noun} both in {name!r} and in {twice}=", "keep one of them")
+        node = _decode(texts | told, env)
+        names = _expand(pattern)
+        for each, addr in zip(names, _expand_addresses(node.addr, len(names)), strict=True):
+            _check_name(each)
+            yield msgspec.structs.replace(node, name=each, addr=addr)
+
+
+def _read_name(text: str) -> tuple[str, dict[str, str]]:
+    """The pattern of a name, and what stands in it of a key: `alice@node1`, `worker-0:4`, `[2001:db8::1]`."""
+    user, at, rest = text.rpartition("@")
+    told = {"user": user} if at else {}
+    match = _BRACKETED.fullmatch(rest) or _WITH_SLOTS.fullmatch(rest)
+    if match is None:
+        return rest, told
+    if match["slots"] is not None:
+        if int(match["slots"]) == _SSH_PORT or int(match["slots"]) > _MOST_SLOTS:
+            name = f"{user}{at}{match['name']}"
+            raise WrongLine(
+                f"{match['slots']} in {rest!r} may be a port or a number of workers",
+                f"write {name} port={match['slots']}, or {name} slots={match['slots']}",
+            )
+        told["slots"] = match["slots"]
+    return match["name"], told
+
+
+def _refuse_other_forms(line: str, words: list[str]) -> None:
+    """Lines of other files that would be read as something else, with how they are written here.
+
+    Raises:
+        WrongLine: it is one.
+    """
+    name, *rest = words
+    raw = next(_words(line))[0]
     if "=" in name:
         raise WrongLine(f"it begins with {name!r}, and a node's name was expected", "for example: node1 slots=2")
-    texts, env = _read_settings(settings)
-    user, at, pattern = name.rpartition("@")
-    if at:
-        if "user" in texts:
-            raise WrongLine(f"the user stands both in {name!r} and in user=", "keep one of them")
-        texts["user"] = user
-    node = _decode(texts, env)
-    names = _expand(pattern)
-    for each, addr in zip(names, _expand_addresses(node.addr, len(names)), strict=True):
-        _check_name(each)
-        yield msgspec.structs.replace(node, name=each, addr=addr)
+    if "\\" in raw:
+        user = raw.rpartition("@")[0]
+        hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "a host name, an address or an alias"
+        raise WrongLine(f"a backslash stands in the name {raw!r}, where a shell would drop it", hint)
+    if name.startswith((";", "/*")):
+        raise WrongLine(f"it begins with {name!r}, which is no node", "a comment begins with #")
+    if name.startswith("^"):
+        raise WrongLine(
+            f"{name!r} leaves a node out, in other programs", "leave out its line, or name the others: --nodes"
+        )
+    if name.startswith("+"):
+        raise WrongLine(f"{name!r} stands for a node of an allocation, in other programs", "write its name")
+    if name == "rank" and rest and "=" in rest[0]:
+        node = rest[0].partition("=")[2]
+        raise WrongLine("it is a line of an Open MPI rankfile", f"one line a node, in rank order: {node} slots=N")
+    if name == "-" and rest:
+        raise WrongLine("it is a line of a YAML list", f"write {' '.join(rest)}")
+    if name == "ssh" and rest:
+        raise WrongLine("it is a command", f"write {_of_ssh(rest)}")
+    bare = [word for word in rest if "=" not in word]
+    if bare and bare == rest and all(map(_NAME.fullmatch, rest)):
+        raise WrongLine(f"{len(words)} names stand on one line", f"one node a line: {name}, and on the next {rest[0]}")
+
+
+def _of_ssh(words: list[str]) -> str:
+    """The line for what a command of ssh connects to."""
+    keys = {"-p": "port", "-l": "user", "-i": "key", "-J": "jump", "-F": "ssh_config"}
+    given = [f"{keys[option]}={value}" for option, value in itertools.pairwise(words) if option in keys]
+    values = {value for option, value in itertools.pairwise(words) if option.startswith("-")}
+    name = next((word for word in words if not word.startswith("-") and word not in values), "node1")
+    return " ".join([name, *given])
 
 
 def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
@@ -321,7 +412,9 @@ def split_words(line: str) -> list[str]:
         raise WrongLine(f"it is longer than {_MOST_CHARACTERS} characters")
     odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
     if odd is not None:
-        raise WrongLine(f"invalid character U+{ord(odd):04X}", "only printable characters, spaces and tabs")
+        blank = unicodedata.category(odd) == "Zs"
+        hint = "a blank as web pages have it: write a space" if blank else "only printable characters, spaces and tabs"
+        raise WrongLine(f"invalid character U+{ord(odd):04X}", hint)
     return [part for word in _words(line) for part in shlex.split(word[0])]
 
 
@@ -332,7 +425,7 @@ def _words(line: str) -> Iterator[re.Match[str]]:
         WrongLine: a quote is not closed.
     """
     at = _skip_blanks(line, 0)
-    while at < len(line) and line[at] != "#":
+    while at < len(line) and line[at] != "#" and not line.startswith("//", at):
         match = _WORD.match(line, at)
         end = match.end() if match else at
         if match is None or (end < len(line) and not line[end].isspace()):
@@ -352,17 +445,22 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
     """The texts of the keys, and the variables."""
     texts: dict[str, str] = {}
     env: dict[str, str] = {}
-    for setting in settings:
+    for setting in _joined(settings):
         key, equals, text = setting.partition("=")
         if not equals:
-            raise WrongLine(f"{setting!r} is not key=value", "no spaces around =; a value with spaces is quoted")
+            raise WrongLine(f"{setting!r} is not key=value", "one node a line; a value with spaces is quoted")
+        key = _ALIASES.get(key, key)
         name = key.removeprefix("env.")
         if key in _PASSED_OVER:
             continue
         if name != key and not check_variable(name):
             raise WrongLine(f"{key!r}: {name!r} cannot name an environment variable", "letters, digits and _")
         if name == key and key not in KEYS:
-            raise WrongLine(f"unknown key {key!r}: expected one of {', '.join(KEYS)}, env.NAME")
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(KEYS)}, env.NAME"
+            raise WrongLine(
+                f"unknown key {key!r}: {meant}", f"the keys are {', '.join(KEYS)}, env.NAME" if near else None
+            )
         given = texts if name == key else env
         if name in given:
             raise WrongLine(f"{key}= is given twice")
@@ -371,6 +469,19 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
         if one in texts and other in texts:
             raise WrongLine(f"{one}= and {other}= are both given", "a price of the whole node, or of each of its GPUs")
     return texts, env
+
+
+def _joined(settings: list[str]) -> Iterator[str]:
+    """Settings without the spaces around the `=` of a key; a variable's value may be empty, and keeps to one word."""
+    keys = {*KEYS, *_ALIASES, *_PASSED_OVER}
+    at = 0
+    while at < len(settings):
+        word, at = settings[at], at + 1
+        if word in keys and at < len(settings) and settings[at].startswith("="):
+            word, at = word + settings[at], at + 1
+        if word.removesuffix("=") in keys and word.endswith("=") and at < len(settings) and "=" not in settings[at]:
+            word, at = word + settings[at], at + 1
+        yield word
 
 
 def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
@@ -411,6 +522,21 @@ def _check_name(name: str) -> None:
         raise WrongLine(
             f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
         )
+    elif _NUMERIC.fullmatch(name) and not _is_address(name):
+        raise WrongLine(f"{name!r} is no IPv4 address", "four numbers from 0 to 255, without leading zeros")
+
+
+def _canonical(name: str) -> str:
+    """What names of one host have in common: names are alike in small letters, addresses however they are written."""
+    if not _is_address(name):
+        return _LOCAL if name.lower() == _LOCAL else f"host {name.lower()}"
+    address = ipaddress.ip_address(name)
+    return _LOCAL if address.is_loopback else f"host {address}"
+
+
+def _share_nothing(one: Node, other: Node) -> bool:
+    """Whether two nodes may be one machine: the hostfile gives each GPUs of its own, on purpose."""
+    return one.gpus is not None and other.gpus is not None and not set(one.gpus) & set(other.gpus)
 
 
 def _is_address(text: str) -> bool:
@@ -433,7 +559,8 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
     """The address of each node of a line: as many as there are nodes, or none."""
     if pattern is None:
         return [None] * count
-    addresses = _expand(pattern)
+    bracketed = _BRACKETED.fullmatch(pattern)
+    addresses = [bracketed["name"]] if bracketed is not None and bracketed["slots"] is None else _expand(pattern)
     if len(addresses) != count:
         raise WrongLine(
             f"addr={pattern!r} gives {len(addresses)} address(es) to {count} node(s)",
