@@ -33,8 +33,8 @@ IfSlower = Annotated[
         "--if-slower-than-one-node",
         metavar="HOW",
         rich_help_panel="Run control",
-        help="Where one node alone would surely be faster, and has the memory: `report` says so, `ask` asks whether to "
-        "stop the run, `stop` stops it.",
+        help="Where one node alone would surely be faster, and has the memory: `report` says so; after 120 measured "
+        "steps, `ask` asks whether to stop the run, and `stop` stops it.",
     ),
 ]
 _LEAVE_S = 30.0
@@ -68,7 +68,7 @@ def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
         judged = judge(find_known(runs_root(), run_id).directory)
     except MultinodeError as error:
         return None, f"no early verdict: {error.message}"
-    if judged.lacking:
+    if judged.verdict is None and judged.lacking:
         return None, f"no early verdict yet: {format_count(judged.lacking, 'step')} to go"
     return judged.verdict, judged.verdict.sentence if judged.verdict is not None else ""
 
@@ -85,7 +85,10 @@ def watch(context: RunContext, mode: Mode) -> Iterator[None]:
 
 
 class _Watch:
-    """Judges each run that is observed, once, and does what was asked for; no failure of it is one of the run."""
+    """Judges each run that is observed, and does what was asked for; no failure of it is one of the run.
+
+    Once after the first steps, and once more after as many as it takes to end a run.
+    """
 
     def __init__(self, context: RunContext, mode: Mode) -> None:
         from multinode.core.run.early_verdict import LEAST_STEPS
@@ -95,7 +98,7 @@ class _Watch:
         self._mode = mode
         self._least = LEAST_STEPS
         self._run_id = ""
-        # The step from which on there may be a verdict; None once there is one, or there will be none.
+        # The step from which on there may be a verdict, or a better one; None once there will be none.
         self._due: int | None = None
         self._thread: threading.Thread | None = None
         self._judged: Judged | Exception | None = None
@@ -153,6 +156,8 @@ class _Watch:
             self._judged = error
 
     def _take(self, step: int) -> None:
+        from multinode.core.run.early_verdict import CERTAIN_STEPS
+
         judged, self._judged = self._judged, None
         if isinstance(judged, Exception):
             raise judged
@@ -163,11 +168,17 @@ class _Watch:
         if judged.verdict is None or judged.verdict.run_id != self._run_id:
             return
         self._verdict = judged.verdict
-        if not judged.verdict.is_certain or self._context.stop.count:
+        if self._mode == "report" or self._context.stop.count or not judged.verdict.favours_one_node:
+            return
+        if not judged.verdict.is_certain:
+            self._context.say(
+                f"one node alone is faster by {format_count(judged.verdict.measured, 'measured step')}: looking again "
+                f"after {CERTAIN_STEPS}"
+            )
             return
         if self._mode == "stop":
             self._stop()
-        elif self._mode == "ask":
+        else:
             self._asks = True
             self._context.say(
                 "One node alone is faster. Stop the run? y and Enter stops it; any other answer lets it run."

@@ -19,6 +19,7 @@ from multinode.analyse.stats.estimate import (
     of_scatter,
     ratio,
 )
+from multinode.core.run.early_verdict import CERTAIN_STEPS
 
 _Steps = Callable[[random.Random, int], list[float]]
 
@@ -80,6 +81,19 @@ def test_steps_of_one_run_cover_the_truth_in_about_19_of_20_runs(steps: _Steps, 
     runs = [steps(rng, count) for _ in range(300)]
     for truth, estimate in ((MEAN_MS[steps], mean_of), (MEDIAN_MS[steps], estimate_median)):
         assert 0.87 < share_covered(truth, map(estimate, runs)) < 0.995
+
+
+def test_an_interval_that_may_end_a_run_covers_in_19_of_20_where_a_step_is_like_the_one_before() -> None:
+    """The steps of a first verdict do not: it reports, and ends nothing."""
+    covered = {}
+    for count in (10, CERTAIN_STEPS):
+        rng = seeded(3)
+        runs = [autocorrelated(rng, count) for _ in range(2000)]
+        rates = (estimate_rate([1.0] * count, times) for times in runs)
+        covered[count] = share_covered(1 / MEAN_MS[autocorrelated], rates)
+    # One standard error of a share of 2000 is 0.005.
+    assert covered[CERTAIN_STEPS] >= 0.945
+    assert covered[10] < 0.9
 
 
 def test_steps_that_count_as_independent_and_the_mean_s_error_around_a_median_did_not() -> None:

@@ -30,7 +30,9 @@ from tests.workflows.running import keep_running
 
 DEADLINE_S = 60.0
 SLOW = MadeUp(steps=15, transfer_ms=always(1000.0))
-FAST = MadeUp(steps=15, transfer_ms=always(5.0))
+# As many as may end a run, and as many as warm up.
+ENOUGH = msgspec.structs.replace(SLOW, steps=125)
+FAST = MadeUp(steps=125, transfer_ms=always(5.0))
 
 
 def at(step: int) -> RunProgress:
@@ -68,8 +70,9 @@ def followed(tmp_path: Path) -> Followed:
 @pytest.mark.parametrize(
     ("made_up", "mode", "stops"),
     [
-        pytest.param(SLOW, "report", 0, id="report"),
-        pytest.param(SLOW, "stop", 1, id="stop"),
+        pytest.param(ENOUGH, "report", 0, id="report"),
+        pytest.param(ENOUGH, "stop", 1, id="stop"),
+        pytest.param(SLOW, "stop", 0, id="too few steps"),
         pytest.param(FAST, "stop", 0, id="two nodes are faster"),
     ],
 )
@@ -85,6 +88,28 @@ def test_a_run_is_stopped_where_that_was_asked_for_and_one_node_is_surely_faster
     assert (stop.count, stop.reason) == (stops, "slower_than_one_node" if stops else "")
     kept = decode_json((directory.path / "early-verdict.json").read_bytes(), dict[str, Any])
     assert shown.note == kept["sentence"]
+
+
+def test_after_few_steps_it_is_told_that_a_run_is_looked_at_again_and_then_it_is_stopped(
+    followed: Followed, tmp_path: Path
+) -> None:
+    directory = keep_running(tmp_path / "runs" / "whole", ENOUGH)
+    lines = {rank: list(directory.sample_lines(rank)) for rank in (0, 1)}
+    few = keep_running(tmp_path, SLOW)
+    with watch(followed.context, "stop"):
+        followed.until()
+        assert followed.said == ["one node alone is faster by 10 measured steps: looking again after 120"]
+        for rank, every in lines.items():
+            few.append_samples(rank, "ranks.jsonl", b"".join(every[len(list(few.sample_lines(rank))) :]))
+        followed.context.observe(at(124))
+        assert not [thread for thread in threading.enumerate() if thread.name == "judge"]
+        end = time.monotonic() + DEADLINE_S
+        while not followed.context.stop.count and time.monotonic() < end:
+            followed.context.observe(at(125))
+            time.sleep(0.01)
+    assert followed.context.stop.reason == "slower_than_one_node"
+    kept = decode_json((few.path / "early-verdict.json").read_bytes(), dict[str, Any])
+    assert (kept["recorded"], kept["measured"]) == (125, 120)
 
 
 def test_what_is_left_is_told_of_the_step_where_the_run_is(followed: Followed, tmp_path: Path) -> None:
@@ -126,7 +151,7 @@ def test_a_verdict_that_fails_is_told_once_and_does_not_reach_the_run(followed: 
 
 
 @pytest.mark.parametrize("detached", [False, True])
-@pytest.mark.parametrize(("made_up", "status"), [(SLOW, "stopped"), (FAST, "succeeded")])
+@pytest.mark.parametrize(("made_up", "status"), [(ENOUGH, "stopped"), (FAST, "succeeded")])
 def test_a_run_that_is_taken_up_is_stopped_as_well_though_ctrl_c_would_leave_it(
     tmp_path: Path, made_up: MadeUp, status: str, *, detached: bool
 ) -> None:
@@ -181,7 +206,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_user_is_asked_and_not_waited_for(
     followed: Followed, tmp_path: Path, typed: int, answer: bytes, stops: int
 ) -> None:
-    keep_running(tmp_path, SLOW)
+    keep_running(tmp_path, ENOUGH)
     with watch(followed.context, "ask"):
         followed.until()
         followed.context.observe(at(16))

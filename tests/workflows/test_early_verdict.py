@@ -40,7 +40,7 @@ def test_after_15_steps_over_a_slow_link_one_node_is_faster_and_what_is_left_is_
     left_s = (TOTAL_STEPS - 15) * 1.108
     assert verdict.now.left_s == pytest.approx(left_s, rel=0.01)
     assert verdict.one_node.left_s == pytest.approx(left_s / verdict.one_node.speedup, rel=0.01)
-    assert (verdict.memory, verdict.is_certain) == ("fits", True)
+    assert (verdict.memory, verdict.favours_one_node, verdict.is_certain) == ("fits", True, False)
     assert verdict.best is not None
     assert verdict.best.speedup > 2
     assert verdict.sentence.startswith(
@@ -51,6 +51,16 @@ def test_after_15_steps_over_a_slow_link_one_node_is_faster_and_what_is_left_is_
     at_the_end = verdict_line(verdict, TOTAL_STEPS)
     assert " with the same workers per node. Best change: " in at_the_end
     assert "Left" not in at_the_end
+
+
+def test_a_verdict_may_end_a_run_from_120_measured_steps_on(tmp_path: Path) -> None:
+    lacking = {}
+    for steps in (15, 124, 125):
+        found = judge(keep_running(tmp_path / str(steps), msgspec.structs.replace(SLOW, steps=steps)))
+        assert found.verdict is not None
+        assert found.verdict.favours_one_node
+        lacking[steps] = found.lacking, found.verdict.is_certain
+    assert lacking == {15: (110, False), 124: (1, False), 125: (0, True)}
 
 
 @pytest.mark.parametrize(

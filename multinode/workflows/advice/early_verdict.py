@@ -10,7 +10,7 @@ from multinode.analyse.prediction.evidence import gather, work_of_calls
 from multinode.analyse.prediction.run_selection import Record
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.steps.summary import Summary, summarise
-from multinode.core.run.early_verdict import LEAST_STEPS, EarlyVerdict, RunSteps, unknown_verdict
+from multinode.core.run.early_verdict import CERTAIN_STEPS, LEAST_STEPS, EarlyVerdict, RunSteps, unknown_verdict
 from multinode.errors import MultinodeError
 from multinode.report.advice.early_verdict_words import with_words
 from multinode.store.run_directory import RunDirectory
@@ -28,7 +28,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         verdict: None where there can be none yet, or never: of one node, or of a run that trains nothing.
-        lacking: steps that it still takes; 0 where there will be none.
+        lacking: steps until a verdict, or until this one may end a run; 0 where it will stay as it is.
     """
 
     verdict: EarlyVerdict | None = None
@@ -59,7 +59,8 @@ def judge(directory: RunDirectory) -> Judged:
         recorded=len(recorded),
         measured=len(observed.counted),
     )
-    return Judged(verdict=with_words(_judged(directory, record, steps, _by_step(summarise(observed)))))
+    verdict = with_words(_judged(directory, record, steps, _by_step(summarise(observed))))
+    return Judged(verdict=verdict, lacking=max(0, CERTAIN_STEPS - verdict.measured) if verdict.one_node else 0)
 
 
 def _judged(directory: RunDirectory, record: Record, steps: RunSteps, summary: Summary) -> EarlyVerdict:
