@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,19 @@ def test_no_trace_takes_more_memory_than_a_controller_has() -> None:
     bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(257)) + packer.flush()
     with pytest.raises(ValueError, match="more than 256 MiB"):
         read_trace(bomb)
+
+
+@pytest.mark.parametrize("tiny", [b"{}", b'{"args":{}}', b'{"args":{"correlation":1}}'])
+def test_events_that_are_smaller_than_any_are_refused_before_they_take_memory(tiny: bytes) -> None:
+    text = b'{"traceEvents":[' + tiny + (b"," + tiny) * 500_000 + b"]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more events than its size allows"):
+            read_trace(gzip.compress(text, 1))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * len(text)
 
 
 json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)

@@ -20,7 +20,7 @@ from multinode.units import format_size
 
 __all__ = ["CollectiveSpan", "TraceEvents", "TraceStep", "read_trace"]
 
-# Tiny events take sixteen times as much memory as their text.
+# Events take up to four times as much memory as their text.
 _MOST_BYTES = 256 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's word for: with a gzip header, window of any size
@@ -29,6 +29,10 @@ _LATEST_US = 1e16
 _MOST_ELEMENTS = 1 << 50
 _MOST_DIMENSIONS = 64
 _LONGEST_NAME = 300
+_LONGEST_ARGUMENT = 1 << 16
+# Those of torch take twice as much, with and without shapes.
+_LEAST_EVENT_BYTES = 64
+_FEW_EVENTS = 1000
 # Of a wait, by which the end of the span that ended it may come after it.
 _LATE_END = 0.1
 # multinode_trace writes these marks.
@@ -121,20 +125,22 @@ class TraceEvents(msgspec.Struct, frozen=True, kw_only=True):
     hiding: tuple[Interval, ...]
 
 
-class _Arguments(msgspec.Struct):
-    """Of an event, as torch writes them; of any type whatever."""
+_NULL = msgspec.Raw(b"null")
 
-    collective: Any = msgspec.field(name="Collective name", default=None)
-    sent: Any = msgspec.field(name="In msg nelems", default=None)
-    received: Any = msgspec.field(name="Out msg nelems", default=None)
-    dtype: Any = None
-    ranks: Any = msgspec.field(name="Group size", default=None)
-    group: Any = msgspec.field(name="Process Group Name", default=None)
-    members: Any = msgspec.field(name="Process Group Ranks", default=None)
-    correlation: Any = None
-    # Each operator has these, and only gloo's are looked at.
-    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"null"))
-    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b"null"))
+
+class _Arguments(msgspec.Struct):
+    """Of an event, as torch writes them; of any type whatever, and decoded where they are looked at."""
+
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NULL)
+    sent: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NULL)
+    received: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NULL)
+    dtype: msgspec.Raw = _NULL
+    ranks: msgspec.Raw = msgspec.field(name="Group size", default=_NULL)
+    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NULL)
+    members: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_NULL)
+    correlation: msgspec.Raw = _NULL
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NULL)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NULL)
 
 
 class _Event(msgspec.Struct):
@@ -175,6 +181,8 @@ def read_trace(data: bytes, most_bytes: int = _MOST_BYTES) -> TraceEvents:
         ValueError: it is no such trace, is too large, or has no whole step; one line.
     """
     text = _unpack(data, most_bytes)
+    if text.count(b"{") > max(_FEW_EVENTS, len(text) // _LEAST_EVENT_BYTES):
+        raise ValueError("no trace of torch.profiler: it is made of more events than its size allows")
     try:
         events = [event for event in _DECODER.decode(text).traceEvents if event.ph == "X" and _is_sound(event)]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -242,17 +250,18 @@ class _Calendar:
 def _on_device(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEvents:
     """A kernel belongs to the step in which the host launched it: the device runs behind."""
     launched = {
-        event.args.correlation: event.ts
+        number: event.ts
         for event in events
-        if event.cat in {"cuda_runtime", "cuda_driver"} and event.args and isinstance(event.args.correlation, int)
+        if event.cat in {"cuda_runtime", "cuda_driver"} and event.args
+        if isinstance(number := _plain(event.args.correlation), int)
     }
     calendar = _Calendar(steps)
     kernels = [event for event in events if event.cat == "kernel"]
     collectives = []
     for event in kernels:
         asked = event.args or _Arguments()
-        known = isinstance(asked.correlation, int)
-        step = calendar.step_at(launched.get(asked.correlation, event.ts) if known else event.ts)
+        number = _plain(asked.correlation)
+        step = calendar.step_at(launched.get(number, event.ts) if isinstance(number, int) else event.ts)
         if step is not None and event.is_communication():
             collectives.append(_nccl_span(event, asked, step))
     computing = tuple(merge((event.ts, event.end) for event in kernels if not event.is_communication()))
@@ -262,17 +271,18 @@ def _on_device(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceE
 
 
 def _nccl_span(event: _Event, asked: _Arguments, step: int) -> CollectiveSpan:
-    op = _op_of(asked.collective)
+    op = _op_of(_plain(asked.collective))
     if op == "unknown":
         named = _NCCL_KERNEL.search(event.name)
         op = _op_of(named[0]) if named else op
-    elements = asked.received if op == "all_gather" else asked.sent
+    elements = _plain(asked.received if op == "all_gather" else asked.sent)
+    ranks, group, members = _plain(asked.ranks), _plain(asked.group), _plain(asked.members)
     return CollectiveSpan(
         op=op,
-        size_bytes=_size(elements, asked.dtype),
-        ranks=asked.ranks if _is_count(asked.ranks) and asked.ranks > 0 else None,
+        size_bytes=_size(elements, _plain(asked.dtype)),
+        ranks=ranks if _is_count(ranks) and ranks > 0 else None,
         # Workers of two groups may both call theirs by one name.
-        group=f"{asked.group or ''} {asked.members or ''}".strip()[:_LONGEST_NAME],
+        group=f"{group or ''} {members or ''}".strip()[:_LONGEST_NAME],
         step=step,
         start_us=event.ts,
         end_us=event.end,
@@ -324,6 +334,13 @@ def _gloo_span(event: _Event, step: int) -> CollectiveSpan:
         start_us=event.ts,
         end_us=event.end,
     )
+
+
+def _plain(raw: msgspec.Raw) -> Any:
+    try:
+        return decode_json(raw, object) if memoryview(raw).nbytes <= _LONGEST_ARGUMENT else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _lists(raw: msgspec.Raw) -> list[Any]:
