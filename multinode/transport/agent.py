@@ -93,6 +93,11 @@ _GREETING_S = 8.0
 _SHELL_WORD = b"multinode-ok"
 # Of all that a node answers these have lines: stacks, what NCCL's RAS service says, files of a plan.
 _WITH_LINES = frozenset({"stack", "kernel_stack", "ras", "plan"})
+# Verbs whose answers may be longer than others: names of 100,000 files, a plan of many nodes, checkpoints with theirs.
+_ANSWER_BYTES = 4 << 20
+_LONG = {"fetch": 64 << 20, "runs": 16 << 20, "checkpoints": 16 << 20}
+# Empty lists and objects take a hundred times as much memory as their text. Of ours each has some text.
+_BYTES_A_VALUE = 16
 _END_DEADLINE_S = 2.0
 _MOST_AT_ONCE = 32
 # Shorter than that of any verb which may come first: what then fails, fails before the verb gives up.
@@ -224,6 +229,7 @@ class AgentTransport:
                     kept.send(request | {"verb": verb})
             except ContactLost:
                 begun = False
+            kept.expect(verb)
             if begun and kept.answer(time_left(end)) is None:
                 return kept
             kept.close()
@@ -269,6 +275,7 @@ class AgentTransport:
             command = f"{pythons[0]} -I -S ~/{self._archive.path} {verb}"
             opened = self._transport.open(node, command, deadline_s=time_left(end))
             stream = AgentStream(opened, node, self._transport.channel(verb))
+            stream.expect(verb)
             try:
                 ended = None if self._greet(stream, node, end) else stream.finish(time_left(end))
                 if ended is None:
@@ -284,8 +291,7 @@ class AgentTransport:
                 stream.close()
             if ended.exit_code in _CANNOT_RUN and len(pythons) > 1:
                 pythons = pythons[1:]
-            elif not sent and (ended.exit_code == 0 or self._archive.path.encode() in ended.stderr):
-                # It is not there, or not whole: an empty one ends without a word.
+            elif not sent and _is_not_whole(ended, self._archive):
                 self._send_archive(node, time_left(end))
                 sent = True
             else:
@@ -361,6 +367,10 @@ class AgentStream:
         self.first: Record | None = None
         self.passed_over = b""
 
+    def expect(self, verb: str) -> None:
+        """What comes next is this verb's answer: no more is read of it than it may have."""
+        self._stream.most_bytes = _LONG.get(verb, _ANSWER_BYTES)
+
     def greet(self, deadline_s: float) -> bool:
         """Wait until the agent has begun; False where its command ended without.
 
@@ -433,6 +443,9 @@ class AgentStream:
         self._stream.close()
 
     def _decode(self, line: bytes) -> Record:
+        most = self._stream.most_bytes
+        if len(line) > most or line.count(b"{") + line.count(b"[") > most // _BYTES_A_VALUE:
+            raise NodeFailed("its answer is longer than any of ours", node=self._node.name)
         try:
             record: Record = printable_values(decode_json(line, dict[str, Any]), with_lines=_WITH_LINES)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -457,6 +470,12 @@ def _end(stream: AgentStream) -> None:
     with contextlib.suppress(ContactLost):
         stream.finish(_END_DEADLINE_S)
     stream.close()
+
+
+def _is_not_whole(ended: Completed, archive: AgentArchive) -> bool:
+    """Whether it was not there, or not whole: an empty one ends without a word, and a defect of ours with our names."""
+    is_ours = f"/{_PACKAGE}/".encode() in ended.stderr
+    return ended.exit_code == 0 or (archive.path.encode() in ended.stderr and not is_ours)
 
 
 def _pythons(node: Node) -> list[str]:

@@ -33,7 +33,13 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stream(Protocol):
-    """A remote command that is running, with its standard input and output."""
+    """A remote command that is running, with its standard input and output.
+
+    Attributes:
+        most_bytes: no more is read of one answer.
+    """
+
+    most_bytes: int = MAX_ANSWER_BYTES
 
     def send(self, data: bytes) -> None:
         """Write to its standard input.
@@ -146,7 +152,7 @@ class BufferedStream(Stream):
         self._stderr += data[: _MAX_STDERR_BYTES - len(self._stderr)]
 
     def _read_more(self, end: float) -> bool:
-        if len(self._pending) > MAX_ANSWER_BYTES:
+        if len(self._pending) > self.most_bytes:
             raise ContactLost("its answer is longer than any of ours", node=self._node)
         return self._receive(end)
 

@@ -17,7 +17,7 @@ from typing import IO
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ContactLost, NodeFailed
-from multinode.transport.base import MAX_ANSWER_BYTES, BufferedStream, Transport
+from multinode.transport.base import BufferedStream, Transport
 from multinode.units import signal_name
 
 __all__ = ["LocalStream", "LocalTransport", "start_piped"]
@@ -146,7 +146,7 @@ class LocalStream(BufferedStream):
         left_s = self._left(end, "the command does not read what is sent to it")
         if self._reading.acquire(blocking=False):
             try:
-                if len(self._pending) <= MAX_ANSWER_BYTES:
+                if len(self._pending) <= self.most_bytes:
                     self._read_outputs()
             finally:
                 self._reading.release()

@@ -24,7 +24,7 @@ from multinode.launch import execute
 from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentArchive, AgentTransport
-from multinode.transport.base import Completed, Transport
+from multinode.transport.base import MAX_ANSWER_BYTES, Completed, Transport
 from multinode.transport.fake import GREETING
 
 DEADLINE_S = 20.0
@@ -44,6 +44,7 @@ class Talk:
         self.closed = threading.Event()
         self.closed_by_us = threading.Event()
         self.is_deaf = False
+        self.most_bytes = MAX_ANSWER_BYTES
         self._lines.put(GREETING)
 
     def say(self, *records: dict[str, Any]) -> None:

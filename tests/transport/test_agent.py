@@ -64,6 +64,14 @@ def test_an_agent_that_stays_missing_is_no_endless_loop() -> None:
         call(lambda _: next(answers))
 
 
+def test_an_agent_that_broke_in_our_own_code_is_not_asked_again() -> None:
+    traceback = f'File "/root/{ARCHIVE.path}/multinode_agent/main.py", line 1: a defect'.encode()
+    broken = Completed(exit_code=1, stdout=b"", stderr=traceback)
+    answers: Iterator[Answer] = iter([broken])
+    with pytest.raises(NodeFailed, match="a defect"):
+        call(lambda _: next(answers))
+
+
 def test_a_home_directory_that_cannot_be_written_says_so() -> None:
     full = Completed(exit_code=1, stdout=b"", stderr=b"sh: 1: cannot create: No space left on device\n")
     answers: Iterator[Answer] = iter([MISSING, full])
