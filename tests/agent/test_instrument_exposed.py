@@ -50,6 +50,30 @@ for _ in range(2):
     steps.step("optimizer")
 tell([truth_ms, whole, hooked_ms])
 """
+# The same up to where a training begins, which then captures some of its steps.
+CAPTURED = (
+    WATCHED[: WATCHED.index("step = make()")]
+    + """
+step = make()
+for number in range(6):
+    step()
+    gpu.is_capturing = number in (2, 3)
+    steps.step("optimizer")
+    gpu.is_capturing = False
+for _ in range(2):
+    gpu.await_on_host(end_ms() + 1.0)
+    steps.step("optimizer")
+tell([truth_ms])
+"""
+)
+
+
+def test_a_step_that_is_captured_in_a_graph_is_no_step_and_its_capture_goes_on(tmp_path: Path) -> None:
+    (told,) = run_pair(tmp_path / "run", CAPTURED.replace("REPLAY", "zero12([15.0], [30.0], overlap=True)"), workers=1)
+    # Asking an event whether it has come to pass ends a capture.
+    assert "multinode:" not in told.stderr, told.stderr
+    assert [one.step for one in told.samples if isinstance(one, StepSample)] == [1, 2, 3, 4, 5, 6]
+    assert sum(isinstance(one, DeviceWaitSample) for one in told.samples) == 4
 
 
 def replay(folder: Path, call: str) -> tuple[float, dict[int, StepRecords]]:

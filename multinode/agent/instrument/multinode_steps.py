@@ -58,8 +58,12 @@ class Steps:
         return True
 
     def step(self, source: str, **fields: Any) -> None:
-        """One optimizer step has ended; `fields` of its record that the source knows go before those of meters."""
-        if not self.begin(source):
+        """One optimizer step has ended; `fields` of its record that the source knows go before those of meters.
+
+        Not so one that was only captured in a CUDA graph: nothing was trained, and meters that ask events would end the
+        capture.
+        """
+        if _is_capturing() or not self.begin(source):
             return
         now = time.monotonic_ns()
         self.count += 1
@@ -112,6 +116,11 @@ def memory_meter(interval_s: float = _MEMORY_INTERVAL_S) -> Meter:
         return _peak_bytes()
 
     return peak_memory
+
+
+def _is_capturing() -> bool:
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
 
 
 def _worker_fields(source: str) -> Dict[str, Any]:
