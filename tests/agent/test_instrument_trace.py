@@ -71,10 +71,10 @@ class Traced:
     """Runs scripts as a worker of a run does."""
 
     def __init__(self, folder: Path, archive: Path) -> None:
-        self.folder = folder
+        self.folder, self.archive = folder, archive
         self.traces = folder / "traces"
         self.samples = folder / "samples"
-        self.samples.mkdir()
+        self.samples.mkdir(parents=True)
         (folder / "modules" / "transformers").mkdir(parents=True)
         (folder / "modules" / "transformers" / "__init__.py").touch()
         (folder / "modules" / "transformers" / "trainer.py").write_text(TRAINER)
@@ -144,6 +144,26 @@ def test_the_asked_steps_are_recorded_after_one_that_pays_for_the_start(traced: 
     assert [path.name for path in traced.traces.iterdir()] == ["rank-0.json.gz"]
     assert stat.S_IMODE(traced.traces.stat().st_mode) == 0o700
     assert stat.S_IMODE((traced.traces / "rank-0.json.gz").stat().st_mode) == 0o600
+
+
+# As torch 2.11 has it at every start.
+WARNING = """
+import torch.profiler, warnings
+prepare = torch.profiler.profile.prepare_trace
+def warning(self):
+    warnings.warn("Warning: Profiler clears events at the end of each cycle. ...", UserWarning, stacklevel=2)
+    prepare(self)
+torch.profiler.profile.prepare_trace = warning
+"""
+
+
+@pytest.mark.torch
+def test_what_torch_warns_of_when_it_starts_to_record_is_kept_out_of_the_jobs_log(traced: Traced) -> None:
+    script = f"{TORCH}{WARNING}train(9)\nwarnings.warn('the user\\'s own', UserWarning)"
+    traced.run(script, window(3, 2), said="UserWarning: the user's own")
+    assert traced.steps() == [4, 5, 6]
+    again = Traced(traced.folder / "again", traced.archive)
+    again.run(f"{TORCH}{WARNING}train(9)", window(3, 2))
 
 
 @pytest.mark.parametrize("asked", [None, window(3, 2, 1)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from multinode.analyse.nccl_test.nccl_log import parse_nccl_log
 
 SOCKETS = """\
@@ -30,6 +32,20 @@ def test_sockets_are_told_with_interfaces_transports_channels_and_ring() -> None
     assert path.transports == {"P2P/CUMEM": 2, "NET/Socket/0": 1}
     assert (path.channels, path.ring) == (2, (0, 1, 2, 3))
     assert "network Socket over ens1f0, eth0, 2 channels" in path.sentence
+
+
+# The form of NCCL's lines: 20 ranks of 64 up to 2.21, then 128 characters of the line from 2.27 on.
+INIT = "n:1:1 [0] NCCL INFO ncclCommInitRank comm 0x55d5 rank 0 nranks 64 cudaDev 0 nvmlDev 0 busId 1000 - Init START"
+FIRST_20 = "n:1:1 [0] NCCL INFO Channel 00/02 :" + "".join(f" {rank:3d}" for rank in range(20))
+CUT = ("n:1:1 [0] NCCL INFO Channel 00/02 :" + "".join(f" {rank}" for rank in range(64)))[:128]
+LAST = "n:1:1 [0] NCCL INFO Channel 00/0 : 63[7] -> 0[0] [send] via NET/Socket/0"
+
+
+@pytest.mark.parametrize("lines", [[INIT, FIRST_20], [FIRST_20, INIT], [INIT, CUT], [FIRST_20, LAST], [LAST, CUT]])
+def test_a_part_of_a_ring_is_not_told_as_one(lines: list[str]) -> None:
+    path = parse_nccl_log(["n:1:1 [0] NCCL INFO Using network Socket", *lines])
+    assert path is not None
+    assert path.ring == ()
 
 
 def test_rdma_is_told_by_its_cards() -> None:

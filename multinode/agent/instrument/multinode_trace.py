@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import threading
+import warnings
 from typing import Any, Callable, Dict, Optional
 
 from multinode_guard import Guard, Hooks, add_trainer_callback
@@ -138,7 +139,10 @@ class Tracer:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         # NCCL tells its kernels' sizes itself; gloo's are known by the shapes alone.
         profiler = torch.profiler.profile(activities=activities, record_shapes=not cuda)
-        profiler.start()
+        with warnings.catch_warnings():
+            # Of torch 2.11 at every start; there is one cycle here, and nobody asks for its events.
+            warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+            profiler.start()
         self._profiler = profiler
         self._owner = (os.getpid(), threading.get_ident())
         self._give_way(torch.autograd.profiler.profile)

@@ -169,6 +169,9 @@ _PEAKS = {
     "H100 NVL": _data_sheet(835.5, "H100", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 3900.0)),
     "H200": _data_sheet(989.5, "H200", "SXM, " + _HALVED.format(1979), (67.0, 494.5, 4800.0)),
     "H200 NVL": _data_sheet(835.5, "H200", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 4800.0)),
-    # Its data sheet's other figures are of eight GPUs together, and rounded.
+    "H20": _data_sheet(148.0, "H20", others=(44.0, 74.0, 4000.0)),
+    # Their data sheets' other figures are of eight GPUs together, and rounded, or of a rack of 72.
     "B200": _data_sheet(2250.0, "HGX B200", _HALVED.format(4500)),
+    "B300 SXM6 AC": _data_sheet(2250.0, "HGX B300", _HALVED.format(4500)),
+    "GB200": _data_sheet(2500.0, "GB200 NVL72", _HALVED.format(5000)),
 }

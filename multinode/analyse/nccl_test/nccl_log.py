@@ -22,6 +22,7 @@ _IB = re.compile(r"NET/IB ?: Using (.*)")
 _IB_CARD = re.compile(r"\[\d+\]([\w.-]+):(\d+)/(\w+)")
 _VIA = re.compile(r"Channel \d+(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(send|receive)\])? via (\S+)")
 _RING = re.compile(r"Channel \d+/(\d+) :((?:\s+\d+)+)\s*$")
+_RANKS = re.compile(r"\bnranks (\d+)\b")
 _COLL_CHANNELS = re.compile(r"(\d+) coll channels")
 _MOST = 64
 
@@ -35,7 +36,7 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
         cards: what the network uses: interface names, or `device:port/kind` of RDMA cards.
         transports: connections by their transport (`NET/Socket/0`, `P2P/CUMEM`, `SHM/direct`), over all workers.
         channels: of collectives; None where it is not told.
-        ring: the ranks in the order of the first ring; empty where it is not told.
+        ring: the ranks in the order of the first ring; empty where it is not told, or not all of it.
     """
 
     version: str | None = None
@@ -64,6 +65,7 @@ def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
     transports: Counter[str] = Counter()
     channels: int | None = None
     ring: tuple[int, ...] = ()
+    lines = list(lines)
     for line in lines:
         for name, pattern in (("version", _VERSION), ("network", _NETWORK), ("bootstrap_ifname", _BOOTSTRAP)):
             if (match := pattern.search(line)) is not None:
@@ -88,5 +90,13 @@ def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
         cards=tuple(cards)[:_MOST],
         transports={name: count for name, count in transports.most_common(_MOST) if count},
         channels=channels,
-        ring=ring,
+        # Up to 2.21 a line has 20 ranks at most, and from 2.27 on 128 characters: of a part of a ring nothing is said.
+        ring=ring if sorted(ring) == list(range(max(_count_ranks(lines), len(ring)))) else (),
     )
+
+
+def _count_ranks(lines: Iterable[str]) -> int:
+    """As many as there are at least, of all that the lines name."""
+    numbers = [int(match[1]) for line in lines if (match := _RANKS.search(line)) is not None]
+    ends = [max(int(match[1]), int(match[2])) + 1 for line in lines if (match := _VIA.search(line)) is not None]
+    return max([*numbers, *ends], default=0)
