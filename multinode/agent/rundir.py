@@ -13,9 +13,11 @@ from typing import Optional
 
 from .channel import AgentError, Record
 
-__all__ = ["RunDir", "is_run_id", "open_run"]
+__all__ = ["RunDir", "is_run_id", "is_samples_name", "open_run"]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# What the controller takes (launch/session.py).
+_SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 _BLOCK_BYTES = 1024
 
 
@@ -105,6 +107,11 @@ class RunDir:
 def is_run_id(name: str) -> bool:
     """Whether a run can be called so: the name cannot be taken for a path."""
     return _RUN_ID.fullmatch(name) is not None
+
+
+def is_samples_name(name: str) -> bool:
+    """Whether a file in the directory of samples is sent home."""
+    return _SAMPLES_NAME.fullmatch(name) is not None
 
 
 def open_run(run_id: str) -> RunDir:

@@ -119,3 +119,12 @@ def test_a_home_that_leads_elsewhere_counts_where_it_leads(node: LocalNode, tmp_
     assert node.run(["true"]).records[-1]["exit_code"] == 0
     scratch.chmod(0o777)
     assert "can be written by others" in node.error("runs", {"run_id": None})
+
+
+def test_no_thread_is_left_when_a_run_is_forked_after_a_probe(node: LocalNode) -> None:
+    asked = {"packages": False, "contents": ["."], "datasets": [], "paths": ["."], "then": True}
+    with node.talk("probe", asked) as talk:
+        talk.take("facts")
+        assert len(list(Path(f"/proc/{talk.process.pid}/task").iterdir())) == 1
+        talk.send({"schema": 1, "verb": "supervise", **node.request(["true"])})
+        assert talk.read_all()[-1]["exit_code"] == 0

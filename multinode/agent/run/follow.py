@@ -8,12 +8,11 @@ from __future__ import annotations
 import binascii
 import json
 import os
-import re
 import time
 from typing import Optional
 
 from ..channel import AgentError, Channel, Record
-from ..rundir import RunDir, open_run
+from ..rundir import RunDir, is_samples_name, open_run
 from .kept_log import KeptLog, open_own
 from .lease import renew_lease
 from .processes import Family
@@ -25,8 +24,6 @@ __all__ = ["Follower", "run", "say_hello"]
 _POLL_S = 0.1
 _ALIVE_S = 0.9
 _CHUNK_BYTES = 1 << 16
-# What the controller takes (launch/session.py).
-_SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -77,7 +74,6 @@ class Follower:
         self._log = KeptLog(run_dir)
         self._log_offset = self._offsets.get("log", 0)
         self._tails: dict[str, Tail] = {}
-        self._passed_over = False
         self._status: Optional[Record] = None
         self._recovery: Optional[Recovery] = None
         self._alive_due = self._said = 0.0
@@ -137,14 +133,8 @@ class Follower:
             names = []
         for name in names:
             path = f"samples/{name}"
-            if path in self._tails or not name.endswith(".jsonl"):
-                continue
-            if _SAMPLES_NAME.fullmatch(name):
+            if path not in self._tails and is_samples_name(name):
                 self._tails[path] = Tail(self._run, path, self._offsets.get(path, 0))
-            elif not self._passed_over:
-                self._passed_over = True
-                message = f"{name[:100]!r} is no name of a file of samples: it, and others like it, are passed over"
-                self._emit({"kind": "note", "message": message})
         return list(self._tails.values())
 
     def _obey(self, line: bytes) -> None:

@@ -20,7 +20,7 @@ from ..facts.cards import list_rdma_ports, read_card
 from ..facts.cgroups import GroupFinder, read_cpu_limit
 from ..facts.memory import Memory, MemoryReader
 from ..kernel_files import read_text
-from ..rundir import RunDir
+from ..rundir import RunDir, is_samples_name
 from .cpu_use import JobClock, Ticks, read_ticks
 from .nccl_inspector import InspectorReader
 
@@ -140,6 +140,7 @@ class NodeSampler:
         spared: Collection[int],
         memory: Optional[MemoryReader] = None,
     ) -> None:
+        self._folder = run.samples
         self._file = SampleFile(run, "node.jsonl")
         self._ifnames = ifnames
         self._rdma_ports = [f"{one['device']}/{one['port']}" for one in list_rdma_ports() if one["state"] == "ACTIVE"]
@@ -170,8 +171,14 @@ class NodeSampler:
             self._sample(is_slow_due=now >= self._slow_due)
 
     def sample_last(self) -> None:
-        """Take the last sample, of all there is, now."""
+        """Take the last sample, of all there is, now; and say what beside it does not go home."""
         self._sample(is_slow_due=True)
+        with contextlib.suppress(OSError):
+            names = sorted(name for name in os.listdir(self._folder) if name.endswith(".jsonl"))
+            strange = [name for name in names if not is_samples_name(name)]
+            if strange:
+                others = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+                self._file.note(f"samples in {strange[0][:100]!r}{others} are passed over: no name of such a file")
 
     def _sample(self, *, is_slow_due: bool) -> None:
         readers: list[Callable[[], Record]] = [
