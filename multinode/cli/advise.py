@@ -65,8 +65,8 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=ScriptCommand,
-        epilog="Try the best three: multinode advise last --try 3 --hosts H. A script that was measured stands after "
-        "--, as for launch.",
+        epilog="\b\nTry the best three: multinode advise last --try 3 --hosts H\n"
+        "A script that was measured stands after --, as for launch.",
     )(expand_options(advise))
 
 

@@ -58,7 +58,10 @@ def check(
     training: TrainingOptions,
     bandwidth: Annotated[
         bool | None,
-        typer.Option(help="Stream for a moment between all pairs; by default up to 8 nodes.", show_default=False),
+        typer.Option(
+            help="Stream for a moment between all pairs; by default up to 8 nodes, and not beside a run.",
+            show_default=False,
+        ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for a warning, too.")] = False,
     details: Details = False,

@@ -12,8 +12,8 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
-        epilog='For example in ~/.bashrc: eval "$(multinode completion bash)"; in fish: multinode completion fish | '
-        "source",
+        epilog='\b\nFor example in ~/.bashrc: eval "$(multinode completion bash)"\n'
+        "In fish: multinode completion fish | source",
     )(completion)
 
 

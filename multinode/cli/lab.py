@@ -22,6 +22,7 @@ from multinode.lab.cluster import (
     down_lab,
     exec_in_node,
     explain_missing,
+    live_runs,
     load_lab,
     require_lab,
     set_rate,
@@ -30,7 +31,7 @@ from multinode.lab.cluster import (
 from multinode.lab.faults import list_faults
 from multinode.lab.gpus import count_gpus, gpu_files
 from multinode.lab.network import LinkSpeed, parse_lab_rate, rate_text
-from multinode.units import parse_size
+from multinode.units import format_list, parse_size
 
 __all__ = ["register"]
 
@@ -159,14 +160,39 @@ def exec_(
 
 
 @app.command()
-def down(as_json: Json = False) -> None:
+def down(
+    as_json: Json = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while runs are in progress there, which it ends.")
+    ] = False,
+) -> None:
     """Take the lab away, or whatever a crash left of one."""
+    if not force:
+        _guard(live_runs())
     removed = down_lab()
     if as_json:
         print_document({"schema": "multinode.lab/1", "removed": removed})
     elif removed:
         typer.echo(f"removed {removed.count()}")
     note("nothing of the lab is left" if removed else "no lab stood here; nothing is left of one")
+
+
+def _guard(runs: dict[str, tuple[str, ...]]) -> None:
+    """Ask before a run is ended with the lab it runs in; where nobody can answer, refuse.
+
+    Raises:
+        UsageError: there is one, and nobody said that it may end.
+    """
+    if not runs:
+        return
+    told = format_list([f"{run} on {format_list(nodes, 3)}" for run, nodes in runs.items()], 4)
+    message = f"in progress in the lab: {told}"
+    hint = f"stop it first: multinode stop {next(iter(runs))}; or end it with the lab: multinode lab down --force"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        typer.echo(message, err=True)
+        if typer.confirm("End it with the lab?", err=True):
+            return
+    raise UsageError(message, hint=hint)
 
 
 def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:

@@ -61,8 +61,10 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=ScriptCommand,
-        epilog="A plain script: multinode launch --hosts H [OPTIONS] -- train.py --its --arguments. Options of the "
-        "engine's own launcher go before the script: -- --max-restarts=3 train.py",
+        # Lines behind \b are printed as they are.
+        epilog="\b\nA plain script: multinode launch --hosts H [OPTIONS] -- train.py --its --arguments\n"
+        "Options of the engine's own launcher go before the script:\n"
+        "  multinode launch --hosts H -- --max-restarts=3 train.py",
     )(expand_options(launch))
 
 

@@ -13,7 +13,7 @@ import typer.core
 import typer.main
 
 from multinode.cli.panels import PanelGroup
-from multinode.errors import Interrupted, MultinodeError
+from multinode.errors import Interrupted, MultinodeError, UsageError
 
 __all__ = ["VERBS", "Verb", "build_app", "load_verb", "print_error", "run"]
 
@@ -69,6 +69,27 @@ _ALIASES = {
 }
 
 
+# What has no option here, by the names that other launchers have for it.
+_ELSEWHERE = {
+    "--include": "--nodes N takes the first N lines of the hostfile; GPUs are named there: node1 gpus=0,1",
+    "--exclude": "leave the node's line out of the hostfile; of its GPUs name the others there: node1 gpus=0,1",
+    "-H": "--hosts FILE, with one node a line: node1 slots=4",
+    "--host": "--hosts FILE, with one node a line: node1 slots=4",
+    "-np": "--nodes N and --workers-per-node K; or slots=K on the lines of the hostfile",
+    "-n": "--nodes N and --workers-per-node K; or slots=K on the lines of the hostfile",
+    "--num-processes": "--workers-per-node K, on each node; accelerate counts those of all nodes together",
+    "--gpu-ids": "GPUs are named in the hostfile: node1 gpus=0,1",
+    "--master-addr": "the first line of the hostfile is node rank 0; addr= on it names the address that others call",
+    "--main-process-ip": "the first line of the hostfile is node rank 0; addr= on it is what the others call",
+    "--node-rank": "the order of the lines of the hostfile is the node rank; this command runs on one machine alone",
+    "--machine-rank": "the order of the lines of the hostfile is the node rank; this command runs on one machine alone",
+    "--rdzv-endpoint": "the rendezvous is static, at node 0: --master-port",
+    "--rdzv-backend": "the rendezvous is static, at node 0: --master-port",
+    "--rdzv-id": "the rendezvous is static, at node 0: --master-port",
+    "--standalone": "a hostfile with one line is one node",
+}
+
+
 class _Verbs(PanelGroup):
     """Lists the verbs from `VERBS`, and imports one when it is run or completed."""
 
@@ -77,10 +98,40 @@ class _Verbs(PanelGroup):
         for name, verb in VERBS.items():
             self.add_command(typer.core.TyperCommand(name, short_help=verb.summary, rich_help_panel=verb.panel))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`help`, `help VERB` and `version` are what people type for --help and --version."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        elif args == ["version"]:
+            args = ["--version"]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself in the place of its listing."""
         name, listed, rest = super().resolve_command(ctx, args)
-        return name, listed and load_verb(listed.name or ""), rest
+        if listed is None:
+            return name, listed, rest
+        verb = load_verb(listed.name or "")
+        _answer_others(verb, rest)
+        return name, verb, rest
+
+
+def _answer_others(verb: Any, args: list[str]) -> None:
+    """Refuse the options of other launchers that a verb does not have, with what does it here.
+
+    Raises:
+        UsageError: one was given.
+    """
+    if not any(option == "--hosts" for parameter in verb.params for option in parameter.opts):
+        return
+    own = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    # What stands behind -- is the script's.
+    given = args[: args.index("--")] if "--" in args else args
+    for word in given:
+        name = word.partition("=")[0].replace("_", "-")
+        if name in _ELSEWHERE and name not in own:
+            raise UsageError(f"no such option: {word}", hint=_ELSEWHERE[name])
 
 
 def _usual_name(name: str) -> str:

@@ -15,7 +15,7 @@ from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, SSH_CONFIG, make_keys
 from multinode.lab.cgroups import join_command
 from multinode.lab.network import LinkSpeed, make_links, make_namespaces, measure_links, rate_text, shape_node
 from multinode.lab.nodes import start_nodes, write_speed
-from multinode.lab.processes import is_alive, run_all
+from multinode.lab.processes import is_alive, run_all, runs_of
 from multinode.lab.requirements import check_free_network, check_requirements
 from multinode.lab.slurm import make_slurm_key, start_slurm
 from multinode.lab.state import (
@@ -47,6 +47,7 @@ __all__ = [
     "explain_missing",
     "is_lab_node",
     "lab_hostfile",
+    "live_runs",
     "load_lab",
     "login_environment",
     "ns_command",
@@ -163,6 +164,14 @@ def down_lab() -> Remains:
     check_requirements()
     with lock_lab():
         return sweep()
+
+
+def live_runs() -> dict[str, tuple[str, ...]]:
+    """The runs that are in progress in this machine's lab, each with its nodes; none where there is no lab."""
+    lab = load_lab()
+    found = {node.name: runs_of(node) for node in lab.nodes} if lab is not None else {}
+    runs = sorted(set().union(*found.values()))
+    return {run: tuple(name for name, its in found.items() if run in its) for run in runs}
 
 
 def require_lab() -> Lab:

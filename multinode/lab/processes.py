@@ -33,10 +33,12 @@ __all__ = [
     "run_all",
     "run_batch",
     "run_program",
+    "runs_of",
     "signal_all",
 ]
 
 _MARKER = "MULTINODE_LAB_OF"
+_RUN_MARKER = b"MULTINODE_RUN_ID="
 
 _PROC = Path("/proc")
 _POLL_S = 0.01
@@ -158,6 +160,13 @@ def node_processes(node: LabNode) -> list[int]:
     return processes_in("pid", namespace_id(_PROC / str(node.init.pid) / "ns/pid"))
 
 
+def runs_of(node: LabNode) -> set[str]:
+    """Ids of the runs that have processes on a node, whoever started them."""
+    entries = (entry for pid in node_processes(node) for entry in _environment(pid) if entry.startswith(_RUN_MARKER))
+    # On a node a run is called with its node rank behind a dot.
+    return {entry.removeprefix(_RUN_MARKER).decode(errors="replace").rpartition(".")[0] for entry in entries}
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, or gone."""
     found = _read_stat(pid)
@@ -166,10 +175,15 @@ def is_stopped(pid: int) -> bool:
 
 def has_environment(pid: int, entry: bytes) -> bool:
     """Whether a process was started with this `NAME=value`."""
+    return entry in _environment(pid)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """`NAME=value` of each variable that a process was started with; none of one that is gone."""
     try:
-        return entry in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return []
 
 
 def signal_all(pids: list[int], number: signal.Signals) -> None:

@@ -122,6 +122,8 @@ def load_prices(path: Path) -> tuple[Prices, str]:
         UsageError: it cannot be read, or a line of it is wrong; the message has its place.
     """
     text = read_text(
-        path, "the prices file", "devices: {RTX 4090: {hourly: 0.5}}; a file to start from: multinode init --example"
+        path,
+        "the prices file",
+        "a file to start from: configs/figures/gpu_prices.yaml, which multinode init --example writes",
     )
     return parse_prices(text, str(path)), text

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from multinode.cli.main import VERBS, build_app
 from multinode.cli.output import note, set_verbosity
 from multinode.core.run.run import Run
+from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.nodes import load_nodes
 
@@ -118,6 +119,48 @@ def test_options_have_the_names_of_other_launchers_as_well(runs: Path, words: st
     first, second = (re.sub(r"\d{8}-\d{6}-\w{4}|localhost:\d+", "", one.stdout) for one in shown)
     assert first == second
     assert "train.py --nnodes 3" in first
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("--include node1:0", "node1 gpus=0,1"),
+        ("--exclude=node2", "leave the node's line out"),
+        ("-H a:2,b:2", "--hosts FILE, with one node a line"),
+        ("-np 4", "--nodes N and --workers-per-node K"),
+        ("--gpu_ids 0,1", "node1 gpus=0,1"),
+        ("--node_rank 1", "the order of the lines of the hostfile"),
+        ("--rdzv_endpoint=a:29400", "--master-port"),
+    ],
+)
+def test_an_option_of_another_launcher_is_answered_with_what_does_it_here(words: str, way: str) -> None:
+    error = CliRunner().invoke(build_app(), ["launch", *words.split(), "--", "train.py"]).exception
+    assert isinstance(error, UsageError)
+    assert error.message == f"no such option: {words.split(maxsplit=1)[0]}"
+    assert way in (error.hint or "")
+
+
+def test_a_scripts_own_option_of_such_a_name_is_the_scripts(runs: Path) -> None:
+    (runs / "mine").write_text("a addr=10.0.0.1 slots=2\n")
+    words = ["launch", "--dry-run", "--hosts", "mine", "--", "train.py", "--include", "x", "-H", "8"]
+    assert "train.py --include x -H 8" in CliRunner().invoke(build_app(), words).stdout
+
+
+def test_help_and_version_are_verbs_to_whoever_types_them() -> None:
+    def shown(*words: str) -> str:
+        return CliRunner().invoke(build_app(), list(words)).stdout
+
+    assert shown("help") == shown("--help") != ""
+    assert shown("help", "lab", "up") == shown("lab", "up", "--help") != ""
+    assert shown("version") == shown("--version") != ""
+
+
+@pytest.mark.parametrize("verb", ["launch", "advise", "check", "init", "completion"])
+def test_a_command_below_the_help_of_a_verb_stands_on_one_line(verb: str) -> None:
+    shown = CliRunner().invoke(build_app(), [verb, "--help"], terminal_width=80).stdout
+    commands = [line for line in shown.splitlines() if "multinode " in line and not line.startswith("Usage")]
+    assert commands
+    assert [line for line in commands if line.rstrip().endswith((" --", " |", " -"))] == []
 
 
 def test_a_verb_with_an_underscore_is_the_verb() -> None:

@@ -63,8 +63,8 @@ def test_a_training_is_recognised_by_its_keys(config: dict[str, object], *, expe
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stage: sft\n", "sft.yaml is not a LLaMA-Factory training: it lacks model_name_or_path"),
-        ("model_name_or_path: m\n", "sft.yaml is not a LLaMA-Factory training: it lacks any of dataset, "),
+        ("stage: sft\n", "sft.yaml is not a LLaMA-Factory training: it has no model_name_or_path"),
+        ("model_name_or_path: m\n", "sft.yaml is not a LLaMA-Factory training: it has none of its keys (dataset, "),
         ("", "sft.yaml:1: lines of `key: value` were expected, and this holds nothing"),
         ("- stage\n", "sft.yaml:1: lines of `key: value` were expected, and this holds a list"),
         ("sft", "sft.yaml:1: lines of `key: value` were expected, and this holds a single value"),

@@ -61,6 +61,21 @@ def test_down_leaves_the_machine_as_it_was(multinode: Command) -> None:
 
 
 @without_lab
+def test_down_ends_no_run_that_nobody_said_it_may_end(multinode: Command) -> None:
+    assert multinode("lab", "up", "--nodes", "2", "--rate", "none").returncode == 0
+    run = "20260101-000000-abcd"
+    worker = f"MULTINODE_RUN_ID={run}.1 setsid sleep 4243 >/dev/null 2>&1 & echo $!"
+    subprocess.run(["ssh", "-F", str(STATE_DIR / "ssh_config"), "node1", worker], capture_output=True, check=True)
+    refused = multinode("lab", "down")
+    assert refused.returncode == 2
+    assert f"error: in progress in the lab: {run} on node1" in refused.stderr
+    assert f"multinode stop {run}" in refused.stderr
+    assert load_lab() is not None
+    assert multinode("lab", "down", "--force").returncode == 0
+    assert load_lab() is None
+
+
+@without_lab
 def test_without_a_lab_the_verbs_say_how_to_make_one() -> None:
     status = call_here("lab", "status", "--json")
     assert json.loads(status.stdout) == {"schema": "multinode.lab/1", "hostfile": None, "nodes": []}

@@ -249,13 +249,13 @@ def test_when_a_node_vanished_and_what_came_of_it_is_told() -> None:
     assert ["consequence", "box1: Connection reset"] in [line.split(maxsplit=1) for line in map(str.strip, lines)]
 
 
-def test_the_cause_of_a_known_error_its_fix_and_where_more_stands_are_shown() -> None:
+def test_the_cause_of_a_known_error_and_its_fix_are_shown_and_no_file_that_an_installation_lacks() -> None:
     failure = Failure(node="box2", node_rank=1, message="it broke", error_id="bus-error", cause="no room", hint="more")
     lines = [line.strip().split(maxsplit=1) for line in shown_lines(failure)]
     assert ["cause", "no room"] in lines
     assert ["hint", "more"] in lines
-    assert ["see", "docs/reference/troubleshooting.md#bus-error"] in lines
-    assert not {"cause", "hint", "see"} & {line[0] for line in map(str.split, shown_lines(NO_MORE))}
+    assert "docs/" not in " ".join(shown_lines(failure))
+    assert not {"cause", "hint"} & {line[0] for line in map(str.split, shown_lines(NO_MORE))}
 
 
 def test_a_failure_is_shown_as_text_and_moves_no_cursor() -> None:

@@ -53,3 +53,24 @@ def test_a_moment_of_a_busy_machine_is_no_slow_network(second: float, *, is_told
     assert bool(told) is is_told
     speeds = {one.source: (one.gbit_per_s, one.worse_gbit_per_s) for one in report.streams}
     assert speeds == {"a": (max(0.292, second), min(0.292, second)), "b": (0.93, None)}
+
+
+@pytest.mark.parametrize(
+    ("supervised", "asked", "streams"),
+    [(True, None, False), (False, None, True), (True, True, True), (False, False, False)],
+)
+def test_no_stream_takes_what_a_run_in_progress_needs_unless_it_is_asked_for(
+    supervised: bool,  # noqa: FBT001 - a case's value
+    asked: bool | None,  # noqa: FBT001
+    streams: bool,  # noqa: FBT001
+) -> None:
+    working = {"pid": 7, "run_id": "20260101-000000-abcd.0", "supervised": supervised}
+
+    def handle(node: Node, _command: str, stdin: bytes) -> list[bytes]:
+        asked_to_meet = "token" in json.loads(stdin.splitlines()[0])
+        records = meeting(0.93, 0.93) if asked_to_meet else [{**facts(node.name), "run_processes": [working]}]
+        return [json.dumps(record).encode() + b"\n" for record in records]
+
+    transport = AgentTransport(FakeTransport(handle), AgentArchive(b""))
+    report = check_cluster(transport, CLUSTER, None, CheckOptions(bandwidth=asked))
+    assert bool(report.streams) is streams

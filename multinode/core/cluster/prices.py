@@ -13,7 +13,7 @@ from multinode.core.text.strict_yaml import WrongValue, decode_yaml
 
 __all__ = ["Price", "Prices", "parse_prices"]
 
-_HINT = "a file to start from: configs/figures/gpu_prices.yaml"
+_HINT = "a file to start from: configs/figures/gpu_prices.yaml, which multinode init --example writes"
 # Above it a price is a slip of the pen; so is one below nothing.
 _Money = Annotated[float, Meta(ge=0, le=1e12)]
 _LONGEST_CURRENCY = 12

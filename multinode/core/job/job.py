@@ -135,10 +135,12 @@ def parse_llamafactory(text: str, source: str, overrides: Iterable[str] = ()) ->
     config = _parse_mapping(text, source)
     changed = parse_overrides(overrides)
     if not is_llamafactory(config | changed):
-        lacking = _MODEL if _MODEL not in config | changed else f"any of {', '.join(sorted(_TELLTALES))}"
+        has_model = _MODEL in config | changed
+        lacking = f"none of its keys ({', '.join(sorted(_TELLTALES))})" if has_model else f"no {_MODEL}"
         raise JobError(
-            f"{source} is not a LLaMA-Factory training: it lacks {lacking}",
-            hint="a script of your own: multinode launch -- train.py",
+            f"{source} is not a LLaMA-Factory training: it has {lacking}",
+            hint=f"{'one of these keys' if has_model else _MODEL} makes it one; a script of your own: "
+            "multinode launch -- train.py",
         )
     return LlamaFactoryJob(config_path=source, text=text, config=config | changed, overridden=tuple(changed))
 

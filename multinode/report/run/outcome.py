@@ -181,7 +181,7 @@ def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
         at = f" ({format_duration(max(0.0, failure.time_s - run.started_s))} after the start)"
     yield "Failure", f"{failure.node}: {failure.message}{at}"
     yield from (("", one) for one in failure.consequences)
-    names = {"cause": "Cause", "hint": "Fix", "see": "See"}
+    names = {"cause": "Cause", "hint": "Fix"}
     yield from ((names[name], text) for name, text in failure_notes(failure))
 
 
@@ -205,10 +205,8 @@ def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def failure_notes(failure: Failure) -> tuple[tuple[str, str], ...]:
-    """What is said of a failure besides its sentence: its cause, what fixes it, and where more stands."""
-    page = f"docs/reference/troubleshooting.md#{failure.error_id}" if failure.error_id else None
-    notes = (("cause", failure.cause), ("hint", failure.hint), ("see", page))
-    return tuple((name, text) for name, text in notes if text)
+    """What is said of a failure besides its sentence: its cause, and what fixes it."""
+    return tuple((name, text) for name, text in (("cause", failure.cause), ("hint", failure.hint)) if text)
 
 
 class _Stored(Protocol):

@@ -177,7 +177,10 @@ def _inspect_network(
     if len(present) < 2:  # noqa: PLR2004 - a network needs two
         return inspection, []
     say(f"connecting {len(present)} nodes with each other")
-    bandwidth = len(present) <= _STREAMS_NODES if options.bandwidth is None else options.bandwidth
+    # A stream would take its share of what a run that is in progress needs.
+    is_busy = any(process.supervised for found in inspection.facts.values() for process in found.run_processes)
+    by_default = len(present) <= _STREAMS_NODES and not is_busy
+    bandwidth = by_default if options.bandwidth is None else options.bandwidth
     plan = ConnectivityPlan(
         pairs=choose_pairs([node.name for node in present], random.Random()),  # noqa: S311 - no secret
         master_port=options.launch.master_port,

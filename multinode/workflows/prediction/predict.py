@@ -35,7 +35,7 @@ __all__ = [
     "runs_of",
 ]
 
-_BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml"
+_BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml, which multinode init --example writes"
 
 # Stored runs that are read beside those that were named: the newest.
 _MOST_OTHERS = 200
