@@ -56,6 +56,8 @@ _REPORT = re.compile(
 # What DeepSpeed's launcher says of itself when it starts, and of the first of its workers that fails.
 _DEEPSPEED_PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_rank=(\d{1,6})\b")
 _DEEPSPEED_REPORT = re.compile(r"sigkill_handler\] (\[.{0,4000}\]) exits with return code = (-?\d{1,6})$", re.MULTILINE)
+# Open MPI's of the first process that a signal ended.
+_MPI_REPORT = re.compile(r"mpirun noticed that process rank (\d{1,6}) with PID .{0,200}? exited on signal (\d{1,3})")
 _LOCAL_RANK = re.compile(r"'--local_rank=(\d{1,6})'")
 # What NCCL's watchdog says before it aborts the process.
 _WATCHDOG = re.compile(
@@ -65,10 +67,13 @@ _WATCHDOG = re.compile(
 
 
 def find_worker_death(log: str) -> WorkerDeath | None:
-    """The worker that torchrun's or DeepSpeed's report in a log names as the first to fail; None without a report."""
+    """The worker that the report of torchrun, DeepSpeed or mpirun names as the first to fail; None without a report."""
     found = _REPORT.search(log)
     if found is not None:
         return _death(int(found[1]), int(found[2]))
+    killed = _MPI_REPORT.search(log)
+    if killed is not None:
+        return _death(int(killed[1]), -int(killed[2]))
     said = _DEEPSPEED_REPORT.search(log)
     return None if said is None else _death(_deepspeed_rank(log, said[1]), int(said[2]))
 
@@ -94,6 +99,9 @@ def classify(
     """
     reading = log if isinstance(log, LogReading) else read_log(log or failure.log_tail)
     kind, error, said = _find(failure, run.oom_kills if run is not None else None, reading)
+    if failure.signal is None and not isinstance(log, LogReading):
+        # The sentence of an exception on record has it.
+        said = None
     warning = told_by_nccl(nccl_warnings)
     if warning is not None and (error is None or rate(warning.error, warning) < rate(error)):
         kind, error, said = warning.error.kind if warning.error else None, warning.error, warning.text[:_MOST_CHARS]
@@ -131,7 +139,9 @@ def _find(
         if word is None and not crashed:
             spoken = find_error(last_words(failure.log_tail, _LAST_WORDS))
         if error is None or (spoken is not None and rate(spoken) < rate(error)):
-            error, said = spoken, _sentence(word) if word is not None and crashed else None
+            error = spoken
+        if word is not None and word.error is error and (crashed or word.is_exception):
+            said = _sentence(word)
     if oom_kills and error is killed:
         error = starved
     if error is not None:

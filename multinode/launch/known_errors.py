@@ -87,6 +87,8 @@ def _words(text: str) -> str:
     if _EXCEPTION_NAME.fullmatch(text):
         return rf"(?<![A-Za-z0-9])(?<!except ){text}(?=:|[ \r]*$)"
     words = f".{{0,{_MOST_BETWEEN}}}?".join(map(re.escape, text.split("...")))
+    # The name of a variable is one in its own letters alone.
+    words = re.sub(r"'[A-Z_]+'", r"(?-i:\g<0>)", words)
     before = r"(?<![A-Za-z0-9])" if text[0].isalnum() else ""
     return before + words + (r"(?![A-Za-z0-9])" if text[-1].isalnum() else "")
 
@@ -508,7 +510,7 @@ ERRORS = (
         "no-gpu",
         "CUDA",
         (
-            "Found no NVIDIA driver on your system",
+            "RuntimeError: Found no NVIDIA driver on your system",
             "No CUDA GPUs are available",
             "Torch not compiled with CUDA enabled",
         ),
@@ -533,7 +535,7 @@ ERRORS = (
     KnownError(
         "driver-too-old",
         "CUDA",
-        ("CUDA driver version is insufficient", "The NVIDIA driver on your system is too old"),
+        ("CUDA driver version is insufficient", "RuntimeError: The NVIDIA driver on your system is too old"),
         kind="version_mismatch",
         cause="torch was built with a newer CUDA than the driver of the node supports.",
         fix="update the driver of {node}, or install a torch built with an older CUDA; who has which: multinode check",
@@ -1025,11 +1027,14 @@ ERRORS = (
         "mixed-types",
         "PyTorch",
         (
-            "mat1 and mat2 to have the same dtype",
-            "mat1 and mat2 must have the same dtype",
+            "mat1 and mat2 to have the same dtype...Half",
+            "mat1 and mat2 to have the same dtype...BFloat16",
+            "mat1 and mat2 must have the same dtype...Half",
+            "mat1 and mat2 must have the same dtype...BFloat16",
             "expected scalar type Half but found",
             "expected scalar type BFloat16 but found",
-            "expected scalar type Float but found",
+            "expected scalar type Float but found Half",
+            "expected scalar type Float but found BFloat16",
         ),
         kind="configuration",
         cause="Weights and input of a layer are of different types: LoRA's weights in fp32 on a model in bf16 without "
@@ -1065,7 +1070,6 @@ ERRORS = (
         "PyTorch",
         (
             "size mismatch for ...copying a param with shape",
-            "Error(s) in loading state_dict for",
             "loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
         ),
         kind="configuration",
@@ -1106,6 +1110,7 @@ ERRORS = (
         fix="on every node, in the training environment: pip install 'numpy<2', or newer builds of the packages that "
         "the message names",
         source="NumPy numpy/_core/src; pytorch#132179, openfederatedlearning#999, nunif#135",
+        is_last=True,
     ),
     KnownError(
         "no-compiler",
@@ -1375,11 +1380,12 @@ ERRORS = (
         "Accelerate, Transformers",
         (
             "is required for a normal functioning of this module, but found",
-            "requires ... version",
             "but found ...==",
-            "was compiled with",
-            "was compiled for",
-            "compiled against",
+            "compiled against API version",
+            "compiled against ABI version",
+            "were compiled with different CUDA versions",
+            "mismatches the version that was used to compile PyTorch",
+            "The detected CUDA version ... mismatches",
         ),
         kind="version_mismatch",
         cause="Two packages of the training environment do not fit together.",
@@ -1392,7 +1398,7 @@ ERRORS = (
     KnownError(
         "undefined-symbol",
         "System",
-        ("undefined symbol",),
+        (".so: undefined symbol", "symbol lookup error: "),
         kind="version_mismatch",
         cause="A compiled package (flash-attn, DeepSpeed operations, torchvision) was built for another torch.",
         fix="install it anew for the node's torch; compare the nodes' versions: multinode check",
@@ -1444,7 +1450,7 @@ ERRORS = (
         (
             "ModuleNotFoundError",
             "ImportError",
-            "No module named",
+            ": No module named ",
             "cannot import name",
             "cannot open shared object file",
         ),
@@ -1469,7 +1475,12 @@ ERRORS = (
     KnownError(
         "missing-file",
         "System",
-        ("FileNotFoundError", "No such file or directory", "can't open file"),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No such file or directory",
+            "can't open file",
+            "bash: ...: No such file or directory",
+        ),
         kind="missing_file",
         cause="The job names a file that is not on this node.",
         fix="it has to be on every node at the same path; compare them: multinode check JOB",
@@ -1494,8 +1505,10 @@ ERRORS = (
             "The server socket has failed to listen on any local network address",
             "The server socket has failed to bind to",
             "Tried to launch distributed communication on port",
-            "EADDRINUSE",
-            "address already in use",
+            "name: EADDRINUSE",
+            "errno: 98 - Address already in use",
+            "RuntimeError: Address already in use",
+            "EADDRINUSE, message: address already in use",
         ),
         kind="connection",
         cause="Another process on node 0 listens on MASTER_PORT: a second job, or the rest of an earlier one.",
@@ -1586,7 +1599,13 @@ ERRORS = (
     KnownError(
         "name-resolution",
         "System",
-        ("Name or service not known", "Temporary failure in name resolution"),
+        (
+            "[Errno -2] Name or service not known",
+            "[Errno -3] Temporary failure in name resolution",
+            "gai error: -2 - Name or service not known",
+            "gai error: -3 - Temporary failure in name resolution",
+            "error encountered when getting address info : ",
+        ),
         kind="configuration",
         cause="The node cannot resolve a name, often that of MASTER_ADDR.",
         fix="an address instead of the name (multinode's launches give the address); or the name in /etc/hosts of "
@@ -1627,6 +1646,32 @@ ERRORS = (
         "hand: ServerAliveInterval 30",
         source="OpenSSH clientloop.c",
         checks=("ssh",),
+    ),
+    KnownError(
+        "sigusr",
+        "PyTorch",
+        (
+            "got signal: 10",
+            "got signal: 12",
+            "Received 10 death signal",
+            "Received 12 death signal",
+            "Received Signals.SIGUSR1 death signal",
+            "Received Signals.SIGUSR2 death signal",
+        ),
+        kind="killed",
+        cause="torchrun got SIGUSR1 or SIGUSR2: Slurm sends one before the time limit where --signal asks for it.",
+        fix="a longer --time; or let the script handle the signal and save a checkpoint, and leave torchrun out of it: "
+        "--signal=B:USR1@120 reaches the batch script alone",
+        source="PyTorch torch/distributed/elastic/multiprocessing/api.py; Slurm doc/man/man1/sbatch.1",
+    ),
+    KnownError(
+        "sigint",
+        "PyTorch",
+        ("got signal: 2", "Received 2 death signal", "Received Signals.SIGINT death signal"),
+        kind="killed",
+        cause="torchrun got SIGINT: somebody pressed Ctrl-C, or a scheduler sent it.",
+        fix="ask who stopped it",
+        source="PyTorch torch/distributed/elastic/multiprocessing/api.py",
     ),
     KnownError(
         "sigterm",

@@ -101,7 +101,8 @@ class LogReading(msgspec.Struct, frozen=True, kw_only=True):
 def _best(words: Iterable[LogWord], rank: int | None, *, aborted: bool) -> LogWord | None:
     words = tuple(words)
     # What a worker raised after it, it survived.
-    last = {word.rank: word.line for word in words if word.is_exception and not word.is_of_peers}
+    raised = sorted((word for word in words if word.is_exception and not word.is_of_peers), key=lambda word: word.line)
+    last = {word.rank: word.line for word in raised}
     kept = [word for word in words if _counts(word, last.get(word.rank, 0), aborted=aborted)]
     return min(
         kept, key=lambda word: (rate(word.error, word), rank is not None and word.rank != rank, word.line), default=None
@@ -184,6 +185,7 @@ _LAUNCHERS = (
     "num_local_procs=",
     "srun: error: ",
     "slurmstepd: error: ",
+    "mpirun noticed that process rank ",
 )
 _ABORTS = (
     "what(): ",
@@ -290,8 +292,9 @@ class _Reader:
             self._keep()
         self._last = number
         key = (word.error.id if word.error else word.text[:80], word.rank, word.is_exception)
-        # Of an exception the last counts: what was raised before it was survived.
-        if word.is_exception if key in self._words else len(self._words) < _MOST_WORDS:
+        # Of what may be survived the last counts.
+        replaces = word.is_exception and (word.error is None or word.error.is_last)
+        if replaces if key in self._words else len(self._words) < _MOST_WORDS:
             self._words[key] = word
 
     def _take_report(self, number: int, text: str) -> None:
@@ -372,7 +375,8 @@ def _read_line(number: int, line: str) -> LogWord | None:
         host = host or mark["host"]
         text = text[mark.end() :].strip()
     text = text.removeprefix("what():").strip()
-    error = find_error(line)
+    # What NCCL tries again, and what it finds out, ends nothing.
+    error = find_error(line) if "NCCL INFO " not in line else None
     is_exception = _EXCEPTION.match(text) is not None and _LAUNCHERS_OWN.match(text) is None
     is_abort = any(words in line for words in _ABORTS)
     if error is None and not (is_exception or is_abort):

@@ -12,6 +12,7 @@ from multinode.analyse.hang.stall import find_hang
 from multinode.core.run.run import NodeDiagnosis
 from multinode.core.run.samples import ExceptionSample
 from multinode.launch.failure import Evidence, first_failure
+from multinode.launch.failure_kinds import WorkerDeath, find_worker_death
 from multinode.launch.hang_words import stall_cause
 from multinode.launch.known_errors import find_error
 from multinode.launch.log_words import read_log
@@ -207,6 +208,24 @@ def test_words_of_an_attempt_that_torchrun_repeated_do_not_count() -> None:
     log = text(aborted(0, ABORTS["device-assert"]), [again], aborted(0, ABORTS["uncorrectable-ecc"]))
     log += text(torchrun(0, -6, 1))
     assert find(Evidence(run=ended(0, exit_code=1), log=log)).error_id == "uncorrectable-ecc"
+
+
+def test_what_a_worker_without_a_record_raised_stands_in_the_sentence() -> None:
+    said = ["[rank0]: Traceback (most recent call last):", "[rank0]: ValueError: labels must be integers"]
+    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=text(said, torchrun(0, 1, 2))))
+    assert failure.message == "rank 0 ended with exit code 1: ValueError: labels must be integers"
+    recorded = Evidence(run=ended(0, exit_code=1, ended_s=9.0), exceptions=[raised(0, 5.0)], log=text(said))
+    assert find(recorded).message == "rank 0 raised ValueError: bad data"
+
+
+def test_what_nccl_tries_again_ends_nothing() -> None:
+    again = "gpu-a:7:9 [0] NCCL INFO socketPollConnect: connect to 10.0.0.2<7> returned Connection refused, retrying (3/34) after sleep for 300 msec"
+    assert read_log(f"{again}\nstep 1\n").cause() is None
+
+
+def test_mpirun_names_the_process_that_a_signal_ended() -> None:
+    said = "mpirun noticed that process rank 3 with PID 4711 on node gpu-b exited on signal 9 (Killed)."
+    assert find_worker_death(said) == WorkerDeath(rank=3, signal="SIGKILL")
 
 
 def test_a_signal_number_is_no_part_of_another() -> None:

@@ -195,7 +195,10 @@ LINES = {
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.",
     ],
     "package-version": [
-        "ImportError: transformers>=4.49.0,<=4.57.1 is required for a normal functioning of this module, but found transformers==4.45.0."
+        "RuntimeError: module compiled against API version 0x10 but this version of numpy is 0xf",
+        "RuntimeError: Detected that PyTorch and torchvision were compiled with different CUDA versions.",
+        "RuntimeError: The detected CUDA version (11.8) mismatches the version that was used to compile PyTorch (12.1).",
+        "ImportError: transformers>=4.49.0,<=4.57.1 is required for a normal functioning of this module, but found transformers==4.45.0.",
     ],
     "undefined-symbol": [
         "ImportError: /env/lib/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
@@ -229,6 +232,7 @@ LINES = {
     ],
     "permission-denied": ["PermissionError: [Errno 13] Permission denied: '/out/checkpoint-500'"],
     "missing-file": [
+        "bash: line 1: /work/train.sh: No such file or directory",
         "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.json'",
         "python3: can't open file '/work/train.py': [Errno 2] No such file or directory",
     ],
@@ -237,11 +241,16 @@ LINES = {
         "OSError: [Errno 30] Read-only file system",
     ],
     "address-in-use": [
+        "RuntimeError: Address already in use",
+        "[W socket.cpp:436] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
         "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is utilizing it. Please specify a different port",
     ],
     "name-resolution": [
-        "[W socket.cpp:697] [c10d] The IPv4 network addresses of (gpu-a, 29500) cannot be retrieved (gai error: -2 - Name or service not known)."
+        "socket.gaierror: [Errno -2] Name or service not known",
+        "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+        "misc/socket.cc:320 NCCL WARN Net : error encountered when getting address info : Name or service not known",
+        "[W socket.cpp:697] [c10d] The IPv4 network addresses of (gpu-a, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
     ],
     "ssh-host-key-changed": ["@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @"],
     "ssh-host-key-unknown": [
@@ -270,6 +279,19 @@ LINES = {
     "ssh-broken-pipe": [
         "client_loop: send disconnect: Broken pipe",
         "Timeout, server node1 not responding.",
+    ],
+    "sigusr": [
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 12",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 10",
+        "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGUSR2 death signal, shutting down workers",
+        "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGUSR1 death signal, shutting down workers",
+        "W1122 15:40:00.123 4710 torch/distributed/elastic/agent/server/api.py:753] Received 10 death signal, shutting down workers",
+        "W1122 15:40:00.123 4710 torch/distributed/elastic/agent/server/api.py:753] Received 12 death signal, shutting down workers",
+    ],
+    "sigint": [
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 2",
+        "W1122 15:40:00.123 4710 torch/distributed/elastic/agent/server/api.py:753] Received 2 death signal, shutting down workers",
+        "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGINT death signal, shutting down workers",
     ],
     "sigterm": [
         "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 15",
@@ -458,7 +480,6 @@ LINES = {
     ],
     "checkpoint-of-another-model": [
         "size mismatch for model.embed_tokens.weight: copying a param with shape torch.Size([151936, 896]) from checkpoint, the shape in current model is torch.Size([151643, 896]).",
-        "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:",
         "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
     ],
     "damaged-weights": [
