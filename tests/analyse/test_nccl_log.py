@@ -61,6 +61,73 @@ def test_rdma_is_told_by_its_cards() -> None:
     assert path.transports == {"NET/IB/0/GDRDMA": 1}
 
 
+CONNECTED = "n:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/{}"
+
+
+def test_the_nics_that_connections_go_over_are_told_apart_from_those_that_are_there() -> None:
+    found = parse_nccl_log(
+        [
+            "n:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [2]mlx5_2:1/RoCE [RO]",
+            CONNECTED.format("IB/2/GDRDMA"),
+            CONNECTED.format("IB/0"),
+        ]
+    )
+    assert found is not None
+    assert found.cards == ("mlx5_0:1/RoCE", "mlx5_1:1/RoCE", "mlx5_2:1/RoCE")
+    assert found.used == ("mlx5_0:1/RoCE", "mlx5_2:1/RoCE")
+    sockets = parse_nccl_log(SOCKETS.splitlines())
+    assert sockets is not None
+    assert sockets.used == ("ens1f0",)
+
+
+@pytest.mark.parametrize(
+    ("listed", "device", "used"),
+    [
+        # 2.20 to 2.22.
+        (
+            "NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [1]={[0] mlx5_2:1/RoCE} [RO]",
+            0,
+            ("mlx5_0:1/RoCE", "mlx5_1:1/RoCE"),
+        ),
+        # From 2.23 on.
+        (
+            "NET/IB : Made virtual device [4] name=mlx5_0+mlx5_1 speed=400000 ndevs=2",
+            4,
+            ("mlx5_0:1/joined", "mlx5_1:1/joined"),
+        ),
+    ],
+)
+def test_ports_that_nccl_joins_are_both_used(listed: str, device: int, used: tuple[str, ...]) -> None:
+    found = parse_nccl_log([f"n:1:1 [0] NCCL INFO {listed}", CONNECTED.format(f"IB/{device}/GDRDMA")])
+    assert found is not None
+    assert found.used == used
+
+
+@pytest.mark.parametrize(
+    ("line", "network", "over_rdma"),
+    [
+        ("Using network AWS Libfabric", "AWS Libfabric", True),
+        ("Using network IBext_v8", "IBext_v8", True),
+        ("Using network IB", "IB", True),
+        ("Using network FastSocket", "FastSocket", False),
+        ("Using network Socket", "Socket", False),
+        ("Assigned NET plugin Socket to comm", "Socket", False),
+    ],
+)
+def test_a_network_is_named_whole_and_known_to_be_tcp_or_not(line: str, network: str, *, over_rdma: bool) -> None:
+    found = parse_nccl_log([f"n:1:1 [0] NCCL INFO {line}", CONNECTED.format(f"{network}/0/GDRDMA")])
+    assert found is not None
+    assert (found.network, found.over_rdma) == (network, over_rdma)
+    assert found.transports == {f"NET/{network}/0/GDRDMA": 1}
+
+
+def test_older_lines_end_with_the_communicator() -> None:
+    line = "n:1:1 [0] NCCL INFO Channel 00/0 : 0[3000] -> 1[4000] via P2P/direct pointer comm 0x7f2c nRanks 02"
+    found = parse_nccl_log([line])
+    assert found is not None
+    assert found.transports == {"P2P/direct pointer": 1}
+
+
 def test_a_log_that_says_nothing_of_this_gives_nothing() -> None:
     assert parse_nccl_log([]) is None
     assert parse_nccl_log(["step 1 loss 2.0", "\x1b[2J via nothing"]) is None

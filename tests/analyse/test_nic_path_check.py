@@ -72,11 +72,11 @@ def proved(
     samples: list[CollectiveSample],
     layout: Layout = TWO,
     backend: str = "gloo",
-    cards: Mapping[int, str | None] | None = None,
+    cards: Mapping[int, tuple[str, ...]] | None = None,
 ) -> NicPathCheck:
     found = check_nic_path(
         samples,
-        cards=dict.fromkeys(range(layout.nodes), "ens1f0") if cards is None else cards,
+        cards=dict.fromkeys(range(layout.nodes), ("ens1f0",)) if cards is None else cards,
         layout=layout,
         backend=backend,
         node_names=[f"node{number}" for number in range(layout.nodes)],
@@ -208,7 +208,7 @@ def test_small_messages_and_what_is_not_known_are_not_judged() -> None:
     for proof in (
         proved(tiny),
         proved(ran("all_reduce", TWO), backend="mpi"),
-        proved(ran("all_reduce", TWO), cards={0: None}),
+        proved(ran("all_reduce", TWO), cards={0: ()}),
     ):
         assert proof.ok is None
         assert proof.sentences == (

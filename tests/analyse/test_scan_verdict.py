@@ -290,7 +290,7 @@ def test_small_messages_that_wait_for_no_wire_are_told() -> None:
 
 def test_the_verdict_is_a_json_document() -> None:
     document = msgspec.json.decode(msgspec.json.encode(judged(SLOW)))
-    assert set(document) == {"status", "text", "over_rdma", "worst", "nodes", "causes", "shares"}
+    assert set(document) == {"status", "text", "over_rdma", "worst", "nics", "nodes", "causes", "shares"}
     assert set(document["causes"][0]) == {"code", "figures", "by_node", "text", "hint", "nodes"}
     assert msgspec.json.decode(msgspec.json.encode(judged(SLOW)), type=Verdict) == judged(SLOW)
 

@@ -11,7 +11,7 @@ from multinode.analyse.job.step_messages import StepMessage, StepMessages
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.analyse.nccl_test.size_scan import ScanReport, estimate_step, summarise_scan
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.cluster.facts import Interface, NodeFacts
+from multinode.core.cluster.facts import Interface, NodeFacts, RdmaPort
 from multinode.core.measure.benchmark import CollectiveTest, scan_messages
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.planning import LaunchOptions, plan_launch
@@ -246,3 +246,59 @@ def test_the_root_of_a_broadcast_is_nobodys_straggler() -> None:
         for one in samples[0]
     ]
     assert not any("straggler" in cause.text for cause in report(of, samples).verdict.causes)
+
+
+def over_two_ports(*, log: bool) -> ScanReport:
+    """A link of 1 Gbit/s, and two RDMA ports of 0.5 that carried the data, by the counters, and by NCCL's log."""
+    of = plan()
+    samples = measured(of, card="mlx5_0/1", backend="nccl")
+    listed = "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [2]mlx5_2:1/RoCE [RO]; OOB ens1f0:10.0.0.1<0>"
+    used = [f"Channel 0{port}/0 : 0[0] -> 1[0] [send] via NET/IB/{port}/GDRDMA" for port in (0, 1)]
+    if log:
+        for rank, mine in samples.items():
+            lines = tuple(f"n:1:1 [0] NCCL INFO {line}" for line in ("Using network IB", listed, *used))
+            mine.append(NcclSample(rank=rank, lines=lines))
+    ports = tuple(RdmaPort(device=f"mlx5_{port}", port=1, rate_gbit_per_s=0.5) for port in range(3))
+    known = {name: msgspec.structs.replace(each, rdma=ports) for name, each in facts().items()}
+    return with_words(summarise_scan(of, known, TCP, samples, "/runs/r"))
+
+
+def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used() -> None:
+    said = over_two_ports(log=True)
+    assert said.link_gbit_per_s == 1.0
+    assert (said.verdict.over_rdma, said.verdict.nics, said.verdict.status) == (True, 2, "ok")
+    assert said.verdict.text.startswith("network OK for a link of 1 Gbit/s (2 NICs together): ")
+    # The counters alone saw one port.
+    seen = over_two_ports(log=False)
+    assert (seen.link_gbit_per_s, seen.verdict.status) == (0.5, "inconclusive")
+    assert "more NICs than the one known" in seen.verdict.causes[0].text
+
+
+def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() -> None:
+    of, samples = plan(), {}
+    for rank, mine in measured(of, backend="nccl").items():
+        lines = [
+            "NET/Socket : Using [0]ens1f0:10.0.0.1<0> [1]ens2f0:10.0.1.1<0>",
+            *(f"Channel 0{card}/0 : 0[0] -> 1[0] [send] via NET/Socket/{card}" for card in (0, 1)),
+        ]
+        samples[rank] = [
+            *map(halved, mine),
+            NcclSample(rank=rank, lines=tuple(f"n:1:1 [0] NCCL INFO {line}" for line in lines)),
+        ]
+    second = Interface(name="ens2f0", addresses=("10.0.1.1/24",), up=True, speed_gbit_per_s=1.0, mtu=1500)
+    known = {
+        name: msgspec.structs.replace(each, interfaces=(*each.interfaces, second)) for name, each in facts().items()
+    }
+    said = with_words(summarise_scan(of, known, TCP, samples, "/runs/r"))
+    assert said.path is not None
+    assert said.path.ok is True
+    assert (said.link_gbit_per_s, said.verdict.nics) == (2.0, 2)
+    assert "NIC counters match the expected traffic (ens1f0, ens2f0" in said.path.sentences[0]
+
+
+def halved(sample: Sample) -> Sample:
+    """Its bytes over two NICs."""
+    if not isinstance(sample, CollectiveSample) or sample.cards is None:
+        return sample
+    half = CardBytes(**{name: getattr(sample.cards["ens1f0"], name) // 2 for name in CardBytes.__struct_fields__})
+    return msgspec.structs.replace(sample, cards={"ens1f0": half, "ens2f0": half})

@@ -24,7 +24,9 @@ from .raw_ring import RawRing
 __all__ = ["join_group", "main", "read_nccl_log"]
 
 # Printed once for a communicator or a connection under NCCL_DEBUG=INFO (NCCL's init.cc, net_socket.cc, net_ib.cc).
-_TELLING = re.compile(r"NCCL version|Bootstrap ?:|NET/|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels")
+_TELLING = re.compile(
+    r"NCCL version|Bootstrap ?:|NET/|NET plugin|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels"
+)
 _MOST_LINES = 400
 _MOST_BYTES = 4 << 20
 # Torch's names of the devices that a backend needs.

@@ -316,8 +316,14 @@ def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[
 
 
 @functools.lru_cache(maxsize=256)
-def card_factor(backend: str, collective: str, layout: Layout) -> float:
-    """The part of S that passes the busiest card one way in a call; busbw's factor where the backend is unknown.
+def card_factor(backend: str, collective: str, layout: Layout, algorithm: str | None = None) -> float:
+    """The part of S that passes the busiest NIC of a node one way in a call; busbw's where the backend is unknown.
+
+    Args:
+        backend: `nccl` or `gloo`.
+        collective: which.
+        layout: the workers.
+        algorithm: by its name; the usual one without, and where the backend has none of this name.
 
     Raises:
         ValueError: the collective is unknown.
@@ -325,7 +331,8 @@ def card_factor(backend: str, collective: str, layout: Layout) -> float:
     known = algorithms_of(backend, collective)
     if not known:
         return bus_factor(collective, layout.workers)
-    nodes = node_flows(known[0].flows(layout), layout)
+    ran = next((one for one in known if one.name == algorithm), known[0])
+    nodes = node_flows(ran.flows(layout), layout)
     return max(max(node.sent, node.received) for node in nodes)
 
 

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 __all__ = ["NcclPath", "parse_nccl_log"]
 
 _VERSION = re.compile(r"NCCL version (\S+)")
-_NETWORK = re.compile(r"Using network (\w[\w-]*)")
+# Since 2.27 of each communicator: `Assigned NET plugin Socket to comm`. A plugin's name may have blanks: AWS Libfabric.
+_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\w[\w -]{0,63}?)(?: to comm.*)?\s*$")
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.:@-]+?):")
 _SOCKET = re.compile(r"NET/Socket ?: Using (.*)")
-_CARD = re.compile(r"\[\d+\]([\w.@-]+?):")
+_CARD = re.compile(r"\[(\d+)\]([\w.@-]+?):")
 _IB = re.compile(r"NET/IB ?: Using (.*)")
-_IB_CARD = re.compile(r"\[\d+\]([\w.-]+):(\d+)/(\w+)")
-_VIA = re.compile(r"Channel \d+(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(send|receive)\])? via (\S+)")
+# Ports that 2.20 to 2.22 join: `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`. Later ones are told apart from the list.
+_IB_DEVICE = re.compile(r"\[(\d+)\] ?(?:= ?\{([^}]*)\}|([\w.-]+:\d+/\w+))")
+_IB_PORT = re.compile(r"[\w.-]+:\d+/\w+")
+_IB_JOINED = re.compile(r"NET/IB ?: Made virtual device \[(\d+)\] name=([\w.+-]+)")
+_VIA = re.compile(
+    r"Channel \d+(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(send|receive)\])? "
+    r"via (\S.{0,99}?)(?: comm 0x.*)?\s*$"
+)
+_VIA_DEVICE = re.compile(r"NET/[^/]+/(\d+)")
+# Networks over TCP; NCCL's other ones, and its plugins', pass the kernel by.
+_OF_TCP = frozenset({"Socket", "FastSocket"})
 _RING = re.compile(r"Channel \d+/(\d+) :((?:\s+\d+)+)\s*$")
 _RANKS = re.compile(r"\bnranks (\d+)\b")
 _COLL_CHANNELS = re.compile(r"(\d+) coll channels")
@@ -33,7 +43,8 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         network: `Socket`, `IB`, or a plugin's name.
         bootstrap_ifname: where ranks met.
-        cards: what the network uses: interface names, or `device:port/kind` of RDMA cards.
+        cards: what the network may use: interface names, or `device:port/kind` of RDMA cards.
+        used: those of them that connections between nodes go over; empty where that is not told.
         transports: connections by their transport (`NET/Socket/0`, `P2P/CUMEM`, `SHM/direct`), over all workers.
         channels: of collectives; None where it is not told.
         ring: the ranks in the order of the first ring; empty where it is not told, or not all of it.
@@ -43,9 +54,15 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
     network: str | None = None
     bootstrap_ifname: str | None = None
     cards: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
     transports: dict[str, int] = {}
     channels: int | None = None
     ring: tuple[int, ...] = ()
+
+    @property
+    def over_rdma(self) -> bool:
+        """Whether collectives pass the kernel by: InfiniBand, RoCE, or a plugin's network."""
+        return self.network is not None and self.network not in _OF_TCP
 
     @property
     def sentence(self) -> str:
@@ -60,39 +77,62 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
     """What the lines of all workers say together; None where they say nothing."""
-    found: dict[str, str] = {}
-    cards: dict[str, None] = {}
-    transports: Counter[str] = Counter()
-    channels: int | None = None
-    ring: tuple[int, ...] = ()
-    lines = list(lines)
-    for line in lines:
-        for name, pattern in (("version", _VERSION), ("network", _NETWORK), ("bootstrap_ifname", _BOOTSTRAP)):
-            if (match := pattern.search(line)) is not None:
-                found.setdefault(name, match[1])
-        if (match := _SOCKET.search(line)) is not None:
-            cards |= dict.fromkeys(_CARD.findall(match[1]))
-        elif (match := _IB.search(line)) is not None:
-            cards |= {f"{device}:{port}/{kind}": None for device, port, kind in _IB_CARD.findall(match[1])}
-        elif (match := _VIA.search(line)) is not None:
-            # Both ends write a connection over the network down: the sender's counts.
-            transports[match[4]] += match[3] != "receive"
-        elif (match := _RING.search(line)) is not None:
-            ring = ring or tuple(int(rank) for rank in match[2].split())
-        elif (match := _COLL_CHANNELS.search(line)) is not None:
-            channels = int(match[1])
-    if not found and not cards and not transports:
-        return None
-    return NcclPath(
-        version=found.get("version"),
-        network=found.get("network"),
-        bootstrap_ifname=found.get("bootstrap_ifname"),
-        cards=tuple(cards)[:_MOST],
+    lines = tuple(lines)
+    channels = _last(_COLL_CHANNELS, lines)
+    told = next((match[2] for line in lines if (match := _RING.search(line)) is not None), "")
+    ring = tuple(int(rank) for rank in told.split())
+    devices: dict[int, list[str]] = {}
+    for number, names in (device for line in lines for device in _devices(line)):
+        known = devices.setdefault(number, [])
+        known += [name for name in names if name not in known]
+    transports, used = _connections(lines)
+    path = NcclPath(
+        version=_first(_VERSION, lines),
+        network=_first(_NETWORK, lines),
+        bootstrap_ifname=_first(_BOOTSTRAP, lines),
+        cards=tuple(dict.fromkeys(name for names in devices.values() for name in names))[:_MOST],
+        used=tuple(dict.fromkeys(name for number in sorted(used) for name in devices.get(number, ())))[:_MOST],
         transports={name: count for name, count in transports.most_common(_MOST) if count},
-        channels=channels,
+        channels=int(channels) if channels is not None else None,
         # Up to 2.21 a line has 20 ranks at most, and from 2.27 on 128 characters: of a part of a ring nothing is said.
         ring=ring if sorted(ring) == list(range(max(_count_ranks(lines), len(ring)))) else (),
     )
+    return path if path.version or path.network or path.bootstrap_ifname or path.cards or transports else None
+
+
+def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
+    return next((match[1] for line in lines if (match := pattern.search(line)) is not None), None)
+
+
+def _last(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
+    return _first(pattern, lines[::-1])
+
+
+def _connections(lines: Sequence[str]) -> tuple[Counter[str], set[int]]:
+    """By transport, how many; and the numbers of the network's devices that they go over."""
+    transports, used = Counter[str](), set[int]()
+    for match in filter(None, map(_VIA.search, lines)):
+        # Both ends write a connection over the network down: the sender's counts.
+        transports[match[4]] += match[3] != "receive"
+        if (device := _VIA_DEVICE.match(match[4])) is not None:
+            used.add(int(device[1]))
+    return transports, used
+
+
+def _devices(line: str) -> list[tuple[int, list[str]]]:
+    """The network's devices that a line lists, by number."""
+    if (match := _SOCKET.search(line)) is not None:
+        return [(int(number), [name]) for number, name in _CARD.findall(match[1])]
+    if (match := _IB.search(line)) is not None:
+        return [
+            (int(number), _IB_PORT.findall(joined) or [one])
+            for number, joined, one in _IB_DEVICE.findall(match[1])
+            if joined or one
+        ]
+    if (match := _IB_JOINED.search(line)) is not None:
+        # Named without their ports, which are the first of each.
+        return [(int(match[1]), [f"{name}:1/joined" for name in match[2].split("+")])]
+    return []
 
 
 def _count_ranks(lines: Iterable[str]) -> int:

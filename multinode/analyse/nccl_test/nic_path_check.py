@@ -6,6 +6,8 @@ algorithm moves that of `algorithms`; the words are `report.nccl_test.scan_words
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
@@ -42,7 +44,7 @@ class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What passed the cards of a node in one iteration.
 
     Attributes:
-        ifname: its card of the data plane; None is not known.
+        ifname: its NIC of the data plane, or several with commas between; None is not known.
         passed: over this card; None where it has no counters.
         expected: what the algorithm moves; None where that is not known.
         deviation: the larger one of the two directions', relative to the busier direction of `expected`.
@@ -111,6 +113,11 @@ class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the bytes went over RDMA ports."""
         return any(load.way is Way.RDMA for message in self.messages for load in message.loads)
 
+    def rdma_ports(self, node: str) -> tuple[str, ...]:
+        """The RDMA ports that carried a node's messages, `device/port`, where any did."""
+        loads = (load for message in self.messages for load in message.loads if load.node == node)
+        return tuple(dict.fromkeys(name for load in loads for name in load.others if is_rdma(name)))
+
 
 class _Model(msgspec.Struct, frozen=True, kw_only=True):
     """One way in which the backend may have made a message."""
@@ -123,7 +130,7 @@ class _Model(msgspec.Struct, frozen=True, kw_only=True):
 def check_nic_path(
     samples: Iterable[CollectiveSample],
     *,
-    cards: Mapping[int, str | None],
+    cards: Mapping[int, Sequence[str]],
     layout: Layout,
     backend: str,
     node_names: Sequence[str],
@@ -132,7 +139,7 @@ def check_nic_path(
 
     Args:
         samples: of all workers; those with counters count.
-        cards: by node rank, the card of the data plane; None is not known.
+        cards: by node rank, the NICs of the data plane; none are not known.
         layout: the workers.
         backend: `nccl` or `gloo`; of another one nothing is judged.
         node_names: in the order of node ranks.
@@ -176,7 +183,7 @@ def _times(factor: float, flows: Mapping[tuple[int, int], float], layout: Layout
 
 
 def _trace(
-    samples: Sequence[CollectiveSample], cards: Mapping[int, str | None], models: _Models, node_names: Sequence[str]
+    samples: Sequence[CollectiveSample], cards: Mapping[int, Sequence[str]], models: _Models, node_names: Sequence[str]
 ) -> MessagePath:
     """The path of one message, by the model that fits all nodes best."""
     first = samples[0]
@@ -185,7 +192,7 @@ def _trace(
     def loads(model: _Model | None) -> tuple[CardLoad, ...]:
         nodes = ((sample, sample.rank // workers) for sample in samples)
         return tuple(
-            _load(sample, node_names[node], cards.get(node), model.flows[node] if model else None, models.layout)
+            _load(sample, node_names[node], cards.get(node, ()), model.flows[node] if model else None, models.layout)
             for sample, node in nodes
         )
 
@@ -211,10 +218,12 @@ def _misfit(loads: Iterable[CardLoad]) -> float | None:
     return max((load.deviation for load in loads if load.way is not None and load.deviation is not None), default=None)
 
 
-def _load(sample: CollectiveSample, node: str, card: str | None, flow: NodeFlow | None, layout: Layout) -> CardLoad:
+def _load(sample: CollectiveSample, node: str, cards: Sequence[str], flow: NodeFlow | None, layout: Layout) -> CardLoad:
     """What passed a node's cards in one iteration of a message, and which way it went."""
+    card = ", ".join(cards) or None
     passed = {name: payload(each).times(1 / sample.card_iters) for name, each in (sample.cards or {}).items()}
-    mine = passed.pop(card, None) if card is not None else None
+    each = [passed.pop(name) for name in cards if name in passed]
+    mine = functools.reduce(operator.add, each) if each else None
     if flow is None:
         return CardLoad(node=node, ifname=card, passed=mine)
     expected = Carried(sent=flow.sent * sample.size_bytes, received=flow.received * sample.size_bytes)

@@ -7,12 +7,20 @@ wrong in itself; each is one small function. Codes and figures: the words are `r
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 from collections.abc import Callable, Iterator
 
 import msgspec
 
-from multinode.analyse.collectives.algorithms import Layout, card_factor, link_share, message_steps, steps_us
+from multinode.analyse.collectives.algorithms import (
+    Layout,
+    algorithms_of,
+    card_factor,
+    link_share,
+    message_steps,
+    steps_us,
+)
 from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.analyse.nccl_test.nic_path_check import NicPathCheck
 from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
@@ -29,9 +37,16 @@ _SMALL_BYTES = 4096
 _FAST_LINK_GBIT = 10.0
 # More than that is not what a message costs: somebody is waited for.
 _START_MOST_US = 2000.0
-# Below the first a figure is slow on links that TCP fills with ease, below the second on faster ones.
+# Below the first a figure is slow on links that TCP fills with ease, below the second on faster ones. A stream fills
+# 10 Gbit/s; a collective there shares the processor with it.
 _COLLECTIVE_ENOUGH = (0.85, 0.7)
 _TCP_ENOUGH = (0.8, 0.5)
+# More than that no link carries: frames that are larger than its MTU says, and clocks, make less of a difference.
+_MORE_THAN_A_LINK = 1.05
+# AWS caps a flow at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2 instance network bandwidth").
+_FLOW_CAPS_GBIT, _NEAR_A_CAP = (5.0, 10.0), (0.9, 1.02)
+# Sizes from here on reach half of what smaller ones do: packets are lost.
+_FALLEN, _LEAST_FALLEN = 0.6, 2
 # TCP rarely passes 3 to 5 GB/s, whatever the link.
 _TCP_MOST_GB_PER_S = 3.0
 _BUSY_PERCENT = 90.0
@@ -101,7 +116,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             `empty` (nothing was measured by all workers); empty in a scan of an earlier release.
         text: one line, empty until the report is worded.
         over_rdma: whether the collectives went by RDMA.
-        worst: of the largest size of each collective, the one that fills the network least.
+        worst: of the largest size of each collective, the one that fills the network least; one that passed more than
+            the link carries before it.
+        nics: how many NICs of a node the link's rate is of.
         nodes: names to look at, the likeliest first.
         causes: likewise; empty where there is nothing to fix.
         shares: how much of the network every large message used.
@@ -111,6 +128,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     over_rdma: bool = False
     worst: SizeShare | None = None
+    nics: int = 1
     nodes: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
     shares: tuple[SizeShare, ...] = ()
@@ -122,6 +140,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     Attributes:
         backend: `nccl` or `gloo`.
         cards: of the data plane, by node, as far as nodes tell; empty of a single node, whose workers use none.
+        nics_gbit_per_s: by node, the rates of the NICs that the collectives used, where that is known.
         over_rdma: whether the collectives went by RDMA, for which TCP is no peer.
         wait_share_by_node: part of the operations' time in which the node's workers waited for others, 0 to 1.
         busy_percent_by_node: processors, while the collectives ran.
@@ -131,6 +150,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     layout: Layout = Layout(nodes=2)
     backend: str = "unknown"
     cards: dict[str, Interface] = {}
+    nics_gbit_per_s: dict[str, tuple[float, ...]] = {}
     tcp: RawTcp = RawTcp()
     path: NicPathCheck = NicPathCheck(ok=None)
     over_rdma: bool = False
@@ -139,8 +159,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def link_gbit_per_s(self) -> float | None:
-        """Rate of the slowest card; None where one does not tell."""
-        rates = [card.speed_gbit_per_s for card in self.cards.values()]
+        """Of the slowest node, the rate of the NICs that it used together; None where one does not tell."""
+        rates = [sum(self.nics_gbit_per_s.get(name, ())) or card.speed_gbit_per_s for name, card in self.cards.items()]
         known = [rate for rate in rates if rate]
         return min(known) if known and len(known) == len(rates) else None
 
@@ -183,8 +203,26 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @functools.cached_property
     def worst(self) -> SizeShare | None:
         """Of the largest size of each collective, the one that fills the network least; None of no row."""
-        largest = {share.collective: share for share in sorted(self.shares, key=lambda share: share.size_bytes)}
-        return min(largest.values(), key=lambda share: 0.0 if share.fill is None else share.fill, default=None)
+        return self.beyond or min(
+            self._largest, key=lambda share: 0.0 if share.fill is None else share.fill, default=None
+        )
+
+    @functools.cached_property
+    def beyond(self) -> SizeShare | None:
+        """Of these, what passed more than the link carries; None of none."""
+        large = [share for share in self._largest if share.size_bytes >= _LARGE_BYTES]
+        most = max(large, key=lambda share: share.share_of_ceiling or 0.0, default=None)
+        return most if most is not None and (most.share_of_ceiling or 0.0) > _MORE_THAN_A_LINK else None
+
+    @property
+    def _largest(self) -> list[SizeShare]:
+        by_size = sorted(self.shares, key=lambda share: share.size_bytes)
+        return list({share.collective: share for share in by_size}.values())
+
+    def algorithm_of(self, row: CollectiveRow) -> str | None:
+        """What the backend ran, where the counters of the NICs tell it."""
+        ran = ((one.algorithm, one.collective, one.size_bytes) for one in self.path.messages)
+        return next((name for name, *what in ran if what == [row.collective, row.size_bytes]), None)
 
     @property
     def is_fast_link(self) -> bool:
@@ -196,12 +234,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Whether raw TCP stays below what the link gives; None is not known."""
         if self.tcp_gb_per_s is None or self.ceiling_gb_per_s is None:
             return None
-        return self.tcp_gb_per_s < min(_TCP_ENOUGH[self.is_fast_link] * self.ceiling_gb_per_s, _TCP_MOST_GB_PER_S)
+        is_faster = (self.link_gbit_per_s or 0.0) > _FAST_LINK_GBIT
+        return self.tcp_gb_per_s < min(_TCP_ENOUGH[is_faster] * self.ceiling_gb_per_s, _TCP_MOST_GB_PER_S)
 
     @property
     def collective_is_slow(self) -> bool | None:
         """Whether `worst` stays below what raw TCP, or else the link, gives; None is not known."""
-        if self.worst is None or self.worst.fill is None:
+        if self.worst is None or self.worst.fill is None or self.beyond is not None:
             return None
         return self.worst.fill < _COLLECTIVE_ENOUGH[self.is_fast_link]
 
@@ -227,6 +266,7 @@ def judge_scan(seen: Evidence) -> Verdict:
         status=_status(seen),
         over_rdma=seen.over_rdma,
         worst=seen.worst,
+        nics=max((len(rates) for rates in seen.nics_gbit_per_s.values()), default=1),
         nodes=tuple(dict.fromkeys(name for cause in causes for name in cause.nodes)),
         causes=causes,
         shares=seen.shares,
@@ -238,7 +278,7 @@ def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
     tcp = None if seen.over_rdma else row.tcp_gb_per_s or seen.tcp_gb_per_s
     across = seen.layout.nodes > 1
     what = (seen.backend, row.collective, seen.layout)
-    speed = card_factor(*what) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
+    speed = card_factor(*what, seen.algorithm_of(row)) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
     best = min((each for each in (ceiling, tcp) if each), default=None)
     usual_share = link_share(*what)
     fill = None
@@ -299,6 +339,27 @@ def _wrong_path(seen: Evidence) -> Iterator[Cause]:
         yield Cause(code="wrong_path")
 
 
+def _beyond(seen: Evidence) -> Iterator[Cause]:
+    """More than the link carries: an algorithm that sends less, or more NICs than are known."""
+    share = seen.beyond
+    if share is None:
+        return
+    figures: dict[str, float | str] = {
+        "card_gb_per_s": share.card_gb_per_s,
+        "share": share.share_of_ceiling or 0.0,
+        "link_gbit_per_s": seen.link_gbit_per_s or 0.0,
+        "collective": share.collective,
+    }
+    what = (seen.backend, share.collective, seen.layout)
+    others = [(card_factor(*what, one.name), one.name) for one in algorithms_of(seen.backend, share.collective)]
+    least, name = min(others, default=(math.inf, ""))
+    other = (share.share_of_ceiling or 0.0) * least / card_factor(*what)
+    if other <= _MORE_THAN_A_LINK:
+        yield Cause(code="another_algorithm", figures={**figures, "algorithm": name, "other": other})
+    else:
+        yield Cause(code="more_nics", figures=figures)
+
+
 def _half_duplex(seen: Evidence) -> Iterator[Cause]:
     half = tuple(name for name, card in seen.cards.items() if card.duplex == "half")
     if half and not seen.is_well:
@@ -331,8 +392,12 @@ def _one_connection(seen: Evidence) -> Iterator[Cause]:
     if not one or not many or one >= _ONE_OF_MANY * many or seen.collective_is_slow is False:
         return
     code = "one_connection_fast" if seen.is_fast_link else "one_connection"
-    figures = {"one_gb_per_s": one, "several_gb_per_s": many}
-    yield Cause(code=f"{code}_nccl" if seen.backend == "nccl" and seen.is_fast_link else code, figures={**figures})
+    figures: dict[str, float | str] = {"one_gb_per_s": one, "several_gb_per_s": many}
+    low, high = _NEAR_A_CAP
+    cap = next((cap for cap in _FLOW_CAPS_GBIT if low * cap <= one * _BITS_PER_BYTE <= high * cap), None)
+    if seen.is_fast_link and cap is not None and many * _BITS_PER_BYTE > cap:
+        code, figures = "flow_cap", {**figures, "cap_gbit_per_s": cap}
+    yield Cause(code=f"{code}_nccl" if seen.backend == "nccl" and seen.is_fast_link else code, figures=figures)
 
 
 def _straggler(seen: Evidence) -> Iterator[Cause]:
@@ -353,8 +418,29 @@ def _busy(seen: Evidence) -> Iterator[Cause]:
 
 def _sockets(seen: Evidence) -> Iterator[Cause]:
     fine = seen.tcp_gb_per_s is not None and not seen.tcp_is_slow
-    if seen.backend == "nccl" and seen.is_fast_link and fine and seen.collective_is_slow:
+    if (fallen := _fallen(seen)) is not None:
+        yield fallen
+    elif seen.backend == "nccl" and seen.is_fast_link and fine and seen.collective_is_slow:
         yield Cause(code="few_sockets")
+
+
+def _fallen(seen: Evidence) -> Cause | None:
+    """Where every size beyond the best one falls far behind it: NCCL's sockets together lose packets."""
+    if seen.backend != "nccl" or not seen.is_fast_link or not seen.collective_is_slow or seen.worst is None:
+        return None
+    mine = [one for one in seen.shares if one.collective == seen.worst.collective]
+    best = max(mine, key=lambda share: share.card_gb_per_s)
+    larger = [one for one in mine if one.size_bytes > best.size_bytes]
+    if len(larger) < _LEAST_FALLEN or max(one.card_gb_per_s for one in larger) > _FALLEN * best.card_gb_per_s:
+        return None
+    return Cause(
+        code="many_sockets",
+        figures={
+            "best_gb_per_s": best.card_gb_per_s,
+            "size_bytes": best.size_bytes,
+            "least_gb_per_s": min(one.card_gb_per_s for one in larger),
+        },
+    )
 
 
 def _far_apart(seen: Evidence) -> Iterator[Cause]:
@@ -402,6 +488,7 @@ _OF_TCP = frozenset({_odd_pairs, _mixed_mtu, _one_connection, _sockets, _tcp_lim
 _IN_ORDER: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
     _wrong_values,
     _wrong_path,
+    _beyond,
     _half_duplex,
     _odd_pairs,
     _slower_link,

@@ -57,7 +57,8 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
         timer: `cuda` (CUDA events) or `clock`.
         devices: a line for each worker, in the order of ranks.
         test: what was asked for.
-        link_gbit_per_s: the slowest card's rate; None where one does not tell, or there is one node.
+        link_gbit_per_s: of the slowest node, the rate of the NICs that the collectives used, together; None where one
+            does not tell, or there is one node.
         mtu: the smallest of the cards, in bytes; likewise.
         ceiling_gb_per_s: payload that TCP carries over such a link at best.
         tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, each pair over as many
@@ -155,12 +156,13 @@ def summarise_scan(
     workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
     backend = next((worker.backend for worker in workers), "unknown")
     nccl = _nccl(samples.values())
+    by_node = {node.node: _nccl([samples.get(node.node_rank, ())]) for node in plan.nodes}
     indices = {sample.index for sample in measured}
     in_turns_gb_per_s = {index: slowest_gb_per_s(read_ring(plan, samples, index).ring) for index in indices}
     rows = collective_rows(measured, plan.world_size, in_turns_gb_per_s)
     path = check_nic_path(
         measured,
-        cards={node.node_rank: node.ifname for node in plan.nodes},
+        cards={node.node_rank: _ifnames(node, by_node[node.node]) for node in plan.nodes},
         layout=layout,
         backend=backend,
         node_names=[node.node for node in plan.nodes],
@@ -170,9 +172,10 @@ def summarise_scan(
         layout=layout,
         backend=backend,
         cards=cards_of(plan.nodes, facts) if layout.nodes > 1 else {},
+        nics_gbit_per_s=_nics(facts, by_node, path) if layout.nodes > 1 else {},
         tcp=tcp,
         path=path,
-        over_rdma=path.over_rdma or (nccl is not None and nccl.network == "IB"),
+        over_rdma=path.over_rdma or (nccl is not None and nccl.over_rdma),
         wait_share_by_node=_wait_shares(plan, measured),
         busy_percent_by_node=_busy(plan, samples),
     )
@@ -235,6 +238,31 @@ def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iter
             if known and 0 < sample.size_bytes <= most and all(0 < one < math.inf for one in sample.times_us):
                 seen.add((sample.rank, sample.index))
                 yield sample
+
+
+def _ifnames(node: NodePlan, nccl: NcclPath | None) -> tuple[str, ...]:
+    """The NIC of the data plane, and those that NCCL was told to use beside it."""
+    if node.ifname is None:
+        return ()
+    used = nccl.used if nccl is not None and node.ifname in nccl.used else ()
+    return (node.ifname, *(name for name in used if name != node.ifname))
+
+
+def _nics(
+    facts: Mapping[str, NodeFacts], by_node: Mapping[str, NcclPath | None], path: NicPathCheck
+) -> dict[str, tuple[float, ...]]:
+    """By node, the rates of the NICs that NCCL's log names, or counters; nothing of a node of which one is unknown."""
+    found = {}
+    for node, nccl in by_node.items():
+        ports = [name.replace("/", ":") for name in path.rdma_ports(node)]
+        names = [name.split("/")[0] for name in (nccl.used if nccl is not None else ())] or ports
+        known = facts.get(node) or NodeFacts(node=node)
+        rates: dict[str, float | None] = {card.name: card.speed_gbit_per_s for card in known.interfaces}
+        rates |= {f"{port.device}:{port.port}": port.rate_gbit_per_s for port in known.rdma}
+        each = tuple(rate for name in dict.fromkeys(names) if (rate := rates.get(name)))
+        if each and len(each) == len(dict.fromkeys(names)):
+            found[node] = each
+    return found
 
 
 def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:

@@ -378,7 +378,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
     curves = {name: _again(curve, report.run_id) for name, curve in report.curves.items()}
     errors = [median_error(held_back(curve.points, _LEAST_BYTES)) for curve in curves.values()]
     over_rdma = report.path is not None and report.path.over_rdma
-    rdma = over_rdma or (report.nccl is not None and report.nccl.network == "IB")
+    rdma = over_rdma or (report.nccl is not None and report.nccl.over_rdma)
     return NetworkModel(
         link=Link(gbit_per_s=link_gbit_per_s, mtu=report.mtu or _ETHERNET_MTU, rdma=rdma),
         layout=Layout(nodes=nodes, workers_per_node=max(1, report.world_size // nodes)),

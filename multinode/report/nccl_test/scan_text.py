@@ -104,7 +104,8 @@ def _time_us(row: CollectiveRow) -> Estimate:
 def _causes(report: ScanReport) -> Iterator[tuple[str, str]]:
     for number, cause in enumerate(report.verdict.causes):
         yield "Also" if number else "Cause", cause.text
-        yield "Fix", cause.hint
+        if cause.hint:
+            yield "Fix", cause.hint
 
 
 def _network(report: ScanReport) -> Iterator[tuple[str, str]]:

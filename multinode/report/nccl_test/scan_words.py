@@ -29,6 +29,9 @@ _SOCKETS = (
 _BUFFERS = "a larger MTU, a faster core, or socket buffers: sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem"
 _LINKS = "cable, switch port, or other traffic of {node}; on {node}: ip -s link; tc -s qdisc"
 _FAILED = "a firewall, or a node that went away: multinode check"
+_CORE = "connection is limited by one CPU core, or by a cap on each flow, as clouds have"
+_CAP = "connection is limited to {cap}, as AWS caps a flow"
+_PLACEMENT = "put the nodes into one cluster placement group"
 _ONE = "one TCP connection reaches {one_gb_per_s:.3g} GB/s and several together {several_gb_per_s:.3g} GB/s: a single "
 
 
@@ -48,6 +51,17 @@ _CAUSES = {
         "{path}",
         "name the interface in the hostfile (ifname=), and set no NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
     ),
+    "more_nics": _Words(
+        "{card_gb_per_s:.3g} GB/s through a node are {share:.0%} of what its NICs that are known carry ({link}): the "
+        "data went over more NICs than the one known, or a NIC reports too low a rate",
+        "which ones NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; which there are, and "
+        "their rates: multinode check",
+    ),
+    "another_algorithm": _Words(
+        "a ring would have passed {share:.0%} of the line rate ({link}): the backend ran its {algorithm}, which passes "
+        "less through a NIC, {other:.0%} of the rate, or used more NICs than the one known; which, is unknown",
+        "with a ring alone the share is certain: multinode nccl-test with --env NCCL_ALGO=Ring",
+    ),
     "half_duplex": _Words(
         "the NIC of {names} runs in half duplex: it cannot send and receive at the same time",
         "NIC and switch port must both negotiate: sudo ethtool -s INTERFACE autoneg on; else the cable",
@@ -61,8 +75,12 @@ _CAUSES = {
         "the same MTU on every NIC and on the switch: sudo ip link set dev INTERFACE mtu 1500",
     ),
     "one_connection": _Words(f"{_ONE}connection is limited by one CPU core or by small socket buffers", _BUFFERS),
-    "one_connection_fast": _Words(f"{_ONE}connection is limited by one CPU core", _BUFFERS),
-    "one_connection_fast_nccl": _Words(f"{_ONE}connection is limited by one CPU core", _SOCKETS),
+    "one_connection_fast": _Words(f"{_ONE}{_CORE}", _BUFFERS),
+    "one_connection_fast_nccl": _Words(f"{_ONE}{_CORE}", _SOCKETS),
+    "flow_cap": _Words(
+        f"{_ONE}{_CAP}", f"{_PLACEMENT}; several workers per node, of which each has connections of its own"
+    ),
+    "flow_cap_nccl": _Words(f"{_ONE}{_CAP}", f"{_SOCKETS}; or {_PLACEMENT}"),
     "straggler": _Words(
         "the others wait {others:.0%} of the time, and {node} {share:.0%}: {node} is the straggler",
         "other work on {node}, or throttled CPUs or GPUs: top; nvidia-smi -q -d PERFORMANCE",
@@ -70,6 +88,12 @@ _CAUSES = {
     "busy_cpus": _Words(
         "the CPUs are busy while the collectives run ({by_node}): TCP needs them too",
         "see what runs there: top; fewer workers per node, or a larger MTU, need less CPU",
+    ),
+    "many_sockets": _Words(
+        "NCCL reaches {best_gb_per_s:.3g} GB/s at {size} and {least_gb_per_s:.3g} beyond: with so many sockets at once "
+        "large messages lose packets",
+        "fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
+        "again; nstat -az TcpRetransSegs on each node counts what is lost",
     ),
     "few_sockets": _Words("raw TCP is OK and NCCL does not fill it: at such speeds it may need more sockets", _SOCKETS),
     "odd_round_trip": _Words(
@@ -99,7 +123,8 @@ _CAUSES = {
     ),
     "slow_rdma": _Words(
         "the traffic goes over RDMA and does not fill the link: the port, its switch, or the path from GPU to NIC",
-        "ibstat, and ib_write_bw between the nodes; GPUDirect: NCCL_DEBUG=INFO prints GDRDMA or not",
+        "ibstat, and ib_write_bw between the nodes; GPUDirect: NCCL_DEBUG=INFO prints GDRDMA or not; PCIe access "
+        "control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; nvidia-smi topo -m",
     ),
     "no_tcp": _Words(
         "raw TCP was not measured: it would show whether the network or the collective is slow",
@@ -144,6 +169,7 @@ _BY_NODE: dict[str, Callable[[str, float], str]] = {
     "busy_cpus": lambda name, used: f"{name} {used:.0f}%",
 }
 _FAILED_AT = ("all", "node", "pair")
+_BEYOND = frozenset({"more_nics", "another_algorithm"})
 
 
 def with_words(report: ScanReport) -> ScanReport:
@@ -173,8 +199,16 @@ def verdict_with_words(
     return msgspec.structs.replace(
         verdict,
         text=_verdict_text(verdict, backend, link_gbit_per_s),
-        causes=tuple(_cause_with_words(one, path) for one in verdict.causes),
+        causes=tuple(_once(_cause_with_words(one, path) for one in verdict.causes)),
     )
+
+
+def _once(causes: Iterable[Cause]) -> Iterator[Cause]:
+    """A hint that several have stands at the first."""
+    told: set[str] = set()
+    for cause in causes:
+        yield msgspec.structs.replace(cause, hint="" if cause.hint in told else cause.hint)
+        told.add(cause.hint)
 
 
 def odd_with_words(one: Odd) -> Odd:
@@ -225,12 +259,15 @@ def _verdict_text(verdict: Verdict, backend: str, link_gbit_per_s: float | None)
     what = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
     if verdict.status == "one_node":
         return f"no network used: {what} reaches {worst.busbw_gb_per_s:.3g} GB/s busbw between workers of one node"
+    reached = f"{what} reaches {_shares(worst, verdict, backend, link_gbit_per_s)}"
+    if verdict.status == "inconclusive" and any(cause.code in _BEYOND for cause in verdict.causes):
+        return f"inconclusive: {reached}, more than such a link carries"
     if verdict.status == "inconclusive":
         speed = f"{worst.card_gb_per_s:.3g} GB/s per NIC"
         return f"inconclusive: {what} reaches {speed}; neither the link rate nor raw TCP is known to compare with"
-    reached = f"{what} reaches {_shares(worst, verdict, backend, link_gbit_per_s)}"
     if verdict.status == "ok":
-        link = f" for a link of {format_rate(link_gbit_per_s)}" if link_gbit_per_s else ""
+        together = f" ({verdict.nics} NICs together)" if verdict.nics > 1 else ""
+        link = f" for a link of {format_rate(link_gbit_per_s)}{together}" if link_gbit_per_s else ""
         return f"network OK{link}{', see the cause below' if verdict.causes else ''}: {reached}"
     return f"slow: {reached}"
 
@@ -238,7 +275,8 @@ def _verdict_text(verdict: Verdict, backend: str, link_gbit_per_s: float | None)
 def _shares(worst: SizeShare, verdict: Verdict, backend: str, link_gbit_per_s: float | None) -> str:
     parts = []
     if worst.share_of_ceiling is not None:
-        rate = f" ({format_rate(link_gbit_per_s)})" if link_gbit_per_s and verdict.status != "ok" else ""
+        nics = f", {verdict.nics} NICs together" if verdict.nics > 1 else ""
+        rate = f" ({format_rate(link_gbit_per_s)}{nics})" if link_gbit_per_s and verdict.status != "ok" else ""
         parts.append(f"{worst.share_of_ceiling:.0%} of {'' if verdict.over_rdma else 'TCP '}line rate{rate}")
     if worst.share_of_tcp is not None:
         parts.append(f"{worst.share_of_tcp:.0%} of raw TCP")
