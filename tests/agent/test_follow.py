@@ -3,6 +3,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
+import signal
 from pathlib import Path
 
 from .localnode import SLEEPER, LocalNode, is_alive, wait_until
@@ -181,6 +183,35 @@ def test_it_ends_a_run_whose_watchers_are_both_dead(node: LocalNode) -> None:
     assert (end["kind"], end["cause"], end["processes_left"]) == ("end", "supervisor_lost", 0)
     assert node.status()["cause"] == "supervisor_lost"
     wait_until(lambda: not node.processes())
+
+
+def test_a_reader_whose_file_system_does_not_answer_ends_no_run(node: LocalNode) -> None:
+    node.start(SLEEPER)
+    place = node.run_dir() / "supervisor.json"
+    aside = place.rename(node.run_dir() / "aside.json")
+    # What is there and cannot be read, as a file of a server that is away.
+    place.mkdir()
+    os.utime(node.run_dir() / "request.json", (0, 0))
+    with node.follow() as talk:
+        for _ in range(3):
+            talk.read_until(kind="alive")
+        assert is_alive(node.status()["job_pid"])
+        place.rmdir()
+        aside.rename(place)
+        assert talk.stop()["cause"] == "stopped"
+
+
+def test_a_reader_whose_run_directory_is_taken_away_ends_no_run_and_hears_its_end(node: LocalNode) -> None:
+    node.start(SLEEPER)
+    job_pid = node.status()["job_pid"]
+    with node.follow() as talk:
+        talk.read_until(kind="alive")
+        shutil.rmtree(node.run_dir())
+        for _ in range(3):
+            talk.read_until(kind="alive")
+        assert is_alive(job_pid)
+        os.kill(job_pid, signal.SIGKILL)
+        assert talk.read_all()[-1]["kind"] == "end"
 
 
 def test_a_run_that_is_not_there_is_an_error(node: LocalNode) -> None:

@@ -100,6 +100,14 @@ def test_a_run_whose_watchers_are_dead_is_ended_by_the_verb(node: LocalNode) -> 
     node.expect_empty()
 
 
+def test_a_run_whose_watchers_died_and_whose_files_were_taken_away_is_ended_all_the_same(node: LocalNode) -> None:
+    node.start(SLEEPER)
+    node.kill_watchers()
+    (node.run_dir() / "supervisor.json").unlink()
+    assert node.stop()["processes_left"] == 0
+    node.expect_empty()
+
+
 def test_a_pid_that_means_another_process_by_now_is_no_watcher(node: LocalNode) -> None:
     node.start(SLEEPER)
     watcher_file = node.run_dir() / "supervisor.json"

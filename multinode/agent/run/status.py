@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import time
@@ -10,7 +12,7 @@ from typing import Optional
 from ..channel import Record
 from ..rundir import RunDir
 from .machine import is_locked, may_have_been, shows_processes_of
-from .processes import is_running
+from .processes import Family, is_running
 
 __all__ = [
     "WATCHERS_STDERR",
@@ -30,6 +32,7 @@ WATCHERS_STDERR = "agent.err"
 """Where sentinel and supervisor print, and what they hold locked while one of them lives."""
 
 _FILE = "status.json"
+_WATCHERS = "supervisor.json"
 # Between the directory's creation and supervisor.json lie two forks; a directory without one for longer has no watcher.
 _START_S = 15.0
 
@@ -94,8 +97,15 @@ def has_ended(status: Optional[Record]) -> bool:
 
 
 def is_watched(run: RunDir) -> bool:
-    """Whether its supervisor or its sentinel lives; of a run of another machine nobody here can say that none does."""
-    watcher = run.read("supervisor.json")
+    """Whether its supervisor or its sentinel lives.
+
+    Where nobody here can say that none does, one may: of a run of another machine, and where the file system does not
+    answer.
+    """
+    try:
+        watcher = _read_watcher(run)
+    except OSError:
+        return True
     if watcher is None:
         return time.time() - run.created_s() < _START_S
     if not shows_processes_of(watcher):
@@ -109,16 +119,34 @@ def is_watched(run: RunDir) -> bool:
 
 def other_machine(run: RunDir) -> Optional[str]:
     """The host name of the machine whose run it is; None of a run of this one."""
-    watcher = run.read("supervisor.json")
+    watcher = run.read(_WATCHERS)
     if watcher is None or shows_processes_of(watcher) or not _is_elsewhere(run, watcher):
         return None
     return str(watcher.get("hostname", "unknown"))
 
 
 def is_lost(run: RunDir) -> bool:
-    """Whether the run has not ended and nobody is left to end it."""
+    """Whether the run has not ended and nobody is left to end it.
+
+    Where somebody has taken supervisor.json away, or all of the directory, this is told of it by its processes alone.
+    """
     # In this order: a supervisor writes its last word before it leaves.
-    return not is_watched(run) and not has_ended(read_status(run))
+    if is_watched(run) or has_ended(read_status(run)):
+        return False
+    return os.path.exists(os.path.join(run.path, _WATCHERS)) or not Family(run.run_id).find()
+
+
+def _read_watcher(run: RunDir) -> Optional[Record]:
+    """supervisor.json; None where there is none, or it holds something else.
+
+    Raises:
+        OSError: it cannot be read now.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        with open(os.path.join(run.path, _WATCHERS), "rb") as file:
+            found = json.loads(file.read())
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def _is_elsewhere(run: RunDir, watcher: Record) -> bool:

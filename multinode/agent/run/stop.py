@@ -39,10 +39,7 @@ def run(request: Record, channel: Channel) -> None:
     """The verb `stop`: one record `stopped` with the final status, and how many processes are left."""
     run_dir = RunDir(request["run_id"])
     grace_s = float(request["grace_s"])
-    if run_dir.exists():
-        status = _stop_known(run_dir, grace_s)
-    else:
-        status = {"schema": 1, "state": "ended", "cause": "unknown", "message": "no such run on this node"}
+    status = _stop_known(run_dir, grace_s) if run_dir.exists() else _unknown()
     # The status tells what was left then; what is left now is seen, and ended, here.
     status["processes_left"] = _sweep(run_dir.run_id, grace_s)
     channel.emit({**status, "kind": "stopped", "run_id": run_dir.run_id})
@@ -179,12 +176,19 @@ class Recovery:
             write_status(self._run, self.status)
 
 
+def _unknown() -> Record:
+    return {"schema": 1, "state": "ended", "cause": "unknown", "message": "no such run on this node"}
+
+
 def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
     deadline = time.monotonic() + grace_s + _PATIENCE_S
     status = read_status(run_dir)
     if not has_ended(status):
         order_stop(run_dir, grace_s)
     while status is None or not has_ended(status):
+        if not os.path.exists(os.path.join(run_dir.path, "supervisor.json")):
+            # Somebody has taken it away, or all of the directory: its processes are ended one by one.
+            return _unknown()
         if is_lost(run_dir):
             return recover(run_dir, "neither supervisor nor sentinel was alive when the run was stopped", grace_s)
         if time.monotonic() > deadline:
