@@ -161,6 +161,50 @@ def test_a_table_with_its_titles_at_the_left_is_turned() -> None:
     assert refused(named, "a.md").message == "a.md:4: gpus: '9.5': expected a whole number, at least 1"
 
 
+def test_a_turned_table_may_begin_with_one_of_its_titles() -> None:
+    text = "| GPU Number | 8 | 16 |\n|---|---|---|\n| TGS | 4078 | 3939 |\n| step time | 1.2 s | 1.3 s |\n"
+    assert [figures(row) for row in rows(text, "a.md")] == [
+        {"world_size": 8, "tgs": 4078, "step_time_ms": 1200},
+        {"world_size": 16, "tgs": 3939, "step_time_ms": 1300},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cell", "name", "counts"),
+    [
+        ("8 x A100", "A100", {"world_size": 8}),
+        ("RTX 4090 x2", "RTX 4090", {"world_size": 2}),
+        ("2x8xA100 80GB", "A100 80GB", {"nodes": 2, "workers_per_node": 8}),
+        ("A100", "A100", {}),
+        ("GTX 1080", "GTX 1080", {}),
+    ],
+)
+def test_devices_may_stand_with_their_number(cell: str, name: str, counts: dict[str, int]) -> None:
+    (row,) = rows(f"gpu,samples/s\n{cell},14.2\n")
+    assert (row.words, figures(row)) == ({"device": name}, {**counts, "samples_per_s": 14.2})
+    (row,) = rows(f"gpu,gpus,nodes,gpus_per_node\n{cell},16,2,8\n")
+    assert figures(row) == {"world_size": 16, "nodes": 2, "workers_per_node": 8}
+
+
+def test_nodes_and_gpus_may_stand_in_one_column() -> None:
+    one, two = rows("Nodes x GPUs,samples/s\n2x8,14.2\n8,7.5\n")
+    assert figures(one) == {"nodes": 2, "workers_per_node": 8, "samples_per_s": 14.2}
+    assert figures(two) == {"world_size": 8, "samples_per_s": 7.5}
+
+
+@pytest.mark.parametrize("heading", ["Results,,\n", "\n# Table 3\n"])
+def test_a_heading_above_a_table_is_none_of_its_titles(heading: str) -> None:
+    (row,) = rows(f"{heading}gpus,samples/s,model\n8,14.2,a\n")
+    assert figures(row) == {"world_size": 8, "samples_per_s": 14.2}
+
+
+def test_json_lines_are_rows() -> None:
+    assert [figures(row) for row in rows('{"gpus": 8}\n\n{"gpus": 16}\n', "a.jsonl")] == [
+        {"world_size": 8},
+        {"world_size": 16},
+    ]
+
+
 def test_several_figures_of_one_cell_are_told_apart() -> None:
     text = "| gpus | Throughput (S/s \\| T/s \\| T/s/GPU) |\n|--|--|\n| 8 | 1.2 \\| 4915 \\| 614 |\n| 8 | OOM |\n"
     one, two = rows(text, "a.md")

@@ -293,3 +293,15 @@ def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
         check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, gpus=CARDS_OF_FOUR)),
         check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "0"}, gpus=())),
     )
+
+
+def test_a_python_home_is_told_with_its_place() -> None:
+    finding = only(ours(preset(env={"PYTHONHOME": "/opt/python3.8"})))
+    assert finding.severity == "warning"
+    assert "PYTHONHOME=/opt/python3.8" in finding.message
+    assert "/env/bin/python load its standard library from there" in finding.message
+    assert finding.hint == (
+        "on a, find it and remove it:\ngrep -n PYTHONHOME ~/.bashrc ~/.profile ~/.ssh/environment /etc/environment"
+    )
+    assert only(ours(hostfile(PYTHONHOME="/opt/x"))).hint == "remove it from the hostfile"
+    silent(ours(preset(env={"PYTHONHOME": ""})))

@@ -15,7 +15,7 @@ __all__ = ["parse_deepspeed_env", "parse_nccl_file", "read_deepspeed_env", "read
 
 _MATTERS = re.compile(
     r"RANK|WORLD_SIZE|NNODES|NPROC_PER_NODE|(CUDA|ROCR|HIP|ASCEND_RT)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK"
-    r"|(LOCAL_|NODE_|GROUP_)(RANK|WORLD_SIZE)|(MASTER_|PET_|NCCL_|GLOO_|HCCL_|CCL_|TORCH).*|FI_TCP_IFACE",
+    r"|(LOCAL_|NODE_|GROUP_)(RANK|WORLD_SIZE)|(MASTER_|PET_|NCCL_|GLOO_|HCCL_|CCL_|TORCH).*|FI_TCP_IFACE|PYTHONHOME",
     re.DOTALL,
 )
 # All that the controller takes for one (core/text/secret_values.py), and rather more.

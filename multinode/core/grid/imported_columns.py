@@ -97,7 +97,8 @@ class ImportedColumn(NamedTuple):
 
 def column_name(title: str) -> str:
     """A title as one word: small letters, no blanks and dashes, `/s` as `pers`; all other signs stay, of any script."""
-    return _SEPARATORS.sub("", plain_text(title).lower().replace("/", " per "))
+    text = re.sub(r"^#\s*of\b", "number of", plain_text(title).lower())
+    return _SEPARATORS.sub("", text.replace("/", " per "))
 
 
 def _words(text: str, column: CellColumn) -> str:
@@ -114,7 +115,9 @@ def _flag(text: str) -> str:
 
 def _out_of_memory(text: str) -> OutOfMemory | None:
     text = text.lower()
-    if not _OUT_OF_MEMORY.search(text) or any(char.isdigit() for char in text):
+    found = _OUT_OF_MEMORY.search(text)
+    # What stands behind it, `OOM (24GB)`, says when; what stands before it may be a figure.
+    if found is None or any(char.isdigit() for char in text[: found.start()]):
         return None
     return OutOfMemory("node" if _OF_NODE.search(text) and not _OF_GPU.search(text) else "gpu")
 

@@ -25,7 +25,7 @@ HINT = (
     "a table has a row for each training, and the names of its columns above: gpu,gpus,batch,samples/s in a CSV; the "
     "same in TSV, Markdown, JSON or YAML"
 )
-FORMS = (".csv", ".tsv", ".md", ".markdown", ".json", ".yaml", ".yml")
+FORMS = (".csv", ".tsv", ".md", ".markdown", ".json", ".jsonl", ".yaml", ".yml")
 """Endings of the files that hold a table."""
 
 
@@ -85,7 +85,9 @@ def read_forms(text: str, source: str) -> list[Form]:
     ending = PurePath(source).suffix.lower()
     if ending in {".yaml", ".yml"}:
         return [_read_yaml(yaml_nodes(text))]
-    if ending == ".json":
+    if ending == ".jsonl":
+        text = f"[{','.join(line for line in text.splitlines() if line.strip())}]"
+    if ending in {".json", ".jsonl"}:
         return [_read_json(text)]
     return _read_markdown(text) if ending in {".md", ".markdown"} else [_read_csv(text)]
 
@@ -97,12 +99,21 @@ _DECIMAL_COMMA = re.compile(r"\s*\d+,\d+\s*")
 
 
 def _read_csv(text: str) -> Form:
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    # Below a heading, which may have commas of its own, stand titles.
+    first = "".join([line for line in text.splitlines() if line.strip()][:2])
     delimiter = max(_DELIMITERS, key=first.count)
     records = [(number, cells) for number, cells in _csv_records(text, delimiter) if any(map(str.strip, cells))]
+    # A heading above the table.
+    while len(records) > 1 and _is_heading(records[0][1]) and len(records[1][1]) > 1:
+        records.pop(0)
     if delimiter == ";":
         _refuse_decimal_commas(records[1:])
     return _of_grid(records)
+
+
+def _is_heading(cells: Sequence[str]) -> bool:
+    told = [cell.strip() for cell in cells if cell.strip()]
+    return len(told) == 1 and not _is_title(told[0])
 
 
 def _refuse_decimal_commas(records: Sequence[tuple[int, list[str]]]) -> None:
@@ -118,10 +129,10 @@ def _of_grid(records: Sequence[tuple[int, list[str]]]) -> Form:
     if not records:
         return Form([])
     number, titles = records[0][0], [cell.strip() for cell in records[0][1]]
-    if titles and titles[0].lower() in WORDS.titles.corners:
+    if titles and (titles[0].lower() in WORDS.titles.corners or _is_title(titles[0])):
         first = [cells[0].strip() for _, cells in records[1:]]
         if sum(map(_is_title, first)) > sum(map(_is_title, titles[1:])):
-            return _turned(number, titles[1:], records[1:])
+            return _turned(number, titles, records[1:])
         # Names of rows need no title.
         titles[0] = titles[0] or ("name" if any(first) else "")
     return Form(_grid_lines(titles, records[1:]), [Cell(number, title, "") for title in titles if title])
@@ -132,14 +143,16 @@ def _is_title(text: str) -> bool:
 
 
 def _turned(number: int, names: Sequence[str], records: Sequence[tuple[int, list[str]]]) -> Form:
-    """Of a table whose titles stand at the left, with a column for each training."""
+    """Of a table whose titles stand at the left, with a column for each training; the first name is a title, too."""
     for line, cells in records:
-        if len(cells) != len(names) + 1:
-            raise TableError(f"{len(cells)} cells stand under {len(names) + 1} titles", line)
+        if len(cells) != len(names):
+            raise TableError(f"{len(cells)} cells stand under {len(names)} titles", line)
+    above = names[0] if _is_title(names[0]) else "name"
     titles = [Cell(line, cells[0].strip(), "") for line, cells in records]
     lines = []
-    for at, name in enumerate(names, 1):
-        told = [Cell(number, *setting) for setting in settings_of(name)] or [Cell(number, "name", name)]
+    for at, name in enumerate(names[1:], 1):
+        settings = settings_of(name) if above == "name" else ()
+        told = [Cell(number, *setting) for setting in settings] or [Cell(number, above, name)]
         figures = [Cell(line, cells[0].strip(), cells[at]) for line, cells in records]
         lines.append(Line(number, [*told, *figures]))
     return Form(lines, titles)

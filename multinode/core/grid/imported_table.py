@@ -22,7 +22,7 @@ from multinode.core.grid.imported_titles import (
     read_title,
     settings_of,
 )
-from multinode.core.text.rounded import Rounded
+from multinode.core.text.rounded import Rounded, exactly
 from multinode.core.text.strict_yaml import YamlError
 from multinode.errors import UsageError
 
@@ -32,7 +32,14 @@ _MOST_ROWS = 20_000
 _SHOWN = 60
 _MOST_UNKNOWN = 40
 # Our own tables have both in one column: `2 x 4`, or `8 workers`.
-_NODES_AND_WORKERS = "nodes(xworkers)"
+_NODES_AND_WORKERS = re.compile(
+    r"nodes\(?[x\u00d7*](workers|gpus?)\)?|[^\W\d_]*\u8282\u70b9\u6570?[x\u00d7*][^\W\d_]*\u5361\u6570?"
+)
+# Devices with their number: `8 x A100`, `RTX 4090 x 2`, `2 x 8 x A100` of two nodes.
+_DEVICES = re.compile(
+    r"(?:(?P<nodes>\d{1,4})\s*[x\u00d7*]\s*)?(?P<before>\d{1,4})\s*[x\u00d7*]\s*(?P<name>\S*[^\W\d].*)"
+    r"|(?P<first>.*[^\W\d].*?)\s*[x\u00d7*]\s*(?P<behind>\d{1,4})"
+)
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +181,7 @@ class _Titles:
                 self._ignore(title, ignore[name])
             elif name in named:
                 self._titles[title] = _named(title, named[name][1])
-            elif (known := read_title(title)) is not None or name == _NODES_AND_WORKERS:
+            elif (known := read_title(title)) is not None or _NODES_AND_WORKERS.fullmatch(name):
                 self._titles[title] = known
             elif is_passed_over(title) or (extras.skip_unknown and first[title].line is not None):
                 self._ignore(title, title)
@@ -224,12 +231,12 @@ class _Titles:
             titles[name] = cell.title
             if cell.text.strip():
                 values[name] = _value(cell, column)
-        return values
+        return _with_devices(values)
 
     def _columns(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, ImportedColumn]]:
         for cell in cells:
             title = self._titles.get(cell.title, read_title(cell.title))
-            if column_name(cell.title) == _NODES_AND_WORKERS:
+            if _NODES_AND_WORKERS.fullmatch(column_name(cell.title)):
                 yield from _nodes_and_workers(cell)
             elif title is not None:
                 for part, column in zip(_parts(cell, len(title.columns)), title.columns, strict=True):
@@ -271,6 +278,18 @@ def _parts(cell: Cell, count: int) -> list[Cell]:
             f"{cell.title}: {_shown(cell.text.strip())}: expected {count} figures with | between them", cell.line
         )
     return [cell] * count
+
+
+def _with_devices(values: dict[str, Value]) -> dict[str, Value]:
+    """With the number of devices that stands beside their name, unless a column of its own has it."""
+    match = _DEVICES.fullmatch(str(values.get("device", "")))
+    if match is None:
+        return values
+    count = match["before"] or match["behind"]
+    names = ("nodes", "workers_per_node") if match["nodes"] else ("world_size",)
+    numbers = dict(zip(names, filter(None, (match["nodes"], count)), strict=True))
+    told = {name: exactly(int(number)) for name, number in numbers.items() if int(number)}
+    return told | values | {"device": match["name"] or match["first"]}
 
 
 def _nodes_and_workers(cell: Cell) -> Iterator[tuple[Cell, ImportedColumn]]:

@@ -59,12 +59,14 @@ def parse_unit(text: str) -> Unit | None:
 
     Times are in seconds, memory in bytes, shares of one, rates a second; `s/it` is in milliseconds, as step_time_ms.
     """
-    text = " ".join(text.lower().split())
+    text = " ".join(text.lower().split()).strip(" .")
     if (each := _EACH_DEVICE.match(text)) is not None:
         unit = parse_unit(each["rest"] or each["first"])
         return unit_of_device(unit) if unit is not None else None
-    if text.startswith(WORDS.rates.each_second):
-        text = f"{text.removeprefix(WORDS.rates.each_second)}/s"
+    second = WORDS.rates.each_second
+    if text.startswith(second) or text.endswith(second):
+        thing = text.removeprefix(second).removesuffix(second).strip()
+        text = f"{re.sub(any_of(WORDS.rates.handled), '', thing)}/s"
     if text == "%":
         return Unit("share", 0.01)
     first, slash, rest = text.partition("/")

@@ -24,6 +24,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     of_device: frozenset[str]
     each_device: tuple[str, ...]
     each_second: str
+    handled: tuple[str, ...]
     words: dict[str, str]
 
 

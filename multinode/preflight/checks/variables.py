@@ -20,6 +20,7 @@ __all__ = [
     "check_agreement",
     "check_hidden_gpus",
     "check_interface_names",
+    "check_python_home",
     "check_socket_counts",
     "check_stray_variables",
 ]
@@ -114,6 +115,15 @@ GPUS_NOT_VISIBLE = Rule(
     message="the hostfile gives it GPU {ids}, which {name}={value} in {source} hides: multinode uses no "
     "GPU that a node's own environment withholds",
     hint="choose gpus= among {there}; or remove the variable, where the GPUs are yours:\n{command!s}",
+)
+
+PYTHON_HOME = Rule(
+    "variables",
+    "warning",
+    catches="PYTHONHOME in a profile, in the hostfile or in --env: the job's interpreter loads another one's library",
+    message="PYTHONHOME={value} from {source} has {python} load its standard library from there: where that is another "
+    "Python's, the job ends with `No module named 'encodings'`",
+    hint="{way!s}",
 )
 
 _SESSION = "the environment of an SSH session"
@@ -224,6 +234,18 @@ def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
             if name in variables:
                 value = _shown_of(inspection, name, variables[name]) if source == _OPTION else _shown(variables[name])
                 yield RANKS_OVERRIDDEN.found(where, name=name, value=value, source=source)
+
+
+@Check
+def check_python_home(inspection: Inspection) -> Iterator[Case]:
+    """The interpreter of the job finds its own library."""
+    for node, found in inspection.known:
+        source, value = _preset(inspection, node, found, "PYTHONHOME")
+        if value:
+            searched = (f"on {node.name}, find it and remove it:", f"grep -n PYTHONHOME {_PROFILES}")
+            way = searched if source == _SESSION else f"remove it from {source}"
+            python = found.python or "the job's interpreter"
+            yield PYTHON_HOME.found(node.name, value=_shown(value), source=source, python=python, way=way)
 
 
 @launch_check
