@@ -19,8 +19,9 @@ from tests.gpu import test_train as gpu_trainings
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 100.0
+REQUIREMENTS = ROOT / "tests" / "gpu" / "requirements.txt"
 # What a machine with a GPU may have beside torch, and what is carried there.
-FEW = ("torch", "pytest", "pytest-timeout", "hypothesis", "PyYAML", "rich", "msgspec")
+FEW = ("torch", *(line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")))
 PARTS = """
 import os, signal, sys
 from pathlib import Path

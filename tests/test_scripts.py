@@ -149,6 +149,19 @@ def test_what_the_tests_alone_need_is_installed_beside_the_environment_and_once(
     assert "scripts/compile_deepspeed.py" not in checkout.calls("python")
 
 
+def test_other_torches_are_installed_once_and_where_there_is_room(checkout: Checkout) -> None:
+    checkout.add("df", '#!/bin/bash\nprintf "Avail\\n  %sG\\n" "${FREE_GB:-200}"\n')
+    full = checkout.run("scripts/setup", "--thorough", FREE_GB="11")
+    assert full.returncode == 0, full.stderr
+    assert "no .venv/cuda: it takes up to 12 GB, and 11 are free" in full.stdout
+    assert not [call for call in checkout.installs() if "torch==2.4.0" in call]
+    done = checkout.run("scripts/setup", "--thorough")
+    assert done.returncode == 0, done.stderr
+    others = [call for call in checkout.installs() if "torch==2" in call]
+    assert ["torch==2.4.0 numpy<2" in others[0], "torch==2.11.0 numpy" in others[1], len(others)] == [True, True, 2]
+    assert (checkout.run("scripts/setup", "--thorough").returncode, checkout.installs()) == (0, [])
+
+
 def test_setup_without_a_gpu_removes_what_links_against_cuda(checkout: Checkout) -> None:
     library = checkout.root / ".venv/lib/python3.11/site-packages/torchaudio/lib/_torchaudio.so"
     checkout.run("scripts/setup")

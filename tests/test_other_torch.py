@@ -1,0 +1,75 @@
+"""What workers import, under the oldest torch that is supported and under a CUDA build, neither with a GPU.
+
+The environments are made by `scripts/setup --thorough`, where there is room for them. Their tests run in processes of
+their own, which need pytest and this package's few other dependencies there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENTS = {"oldest": "2.4.0", "cuda": "2.11.0"}
+# As scripts/setup has it.
+NEEDED_GB = 12
+DEADLINE_S = 800.0
+# What waits for what, on torch.cuda's stand-in; a real DDP; the compression and the averaging that are ours; a window.
+TESTS = (
+    "tests/agent/test_instrument_exposed.py",
+    "tests/agent/test_instrument_ddp.py",
+    "tests/agent/test_instrument_batches.py",
+    "tests/agent/test_instrument_compress.py",
+)
+
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default")
+
+pytestmark = [pytest.mark.torch, pytest.mark.thorough, pytest.mark.long]
+
+
+@pytest.fixture(params=ENVIRONMENTS)
+def python(request: pytest.FixtureRequest) -> Path | None:
+    """The environment's interpreter; None where there is no room for one."""
+    name: str = request.param
+    if (ROOT / ".venv" / name / "ready").exists():
+        return ROOT / ".venv" / name / "bin" / "python"
+    assert shutil.disk_usage(ROOT).free < NEEDED_GB << 30, "scripts/setup --thorough"
+    return None
+
+
+def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": os.environ["HOME"]}
+    return subprocess.run(
+        [python, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+def test_hooks_do_the_same_there(python: Path | None) -> None:
+    if python is None:
+        return
+    done = run(python, *PYTEST, *TESTS)
+    assert done.returncode == 0, done.stdout
+
+
+def test_tests_on_a_gpu_are_collected_there(python: Path | None) -> None:
+    if python is None:
+        return
+    done = run(
+        python,
+        *["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-W", "default", "-m", "gpu", "tests/gpu"],
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_devices_are_read_there_as_they_are_planned(python: Path | None) -> None:
+    if python is None:
+        return
+    script = "import torch; print(torch.__version__, torch.cuda._parse_visible_devices())"
+    environ = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "CUDA_VISIBLE_DEVICES": "6,7"}
+    done = subprocess.run([python, "-c", script], env=environ, capture_output=True, text=True, timeout=100, check=True)
+    version, devices = done.stdout.strip().split(" ", 1)
+    assert (version.partition("+")[0], devices) == (ENVIRONMENTS[python.parents[1].name], "[6, 7]")
