@@ -162,8 +162,10 @@ def test_where_nothing_is_ever_hidden_no_message_is_blamed() -> None:
     off = msgspec.structs.replace(scenario(), overlap=False)
     assert break_even(calibration(COSTS), off).nothing_exposed.reason == "overlap_off"
     one_bucket = calibration(StepCosts(compute_ms=150))
-    told = break_even(one_bucket, scenario()).nothing_exposed
+    told = break_even(one_bucket, msgspec.structs.replace(scenario(), bucket_bytes=1e9)).nothing_exposed
     assert (told.value, told.reason) == (None, "sent_at_once")
+    # Where nobody knows the buckets, nobody knows what hides.
+    assert break_even(one_bucket, scenario()).nothing_exposed.reason == "uncut"
     cut = msgspec.structs.replace(scenario(), bucket_bytes=MB)
     assert break_even(one_bucket, cut).nothing_exposed.value is not None
 

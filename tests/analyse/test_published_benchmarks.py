@@ -11,6 +11,7 @@ from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, mak
 from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
 from multinode.core.prediction.published_benchmarks import PublishedBenchmarks
 from multinode.errors import UsageError
+from multinode.report.prediction.needed_words import why_words
 from multinode.workflows.prediction.predict import load_published_benchmarks
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
@@ -52,11 +53,18 @@ def test_what_was_measured_on_several_nodes_is_not_used_but_held_against_the_mod
 
 
 @pytest.mark.parametrize(
-    ("speed", "samples"),
-    [({"step_time_ms": 166}, None), ({"samples_per_s": 4 / 0.166}, None), ({"runtime_s": 166}, 4000)],
+    ("speed", "known"),
+    [
+        ({"step_time_ms": 166}, {}),
+        ({"samples_per_s": 4 / 0.166}, {}),
+        ({"runtime_s": 166}, {"samples": 4000}),
+        ({"tokens_per_s": 4 * 2048 / 0.166}, {"tokens_per_sample": 2048}),
+        # Of each of its two workers.
+        ({"tgs": 2 * 2048 / 0.166}, {"tokens_per_sample": 2048}),
+    ],
 )
-def test_a_speed_is_told_in_any_of_three_ways(speed: dict[str, float], samples: float | None) -> None:
-    found = evidence_of_benchmarks(figures(single_node={"workers_per_node": 2} | speed, samples=samples))
+def test_a_speed_is_told_in_any_of_five_ways(speed: dict[str, float], known: dict[str, float]) -> None:
+    found = evidence_of_benchmarks(figures(single_node={"workers_per_node": 2} | speed, **known))
     assert found.calibration.costs.compute_ms == pytest.approx(166)
     assert found.calibration.per_device_batch == 2
 
@@ -90,6 +98,11 @@ def test_gradients_are_as_wide_as_the_engine_sends_them() -> None:
             "single_node: exactly one of",
         ),
         ({"single_node": {"workers_per_node": 2, "runtime_s": 1}}, "single_node.runtime_s"),
+        ({"single_node": {"workers_per_node": 2, "tgs": 1}}, "single_node.tgs: how long a sample is"),
+        ({"single_node": {"step_time_ms": 1}}, "single_node: one of workers_per_node and workers"),
+        ({"several_nodes": {"nodes": 3, "workers": [4, 2], "tgs": 1}}, "several_nodes.workers: 2 figures for 3 nodes"),
+        ({"several_nodes": {"workers": [4], "step_time_ms": 1}}, "several_nodes.nodes: it is one"),
+        ({"optimizer_within_node": True}, "optimizer_within_node: it is of zero1, not of ddp"),
         ({"single_node": {"nodes": 2, "workers_per_node": 2, "step_time_ms": 1}}, "single_node.nodes"),
         ({"several_nodes": {"workers_per_node": 2, "step_time_ms": 1}}, "several_nodes.nodes"),
         ({"network": {}}, "network: its rate or its payload"),
@@ -186,3 +199,70 @@ def test_a_payload_of_jumbo_frames_says_what_it_lacks() -> None:
     assert "mtu: 9000" in (refused.value.hint or "")
     assert "carries 9.41 Gbit/s of payload, not 9.9" in refused.value.message
     assert evidence_of_benchmarks(figures(network=network | {"mtu": 9000})).today.link.mtu == 9000
+
+
+def test_nodes_may_have_other_numbers_of_workers() -> None:
+    """speechbrain#1096: four GPUs and two. A ring of six passes each NIC, and a step has the samples of six."""
+    told = {"workers": [4, 2], "samples_per_s": 10}
+    evidence = evidence_of_benchmarks(figures(several_nodes=told))
+    (six,) = make_forecast(evidence, ForecastRequest(links=(1.0,))).scenarios
+    assert (six.nodes, six.workers_per_node, six.workers) == (2, 4, 6)
+    assert six.parts.comm_ms == pytest.approx(2 * 5 / 6 * 14_767_104 / 117.7e3, rel=0.01)
+    assert six.samples_per_s == pytest.approx(6 * 2 / six.step_time_ms * 1e3)
+    assert evidence.holdouts[0].scenario.layout.workers == 6
+    # Where a number is asked for, every node has it.
+    (eight,) = make_forecast(evidence, ForecastRequest(links=(1.0,), workers_per_node=(4,))).scenarios
+    assert eight.workers == 8
+    (three,) = make_forecast(evidence, ForecastRequest(links=(1.0,), nodes=(3,))).scenarios
+    assert three.workers == 12
+
+
+def test_several_nodes_may_have_another_batch_and_another_accumulation() -> None:
+    """LlamaGen#78, LLaMA-Factory#6111: the same global batch on two nodes as on one."""
+    told = {"nodes": 2, "workers_per_node": 2, "per_device_batch": 1, "accumulation": 4, "step_time_ms": 500}
+    evidence = evidence_of_benchmarks(figures(accumulation=8, several_nodes=told))
+    assert (evidence.calibration.per_device_batch, evidence.calibration.accumulation) == (2, 8)
+    assert (evidence.today.per_device_batch, evidence.today.accumulation) == (1, 4)
+    (held,) = evidence.holdouts
+    assert held.samples_per_s == pytest.approx(4 * 1 * 4 / 0.5)
+    found = make_forecast(evidence, ForecastRequest(links=(1.0,))).scenarios[0]
+    # Half the batch computes half as long, four times of eight: 166 ms were eight micro-batches of two samples.
+    assert found.parts.compute_ms == pytest.approx(166 / 4)
+
+
+def test_a_hybrid_shard_sends_its_share_between_nodes_alone() -> None:
+    model = {"trainable": 3_691_776, "parameters": 3_691_776}
+    hybrid = figures(model=model, strategy="hybrid_shard", precision="fp32")
+    row = make_forecast(evidence_of_benchmarks(hybrid), ForecastRequest(links=(1.0,), nodes=(2,))).scenarios[0]
+    assert row.strategy == "FSDP hybrid shard"
+    assert row.parts.comm_ms == pytest.approx(14_767_104 / 117.7e3, rel=0.01)
+
+
+def test_states_that_are_shared_out_within_a_node_are_gathered_there() -> None:
+    """As InternLM has it: between the nodes its ZeRO-1 sends what DDP does."""
+    across, within = (
+        make_forecast(
+            evidence_of_benchmarks(figures(strategy="zero1", optimizer_within_node=inside)),
+            ForecastRequest(links=(1.0,), nodes=(2,)),
+        ).scenarios[0]
+        for inside in (False, True)
+    )
+    bytes_ms = 3_691_776 * 2 / 117.7e3
+    assert within.parts.comm_ms == pytest.approx(1.5 * bytes_ms, rel=0.01)
+    assert across.parts.comm_ms == pytest.approx((1.5 + 0.75) * bytes_ms, rel=0.01)
+
+
+def test_buckets_that_are_told_hide_what_their_timeline_hides() -> None:
+    """timm#1659: torch's DDP over 10 Gbit/s."""
+    told, cut = (
+        make_forecast(evidence_of_benchmarks(figures(bucket_mib=size)), ForecastRequest(links=(1.0,), nodes=(2,)))
+        for size in (None, 3.53)
+    )
+    whole, buckets = told.scenarios[0], cut.scenarios[0]
+    assert whole.parts.exposed_ms == pytest.approx(whole.parts.comm_ms)
+    # Of four buckets the first is full after a quarter of the backward pass, beside the rest of which they are sent.
+    assert buckets.parts.exposed_ms == pytest.approx(buckets.parts.comm_ms - 166 * 2 / 3 * 3 / 4, rel=0.01)
+    assert told.break_even is not None
+    assert cut.break_even is not None
+    assert (told.break_even.nothing_exposed.reason, cut.break_even.nothing_exposed.reason) == ("uncut", "from")
+    assert "--bucket-mib 25 is torch's default" in why_words(told.break_even.nothing_exposed)

@@ -36,15 +36,21 @@ Flows = dict[tuple[int, int], float]
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers on nodes; torchrun's ranks lie node by node."""
+    """Workers on nodes; torchrun's ranks lie node by node.
+
+    Attributes:
+        workers_per_node: on each, or on the fullest.
+        lacking: how many there are less than all nodes would have that are as full.
+    """
 
     nodes: int
     workers_per_node: int = 1
+    lacking: int = 0
 
     @property
     def workers(self) -> int:
         """n, all of them."""
-        return self.nodes * self.workers_per_node
+        return self.nodes * self.workers_per_node - self.lacking
 
 
 class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):

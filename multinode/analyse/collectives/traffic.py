@@ -62,6 +62,7 @@ class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
         no_sync: of FSDP, whether gradients are reduced in the last micro-batch alone, as the Trainer and accelerate
             have it: `no_sync()`, or `set_requires_gradient_sync(False)` until then.
         fsdp_version: 1 is FullyShardedDataParallel, 2 is `fully_shard`.
+        optimizer_within_node: of ZeRO-1, whether each node has all of the optimizer's states.
     """
 
     parameters: int | None
@@ -72,6 +73,7 @@ class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
     gathers: float | None = None
     no_sync: bool = True
     fsdp_version: int = 1
+    optimizer_within_node: bool = False
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +101,8 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
 
     - DDP, also DeepSpeed's ZeRO-0: all-reduce G, once a step (2G in a ring).
     - ZeRO-1: all-reduce G, all-gather T, once. DeepSpeed all-reduces (`use_multi_rank_bucket_allreduce`) where the
-      paper (Rajbhandari et al. 2020) reduce-scatters.
+      paper (Rajbhandari et al. 2020) reduce-scatters. With the optimizer's states shared out within each node, T is
+      gathered there (InternLM's `zero1.size`, the number of a node's GPUs).
     - ZeRO-2: K times all-reduce G (DeepSpeed reduces each micro-batch, DeepSpeed#373), all-gather T once.
     - ZeRO-3: K times all-gather P in the forward and in the backward pass, reduce-scatter G.
     - FSDP: the same, but reduce-scatter G once where the other micro-batches are under `no_sync`.
@@ -119,7 +122,9 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     if strategy in {Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2}:
         reduced = Exchange(op="all_reduce", size_bytes=gradients, times=k if strategy is Strategy.ZERO2 else 1)
         updated = float(load.trainable * load.parameter_bytes)
-        gathered = Exchange(op="all_gather", size_bytes=updated, hideable=False)
+        within = load.optimizer_within_node and strategy is Strategy.ZERO1
+        scope = GroupScope.NODE if within else GroupScope.WORLD
+        gathered = Exchange(op="all_gather", size_bytes=updated, reach=scope, hideable=False)
         return (reduced,) if strategy is Strategy.DDP else (reduced, gathered)
     if load.parameters is None:
         raise ValueError(f"{strategy} gathers all parameters, and their number is not known")

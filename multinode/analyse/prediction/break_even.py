@@ -44,7 +44,7 @@ _ROUNDING = 1e-9
 
 Reason = Literal[
     "", "from", "any", "same_workers", "slow_nodes", "overhead", "overlap_off", "hid_nothing", "sent_at_once",
-    "as_now", "global_batch", "no_accumulation", "micro_batches",
+    "uncut", "as_now", "global_batch", "no_accumulation", "micro_batches",
 ]  # fmt: skip
 """Why so much is needed, or why none is enough."""
 Enough = Callable[[Prediction], tuple[bool, bool, bool]]
@@ -295,7 +295,9 @@ def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
         return Needed(reason="overlap_off")
     if overlap_of(calibration, scenario) <= 0:
         known = calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy
-        return Needed(reason="hid_nothing" if known else "sent_at_once")
+        if known or calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None:
+            return Needed(reason="hid_nothing" if known else "sent_at_once")
+        return Needed(reason="uncut")
     return link_for(calibration, scenario, _nothing_exposed)
 
 

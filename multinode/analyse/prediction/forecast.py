@@ -82,6 +82,7 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         link_gbit_per_s: of a node's NIC; None on one node, which uses none.
+        workers_per_node: on each, or on the fullest; `workers` on all, None in what earlier releases stored.
         per_device_batch: samples of a worker's micro-batch.
         accumulation: micro-batches per step.
         method: `full` or `lora:8`; None as calibrated.
@@ -105,6 +106,7 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     link_gbit_per_s: float | None
     nodes: int
     workers_per_node: int
+    workers: int | None = None
     per_device_batch: float
     accumulation: int
     strategy: str
@@ -193,6 +195,7 @@ def predict_scenario(
         link_gbit_per_s=scenario.link.gbit_per_s if layout.nodes > 1 else None,
         nodes=layout.nodes,
         workers_per_node=layout.workers_per_node,
+        workers=layout.workers,
         per_device_batch=scenario.per_device_batch,
         accumulation=scenario.accumulation,
         strategy=str(scenario.strategy),
@@ -251,6 +254,7 @@ class _Point(NamedTuple):
     workers_per_node: int
     nodes: int
     link_gbit_per_s: float
+    lacking: int
 
 
 def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
@@ -364,7 +368,7 @@ class _Variants:
             overlap = today.overlap if point.strategy is today.strategy else point.strategy not in _SHARDED
         return Scenario(
             link=msgspec.structs.replace(today.link, gbit_per_s=point.link_gbit_per_s),
-            layout=Layout(nodes=point.nodes, workers_per_node=point.workers_per_node),
+            layout=Layout(nodes=point.nodes, workers_per_node=point.workers_per_node, lacking=point.lacking),
             per_device_batch=point.per_device_batch,
             accumulation=point.accumulation,
             strategy=point.strategy,
@@ -398,6 +402,7 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
         request.workers_per_node or (today.layout.workers_per_node,),
         request.nodes or (today.layout.nodes,),
         request.links or _with_measured(today.link.gbit_per_s),
+        (0,),
     )
     count = math.prod(len(axis) for axis in axes)
     if count > _MOST_SCENARIOS:
@@ -405,6 +410,8 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
     seen = set()
     for values in itertools.product(*axes):
         point = _Point._make(values)
+        if point.nodes == today.layout.nodes and not request.workers_per_node:
+            point = point._replace(lacking=today.layout.lacking)
         if point.nodes == 1:
             point = point._replace(link_gbit_per_s=today.link.gbit_per_s, averaging=None)
         if point.strategy is not Strategy.DDP and None in request.averagings:

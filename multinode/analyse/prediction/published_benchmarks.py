@@ -35,7 +35,10 @@ _STRATEGIES = {
     "zero2": Strategy.ZERO2,
     "zero3": Strategy.ZERO3,
     "fsdp": Strategy.FSDP,
+    "shard_grad_op": Strategy.SHARD_GRAD_OP,
+    "hybrid_shard": Strategy.HYBRID_SHARD,
 }
+_MIB = 1 << 20
 
 
 def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None = None) -> Evidence:
@@ -48,26 +51,28 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
     Raises:
         UsageError: figures contradict each other, or one that is needed is missing; the message names it.
     """
-    if benchmarks.single_node.nodes != 1:
-        raise UsageError("single_node.nodes: one node is one", hint="figures of several belong to several_nodes")
     if stream is not None:
         link = msgspec.structs.replace(benchmarks.network, payload_gbit_per_s=stream, payload_mb_per_s=None)
         benchmarks = msgspec.structs.replace(benchmarks, network=link)
-    several = benchmarks.several_nodes
-    if several is not None and several.nodes == 1:
+    alone, several = _layout(benchmarks.single_node, "single_node"), benchmarks.several_nodes
+    if alone.nodes != 1:
+        raise UsageError("single_node.nodes: one node is one", hint="figures of several belong to several_nodes")
+    layout = Layout(nodes=2, workers_per_node=alone.workers)
+    if several is not None and (layout := _layout(several, "several_nodes")).nodes == 1:
         raise UsageError("several_nodes.nodes: it is one", hint="figures of one node belong to single_node")
     strategy = _STRATEGIES[benchmarks.strategy]
-    per_node = (several or benchmarks.single_node).workers_per_node
-    layout = Layout(nodes=several.nodes if several is not None else 2, workers_per_node=per_node)
+    if benchmarks.optimizer_within_node and strategy is not Strategy.ZERO1:
+        raise UsageError(f"optimizer_within_node: it is of zero1, not of {benchmarks.strategy}")
     network = stated_network(_link(benchmarks.network), layout, benchmarks.backend, _stream(benchmarks.network))
-    work = Work(strategy=strategy, load=_load(benchmarks, strategy))
+    bucket = None if benchmarks.bucket_mib is None else benchmarks.bucket_mib * _MIB
+    work = Work(strategy=strategy, load=_load(benchmarks, strategy), bucket_bytes=bucket)
     share = hideable_share(strategy, lora=benchmarks.model.lora is not None)
     calibration = calibrate(_measured(benchmarks, benchmarks.single_node, "single_node"), work, network, share=share)
     today = Scenario(
         link=network.link,
         layout=layout,
-        per_device_batch=benchmarks.per_device_batch,
-        accumulation=benchmarks.accumulation,
+        per_device_batch=_batch(benchmarks, several),
+        accumulation=_accumulation(benchmarks, several),
         strategy=strategy,
         overlap=benchmarks.overlap,
     )
@@ -93,6 +98,30 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
         sources=(f"published figures: {benchmarks.title}",),
         notes=(*calibration.notes, f"no collective was measured: {_known(benchmarks.network)} of the network"),
     )
+
+
+def _layout(speed: Speed, where: str) -> Layout:
+    if (speed.workers_per_node is None) == (not speed.workers):
+        raise UsageError(
+            f"{where}: one of workers_per_node and workers is needed",
+            hint="workers_per_node: 8; or one figure a node: workers: [4, 2]",
+        )
+    if speed.workers_per_node is not None:
+        return Layout(nodes=speed.nodes, workers_per_node=speed.workers_per_node)
+    count, most = len(speed.workers), max(speed.workers)
+    if speed.nodes not in {1, count}:
+        raise UsageError(f"{where}.workers: {count} figures for {speed.nodes} nodes", hint="one figure a node")
+    return Layout(nodes=count, workers_per_node=most, lacking=count * most - sum(speed.workers))
+
+
+def _batch(benchmarks: PublishedBenchmarks, speed: Speed | None) -> float:
+    own = speed.per_device_batch if speed is not None else None
+    return own or benchmarks.per_device_batch
+
+
+def _accumulation(benchmarks: PublishedBenchmarks, speed: Speed | None) -> int:
+    own = speed.accumulation if speed is not None else None
+    return own or benchmarks.accumulation
 
 
 def _held(calibration: Calibration, today: Scenario, rate: float) -> HoldoutRun:
@@ -167,24 +196,16 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
         trainable=trainable,
         parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
         gradient_bytes=benchmarks.gradient_bytes or (_HALF_BYTES if narrow else _FP32_BYTES),
+        optimizer_within_node=benchmarks.optimizer_within_node,
     )
 
 
 def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> Measured:
     """As a run would tell it that recorded nothing but its speed."""
-    layout = Layout(nodes=speed.nodes, workers_per_node=speed.workers_per_node)
-    samples = layout.workers * benchmarks.per_device_batch * benchmarks.accumulation
-    given = (speed.step_time_ms, speed.samples_per_s, speed.runtime_s)
-    if sum(one is not None for one in given) != 1:
-        raise UsageError(f"{where}: exactly one of step_time_ms, samples_per_s and runtime_s is needed")
-    rate = speed.samples_per_s
-    if speed.step_time_ms is not None:
-        rate = samples / speed.step_time_ms * _MS_PER_S
-    elif speed.runtime_s is not None:
-        if benchmarks.samples is None:
-            raise UsageError(f"{where}.runtime_s: how many samples it was is not known", hint="samples: 90000")
-        rate = benchmarks.samples / speed.runtime_s
-    step_ms = samples / (rate or 1.0) * _MS_PER_S
+    layout, batch = _layout(speed, where), _batch(benchmarks, speed)
+    samples = layout.workers * batch * _accumulation(benchmarks, speed)
+    rate = _samples_per_s(benchmarks, speed, samples, where)
+    step_ms = samples / rate * _MS_PER_S
     summary = Summary(
         run_id=where,
         steps=1,
@@ -192,8 +213,30 @@ def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> Meas
         rule="as published",
         step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.0),
         samples_per_s=rate,
-        micro_steps=float(benchmarks.accumulation),
+        micro_steps=float(_accumulation(benchmarks, speed)),
+        per_device_batch=batch,
         tokens_per_sample=benchmarks.tokens_per_sample,
         split=StepSplit(missing={"exposed_ms": "the figures do not separate it"}),
     )
     return Measured(summary=summary, layout=layout)
+
+
+def _samples_per_s(benchmarks: PublishedBenchmarks, speed: Speed, samples: float, where: str) -> float:
+    """Of all workers, in whichever way it is told."""
+    ways = ("step_time_ms", "samples_per_s", "tokens_per_s", "tgs", "runtime_s")
+    given: dict[str, float] = {name: figure for name in ways if (figure := getattr(speed, name)) is not None}
+    if len(given) != 1:
+        raise UsageError(f"{where}: exactly one of {', '.join(ways)} is needed")
+    ((name, figure),) = given.items()
+    if name == "step_time_ms":
+        return samples / figure * _MS_PER_S
+    if name == "samples_per_s":
+        return figure
+    if name == "runtime_s":
+        if benchmarks.samples is None:
+            raise UsageError(f"{where}.runtime_s: how many samples it was is not known", hint="samples: 90000")
+        return benchmarks.samples / figure
+    if benchmarks.tokens_per_sample is None:
+        raise UsageError(f"{where}.{name}: how long a sample is is not known", hint="tokens_per_sample: 2048")
+    workers = _layout(speed, where).workers if name == "tgs" else 1
+    return figure * workers / benchmarks.tokens_per_sample

@@ -62,18 +62,26 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast some workers were: exactly one of step time, samples per second, and the time that all samples took.
+    """How fast some workers were: exactly one of step time, samples or tokens per second, and what all samples took.
 
     Attributes:
+        workers_per_node: where all nodes have as many; else `workers`, one figure a node.
+        per_device_batch: where it is another one than that of the file; likewise `accumulation`.
         step_time_ms: of an optimizer step.
-        samples_per_s: of all workers.
+        samples_per_s: of all workers; likewise `tokens_per_s`, for `tokens_per_sample` of the file.
+        tgs: tokens per GPU and second: of one worker.
         runtime_s: of the whole training, for `samples` of the file.
     """
 
     nodes: _Fleet = 1
-    workers_per_node: _Fleet
+    workers_per_node: _Fleet | None = None
+    workers: tuple[_Fleet, ...] = ()
+    per_device_batch: _Positive | None = None
+    accumulation: _Count | None = None
     step_time_ms: _Positive | None = None
     samples_per_s: _Positive | None = None
+    tokens_per_s: _Positive | None = None
+    tgs: _Positive | None = None
     runtime_s: _Positive | None = None
 
 
@@ -82,10 +90,14 @@ class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     Attributes:
         title: for people.
+        optimizer_within_node: of zero1, whether its states are shared out among the workers of each node alone, as
+            InternLM and others have it; what was updated is then gathered inside the nodes.
         gradient_bytes: of one element on the wire; else 4 under DDP, and as the precision has it under the others.
         per_device_batch: samples of a worker's micro-batch.
         accumulation: micro-batches per step.
         overlap: whether gradients are reduced while others are computed.
+        bucket_mib: the most gradients that are reduced at once: 25 is torch's default. Without it nobody knows what is
+            sent when the last of them is there.
         tokens_per_sample: padded.
         samples: of the whole training, all epochs; for `runtime_s`.
         network: between the nodes.
@@ -94,12 +106,14 @@ class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     title: str = "published figures"
     model: Model
-    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
+    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op", "hybrid_shard"]
+    optimizer_within_node: bool = False
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     gradient_bytes: Literal[2, 4] | None = None
     per_device_batch: _Positive
     accumulation: _Count = 1
     overlap: bool = True
+    bucket_mib: _Positive | None = None
     tokens_per_sample: _Positive | None = None
     samples: _Positive | None = None
     network: Network

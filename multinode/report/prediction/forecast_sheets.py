@@ -91,7 +91,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
             (
                 f"{mark if row.measured else ''}{row.nodes}",
                 _link(row),
-                f"{row.nodes * row.workers_per_node}",
+                f"{row.workers or row.nodes * row.workers_per_node}",
                 *(cell(row) for _, cell in (*told, *figures)),
             )
             for row in rows

@@ -24,6 +24,8 @@ _REASONS = {
     "overlap_off": "never: no communication is hidden, as overlap is off",
     "hid_nothing": "never: no communication is hidden, as the measured run hid none",
     "sent_at_once": "never: no communication is hidden, as all of it is sent after the last gradient is there",
+    "uncut": "unknown: how much of it hides depends on the buckets that gradients are sent in, which are not known "
+    "(--bucket-mib 25 is torch's default); the prediction hides nothing, and the end of its range all that it could",
     "as_now": "as it is now",
     "no_accumulation": "no accumulation is enough",
 }
