@@ -495,6 +495,23 @@ ERRORS = (
         checks=("gpus",),
     ),
     KnownError(
+        "devices-not-numbers",
+        "DeepSpeed",
+        (
+            "invalid literal for int() with base 10: 'GPU-",
+            "invalid literal for int() with base 10: 'MIG-",
+            "invalid literal for int() with base 10: ' GPU-",
+            "invalid literal for int() with base 10: ' MIG-",
+        ),
+        kind="configuration",
+        cause="CUDA_VISIBLE_DEVICES names devices by UUID, and DeepSpeed 0.18.9 and later reads it as whole numbers "
+        "when ZeRO-1 or ZeRO-2 starts.",
+        fix="numbers in its place, as nvidia-smi counts the GPUs, or leave CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER "
+        "to multinode, which gives numbers. A MIG device has none: uninstall nvidia-ml-py from the job's environment",
+        source="DeepSpeed accelerator/cuda_accelerator.py, _get_nvml_gpu_id",
+        checks=("training",),
+    ),
+    KnownError(
         "invalid-device",
         "CUDA",
         ("invalid device ordinal",),

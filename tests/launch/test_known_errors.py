@@ -107,6 +107,10 @@ LINES = {
     ],
     "nccl-without-gpu": ["ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!"],
     "no-backend-for-device": ["RuntimeError: No backend type associated with device type cpu"],
+    "devices-not-numbers": [
+        "ValueError: invalid literal for int() with base 10: 'GPU-8f2e4f0a-1b2c-3d4e-5f60-718293a4b5c6'",
+        "ValueError: invalid literal for int() with base 10: 'MIG-1c2d3e4f'",
+    ],
     "invalid-device": ["RuntimeError: CUDA error: invalid device ordinal"],
     "no-gpu": [
         "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
