@@ -12,7 +12,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.run.run import NodeRun, Run, new_run
-from multinode.errors import ConnectError, MultinodeError, NodeFailed, UsageError
+from multinode.errors import ConnectError, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
@@ -136,6 +136,16 @@ def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: Known
     assert (run.status, [node.state for node in run.nodes]) == ("lost", ["ended", "lost"])
     assert said == ["b: it may still run there: no route"]
     assert run.nodes[0].cause == "stopped"
+
+
+def test_nothing_runs_any_more_where_the_allocation_has_ended(left: Known) -> None:
+    known = record(left, "lost", over("a", 0, state="lost"), over("b", 1, state="lost"))
+
+    def answer(node: Node, *_: object) -> list[bytes]:
+        raise NodeGone("its allocation has ended", node=node.name)
+
+    run = stop(known, RunContext(FakeTransport(answer), known.directory.path.parent), 0.1).run
+    assert (run.status, [node.state for node in run.nodes]) == ("stopped", ["ended", "ended"])
 
 
 def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(left: Known) -> None:

@@ -16,7 +16,7 @@ from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.quoting import as_steps
 from multinode.core.run.run import NodeRun, Run, new_run
 from multinode.core.run.run_id import node_run_id
-from multinode.errors import MultinodeError, UsageError
+from multinode.errors import MultinodeError, NodeGone, UsageError
 from multinode.launch.request import STOP_FILE, ExecuteOptions, StopOrder, StopRequest
 from multinode.store.run_directory import RunDirectory, list_runs
 from multinode.transport.agent import AgentTransport, read_answer
@@ -196,7 +196,11 @@ def _ask_to_stop(ranks: Mapping[str, int], known: Known, context: RunContext, gr
     def ask(node: Node) -> _Stopped:
         run_id = node_run_id(known.directory.run_id, ranks[node.name])
         order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
-        answer = context.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
+        try:
+            answer = context.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
+        except NodeGone:
+            # Slurm has ended all that ran in its allocation.
+            return _Stopped(cause="unknown", processes_left=0)
         return read_answer(answer, _Stopped, node.name)
 
     asked = [node for node in known.cluster.nodes if node.name in ranks]
