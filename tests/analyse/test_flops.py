@@ -319,7 +319,9 @@ CHIPS = [
     ("NVIDIA L4", 58, 2.040, FULL),
     ("NVIDIA RTX 6000 Ada Generation", 142, 2.505, FULL),
     ("NVIDIA RTX A6000", 84, 1.800, FULL),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 188, 2.617, FULL),
     ("NVIDIA A40", 84, 1.740, FULL),
+    ("NVIDIA A10", 72, 1.695, FULL),
     ("NVIDIA A30", 56, 1.440, GA100),
     ("NVIDIA A100-SXM4-80GB", 108, 1.410, GA100),
     ("NVIDIA A100 80GB PCIe", 108, 1.410, GA100),
@@ -379,6 +381,25 @@ def test_a_gpu_whose_tensor_cores_know_fp16_alone_has_its_own_fp32(
 def test_what_differs_in_its_links_alone_has_the_same_peak() -> None:
     for name, like in (("A800-SXM4-80GB", "A100-SXM4-80GB"), ("A800 80GB PCIe", "A100 80GB PCIe")):
         assert peak_of(f"NVIDIA {name}") == peak_of(f"NVIDIA {like}") is not None
+    for name, like in (("H800", "H100 80GB HBM3"), ("H800 PCIe", "H100 PCIe")):
+        ours, theirs = peak_of(f"NVIDIA {name}"), peak_of(f"NVIDIA {like}")
+        assert ours is not None
+        assert theirs is not None
+        assert [ours.in_precision(one)[0] for one in ("bf16", "fp32", "tf32")] == [
+            theirs.in_precision(one)[0] for one in ("bf16", "fp32", "tf32")
+        ]
+        assert ours.memory_gb_per_s == theirs.memory_gb_per_s
+
+
+def test_what_a_data_sheet_alone_tells() -> None:
+    """Of the L20 and the GH200 dense figures; of AMD's compute units 304 at 2.1 GHz, 2048 FLOP a clock."""
+    assert mean_peak(["NVIDIA L20"], "bf16")[0] == 119.5
+    assert mean_peak(["NVIDIA GH200 480GB"], "bf16")[0] == 989.5
+    for name in ("AMD Instinct MI300X", "AMD Instinct MI325X"):
+        tflops, source = mean_peak([name], "bf16")
+        assert tflops == pytest.approx(304 * 2.1 * 2048 / 1000, rel=0.001)
+        assert "AMD Instinct MI3" in source
+        assert mean_peak([name], "fp32")[0] == pytest.approx(304 * 2.1 * 256 / 1000, rel=0.001)
 
 
 def test_a_figure_with_sparsity_is_halved_and_said_to_be() -> None:
@@ -401,7 +422,8 @@ def test_an_older_driver_leaves_the_maker_out() -> None:
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA H100 80GB HBM2e",
         "Tesla P100-SXM2-16GB",
-        "AMD Instinct MI300X",
+        "NVIDIA A10G",
+        "AMD Instinct MI250X",
     ],
 )
 def test_of_another_gpu_nothing_is_said(name: str) -> None:
@@ -462,6 +484,8 @@ def test_fp32_is_what_the_multiprocessors_can_do_and_tf32_half_of_bf16(
         ("NVIDIA RTX 6000 Ada Generation", 384, 20),
         ("NVIDIA RTX A6000", 384, 16),
         ("NVIDIA A40", 384, 14.5),
+        ("NVIDIA A10", 384, 12.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 512, 28),
         ("NVIDIA L4", 192, 12.5),
         ("NVIDIA L40S", 384, 18),
         ("NVIDIA A100-SXM4-40GB", 5120, 2.43),

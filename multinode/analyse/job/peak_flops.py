@@ -49,7 +49,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def peak_of(gpu_name: str) -> Peak | None:
-    """The peak of the GPU that NVML calls so; None where it is not known.
+    """The peak of the GPU that NVML, or torch where AMD made it, calls so; None where it is not known.
 
     A part of a GPU (MIG), a mobile GPU and one with another power limit have names of their own, and no peak here.
     """
@@ -130,6 +130,32 @@ def _fp16_only(tflops: float, fp32: float, memory_gb_per_s: float, source: str) 
     )
 
 
+def _rtx_pro(multiprocessors: int, boost_ghz: float, memory_gb_per_s: float) -> Peak:
+    """Of a workstation's Blackwell, whose tensor cores sum in fp32 at full rate: 1024 FLOP a clock."""
+    made = f"NVIDIA RTX PRO Blackwell architecture; {multiprocessors} multiprocessors x {{}} FLOP x {boost_ghz:g} GHz"
+    tflops = multiprocessors * boost_ghz / 1000
+    return Peak(
+        tflops=round(tflops * 1024, 1),
+        source=made.format(1024),
+        fp32_tflops=round(tflops * 256, 1),
+        tf32_tflops=round(tflops * 512, 1),
+        memory_gb_per_s=memory_gb_per_s,
+        others_source=made.format("256 or 512"),
+    )
+
+
+def _instinct(model: str, memory_gb_per_s: float) -> Peak:
+    """Of AMD's CDNA 3 with 304 compute units."""
+    return Peak(
+        tflops=1307.4,
+        source=f"AMD Instinct {model} data sheet, without sparsity",
+        fp32_tflops=163.4,
+        tf32_tflops=653.7,
+        memory_gb_per_s=memory_gb_per_s,
+        others_source=f"AMD Instinct {model} data sheet, without sparsity; fp32 of vectors",
+    )
+
+
 _V100_SXM2 = _fp16_only(125.0, 15.7, 900.0, "NVIDIA V100 data sheet, SXM2")
 _V100_PCIE = _fp16_only(112.0, 14.0, 900.0, "NVIDIA V100 data sheet, PCIe")
 _H100_SXM = (67.0, 494.5, 3350.0)
@@ -152,9 +178,12 @@ _PEAKS = {
     "GeForce RTX 5090": _geforce(209.5, 170, 2.407, "RTX Blackwell", 1792.0),
     "RTX 6000 Ada Generation": _data_sheet(364.2, "RTX 6000 Ada", _HALVED.format(728.5), (91.1, 182.1, 960.0)),
     "RTX A6000": _data_sheet(154.8, "RTX A6000", _HALVED.format(309.7), (38.7, 77.4, 768.0)),
+    "RTX PRO 6000 Blackwell Workstation Edition": _rtx_pro(188, 2.617, 1792.0),
+    "A10": _data_sheet(125.0, "A10", others=(31.2, 62.5, 600.0)),
     "A30": _data_sheet(165.0, "A30", others=(10.3, 82.0, 933.0)),
     "A40": _data_sheet(149.7, "A40", others=(37.4, 74.8, 696.0)),
     "L4": _data_sheet(121.0, "L4", _HALVED.format(242), (30.3, 60.0, 300.0)),
+    "L20": _data_sheet(119.5, "L20", others=(59.8, 59.8, 864.0)),
     "L40": _data_sheet(181.05, "L40", others=(90.5, 90.5, 864.0)),
     "L40S": _data_sheet(362.05, "L40S", others=(91.6, 183.0, 864.0)),
     "A100-SXM4-40GB": _a100(1555.0),
@@ -169,9 +198,15 @@ _PEAKS = {
     "H100 NVL": _data_sheet(835.5, "H100", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 3900.0)),
     "H200": _data_sheet(989.5, "H200", "SXM, " + _HALVED.format(1979), (67.0, 494.5, 4800.0)),
     "H200 NVL": _data_sheet(835.5, "H200", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 4800.0)),
+    # H100s whose links to other GPUs alone are slower.
+    "H800": _data_sheet(989.5, "H800", "SXM, " + _HALVED.format(1979), _H100_SXM),
+    "H800 PCIe": _data_sheet(756.5, "H800", "PCIe, " + _HALVED.format(1513), (51.0, 378.0, 2000.0)),
+    "GH200 480GB": _data_sheet(989.5, "GH200", _HALVED.format(1979), (67.0, 494.5, 4000.0)),
     "H20": _data_sheet(148.0, "H20", others=(44.0, 74.0, 4000.0)),
     # Their data sheets' other figures are of eight GPUs together, and rounded, or of a rack of 72.
     "B200": _data_sheet(2250.0, "HGX B200", _HALVED.format(4500)),
     "B300 SXM6 AC": _data_sheet(2250.0, "HGX B300", _HALVED.format(4500)),
     "GB200": _data_sheet(2500.0, "GB200 NVL72", _HALVED.format(5000)),
+    "AMD Instinct MI300X": _instinct("MI300X", 5325.0),
+    "AMD Instinct MI325X": _instinct("MI325X", 6000.0),
 }
