@@ -247,6 +247,12 @@ def test_states_that_are_shared_out_within_a_node_are_gathered_there() -> None:
         ).scenarios[0]
         for inside in (False, True)
     )
+    (untold,) = make_forecast(
+        evidence_of_benchmarks(figures(strategy="zero1")), ForecastRequest(links=(1.0,), nodes=(2,))
+    ).scenarios
+    assert untold.step_time_ms == across.step_time_ms
+    assert untold.interval == (across.interval[0], within.interval[1])
+    assert any("optimizer_within_node" in one.why for one in untold.doubts)
     bytes_ms = 3_691_776 * 2 / 117.7e3
     assert within.parts.comm_ms == pytest.approx(1.5 * bytes_ms, rel=0.01)
     assert across.parts.comm_ms == pytest.approx((1.5 + 0.75) * bytes_ms, rel=0.01)

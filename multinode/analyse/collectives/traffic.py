@@ -62,7 +62,8 @@ class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
         no_sync: of FSDP, whether gradients are reduced in the last micro-batch alone, as the Trainer and accelerate
             have it: `no_sync()`, or `set_requires_gradient_sync(False)` until then.
         fsdp_version: 1 is FullyShardedDataParallel, 2 is `fully_shard`.
-        optimizer_within_node: of ZeRO-1, whether each node has all of the optimizer's states.
+        optimizer_within_node: of ZeRO-1, whether each node has all of the optimizer's states; None is not known, and
+            counted as if it had not, as DeepSpeed has it.
     """
 
     parameters: int | None
@@ -73,7 +74,7 @@ class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
     gathers: float | None = None
     no_sync: bool = True
     fsdp_version: int = 1
-    optimizer_within_node: bool = False
+    optimizer_within_node: bool | None = False
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +123,7 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     if strategy in {Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2}:
         reduced = Exchange(op="all_reduce", size_bytes=gradients, times=k if strategy is Strategy.ZERO2 else 1)
         updated = float(load.trainable * load.parameter_bytes)
-        within = load.optimizer_within_node and strategy is Strategy.ZERO1
+        within = strategy is Strategy.ZERO1 and load.optimizer_within_node is True
         scope = GroupScope.NODE if within else GroupScope.WORLD
         gathered = Exchange(op="all_gather", size_bytes=updated, reach=scope, hideable=False)
         return (reduced,) if strategy is Strategy.DDP else (reduced, gathered)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from multinode.analyse.collectives.traffic import GroupScope, Layout
+from multinode.analyse.collectives.traffic import GroupScope, Layout, Strategy
 from multinode.analyse.job.step_calls import StepCall, passing_bytes, with_gradients
 from multinode.analyse.prediction.back_test import ResidualQuantile
 from multinode.analyse.prediction.calibration import Calibration, Measured, Residual, largest
@@ -101,7 +101,8 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
     stretch, own = widest(doubts, "network"), widest(doubts, "compute")
     fast = _End(network=Assumed(end=-1, stretch=1 / stretch), own=1 / own / widest(doubts, "cores"))
     slow = _End(network=Assumed(end=1, stretch=stretch), own=own)
-    parts, *ends = (_parts(calibration, scenario, calls, end) for end in (_End(), slow, fast))
+    parts, *ends = (_parts(calibration, scenario, calls, end) for end in (_End(), slow))
+    ends.append(_parts(calibration, scenario, _at_best(calibration, scenario, calls), fast))
     rate, low, high = (scenario.samples / one.step_ms * _MS_PER_S for one in (parts, *ends))
     least = max(doubt.relative for doubt in doubts if doubt.part == "step")
     assumed = (min(low, rate / (1 + least)), max(high, rate * (1 + least)))
@@ -152,6 +153,18 @@ def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ..
     if scenario.low_rank is not None:
         calls = low_rank_calls(calls, scenario.low_rank, hideable=calibration.network.backend == "gloo")
     return (*calls, *calibration.script)
+
+
+def _is_within_unknown(calibration: Calibration, scenario: Scenario) -> bool:
+    return scenario.strategy is Strategy.ZERO1 and calibration.work.load.optimizer_within_node is None
+
+
+def _at_best(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> tuple[StepCall, ...]:
+    """Where nobody knows among whom the optimizer's states are shared out, they may be so within each node."""
+    if not _is_within_unknown(calibration, scenario):
+        return calls
+    within = [msgspec.structs.replace(call, reach=GroupScope.NODE) for call in calls if not call.hideable]
+    return (*(call for call in calls if call.hideable), *within)
 
 
 def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: _End) -> StepParts:
@@ -286,6 +299,10 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall,
         found.append(UncertaintySource(part="network", relative=0.0, why=why))
     if not between:
         return tuple(found)
+    if _is_within_unknown(calibration, scenario):
+        why = "whether the optimizer's states are shared out within each node is not known (optimizer_within_node)"
+        # It moves the fast end, and stretches nothing.
+        found.append(UncertaintySource(part="network", relative=0.0, why=why))
     found += _doubts_of_residual(calibration.residual, scenario)
     found += network_doubts(network, calls, scenario.link, scenario.layout)
     hides = any(call.hideable and call.reach is not GroupScope.NODE for call in calls)

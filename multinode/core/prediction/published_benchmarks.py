@@ -91,7 +91,7 @@ class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     Attributes:
         title: for people.
         optimizer_within_node: of zero1, whether its states are shared out among the workers of each node alone, as
-            InternLM and others have it; what was updated is then gathered inside the nodes.
+            InternLM and others have it; what was updated is then gathered inside the nodes. None is not told.
         gradient_bytes: of one element on the wire; else 4 under DDP, and as the precision has it under the others.
         per_device_batch: samples of a worker's micro-batch.
         accumulation: micro-batches per step.
@@ -107,7 +107,7 @@ class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     title: str = "published figures"
     model: Model
     strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op", "hybrid_shard"]
-    optimizer_within_node: bool = False
+    optimizer_within_node: bool | None = None
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     gradient_bytes: Literal[2, 4] | None = None
     per_device_batch: _Positive
