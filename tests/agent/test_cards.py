@@ -97,5 +97,44 @@ def test_a_rate_may_have_a_fraction_and_a_port_may_say_nothing(tmp_path: Path) -
     assert (port["state"], port["link_layer"], port["rate_gbit_per_s"]) == (None, None, 2.5)
 
 
+def put(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
+
+
+def test_a_roce_port_is_told_with_its_interface_its_gid_its_slot_and_its_firmware(tmp_path: Path) -> None:
+    """As Linux 6.8 shows a ConnectX-7; a GID is of RoCE v1 and v2, and of IPv6's link-local address before IPv4's."""
+    rdma_port(tmp_path, "mlx5_0", state="4: ACTIVE", link_layer="Ethernet", rate="200 Gb/sec (4X HDR)")
+    link_local, ipv4 = "fe80:0000:0000:0000:0a00:27ff:fe12:3456", "0000:0000:0000:0000:0000:ffff:c000:020b"
+    port, card = tmp_path / "infiniband/mlx5_0/ports/1", tmp_path / "infiniband/mlx5_0"
+    for index, (gid, kind) in enumerate(
+        [(link_local, "IB/RoCE v1"), (link_local, "RoCE v2"), (ipv4, "IB/RoCE v1"), (ipv4, "RoCE v2")]
+    ):
+        put(port, {f"gids/{index}": gid, f"gid_attrs/types/{index}": kind, f"gid_attrs/ndevs/{index}": "ens1f0np0"})
+    put(port, {"gids/4": "0000:0000:0000:0000:0000:0000:0000:0000"})
+    put(card, {"fw_ver": "28.39.1002", "board_id": "MT_0000000838"})
+    put(card / "device", {"current_link_speed": "32.0 GT/s PCIe", "current_link_width": "4"})
+    put(card / "device", {"max_link_speed": "32.0 GT/s PCIe", "max_link_width": "16"})
+    (told,) = list_rdma_ports(str(tmp_path))
+    assert {name: told[name] for name in told if name not in {"device", "port", "state", "link_layer"}} == {
+        "rate_gbit_per_s": 200.0,
+        "ifname": "ens1f0np0",
+        "gid_index": 3,
+        "board": "MT_0000000838",
+        "firmware": "28.39.1002",
+        "pcie_gbit_per_s": 126.0,
+        "pcie_max_gbit_per_s": 504.1,
+    }
+
+
+def test_a_roce_port_without_an_address_still_has_its_interface(tmp_path: Path) -> None:
+    rdma_port(tmp_path, "rocep1s0f1", state="4: ACTIVE", link_layer="Ethernet", rate="100 Gb/sec (2X HDR)")
+    put(tmp_path / "infiniband/rocep1s0f1/ports/1", {"gid_attrs/ndevs/0": "enp1s0f1np1", "gids/0": "0000:0000"})
+    put(tmp_path / "infiniband/rocep1s0f1/device", {"current_link_speed": "5.0 GT/s", "current_link_width": "8"})
+    (told,) = list_rdma_ports(str(tmp_path))
+    assert (told["ifname"], told.get("gid_index"), told["pcie_gbit_per_s"]) == ("enp1s0f1np1", None, 32.0)
+
+
 def test_a_node_without_such_cards_has_none(tmp_path: Path) -> None:
     assert list_rdma_ports(str(tmp_path)) == []

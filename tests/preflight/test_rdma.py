@@ -5,8 +5,13 @@ from typing import Any
 import msgspec
 
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.cluster.facts import RdmaPort
-from multinode.preflight.checks.rdma import check_locked_memory, check_rdma
+from multinode.core.cluster.facts import Interface, RdmaPort
+from multinode.preflight.checks.rdma import (
+    check_locked_memory,
+    check_rdma,
+    check_rdma_firmware,
+    check_rdma_ports,
+)
 from multinode.preflight.inspection import Inspection
 
 from .inspecting import but, expect, inspection, only, silent
@@ -71,3 +76,86 @@ def test_locked_memory_matters_where_rdma_is_active() -> None:
     assert only(check_locked_memory(but(known, "b", user="root", container="docker"))).node == "b"
     alone = msgspec.structs.replace(known, facts={"a": known.facts["a"]})
     silent(check_locked_memory(alone))
+
+
+def roce(number: int, **changes: Any) -> RdmaPort:
+    """A half of a card with two, each on an interface of its own."""
+    port = RdmaPort(
+        device=f"rocep1s0f{number}",
+        port=1,
+        state="ACTIVE",
+        link_layer="Ethernet",
+        rate_gbit_per_s=200.0,
+        ifname=f"ens{number}",
+        board="MT_0000000838",
+        firmware="28.39.1002",
+        pcie_gbit_per_s=252.1,
+        pcie_max_gbit_per_s=252.1,
+    )
+    return msgspec.structs.replace(port, **changes)
+
+
+def linked(*addresses: str | None, mtu: int = 9000) -> tuple[Interface, ...]:
+    return tuple(
+        Interface(name=f"ens{number}", addresses=(address,) if address else (), up=True, mtu=mtu)
+        for number, address in enumerate(addresses)
+    )
+
+
+def halves(a: tuple[Interface, ...], b: tuple[Interface, ...], **changes: Any) -> Inspection:
+    both = having((roce(0, **changes), roce(1, **changes)), (roce(0), roce(1)))
+    return but(but(both, "a", interfaces=a), "b", interfaces=b)
+
+
+A, B = linked("10.1.0.1/24", "10.2.0.1/24"), linked("10.1.0.2/24", "10.2.0.2/24")
+
+
+def test_ports_that_meet_and_carry_what_they_have_negotiated_are_no_finding() -> None:
+    known = halves(A, B)
+    silent(check_rdma_ports(known), check_rdma_firmware(known))
+    # Nobody would use them, or nothing is known of them.
+    silent(check_rdma_ports(but(halves(linked(None, None), B), "ab", gpus=())))
+    silent(check_rdma_ports(halves((), ())), check_rdma_firmware(having((), ())))
+    alone = but(inspection("a"), "a", rdma=(roce(0, pcie_gbit_per_s=10.0),))
+    silent(check_rdma_ports(alone))
+
+
+def test_a_slot_that_carries_less_than_the_link_is_named() -> None:
+    """Two boxes whose cards negotiated 200 Gbit/s carried 13: NVIDIA dgx-spark-playbooks#102."""
+    first, second = check_rdma_ports(halves(A, B, pcie_gbit_per_s=126.0))
+    assert (first.severity, first.node) == ("warning", "a")
+    said = "rocep1s0f0:1 has negotiated 200 Gbit/s, and its PCIe slot carries 126 Gbit/s of the 252.1 that it could"
+    assert first.message == said
+    assert "rocep1s0f1:1" in second.message
+
+
+def test_half_a_card_without_an_address_is_named() -> None:
+    found = only(check_rdma_ports(halves(linked("10.1.0.1/24", None), B)))
+    assert (found.severity, found.node) == ("warning", "a")
+    assert "rocep1s0f1:1 is active with 200 Gbit/s, and its interface ens1 has no IP address" in found.message
+    assert "env.NCCL_IB_HCA=rocep1s0f0" in str(found.hint)
+
+
+def test_a_port_in_a_network_of_its_own_is_named() -> None:
+    stray = having((roce(0), roce(1)), (roce(0),))
+    stray = but(but(stray, "a", interfaces=linked("10.1.0.1/24", "10.9.0.1/24")), "b", interfaces=linked("10.1.0.2/24"))
+    found = only(check_rdma_ports(stray))
+    assert (found.severity, found.node) == ("warning", "a")
+    assert "rocep1s0f1:1 is in 10.9.0.0/24, and no active RoCE port of b is" in found.message
+    assert "env.NCCL_IB_HCA=rocep1s0f0" in str(found.hint)
+
+
+def test_frames_too_small_for_roces_largest_packets_are_noted() -> None:
+    small = linked("10.1.0.1/24", "10.2.0.1/24", mtu=1500)
+    first, second = check_rdma_ports(halves(small, B))
+    assert (first.severity, second.severity) == ("note", "note")
+    assert "whose MTU is 1500: RoCE's packets are then of 1024 bytes and not of 4096" in first.message
+    silent(check_rdma_ports(halves(linked("10.1.0.1/24", "10.2.0.1/24", mtu=4200), B)))
+
+
+def test_other_firmware_on_one_node_is_noted() -> None:
+    known = having((roce(0),), (roce(0, firmware="28.40.1000"),))
+    found = only(check_rdma_firmware(known))
+    assert (found.severity, found.node) == ("note", "b")
+    assert "firmware 28.40.1000, and that of a 28.39.1002" in found.message
+    silent(check_rdma_firmware(having((roce(0),), (roce(0, board="MT_1", firmware="1.0"),))))

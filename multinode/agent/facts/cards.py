@@ -17,6 +17,10 @@ __all__ = ["Counters", "added", "grown", "list_rdma_ports", "read_card", "read_c
 _CLASSES = "/sys/class"
 _MAX_PORTS = 64
 _RATE = re.compile(r"(?P<gbit>[\d.]+) Gb/sec")
+_MAX_GIDS = 256
+_IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
+_PCIE_SPEED = re.compile(r"([\d.]+) GT/s")
+_OLD_PCIE = 5.0
 _FAULT_FIELDS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 # Documentation/ABI/stable/sysfs-class-infiniband. A port counts how often its link went down, or had to be recovered.
 _RDMA_FAULT_FIELDS = {
@@ -36,7 +40,7 @@ def list_rdma_ports(classes: str = _CLASSES) -> list[Record]:
     Args:
         classes: where the kernel lists devices by class.
     """
-    return [_describe(name, folder) for name, folder in list(rdma_ports(classes))[:_MAX_PORTS]]
+    return [_describe(name, folder, classes) for name, folder in list(rdma_ports(classes))[:_MAX_PORTS]]
 
 
 def read_cards(classes: str = _CLASSES) -> Counters:
@@ -90,10 +94,17 @@ def _read(name: str, classes: str) -> dict[str, Optional[int]]:
     return {field: None if count is None else count * unit for field, count in counts.items()}
 
 
-def _describe(name: str, folder: str) -> Record:
+def _describe(name: str, folder: str, classes: str) -> Record:
     device, _, port = name.rpartition("/")
     state = try_read(f"{folder}/state")
     rate = _RATE.match(try_read(f"{folder}/rate") or "")
+    card = f"{classes}/infiniband/{device}"
+    more = {
+        "board": try_read(f"{card}/board_id") or None,
+        "firmware": try_read(f"{card}/fw_ver") or None,
+        **_find_gid(folder),
+        **_read_pcie(f"{card}/device"),
+    }
     return {
         "device": device,
         "port": int(port),
@@ -101,4 +112,42 @@ def _describe(name: str, folder: str) -> Record:
         "state": None if state is None else state.rpartition(":")[2].strip(),
         "link_layer": try_read(f"{folder}/link_layer"),
         "rate_gbit_per_s": float(rate["gbit"]) if rate else None,
+        # What not every card has.
+        **{name: value for name, value in more.items() if value is not None},
     }
+
+
+def _find_gid(folder: str) -> Record:
+    """Of the GIDs by which RoCE v2 is addressed, the first of an IPv4 address, else the first; and whose it is.
+
+    Documentation/ABI/testing/sysfs-class-infiniband. One that is not used is all zeros, and its type cannot be read.
+    """
+    found = None
+    for index in range(_MAX_GIDS):
+        gid = try_read(f"{folder}/gids/{index}")
+        if gid is None:
+            break
+        if gid.strip("0:") and try_read(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
+            is_ipv4 = gid.startswith(_IPV4_MAPPED)
+            found = index if found is None or is_ipv4 else found
+            if is_ipv4:
+                break
+    ifname = None if found is None else try_read(f"{folder}/gid_attrs/ndevs/{found}")
+    # Without any, the first place names the interface all the same.
+    return {"gid_index": found, "ifname": ifname or try_read(f"{folder}/gid_attrs/ndevs/0") or None}
+
+
+def _read_pcie(folder: str) -> Record:
+    """What goes through the card's slot in each direction, now and at the most that both ends could."""
+    speeds = {name: _read_lanes(folder, name) for name in ("current", "max")}
+    return {"pcie_gbit_per_s": speeds["current"], "pcie_max_gbit_per_s": speeds["max"]}
+
+
+def _read_lanes(folder: str, name: str) -> Optional[float]:
+    # `16.0 GT/s PCIe`; older kernels leave the last word out. Up to 5 GT/s eight bits take ten, then 128 take 130.
+    speed = _PCIE_SPEED.match(try_read(f"{folder}/{name}_link_speed") or "")
+    width = read_number(f"{folder}/{name}_link_width")
+    if speed is None or not width:
+        return None
+    transfers = float(speed[1])
+    return round(transfers * width * (0.8 if transfers <= _OLD_PCIE else 128 / 130), 1)

@@ -85,6 +85,11 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
         port: from 1 on.
         state: `ACTIVE`, `DOWN`, `INIT`, `ARMED`.
         link_layer: `InfiniBand` or `Ethernet` (RoCE).
+        rate_gbit_per_s: what it negotiated.
+        ifname: the network interface of the same port.
+        gid_index: by which RoCE v2 addresses it, that of an IPv4 address first; what NCCL_IB_GID_INDEX would name.
+        board: the card's model, as its maker numbers it; `firmware` its version.
+        pcie_gbit_per_s: what goes through its slot in each direction; `pcie_max_gbit_per_s` at the most.
     """
 
     device: str
@@ -92,6 +97,12 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     state: str | None = None
     link_layer: str | None = None
     rate_gbit_per_s: float | None = None
+    ifname: str | None = None
+    gid_index: int | None = None
+    board: str | None = None
+    firmware: str | None = None
+    pcie_gbit_per_s: float | None = None
+    pcie_max_gbit_per_s: float | None = None
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from multinode.core.cluster.cluster import Node
-from multinode.core.cluster.facts import NodeFacts
+from multinode.core.cluster.facts import Interface, NodeFacts, RdmaPort
 from multinode.preflight.checks.gpus import used_gpus
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.rule import Case, Check, Rule, listed
+from multinode.preflight.rule import Case, Check, Rule, disagreements, listed
 
-__all__ = ["check_locked_memory", "check_rdma"]
+__all__ = ["check_locked_memory", "check_rdma", "check_rdma_firmware", "check_rdma_ports"]
 
 RDMA_ON_SOME = Rule(
     "rdma",
@@ -45,7 +45,52 @@ LOCKED_MEMORY = Rule(
     hint="docker: --ulimit memlock=-1; else on {node}, as root:\n"
     "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
 )
+RDMA_SLOT = Rule(
+    "rdma",
+    "warning",
+    catches="an RDMA NIC in a PCIe slot that carries less than its link",
+    message="{port} has negotiated {rate:g} Gbit/s, and its PCIe slot carries {slot:g} Gbit/s of the {most:g} that it "
+    "could",
+    hint="another slot, the slot's width in the BIOS, or, of a card with two halves, both halves in use; LnkCap and "
+    "LnkSta on {node}:\nlspci -vv",
+)
+RDMA_WITHOUT_ADDRESS = Rule(
+    "rdma",
+    "warning",
+    catches="an active RoCE port without an IP address beside one that has one: half of the card is idle",
+    message="{port} is active with {rate:g} Gbit/s, and its interface {ifname} has no IP address: RoCE addresses ports "
+    "by these, so NCCL leaves it idle or fails there, while {other} carries everything",
+    hint="give {ifname} an address in a network of its own, on every node; or name the ports that NCCL shall use, in "
+    "the hostfile: env.NCCL_IB_HCA={device}",
+)
+RDMA_OTHER_NETWORK = Rule(
+    "rdma",
+    "warning",
+    catches="an active RoCE port whose network no active RoCE port of another node is in",
+    message="{port} is in {networks}, and no active RoCE port of {peer} is: NCCL connects the ports of both nodes in "
+    "their order, and a connection between these has no way",
+    hint="compare cables and addresses of {node} and {peer}; or name the ports that meet, in the hostfile: "
+    "env.NCCL_IB_HCA={others}",
+)
+RDMA_MTU = Rule(
+    "rdma",
+    "note",
+    catches="RoCE over interfaces whose MTU is below 4200: its packets are smaller than they could be",
+    message="{port} sends over {ifname}, whose MTU is {mtu}: RoCE's packets are then of {packet} bytes and not of 4096",
+    hint="an MTU of 4200 or more on the switch and on every node, where the switch has 9000, as root:\n"
+    "ip link set {ifname} mtu 9000",
+)
+RDMA_FIRMWARE = Rule(
+    "rdma",
+    "note",
+    catches="RDMA NICs of one model with different firmware on two nodes",
+    message="its NIC of model {board} has firmware {version}, and that of {peer} {expected}",
+    hint="the same on all nodes, where one of them is slower or fails",
+)
 
+_ROCE_MTU = 4200
+# What is around a RoCE packet's payload, at the most; payloads are powers of two.
+_ROCE_HEADERS = 58
 _SHOWN = 4
 # Less than a few channels of NCCL need for their buffers.
 _LOCKED_BYTES = 1 << 28
@@ -81,6 +126,101 @@ def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
         on_gpus = bool(used_gpus(inspection, node, found))
         if locked is not None and locked < _LOCKED_BYTES and on_gpus and _active(found) and not is_free:
             yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
+
+
+@Check
+def check_rdma_ports(inspection: Inspection) -> Iterator[Case]:
+    """Each active port carries what it has negotiated, to every other node."""
+    nodes = [
+        (node, found)
+        for node, found in inspection.known
+        if used_gpus(inspection, node, found) and not _is_off(inspection, node, found)
+    ]
+    if len(nodes) < 2:  # noqa: PLR2004 - a single node needs no network
+        return
+    for node, found in nodes:
+        ports = [port for port in found.rdma if port.state == "ACTIVE"]
+        for port in ports:
+            slot, rate = port.pcie_gbit_per_s, port.rate_gbit_per_s
+            if slot is not None and rate is not None and slot < rate:
+                most = port.pcie_max_gbit_per_s or slot
+                yield RDMA_SLOT.found(node.name, port=_name(port), rate=rate, slot=slot, most=most)
+        for port in ports:
+            if port.link_layer == "Ethernet":
+                yield from _judge_roce(node, found, port, nodes)
+
+
+def _judge_roce(
+    node: Node, found: NodeFacts, port: RdmaPort, nodes: Sequence[tuple[Node, NodeFacts]]
+) -> Iterator[Case]:
+    interface = _interface(found, port)
+    if interface is None:
+        return
+    addressed = [one for one in _roce(found) if (other := _interface(found, one)) is not None and other.addresses]
+    if not interface.addresses:
+        if addressed:
+            yield RDMA_WITHOUT_ADDRESS.found(
+                node.name,
+                port=_name(port),
+                rate=port.rate_gbit_per_s or 0.0,
+                ifname=interface.name,
+                other=listed(map(_name, addressed), _SHOWN),
+                device=",".join(one.device for one in addressed),
+            )
+        return
+    if interface.mtu is not None and interface.mtu < _ROCE_MTU:
+        packet = 1 << max(8, (interface.mtu - _ROCE_HEADERS).bit_length() - 1)
+        yield RDMA_MTU.found(node.name, port=_name(port), ifname=interface.name, mtu=interface.mtu, packet=packet)
+    own = set(map(str, interface.networks))
+    for peer, facts in nodes:
+        there = {
+            str(network)
+            for one in _roce(facts)
+            if (other := _interface(facts, one)) is not None
+            for network in other.networks
+        }
+        # What a port without an address would be in, nobody knows.
+        is_whole = all((other := _interface(facts, one)) is not None and other.addresses for one in _roce(facts))
+        if peer.name != node.name and is_whole and there and not own & there:
+            meeting = [
+                one.device
+                for one in addressed
+                if (other := _interface(found, one)) is not None and set(map(str, other.networks)) & there
+            ]
+            yield RDMA_OTHER_NETWORK.found(
+                node.name,
+                port=_name(port),
+                networks=listed(sorted(own)),
+                peer=peer.name,
+                others=",".join(meeting) or "NAMES",
+            )
+            return
+
+
+@Check
+def check_rdma_firmware(inspection: Inspection) -> Iterator[Case]:
+    """NICs of one model have one firmware."""
+    boards = sorted({port.board for _, found in inspection.known for port in found.rdma if port.board})
+    for board in boards:
+        versions = {
+            node.name: next((port.firmware for port in found.rdma if port.board == board), None)
+            for node, found in inspection.known
+        }
+        known = {name: version for name, version in versions.items() if version is not None}
+        for name, version, peer, expected in disagreements(known, majority=True):
+            yield RDMA_FIRMWARE.found(name, board=board, version=version, peer=peer, expected=expected)
+
+
+def _roce(found: NodeFacts) -> list[RdmaPort]:
+    return [port for port in found.rdma if port.state == "ACTIVE" and port.link_layer == "Ethernet"]
+
+
+def _interface(found: NodeFacts, port: RdmaPort) -> Interface | None:
+    return next((one for one in found.interfaces if one.name == port.ifname), None)
+
+
+def _name(port: RdmaPort) -> str:
+    return f"{port.device}:{port.port}"
 
 
 def _active(found: NodeFacts) -> bool:
