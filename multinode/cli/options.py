@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from multinode.cli.panels import PanelCommand
+from multinode.errors import MultinodeError
 
 if TYPE_CHECKING:
     from multinode import api
@@ -78,7 +79,7 @@ def complete_runs(incomplete: str) -> list[str]:
     """Ids of runs, the newest first, for a shell's completion."""
     from multinode.store.run_directory import list_runs, runs_root
 
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(MultinodeError):
         names = ("last", *(path.name for path in reversed(list_runs(runs_root()))))
         return [name for name in names if name.startswith(incomplete)]
     return []

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from multinode.core.run.run import Failure
 from multinode.core.text.secret_values import redact_text
-from multinode.errors import UsageError, printable
+from multinode.errors import UsageError, printable, printable_line
 from multinode.report.render.screen import WIDE, Part, print_parts, screen_text
 from multinode.store.run_directory import RunDirectory
 from multinode.store.text_file import require_directory
@@ -45,14 +45,16 @@ class _Stderr(logging.Handler):
     """Writes to what stderr is at the time: a live table takes its place while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        shown = time.strftime("%H:%M:%S", time.localtime(record.created))
-        sys.stderr.write(f"{shown} {record.getMessage()}\n")
+        begin = time.strftime("%H:%M:%S", time.localtime(record.created))
+        if record.levelno >= logging.WARNING:
+            begin = f"{record.levelname.lower()}:"
+        sys.stderr.write(f"{begin} {printable_line(record.getMessage())}\n")
 
 
 def set_verbosity(*, quiet: bool = False, verbose: bool = False) -> None:
     """What is told beside results, warnings and errors: nothing, notes, or each step and request with its time."""
     _LOG.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
-    if verbose and not _LOG.handlers:
+    if not _LOG.handlers:
         _LOG.addHandler(_Stderr())
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from multinode.core.cluster.cluster import Cluster
+from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
 from multinode.core.cluster.inventory import is_inventory, parse_inventory
 from multinode.core.cluster.prices import Prices, parse_prices
-from multinode.errors import UsageError, printable
+from multinode.errors import HostfileError, UsageError, printable
+from multinode.store.ownership import describe_stranger
 from multinode.store.settings import Settings
 from multinode.store.text_file import MAX_BYTES, read_text
 from multinode.units import format_list
@@ -21,6 +23,11 @@ __all__ = ["find_hosts", "load_hostfile", "load_prices"]
 _HINT = "one node a line, the first is node rank 0: node1 slots=2; files to start from: multinode init --example"
 _NOT_UTF8 = "save it as UTF-8"
 _STDIN = "standard input"
+
+# What the dynamic loader, Python, a shell or NCCL load or run by a variable of its name.
+_RUNS_PROGRAMS = re.compile(
+    r"PATH|(?:LD|DYLD|PYTHON)_?[A-Z_]*|(?:BASH_)?ENV|PROMPT_COMMAND|NCCL_\w*PLUGIN|\w*PRELOAD\w*"
+)
 
 # Files of these names are still found, as ./lab and ./slurm.
 _LAB, _SLURM = "lab", "slurm"
@@ -35,18 +42,20 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
 
     Raises:
         UsageError: it cannot be read, or there is no such group.
-        HostfileError: a line of it is wrong.
+        HostfileError: a line of it is wrong, or another user may have written it and it runs programs as us.
     """
     path, group = _split_group(path)
     source = _STDIN if str(path) == "-" else str(path)
     text = _read_stdin(note) if source == _STDIN else read_text(path, "the hostfile", _hint(path))
     if group is None and not is_inventory(text):
         cluster = parse_hostfile(text, source)
+        _check_ownership(path, cluster)
         if (counts := count_slots(text)) is not None:
             repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
             note(f"{source}: it names {repeated}, once for each worker there")
         return cluster, text
     cluster, ignored = parse_inventory(text, group, source)
+    _check_ownership(path, cluster)
     if ignored:
         note(f"{source}: ignored: {printable(', '.join(ignored))}")
     head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
@@ -59,6 +68,27 @@ def _hint(path: Path) -> str:
     if path.exists() or len(names) == 1 or not all(names):
         return _HINT
     return f"it is a file, with one node a line: printf '%s\\n' {shlex.join(names)} > hosts.txt"
+
+
+def _check_ownership(path: Path, cluster: Cluster) -> None:
+    """See that what runs programs here or on the nodes was written by us or root.
+
+    Raises:
+        HostfileError: another user may have written it.
+    """
+    named = next((name for node in cluster.nodes for name in _programs(node)), None)
+    stranger = describe_stranger(path) if named is not None and cluster.source != _STDIN else None
+    if stranger is not None:
+        raise HostfileError(
+            f"{path} {stranger}, and {named}= in it has programs run as you",
+            hint=f"read it; if you trust it, take a copy: cp {shlex.quote(str(path))} my-hosts.txt",
+        )
+
+
+def _programs(node: Node) -> tuple[str, ...]:
+    """The keys by which a node's line has programs run."""
+    keys = [key for key in ("ssh_config", "python") if getattr(node, key) is not None]
+    return (*keys, *(f"env.{name}" for name in node.env if _RUNS_PROGRAMS.fullmatch(name)))
 
 
 def _split_group(path: Path) -> tuple[Path, str | None]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import logging
 import os
 import re
+import shlex
 import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,9 +23,12 @@ from multinode.core.run.run_id import match_runs
 from multinode.core.text.secret_values import redact
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
+from multinode.store.ownership import describe_stranger, ownership_fix
 from multinode.store.private_file import DIRECTORY_MODE, append, open_private, replace_file, writing
 
-__all__ = ["RunDirectory", "SampleTail", "list_runs", "runs_root"]
+__all__ = ["RunDirectory", "RunFolders", "SampleTail", "list_runs", "runs_root", "scan_runs"]
+
+_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -89,10 +94,17 @@ class RunDirectory:
         Raises:
             UsageError: there is none, or several begin so.
         """
-        names = [path.name for path in list_runs(root)]
+        runs = scan_runs(root)
+        names = [path.name for path in runs.ours]
         matching = names[-1:] if run_id == "last" else match_runs(names, run_id)
+        if run_id == "last":
+            for ignored in runs.ignored_after_last:
+                _LOG.warning("ignored: %s", ignored)
         if len(matching) == 1:
             return cls(root / matching[0])
+        theirs = runs.ignored if run_id == "last" else match_runs(list(runs.ignored), run_id)
+        for name in [] if matching else theirs:
+            raise UsageError(runs.ignored[name], hint=ownership_fix(root / name))
         if not names:
             raise UsageError(f"there are no runs in {root} yet", hint="another directory: $MULTINODE_RUNS")
         found = ", ".join(matching or names[-3:])
@@ -278,15 +290,57 @@ class SampleTail:
                     yield from data[:end].splitlines()
 
 
+class RunFolders(NamedTuple):
+    """What lies below a root.
+
+    Attributes:
+        ours: the run directories, in the order in which their records were last written.
+        ignored: by name, in the same order, those that another user may have written, with a sentence of why.
+        ignored_after_last: those sentences of them that are newer than the last of `ours`.
+    """
+
+    ours: list[Path]
+    ignored: dict[str, str]
+    ignored_after_last: list[str]
+
+
 def list_runs(root: Path) -> list[Path]:
-    """The run directories below `root`, in the order in which their records were last written."""
-    if not root.is_dir():
-        return []
-    written: list[tuple[int, Path]] = []
-    for path in root.iterdir():
-        # What is removed meanwhile, or is another user's, is no run of ours.
+    """Our run directories below `root`, in the order in which their records were last written.
+
+    Raises:
+        MultinodeError: `root` cannot be read.
+    """
+    return scan_runs(root).ours
+
+
+def scan_runs(root: Path) -> RunFolders:
+    """The run directories below `root`: ours, and those of others, which name programs that would be run as us.
+
+    Raises:
+        MultinodeError: `root` cannot be read.
+    """
+    try:
+        paths = list(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        paths = []
+    except OSError as error:
+        hint = f"ls -ld {shlex.quote(str(root))}; another directory: $MULTINODE_RUNS"
+        raise MultinodeError(f"the runs in {root} cannot be read: {error.strerror}", hint=hint) from error
+    written: list[tuple[int, Path, str | None]] = []
+    for path in paths:
+        # What is removed meanwhile, or cannot be read, is no run of ours.
         with contextlib.suppress(OSError):
             record = (path / "run.json").stat()
             if stat.S_ISREG(record.st_mode):
-                written.append((record.st_mtime_ns, path))
-    return [path for _, path in sorted(written)]
+                written.append((record.st_mtime_ns, path, describe_stranger(path)))
+    ours: list[Path] = []
+    ignored: dict[str, str] = {}
+    after_last: list[str] = []
+    for _, path, stranger in sorted(written):
+        if stranger is None:
+            ours.append(path)
+            after_last = []
+        else:
+            ignored[path.name] = f"run directory {path} {stranger}"
+            after_last.append(ignored[path.name])
+    return RunFolders(ours, ignored, after_last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,12 @@ import msgspec
 
 from multinode.decoding import convert
 from multinode.errors import UsageError
+from multinode.store.ownership import describe_stranger, ownership_fix
 from multinode.store.text_file import read_text
 
 __all__ = ["Defaults", "Settings", "default_job", "find_fan_out", "load_settings"]
 
+_LOG = logging.getLogger(__name__)
 _FILE = "multinode.toml"
 _DEFAULT_JOB = "configs/default.yaml"
 
@@ -40,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load_settings(cwd: Path) -> Settings:
-    """The settings of a directory; empty ones where it has no multinode.toml.
+    """The settings of a directory; empty ones where it has no multinode.toml, or another user may have written it.
 
     Raises:
         UsageError: the file is not TOML, or has a key that is none of ours.
@@ -50,17 +53,27 @@ def load_settings(cwd: Path) -> Settings:
         found = path.stat()
     except FileNotFoundError:
         return Settings()
-    return _read(path, (found.st_ino, found.st_size, found.st_mtime_ns))
+    return _read(path, (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
 
 
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, _version: tuple[int, ...]) -> Settings:
     """Once a command, however many of its options look there."""
+    if _is_ignored(path):
+        return Settings()
     text = read_text(path, "the settings file")
     try:
         return convert(_renamed(tomllib.loads(text)), Settings)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
         raise UsageError(f"{path}: {error}", hint="known are hosts, job, setup and fan_out under [defaults]") from None
+
+
+def _is_ignored(path: Path) -> bool:
+    """Whether another user may have written what nobody named, which is told with its fix."""
+    stranger = describe_stranger(path)
+    if stranger is not None:
+        _LOG.warning("ignored: %s %s (%s)", path, stranger, ownership_fix(path))
+    return stranger is not None
 
 
 def _renamed(table: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +107,7 @@ def default_job(settings: Settings, cwd: Path) -> Path:
     """
     if settings.defaults.job is not None:
         return Path(settings.defaults.job).expanduser()
-    if (cwd / _DEFAULT_JOB).is_file():
+    if (cwd / _DEFAULT_JOB).is_file() and not _is_ignored(cwd / _DEFAULT_JOB):
         return Path(_DEFAULT_JOB)
     seen = sorted(str(path.relative_to(cwd)) for path in (cwd / "configs").glob("*.yaml"))
     raise UsageError(

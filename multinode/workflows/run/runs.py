@@ -11,7 +11,7 @@ import msgspec
 from multinode.analyse.steps.summary import Summary
 from multinode.core.run.run import Run
 from multinode.errors import MultinodeError, UsageError
-from multinode.store.run_directory import RunDirectory, list_runs
+from multinode.store.run_directory import RunDirectory, list_runs, scan_runs
 
 __all__ = ["PLAN_FILE", "StoredRun", "load_parts", "load_run", "load_runs"]
 
@@ -45,7 +45,10 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_runs(root: Path, tell: Callable[[str], None] = lambda _: None) -> list[StoredRun]:
     """All runs, oldest first; `tell` is told of those that cannot be read."""
-    return list(_load_readable(list_runs(root), tell))
+    folders = scan_runs(root)
+    for ignored in folders.ignored.values():
+        tell(ignored)
+    return list(_load_readable(folders.ours, tell))
 
 
 def load_run(root: Path, run_id: str) -> StoredRun:
