@@ -153,6 +153,8 @@ ERRORS = (
             "OutOfMemoryError",
             "CUDA error: out of memory",
             "CUDA driver error: out of memory",
+            "cudaErrorMemoryAllocation",
+            "CUDA_ERROR_OUT_OF_MEMORY",
             "CUBLAS_STATUS_ALLOC_FAILED",
             "CUDNN_STATUS_ALLOC_FAILED",
             "Cuda failure 'out of memory'",
@@ -168,7 +170,12 @@ ERRORS = (
     KnownError(
         "nccl-shared-memory",
         "NCCL",
-        ("Error while creating shared memory segment", "Error: failed to extend /dev/shm/"),
+        (
+            "Error while creating shared memory segment",
+            "Error: failed to extend /dev/shm/",
+            "Call to posix_fallocate failed",
+            "Call to shm_open failed",
+        ),
         kind="disk_full",
         cause="NCCL exchanges data between the GPUs of a node in /dev/shm, which is full or too small: docker gives a "
         "container 64 MiB.",
@@ -263,7 +270,7 @@ ERRORS = (
     KnownError(
         "oom-killer",
         "System",
-        ("Out of memory: Killed process", "Memory cgroup out of memory"),
+        ("Out of memory: Killed process", "Memory cgroup out of memory", "OOMKilled"),
         kind="out_of_memory",
         cause="The kernel killed the process, because the node, or the control group it ran in, had no memory left.",
         fix="fewer data loader workers, a smaller batch, no offload, or a higher limit of the container; what the "
@@ -274,7 +281,13 @@ ERRORS = (
     KnownError(
         "disk-full",
         "System",
-        ("No space left on device", "Disk quota exceeded", "ENOSPC"),
+        (
+            "No space left on device",
+            "Disk quota exceeded",
+            "ENOSPC",
+            "PytorchStreamWriter failed writing file",
+            "kind: StorageFull",
+        ),
         kind="disk_full",
         cause="A file system of the node is full, or the user's quota is used up.",
         fix="make room on {node}: ssh {node} df -h ~ /tmp /dev/shm",
@@ -287,6 +300,8 @@ ERRORS = (
         (
             "Bootstrap : no socket interface found",
             "NET/Socket : no interface found",
+            "verify NCCL_OOB_NET_IFNAME",
+            "no device found matching NCCL_OOB_NET_IFNAME",
             "connecting to address ... is neither AF_INET(2) nor AF_INET6(10)",
         ),
         kind="configuration",
@@ -387,6 +402,8 @@ ERRORS = (
             "Got completion from peer ... with status=",
             "Got completion from peer ... with error ",
             "Got completion with error ",
+            "NET/OFI Request ... completed with error",
+            "Got CQE with error",
         ),
         kind="connection",
         cause="An RDMA transfer failed: a lossy or misconfigured RoCE network, a wrong GID, a dead peer.",
@@ -529,6 +546,7 @@ ERRORS = (
         (
             "RuntimeError: Found no NVIDIA driver on your system",
             "No CUDA GPUs are available",
+            "CUDA unknown error - this may be due to an incorrectly set up environment",
             "Torch not compiled with CUDA enabled",
         ),
         kind="configuration",
@@ -542,7 +560,11 @@ ERRORS = (
     KnownError(
         "no-kernel-image",
         "CUDA",
-        ("no kernel image is available for execution on the device",),
+        (
+            "no kernel image is available for execution on the device",
+            "device kernel image is invalid",
+            "is not compatible with the current PyTorch installation",
+        ),
         kind="version_mismatch",
         cause="torch, or an extension, was not built for this model of GPU.",
         fix="a torch build for this GPU on every node; who has which: multinode check",
@@ -552,7 +574,11 @@ ERRORS = (
     KnownError(
         "driver-too-old",
         "CUDA",
-        ("CUDA driver version is insufficient", "RuntimeError: The NVIDIA driver on your system is too old"),
+        (
+            "CUDA driver version is insufficient",
+            "PTX was compiled with an unsupported toolchain",
+            "RuntimeError: The NVIDIA driver on your system is too old",
+        ),
         kind="version_mismatch",
         cause="torch was built with a newer CUDA than the driver of the node supports.",
         fix="update the driver of {node}, or install a torch built with an older CUDA; who has which: multinode check",
@@ -699,7 +725,7 @@ ERRORS = (
     KnownError(
         "deepspeed-ssh",
         "DeepSpeed",
-        ("was not reachable via ssh", "Unable to detect suitable master address via"),
+        ("was not reachable via ssh", "ssh exited with exit code 255", "Unable to detect suitable master address via"),
         kind="connection",
         cause="DeepSpeed's launcher uses ssh from node to node, which needs keys between them; it asks the first host "
         "only.",
@@ -750,7 +776,11 @@ ERRORS = (
     KnownError(
         "bf16-unsupported",
         "Accelerate, Transformers",
-        ("Your setup doesn't support bf16/gpu",),
+        (
+            "Your setup doesn't support bf16/gpu",
+            "mixed precision requires a GPU",
+            "can only be used on CUDA devices",
+        ),
         kind="configuration",
         cause="bf16 was asked for, and torch sees no GPU that has it.",
         fix="fp16: true on GPUs before Ampere; if the node has newer ones: ssh {node} nvidia-smi",
@@ -1364,6 +1394,167 @@ ERRORS = (
         source="PyTorch torch/csrc/autograd/functions/utils.h, aten/src/ATen/native",
     ),
     KnownError(
+        "llamafactory-arguments",
+        "LLaMA-Factory",
+        (
+            "Quantization is only compatible with the LoRA",
+            "incompatible with DeepSpeed ZeRO-3",
+            "DeepSpeed ZeRO-3 or FSDP is incompatible with",
+            "GaLore and APOLLO are incompatible with DeepSpeed",
+            "Distributed training does not support layer-wise",
+            "is incompatible with `streaming`",
+            "Please provide `model_name_or_path`",
+            "Please specify dataset for training",
+            "Cannot specify `val_size` if",
+            "Please make sure eval_dataset be provided",
+            "The dataset is not applicable in the current training stage",
+            "This device does not support `pure_bf16`",
+            "Cannot use device map for quantized models in training",
+            "is only valid for LoRA training",
+            "Adapter is only valid for the LoRA method",
+            "Please check whether the correct `template` is used",
+            "cannot be set as True except SFT",
+        ),
+        kind="configuration",
+        cause="Two arguments of the YAML exclude each other, or one is missing; the message names them.",
+        fix="correct the YAML, or for one run: --set KEY=VALUE; multinode check JOB finds some of these before the "
+        "start",
+        source="LLaMA-Factory src/llamafactory/hparams/parser.py, data_args.py, finetuning_args.py, data/mm_plugin.py",
+    ),
+    KnownError(
+        "no-valid-checkpoint",
+        "Accelerate, Transformers",
+        (
+            "Can't find a valid checkpoint at",
+            "No valid checkpoint found in output directory",
+        ),
+        kind="missing_file",
+        cause="The run shall resume, and the directory on this node has no whole checkpoint: checkpoints of a training "
+        "stand on node 0 alone unless the file system is shared.",
+        fix="name one that is whole, on every node at the same path; multinode launch --restarts finds the last "
+        "complete one",
+        source="Transformers transformers/trainer.py",
+    ),
+    KnownError(
+        "deepspeed-no-launcher",
+        "DeepSpeed",
+        ("No module named 'mpi4py'",),
+        kind="configuration",
+        cause="DeepSpeed found no RANK and WORLD_SIZE, took the start for one by MPI, and MPI is not there: the script "
+        "was started by plain python.",
+        fix="start it with multinode launch, torchrun or deepspeed; for one process by hand: export RANK=0 "
+        "WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500",
+        source="DeepSpeed deepspeed/comm/comm.py",
+    ),
+    KnownError(
+        "gpu-xid",
+        "CUDA",
+        (
+            "NVRM: Xid (...): 48,",
+            "NVRM: Xid (...): 62,",
+            "NVRM: Xid (...): 64,",
+            "NVRM: Xid (...): 74,",
+            "NVRM: Xid (...): 79,",
+            "NVRM: Xid (...): 94,",
+            "NVRM: Xid (...): 95,",
+            "NVRM: Xid (...): 119,",
+            "NVRM: Xid (...): 120,",
+        ),
+        kind="hardware",
+        cause="The driver reported an error of the GPU's hardware: 48, 94 and 95 are memory, 74 NVLink, 79 a GPU that "
+        "is gone, 119 and 120 its system processor.",
+        fix="reset or replace the GPU, or leave it out (gpus= in the hostfile); how often: ssh {node} dmesg -T | grep "
+        "-i xid",
+        source="NVIDIA Xid Errors",
+    ),
+    KnownError(
+        "gpu-peer-access",
+        "CUDA",
+        (
+            "peer access is not supported between these two devices",
+            "peer mapping resources exhausted",
+            "failed to peer with device",
+        ),
+        kind="configuration",
+        cause="Two GPUs of the node cannot read each other's memory: no path over PCIe, an IOMMU or ACS that forbids "
+        "it, or more GPUs than the driver can join.",
+        fix="without it: --env NCCL_P2P_DISABLE=1; what the paths are: ssh {node} nvidia-smi topo -p2p r; IOMMU and "
+        "ACS off in the BIOS for good",
+        source="CUDA runtime API, errors 217 and 711; NCCL src/transport/p2p.cc",
+    ),
+    KnownError(
+        "nccl-ib-device",
+        "NCCL",
+        (
+            "NET/IB : Unable to open device",
+            "NET/IB : Unable to query device",
+            "NET/IB : Unable to query port",
+            "NET/IB : No IP interface found",
+        ),
+        kind="configuration",
+        cause="NCCL sees RDMA NICs and cannot open them: a container without /dev/infiniband, no right to it, or a NIC "
+        "without an address.",
+        fix="docker run --device /dev/infiniband --cap-add IPC_LOCK; which NICs work: ssh {node} ibv_devinfo; name "
+        "those: env.NCCL_IB_HCA=...; over TCP: env.NCCL_NET=Socket",
+        source="NCCL src/transport/net_ib.cc (2.18 to 2.27), src/transport/net_ib/init.cc (2.28)",
+    ),
+    KnownError(
+        "nccl-ib-mixed",
+        "NCCL",
+        (
+            "Attempted to connect incompatible devices",
+            "Attempted to merge incompatible devices",
+            "device is incompatible with the local",
+            "net devices with different link_layer",
+            "multiple devices together with different link_layer",
+            "has a different number of devices=",
+            "Detected mixed local Net device counts",
+        ),
+        kind="configuration",
+        cause="The nodes have different RDMA NICs, or NICs of both InfiniBand and Ethernet, and NCCL joined some that "
+        "do not fit.",
+        fix="name NICs of one kind, as many on every node: env.NCCL_IB_HCA=...; which there are: multinode check",
+        source="NCCL src/transport/net_ib.cc (2.20 to 2.27), src/transport/net_ib (2.28), src/init.cc (2.30)",
+    ),
+    KnownError(
+        "nccl-imex",
+        "NCCL",
+        (
+            "is available but not supported on this system. Check the IMEX",
+            "is available but not working on this system. Check the IMEX",
+        ),
+        kind="configuration",
+        cause="The nodes belong to one NVLink domain (GB200), and its service nvidia-imex does not run on them, or the "
+        "container has no channel of it.",
+        fix="start nvidia-imex on every node of the domain, and give the container /dev/nvidia-caps-imex-channels; "
+        "without it: --env NCCL_MNNVL_ENABLE=0",
+        source="NCCL src/mnnvl.cc (2.26 to 2.30)",
+    ),
+    KnownError(
+        "nccl-stranger",
+        "NCCL",
+        (
+            "socketFinalizeAccept: wrong magic",
+            "socketFinalizeAccept: wrong type",
+            "Invalid NCCL_COMM_ID, please use format",
+        ),
+        kind="configuration",
+        cause="Something else than a rank of this job connected to NCCL: a worker of another job at the same "
+        "rendezvous, or a scanner of ports.",
+        fix="a MASTER_PORT of its own for each job, and none left from before: multinode clean; take NCCL_COMM_ID out "
+        "of profiles",
+        source="NCCL src/misc/socket.cc, src/bootstrap.cc",
+    ),
+    KnownError(
+        "nccl-algorithm",
+        "NCCL",
+        ("no algorithm/protocol available",),
+        kind="configuration",
+        cause="NCCL_ALGO or NCCL_PROTO leaves nothing for a collective on these nodes.",
+        fix="take NCCL_ALGO and NCCL_PROTO out of profiles and /etc/nccl.conf",
+        source="NCCL src/enqueue.cc",
+    ),
+    KnownError(
         "model-not-found",
         "Accelerate, Transformers",
         (
@@ -1508,7 +1699,14 @@ ERRORS = (
     KnownError(
         "file-system-gone",
         "System",
-        ("Stale file handle", "Read-only file system", "Transport endpoint is not connected"),
+        (
+            "Stale file handle",
+            "Read-only file system",
+            "Transport endpoint is not connected",
+            "[Errno 5] Input/output error",
+            "[Errno 121] Remote I/O error",
+            "[Errno 108] Cannot send after transport endpoint shutdown",
+        ),
         kind="missing_file",
         cause="A network file system went away under the job, or a disk with errors became read-only.",
         fix="mount it anew on {node}; what the kernel says: ssh {node} dmesg -T | tail",
@@ -1776,6 +1974,7 @@ ERRORS = (
             "exitcode ...: -9 (pid",
             "exit code 137",
             "exit code 247",
+            "terminated with signal SIGKILL",
         ),
         kind="killed",
         cause="The process got SIGKILL: from a person, a job scheduler, or the kernel for lack of memory.",
@@ -1835,7 +2034,7 @@ ERRORS = (
     KnownError(
         "not-all-joined",
         "PyTorch",
-        ("waiting for clients. ... clients joined",),
+        ("waiting for clients. ... clients joined", "Timed out initializing process group in store based barrier"),
         kind="timeout",
         cause="Not all workers came to the rendezvous: a node was not started, has fewer workers, or cannot reach "
         "MASTER_PORT.",
@@ -1915,6 +2114,10 @@ ERRORS = (
             "Failed to recv, got 0 bytes",
             "Failed to send, sent 0 bytes",
             "Did the remote server shutdown or crash",
+            "RuntimeError: Connection reset by peer",
+            "RuntimeError: Broken pipe",
+            "RendezvousClosedError",
+            "RendezvousGracefulExitError",
         ),
         kind="connection",
         cause="Rank 0, which holds the rendezvous, ended.",
@@ -2112,7 +2315,7 @@ ERRORS = (
     KnownError(
         "dataloader-exited",
         "PyTorch",
-        ("DataLoader worker (pid(s) ...) exited unexpectedly",),
+        ("DataLoader worker (pid(s) ...) exited unexpectedly", "DataLoader worker (pid ...) is killed by signal: "),
         kind="crashed",
         cause="A data loader worker died; why stands above it: memory, /dev/shm, or an exception of its own.",
         fix="run once with dataloader_num_workers: 0, which shows the exception; ssh {node} dmesg -T | tail",

@@ -18,10 +18,12 @@ LINES = {
         "node1:17:99 [0] misc/ibvwrap.cc:151 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory"
     ],
     "cuda-out-of-memory": [
+        "RuntimeError: merge_sort: failed to synchronize: cudaErrorMemoryAllocation: out of memory",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 23.64 GiB",
         "node1:301:301 [0] enqueue.cc:1085 NCCL WARN Cuda failure 2 'out of memory'",
     ],
     "nccl-shared-memory": [
+        "misc/shmutils.cc:42 NCCL WARN Call to posix_fallocate failed : Operation not permitted",
         "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-fz2gAG to 33030532 bytes",
         "misc/shmutils.cc:128 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-c2FRoN (size 33030528), error: No space left on device (28)",
     ],
@@ -46,9 +48,17 @@ LINES = {
         "OSError: [Errno 12] Cannot allocate memory",
         "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes.",
     ],
-    "oom-killer": ["[12345.6] Out of memory: Killed process 4711 (python) total-vm:98765432kB, anon-rss:65432100kB"],
-    "disk-full": ["OSError: [Errno 28] No space left on device: '/out/checkpoint-500/optimizer.pt'"],
+    "oom-killer": [
+        "    Reason:       OOMKilled",
+        "[12345.6] Out of memory: Killed process 4711 (python) total-vm:98765432kB, anon-rss:65432100kB",
+    ],
+    "disk-full": [
+        "RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/12: file write failed",
+        'safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "x" })',
+        "OSError: [Errno 28] No space left on device: '/out/checkpoint-500/optimizer.pt'",
+    ],
     "nccl-no-interface": [
+        "bootstrap.cc:99 NCCL WARN no device found matching NCCL_OOB_NET_IFNAME=eth9, ignoring",
         "node1:17:17 [0] bootstrap.cc:126 NCCL WARN Bootstrap : no socket interface found",
         "node1:17:17 [0] transport/net_socket.cc:61 NCCL WARN NET/Socket : no interface found",
         "ncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor AF_INET6(10)",
@@ -76,6 +86,7 @@ LINES = {
         "plugin/net.cc:277 NCCL WARN Failed to initialize any NET plugin",
     ],
     "nccl-ib-completion": [
+        "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 113. Error: unreachable remote",
         "transport/net_ib.cc:829 NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
         "transport/net_ib.cc:1050 NCCL WARN NET/IB : Got completion from peer 192.0.2.7<43211> with error 5, opcode 48, len 0, vendor err 244 (Recv)",
         "transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.0.2.7<43211> with status=12 opcode=0 len=0 vendor err 129 (Send)",
@@ -113,12 +124,18 @@ LINES = {
     ],
     "invalid-device": ["RuntimeError: CUDA error: invalid device ordinal"],
     "no-gpu": [
+        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
         "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
         "RuntimeError: No CUDA GPUs are available",
         "AssertionError: Torch not compiled with CUDA enabled",
     ],
-    "no-kernel-image": ["RuntimeError: CUDA error: no kernel image is available for execution on the device"],
+    "no-kernel-image": [
+        "RuntimeError: CUDA error: device kernel image is invalid",
+        "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.",
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+    ],
     "driver-too-old": [
+        "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
         "NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
     ],
@@ -147,6 +164,7 @@ LINES = {
     ],
     "deepspeed-no-gpu": ["RuntimeError: Unable to proceed, no GPU resources available"],
     "deepspeed-ssh": [
+        "pdsh@head: node1: ssh exited with exit code 255",
         "RuntimeError: Using hostfile at /job/hostfile but host=node1 was not reachable via ssh. If you are running with a single node please remove /job/hostfile or setup passwordless ssh.",
         "RuntimeError: Unable to detect suitable master address via `hostname -I`, please manually specify one via --master_addr",
     ],
@@ -163,7 +181,8 @@ LINES = {
     ],
     "abort-at-exit": ["terminate called without an active exception"],
     "bf16-unsupported": [
-        "ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train the model on CPU."
+        "ValueError: fp16 mixed precision requires a GPU (not 'cpu').",
+        "ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train the model on CPU.",
     ],
     "llamafactory-not-distributed": [
         "ValueError: Please launch distributed training with `llamafactory-cli` or `torchrun`.",
@@ -241,6 +260,8 @@ LINES = {
         "python3: can't open file '/work/train.py': [Errno 2] No such file or directory",
     ],
     "file-system-gone": [
+        "OSError: [Errno 5] Input/output error: '/mnt/data/x'",
+        "OSError: [Errno 108] Cannot send after transport endpoint shutdown",
         "OSError: [Errno 116] Stale file handle: '/nfs/model'",
         "OSError: [Errno 30] Read-only file system",
     ],
@@ -306,6 +327,7 @@ LINES = {
         "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGHUP death signal, shutting down workers",
     ],
     "killed": [
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
         "RuntimeError: DataLoader worker (pid 2637) is killed by signal: Killed.",
         "[2026-11-21 22:45:34,226] [ERROR] [launch.py:259:sigkill_handler] ['python', 'train.py'] exits with return code = -9",
         "  exitcode  : -9 (pid: 4711)",
@@ -324,7 +346,8 @@ LINES = {
         "RuntimeError: Application timeout caused pair closure",
     ],
     "not-all-joined": [
-        "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined."
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: store_based_barrier_key:1 (world_size=4, worker_count=2, timeout=0:30:00)",
+        "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.",
     ],
     "monitored-barrier": [
         "RuntimeError: Rank 1 failed to pass monitoredBarrier in 1800000 ms",
@@ -344,7 +367,10 @@ LINES = {
         "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer"
     ],
     "peer-gone": [
-        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+        "RuntimeError: Connection reset by peer",
+        "RuntimeError: Broken pipe",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
     ],
     "nccl-timed-out": [
         "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<46785> failed : No route to host",
@@ -383,7 +409,10 @@ LINES = {
     "gloo-peer-gone": [
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [192.0.2.7]:31247"
     ],
-    "dataloader-exited": ["RuntimeError: DataLoader worker (pid(s) 3919213) exited unexpectedly"],
+    "dataloader-exited": [
+        "RuntimeError: DataLoader worker (pid 2637) is killed by signal: Segmentation fault.",
+        "RuntimeError: DataLoader worker (pid(s) 3919213) exited unexpectedly",
+    ],
     "slurm-out-of-memory": [
         "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.",
         "slurmstepd: error: Detected 1 oom-kill event(s) in step 4711.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.",
@@ -577,6 +606,62 @@ LINES = {
     "nan-gradient": [
         "RuntimeError: Function 'MmBackward0' returned nan values in its 0th output.",
         "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
+    ],
+    "llamafactory-arguments": [
+        "ValueError: Quantization is only compatible with the LoRA or OFT method.",
+        "ValueError: `pure_bf16` is incompatible with DeepSpeed ZeRO-3.",
+        "ValueError: DeepSpeed ZeRO-3 or FSDP is incompatible with PTQ-quantized models.",
+        "ValueError: GaLore and APOLLO are incompatible with DeepSpeed yet.",
+        "ValueError: Distributed training does not support layer-wise GaLore.",
+        "ValueError: `max_samples` is incompatible with `streaming`.",
+        "ValueError: Please provide `model_name_or_path`.",
+        "ValueError: Please specify dataset for training.",
+        "ValueError: Cannot specify `val_size` if `dataset` is None.",
+        "ValueError: The dataset is not applicable in the current training stage.",
+        "ValueError: This device does not support `pure_bf16`.",
+        "ValueError: Cannot use device map for quantized models in training.",
+        "ValueError: `loraplus_lr_ratio` is only valid for LoRA training.",
+        "ValueError: This model does not support image input. Please check whether the correct `template` is used.",
+    ],
+    "no-valid-checkpoint": [
+        "ValueError: Can't find a valid checkpoint at /out/checkpoint-500",
+        "ValueError: No valid checkpoint found in output directory (/out)",
+    ],
+    "deepspeed-no-launcher": ["ModuleNotFoundError: No module named 'mpi4py'"],
+    "gpu-xid": [
+        "kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU is gone",
+        "[12345.6] NVRM: Xid (PCI:0000:3b:00): 48, pid=4711, DBE",
+        "NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, Timeout waiting for RPC from GSP",
+    ],
+    "gpu-peer-access": [
+        "RuntimeError: CUDA error: peer access is not supported between these two devices",
+        "NCCL WARN Cuda failure 'peer mapping resources exhausted'",
+        "transport/p2p.cc:233 NCCL WARN failed to peer with device 3(=3b000): 217 peer access is not supported",
+    ],
+    "nccl-ib-device": [
+        "transport/net_ib.cc:188 NCCL WARN NET/IB : Unable to open device mlx5_1",
+        "transport/net_ib.cc:201 NCCL WARN NET/IB : Unable to query port_num 1",
+        "transport/net_ib.cc:199 NCCL WARN NET/IB : Unable to query device mlx5_1",
+        "transport/net_ib.cc:160 NCCL WARN NET/IB : No IP interface found.",
+    ],
+    "nccl-ib-mixed": [
+        "transport/net_ib.cc:1271 NCCL WARN NET/IB : Attempted to connect incompatible devices: [0]mlx5_0:1/IB and [1]mlx5_1:1/RoCE. Try selecting NICs of only one link type using NCCL_IB_HCA",
+        "transport/net_ib.cc:1001 NCCL WARN NET/IB : Local mergedDev=mlx5_0 has a different number of devices=1 as remoteDev=mlx5_0 nRemDevs=2",
+        "transport/net_ib.cc:1012 NCCL WARN NET/IB : Can't merge net devices with different link_layer. i=0 remMeta.ndevs=1 link_layer=1 rem_link_layer=2",
+        "NCCL WARN Detected mixed local Net device counts across ranks (min 1, max 2). Set NCCL_IGNORE_NET_MISMATCH=1 to continue.",
+    ],
+    "nccl-imex": [
+        "mnnvl.cc:44 NCCL WARN MNNVL (cliqueSize 8) is available but not supported on this system. Check the IMEX configuration.",
+        "mnnvl.cc:44 NCCL WARN MNNVL (cliqueSize 8) is available but not working on this system. Check the IMEX channel configuration (/dev/nvidia-caps-imex-channels).",
+    ],
+    "nccl-stranger": [
+        "misc/socket.cc:430 NCCL WARN socketFinalizeAccept: wrong magic 1234 != 5678",
+        "misc/socket.cc:440 NCCL WARN socketFinalizeAccept: wrong type 3 != 4",
+        "bootstrap.cc:47 NCCL WARN Invalid NCCL_COMM_ID, please use format: <ipv4>:<port> or [<ipv6>]:<port> or <hostname>:<port>",
+    ],
+    "nccl-algorithm": [
+        "enqueue.cc:1361 NCCL WARN Error : no algorithm/protocol available",
+        "enqueue.cc:1802 NCCL WARN No algorithm/protocol available for function AllGather with datatype ncclInt8. NCCL_ALGO was set to tree.",
     ],
     "command-not-found": ["bash: line 1: torchrun: command not found"],
     "timeout": ["RuntimeError: the job server timed out after 30 s"],
