@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multinode.agent.facts.aside import Aside
+from multinode.agent.facts.aside import Aside, LateError, Readings
 from multinode.core.cluster.facts import NodeFacts
 from multinode.decoding import convert
 
@@ -20,29 +19,49 @@ from .localnode import LocalNode
 HUNG = Path(__file__).with_name("hung.py")
 
 
+def after(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+def hang() -> Any:
+    time.sleep(600)
+
+
+def fail() -> Any:
+    raise FileNotFoundError("no such file")
+
+
 def test_what_is_read_aside_comes_in_order() -> None:
-    assert Aside(lambda: [1, {"a": None}, "b"]).values() == [1, {"a": None}, "b"]
-
-
-def test_an_error_of_the_reading_is_raised() -> None:
-    def fail() -> Iterator[int]:
-        yield 1
-        raise FileNotFoundError("no such file")
-
-    with pytest.raises(ValueError, match="no such file"):
-        Aside(fail).values()
+    assert list(Aside(lambda: [1, {"a": None}, "b"]).values(after(20))) == [1, {"a": None}, "b"]
 
 
 def test_what_was_read_in_time_counts_and_the_rest_is_given_up() -> None:
-    def hang() -> Iterator[int]:
-        yield 1
-        time.sleep(600)
-        yield 2
+    assert list(Aside(lambda: (hang() if number == 2 else number for number in range(4))).values(after(1))) == [0, 1]
 
-    reading = Aside(hang, 0.2)
-    assert (reading.values(), reading.is_late) == ([1], True)
-    with pytest.raises(ValueError, match=r"not read within 0\.2 s"):
-        Aside(lambda: (time.sleep(600) for _ in "x"), 0.2).value()  # type: ignore[func-returns-value]
+
+def test_an_answer_that_lay_ready_counts_whenever_it_is_asked_for() -> None:
+    aside = Aside(lambda: ["x" * 200_000])
+    assert [len(value) for value in aside.values(after(20))] == [200_000]
+
+
+def test_each_reading_has_its_outcome_and_one_that_hangs_holds_up_no_other() -> None:
+    readings = Readings()
+    found: dict[str, int] = {}
+    readings.add("first", lambda: found.setdefault("first", 1))
+    # What an earlier one has put there, a later one finds.
+    readings.add("second", lambda: found["first"] + 1)
+    readings.add("broken", fail)
+    for name in ("hangs", "hangs too"):
+        readings.add(name, hang, 0.2)
+    readings.add("last", lambda: 3)
+    readings.start()
+    assert (readings.take("second"), readings.take("last"), readings.take("first")) == (2, 3, 1)
+    with pytest.raises(ValueError, match="no such file"):
+        readings.take("broken")
+    for name in ("hangs", "hangs too"):
+        with pytest.raises(LateError):
+            readings.take(name)
+    readings.close()
 
 
 def test_the_controllers_channel_ends_though_a_reading_goes_on() -> None:
@@ -50,6 +69,10 @@ def test_the_controllers_channel_ends_though_a_reading_goes_on() -> None:
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
     assert time.monotonic() - began < 15
+
+
+def _facts(output: bytes) -> NodeFacts:
+    return convert(json.loads(next(line for line in output.splitlines() if b'"facts"' in line)), NodeFacts)
 
 
 def probe_beside_hung(node: LocalNode, place: Path, **request: Any) -> NodeFacts:
@@ -61,20 +84,18 @@ def probe_beside_hung(node: LocalNode, place: Path, **request: Any) -> NodeFacts
     line = json.dumps({"schema": 1, "packages": False, **request}) + "\n"
     done = subprocess.run(command, input=line.encode(), capture_output=True, env=node.env, timeout=60, check=False)
     assert done.returncode == 0, done.stderr.decode()
-    return convert(json.loads(done.stdout.splitlines()[0]), NodeFacts)
+    return _facts(done.stdout)
 
 
 def test_a_file_system_that_hangs_costs_its_own_facts_only(node: LocalNode, tmp_path: Path) -> None:
     place = tmp_path / "data"
     (node.home / "train.py").write_text("print()")
     hung = str(place / "model")
-    facts = probe_beside_hung(
-        node, place, workdir=str(node.home), paths=[hung, "train.py"], contents=[hung, "train.py"], model=hung
-    )
+    paths = [hung, "train.py"]
+    facts = probe_beside_hung(node, place, workdir=str(node.home), paths=paths, contents=paths)
     assert [(one.path, one.place, one.device) for one in facts.hung_paths] == [(hung, str(place), "store:/data")]
     assert [(one.path, one.kind) for one in facts.paths] == [("train.py", "file")]
     assert {one.path: one.reason for one in facts.contents if one.digest is None}[hung] == "not read within 5 s"
-    assert facts.missing["model"] == "not read within 5 s"
     assert (facts.cwd, bool(facts.python), bool(facts.interfaces)) == (str(node.home), True, True)
 
 
@@ -96,5 +117,5 @@ def test_places_mounted_noexec_are_found(node: LocalNode, tmp_path: Path) -> Non
     env = node.env | {"TMPDIR": str(place), "TRITON_CACHE_DIR": str(place / "not/there/yet")}
     line = json.dumps({"schema": 1, "packages": False}) + "\n"
     done = subprocess.run(command, input=line.encode(), capture_output=True, env=env, timeout=60, check=True)
-    facts = convert(json.loads(done.stdout.splitlines()[0]), NodeFacts)
+    facts = _facts(done.stdout)
     assert facts.noexec == {"TMPDIR": str(place), "TRITON_CACHE_DIR": str(place / "not/there/yet")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
@@ -66,6 +67,7 @@ class ContentReader:
         self._datasets = datasets
         self._cwd = cwd
         self._late = f"not read within {deadline_s:g} s"
+        self._deadline = time.monotonic() + deadline_s
         self._reading = Aside(self._read, deadline_s) if paths else None
 
     def facts(self) -> list[Record]:
@@ -73,7 +75,7 @@ class ContentReader:
         facts: list[Record] = []
         # Each path as it was asked for, until it and all below it are read.
         waiting = list(self._paths)
-        for value in self._reading.values() if self._reading is not None else ():
+        for value in self._reading.values(self._deadline) if self._reading is not None else ():
             if isinstance(value, str):
                 waiting.remove(value)
             else:
@@ -89,6 +91,8 @@ class ContentReader:
             yield {"path": _GIT, "digest": revision}
         for path in self._paths:
             for name in list_files(path, self._cwd, self._datasets):
+                if time.monotonic() > self._deadline:
+                    return
                 if count >= _MOST_FILES:
                     yield {"path": path, "reason": f"more than {_MOST_FILES} files"}
                     break

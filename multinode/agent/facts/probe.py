@@ -14,7 +14,7 @@ from ..kernel_files import Mount, read_mounts
 from ..programs import Query, QueryFailed, find_program
 from ..run.runs import find_run_processes
 from .accelerators import TOOLS
-from .aside import READ_S, Aside
+from .aside import READ_S, LateError, Readings
 from .cards import list_rdma_ports
 from .files import ContentReader, find_mount, find_noexec, look_at, read_model
 from .gpus import join_processes, parse_gpus, parse_processes, query_gpus, query_processes
@@ -40,6 +40,7 @@ __all__ = ["run"]
 _RESOLVE_S = 3.0
 # As nvidia-smi has.
 _TOOL_S = 30.0
+_LATE = {"hostname_address": f"the resolver did not answer within {_RESOLVE_S:.0f} s"}
 _NOT_ASKED = "not asked for"
 _INSTALLED = ("python_version", "cuda_version", "nccl_version")
 
@@ -57,11 +58,14 @@ class Probe:
         self._path = os.environ.get("PATH", os.defpath)
         self._missing: dict[str, str] = {}
         self._hung: list[Record] = []
+        # The job's directory and interpreter, once they are known.
+        self._place: dict[str, Optional[str]] = {"cwd": None, "python": None}
 
     def collect(self) -> Record:
         """All facts, by the names of NodeFacts."""
-        resolver = Aside(_resolve_own_name, _RESOLVE_S)
-        cwd, python = self._find_place()
+        readings = self._begin_reading()
+        cwd = self._place["cwd"] = self._take_cwd(readings)
+        python = self._place["python"] = self._take_python(readings)
         # Slow answers first, so that everything else is read while they come.
         packages = query_packages(python, cwd) if python and self._request.get("packages") else None
         keys: list[str] = self._request.get("arguments", [])
@@ -69,18 +73,16 @@ class Probe:
         gpus = self._query_gpus()
         others = self._query_others() if gpus is None else None
         contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
-        paths, model = self._look(cwd or "/"), Aside(lambda: [self._read_model(cwd or "/")])
-        noexec = Aside(lambda: [find_noexec(os.environ)])
-        inspector = Aside(lambda: [find_inspector(os.environ, python)])
         facts = {**self._read_machine(), **self._read_network(), "python": python, "cwd": cwd}
-        facts["paths"] = self._read_paths(paths, cwd or "/")
-        facts["noexec"] = self._try("noexec", noexec.value) or {}
-        facts["nccl_inspector"] = self._try("nccl_inspector", inspector.value)
+        facts["paths"] = self._take_paths(readings, cwd or "/")
+        facts["noexec"] = self._take(readings, "noexec") or {}
+        facts["nccl_inspector"] = self._take(readings, "nccl_inspector")
         if facts["nccl_inspector"] is None:
             self._missing.setdefault("nccl_inspector", "no library of that name was found")
-        facts["model"] = self._try("model", model.value)
+        facts["model"] = self._take(readings, "model")
         facts.update(_read_variables(dict(os.environ)))
-        facts["hostname_address"] = self._try("hostname_address", partial(_address, resolver))
+        facts["hostname_address"] = self._take(readings, "hostname_address")
+        readings.close()
         facts.update(self._read_gpus(gpus), **self._read_packages(packages))
         facts["accelerator"] = "cuda" if facts["gpus"] else None
         if others is not None:
@@ -99,50 +101,91 @@ class Probe:
             self._missing[name] = str(error)
             return None
 
-    def _find_place(self) -> tuple[Optional[str], Optional[str]]:
-        """The directory of the job, and its interpreter."""
-        asked: Optional[str] = self._request.get("python")
-        interpreter = Aside(lambda: [find_interpreter(asked, self._path)])
-        cwd = self._find_cwd()
-        found = interpreter.values()
-        python, reason = found[0] if found else (None, f"{asked or 'python3'} was not found within {READ_S:g} s")
-        if python is None:
-            self._missing["python"] = reason
-            if interpreter.is_late and asked is not None:
-                self._note_hung(asked, "/")
-        return cwd, python
+    def _begin_reading(self) -> Readings:
+        """All that lies on file systems of the job, and what a name server is asked for: either may never answer."""
+        paths, mounts = self._request.get("paths", []), read_mounts()
+        readings = Readings()
+        readings.add("cwd", self._read_cwd)
+        readings.add("python", self._read_python)
+        for path in paths:
+            readings.add(f"path {path}", partial(self._look_at, path, mounts))
+        readings.add("noexec", lambda: find_noexec(os.environ))
+        readings.add("nccl_inspector", lambda: find_inspector(os.environ, self._place["python"]))
+        readings.add("model", lambda: self._read_model(self._place["cwd"] or "/"))
+        readings.add("hostname_address", _resolve_own_name, _RESOLVE_S)
+        readings.start()
+        return readings
 
-    def _find_cwd(self) -> Optional[str]:
-        home = os.path.expanduser("~")
-        asked: Optional[str] = self._request.get("workdir")
-        same: Optional[str] = self._request.get("controller_cwd")
-        cwd = os.path.join(home, os.path.expanduser(asked)) if asked is not None else same
-        if cwd is None:
-            return home
-        answer = Aside(lambda: [os.path.isdir(cwd)]).values()
-        if not answer:
-            self._note_hung(cwd, home)
-            return None
-        if answer[0]:
-            return cwd
-        if asked is None:
-            return home
-        self._missing["workdir"] = f"{cwd} is not a directory"
+    def _take(self, readings: Readings, name: str) -> Optional[Any]:
+        try:
+            return readings.take(name)
+        except LateError:
+            self._missing[name] = _LATE.get(name, f"not read within {READ_S:g} s")
+        except ValueError as error:
+            self._missing[name] = str(error)
         return None
 
-    def _look(self, cwd: str) -> list[tuple[str, Aside]]:
-        mounts = read_mounts()
-        paths: list[str] = self._request.get("paths", [])
-        return [(path, Aside(partial(_look_at, path, cwd, mounts))) for path in paths]
+    def _asked_cwd(self) -> Optional[str]:
+        """The directory that was asked for: the hostfile's, else the controller's own."""
+        asked: Optional[str] = self._request.get("workdir")
+        same: Optional[str] = self._request.get("controller_cwd")
+        return os.path.join(os.path.expanduser("~"), os.path.expanduser(asked)) if asked is not None else same
 
-    def _read_paths(self, readings: list[tuple[str, Aside]], cwd: str) -> list[Record]:
-        found = []
-        for path, reading in readings:
-            values = reading.values()
-            found += values
-            if not values:
-                self._note_hung(path, cwd)
+    def _read_cwd(self) -> bool:
+        cwd = self._asked_cwd()
+        is_there = cwd is not None and os.path.isdir(cwd)
+        # For those that are read after it, in the same child.
+        self._place["cwd"] = cwd if is_there else os.path.expanduser("~")
+        return is_there
+
+    def _take_cwd(self, readings: Readings) -> Optional[str]:
+        asked, home = self._asked_cwd(), os.path.expanduser("~")
+        try:
+            is_there = readings.take("cwd")
+        except LateError:
+            self._note_hung(asked or home, home)
+            return None
+        if is_there:
+            return asked
+        if self._request.get("workdir") is None:
+            return home
+        self._missing["workdir"] = f"{asked} is not a directory"
+        return None
+
+    def _read_python(self) -> tuple[Optional[str], str]:
+        found = find_interpreter(self._request.get("python"), self._path)
+        self._place["python"] = found[0]
         return found
+
+    def _take_python(self, readings: Readings) -> Optional[str]:
+        asked: Optional[str] = self._request.get("python")
+        python: Optional[str] = None
+        try:
+            python, reason = readings.take("python")
+        except LateError:
+            reason = f"{asked or 'python3'} was not found within {READ_S:g} s"
+            if asked is not None:
+                self._note_hung(asked, "/")
+        if python is None:
+            self._missing["python"] = reason
+        return python
+
+    def _look_at(self, path: str, mounts: list[Mount]) -> Record:
+        return look_at(path, self._place["cwd"] or "/", mounts)
+
+    def _take_paths(self, readings: Readings, cwd: str) -> list[Record]:
+        return [found for path in self._request.get("paths", []) if (found := self._take_path(readings, path, cwd))]
+
+    def _take_path(self, readings: Readings, path: str, cwd: str) -> Optional[Record]:
+        try:
+            found: Record = readings.take(f"path {path}")
+        except LateError:
+            self._note_hung(path, cwd)
+        except ValueError as error:
+            self._missing[f"path {path}"] = str(error)
+        else:
+            return found
+        return None
 
     def _note_hung(self, path: str, cwd: str) -> None:
         # Links are not followed: that would hang as well.
@@ -245,28 +288,11 @@ class Probe:
         return found is not None and "torch" in found.packages
 
 
-def _look_at(path: str, cwd: str, mounts: list[Mount]) -> list[Record]:
-    return [look_at(path, cwd, mounts)]
-
-
-def _resolve_own_name() -> list[str]:
-    """In a child: the C library gives no deadline, and no way to interrupt it."""
+def _resolve_own_name() -> str:
+    """What the node's own name resolves to. The C library gives no deadline, and no way to interrupt it."""
     # As bytes, because the codec for names that are no ASCII takes longer to load than the answer to come.
     name: Any = os.uname().nodename.encode()
-    return [socket.gethostbyname(name)]
-
-
-def _address(resolver: Aside) -> str:
-    """What the node's own name resolves to.
-
-    Raises:
-        ValueError: it does not resolve, or not in time.
-    """
-    values = resolver.values()
-    if not values:
-        raise ValueError(f"the resolver did not answer within {_RESOLVE_S:.0f} s")
-    address: str = values[0]
-    return address
+    return socket.gethostbyname(name)
 
 
 def _read_variables(env: dict[str, str]) -> Record:
