@@ -23,7 +23,6 @@ _UNCHECKED_HASH = (1).to_bytes(4, "little")
 
 _DIGEST_BYTES = 64
 _DAY_S = 86400.0
-# Archives of other releases, and what an upload that broke off left of one.
 _UNUSED_S = 30 * _DAY_S
 _OURS = re.compile(r"\.?([0-9a-f]{16})\..*")
 
@@ -61,7 +60,11 @@ def _remove_unused(archive: str) -> None:
     for name in os.listdir(folder):
         ours = _OURS.fullmatch(name)
         path = os.path.join(folder, name)
-        if ours is not None and ours[1] not in used and time.time() - os.stat(path).st_mtime > _UNUSED_S:
+        # What whoever wrote it was killed over has no place yet.
+        is_partial = name.startswith(".") or not name.endswith(".pyz")
+        if ours is None or (ours[1] in used and not is_partial):
+            continue
+        if time.time() - os.stat(path).st_mtime > (_DAY_S if is_partial else _UNUSED_S):
             os.remove(path)
 
 

@@ -12,7 +12,7 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError
 from multinode.preflight.rule import Rule
-from multinode.transport.agent import AgentTransport, read_answer
+from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import Outcomes, gather
 from multinode.transport.refusals import REFUSALS
 
@@ -79,10 +79,9 @@ def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:
 def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> NodeFacts:
     request = {"schema": 1, "python": node.python, "workdir": node.workdir, **msgspec.to_builtins(questions)}
     asked_s = time.time()
-    record = agent.call(node, "probe", request, deadline_s=PROBE_DEADLINE_S)
-    answered_s = time.time()
-    facts = read_answer(record | {"node": node.name}, NodeFacts, node.name, "facts")
-    return msgspec.structs.replace(facts, clock_offset_s=_clock_offset(facts.time_s, asked_s, answered_s))
+    facts = agent.call(node, "probe", request, NodeFacts, deadline_s=PROBE_DEADLINE_S)
+    offset_s = _clock_offset(facts.time_s, asked_s, time.time())
+    return msgspec.structs.replace(facts, node=node.name, clock_offset_s=offset_s)
 
 
 def _clock_offset(time_s: float | None, asked_s: float, answered_s: float) -> float | None:

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -27,7 +27,7 @@ import multinode
 from multinode.core.cluster.cluster import Node
 from multinode.core.run.quoting import quote_path
 from multinode.decoding import convert, decode_json, printable_values
-from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable
+from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable, printable_line
 from multinode.transport import refusals
 from multinode.transport.base import Completed, Stream, Transport, time_left
 from multinode.transport.fan_out import fan_out
@@ -104,6 +104,29 @@ _MOST_AT_ONCE = 32
 _EARLY_DEADLINE_S = 15.0
 
 
+class _Expected(NamedTuple):
+    """What a verb answers, and as which type its record is read; None is plain data."""
+
+    verb: str
+    kind: type[Any] | None = None
+
+    @property
+    def most_bytes(self) -> int:
+        return _LONG.get(self.verb, _ANSWER_BYTES)
+
+    @property
+    def what(self) -> str:
+        return "facts" if self.verb == "probe" else "answer"
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """Of any record; of an error, what it says."""
+
+    kind: str | None = None
+    message: str | None = None
+    hint: str | None = None
+
+
 class _Greeting(msgspec.Struct, frozen=True):
     """What the agent says first; anything else before it is a shell's."""
 
@@ -121,6 +144,15 @@ def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answe
         return convert(answer, kind, strict=False)
     except (msgspec.ValidationError, binascii.Error) as error:
         raise NodeFailed(f"its {what} cannot be read: {error}", node=node) from error
+
+
+def _read_line(line: bytes, kind: type[_Kind], node: str, what: str) -> _Kind:
+    try:
+        # What is no part of it is passed over, and takes no memory.
+        found = decode_json(line, kind, strict=False)
+    except (msgspec.DecodeError, binascii.Error, RecursionError) as error:
+        raise NodeFailed(f"its {what} cannot be read: {printable_line(str(error))}", node=node) from error
+    return read_answer(printable_values(msgspec.to_builtins(found), with_lines=_WITH_LINES), kind, node, what)
 
 
 class AgentArchive:
@@ -189,15 +221,28 @@ class AgentTransport:
             self._early[node.name] = thread
             thread.start()
 
-    def call(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> Record:
+    @overload
+    def call(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> Record: ...
+
+    @overload
+    def call(self, node: Node, verb: str, request: Record, kind: type[_Kind], *, deadline_s: float) -> _Kind: ...
+
+    def call(self, node: Node, verb: str, request: Record, kind: type[Any] | None = None, *, deadline_s: float) -> Any:
         """Run a verb that answers with one record. Its channel is kept for the next verb, which saves a login.
+
+        Args:
+            node: where.
+            verb: of the agent.
+            request: what it is asked.
+            kind: what the record is read as, so that nothing else of it takes memory; None leaves it as it is.
+            deadline_s: for all of it.
 
         Raises:
             NodeError: the node cannot be reached or did not answer in time.
-            NodeFailed: the verb failed, or the node cannot run the agent.
+            NodeFailed: the verb failed or answered something else, or the node cannot run the agent.
         """
         began = time.monotonic()
-        stream = self.open(node, verb, request | {"then": True}, deadline_s=deadline_s)
+        stream = self._open(node, verb, request | {"then": True}, _Expected(verb, kind), deadline_s)
         _LOG.debug("%s: %s answered after %.2f s", node.name, verb, time.monotonic() - began)
         if stream.first is None:
             raise NodeFailed(f"the agent's {verb} answered nothing", node=node.name)
@@ -210,6 +255,9 @@ class AgentTransport:
         Raises:
             NodeError, NodeFailed: as `call`.
         """
+        return self._open(node, verb, request, _Expected(verb), deadline_s)
+
+    def _open(self, node: Node, verb: str, request: Record, expected: _Expected, deadline_s: float) -> AgentStream:
         self.has_asked = True
         end = time.monotonic() + deadline_s
         early = self._early.pop(node.name, None)
@@ -229,11 +277,11 @@ class AgentTransport:
                     kept.send(request | {"verb": verb})
             except ContactLost:
                 begun = False
-            kept.expect(verb)
+            kept.expect(expected)
             if begun and kept.answer(time_left(end)) is None:
                 return kept
             kept.close()
-        return self._start(node, verb, request, end)
+        return self._start(node, verb, request, expected, end)
 
     def keep(self, node: Node, stream: AgentStream) -> None:
         """Keep the channel of a verb that was asked with `then` and has given its last record, for the next verb."""
@@ -267,7 +315,7 @@ class AgentTransport:
         else:
             self.keep(node, stream)
 
-    def _start(self, node: Node, verb: str, request: Record, end: float) -> AgentStream:
+    def _start(self, node: Node, verb: str, request: Record, expected: _Expected, end: float) -> AgentStream:
         """Start the agent: by the interpreter that the hostfile names, else by `python3`; send it where it lacks."""
         pythons = _pythons(node)
         sent = False
@@ -275,7 +323,7 @@ class AgentTransport:
             command = f"{pythons[0]} -I -S ~/{self._archive.path} {verb}"
             opened = self._transport.open(node, command, deadline_s=time_left(end))
             stream = AgentStream(opened, node, self._transport.channel(verb))
-            stream.expect(verb)
+            stream.expect(expected)
             try:
                 ended = None if self._greet(stream, node, end) else stream.finish(time_left(end))
                 if ended is None:
@@ -364,12 +412,14 @@ class AgentStream:
         self._stream = stream
         self._node = node
         self.has_greeted = False
-        self.first: Record | None = None
+        self.first: Any = None
+        self._expected = _Expected("")
         self.passed_over = b""
 
-    def expect(self, verb: str) -> None:
-        """What comes next is this verb's answer: no more is read of it than it may have."""
-        self._stream.most_bytes = _LONG.get(verb, _ANSWER_BYTES)
+    def expect(self, expected: _Expected) -> None:
+        """What comes next is this answer: no more is read of it than it may have."""
+        self._expected = expected
+        self._stream.most_bytes = expected.most_bytes
 
     def greet(self, deadline_s: float) -> bool:
         """Wait until the agent has begun; False where its command ended without.
@@ -442,21 +492,23 @@ class AgentStream:
         """Let go of it."""
         self._stream.close()
 
-    def _decode(self, line: bytes) -> Record:
+    def _decode(self, line: bytes) -> Any:
         most = self._stream.most_bytes
         if len(line) > most or line.count(b"{") + line.count(b"[") > most // _BYTES_A_VALUE:
             raise NodeFailed("its answer is longer than any of ours", node=self._node.name)
         try:
-            record: Record = printable_values(decode_json(line, dict[str, Any]), with_lines=_WITH_LINES)
+            head = decode_json(line, _Head)
+            if head.kind == "error":
+                # Advice in the node's own words is told as such.
+                hint = f"{self._node.name} says: {printable_line(head.hint)}" if head.hint else None
+                raise AgentFailed(printable_line(str(head.message)), node=self._node.name, hint=hint)
+            if self._expected.kind is None:
+                return printable_values(decode_json(line, dict[str, Any]), with_lines=_WITH_LINES)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self.first is not None and self._has_ended():
                 raise ContactLost("the connection ended in the middle of a record", node=self._node.name) from error
             raise NodeFailed(f"malformed response: {_shown(line)}", node=self._node.name) from error
-        if record.get("kind") == "error":
-            # Advice in the node's own words is told as such.
-            hint = f"{self._node.name} says: {record['hint']}" if record.get("hint") else None
-            raise AgentFailed(str(record.get("message")), node=self._node.name, hint=hint)
-        return record
+        return _read_line(line, self._expected.kind, self._node.name, self._expected.what)
 
     def _has_ended(self) -> bool:
         try:

@@ -28,11 +28,11 @@ class _Mark(NamedTuple):
 
 
 def run(request: Record, channel: Channel) -> None:
-    """One record `runs`: every run, newest first, and those of which processes live; with `run_id` that one's plan."""
+    """One record `runs`: every run, newest first, and those of which processes live; with `run_id` that one alone."""
     wanted: Optional[str] = request.get("run_id")
     found = [_describe(one) for one in list_runs() if wanted in (None, one.run_id)]
     plan = RunDir(wanted).read("plan.json") if wanted is not None else None
-    living = sorted({process["run_id"] for process in find_run_processes()})
+    living = sorted({process["run_id"] for process in find_run_processes()}) if wanted is None else []
     channel.emit({"kind": "runs", "runs": found, "plan": plan, "living": living})
 
 

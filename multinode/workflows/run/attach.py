@@ -19,7 +19,7 @@ from multinode.core.run.run_id import node_run_id
 from multinode.errors import MultinodeError, NodeGone, UsageError
 from multinode.launch.request import STOP_FILE, ExecuteOptions, StopOrder, StopRequest
 from multinode.store.run_directory import RunDirectory, list_runs
-from multinode.transport.agent import AgentTransport, read_answer
+from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import Outcomes, gather
 from multinode.units import format_count
 from multinode.workflows.run.context import Launched, RunContext
@@ -103,7 +103,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     """
     first = cluster.nodes[0]
     request = {"schema": 1, "run_id": node_run_id(run_id, 0)}
-    found = read_answer(agent.call(first, "runs", request, deadline_s=_ANSWER_S), _RunsOnNode, first.name)
+    found = agent.call(first, "runs", request, _RunsOnNode, deadline_s=_ANSWER_S)
     if not found.runs or found.plan is None:
         hint = as_steps(f"what it has: ssh {first.name} ls .multinode/runs", [first])
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
@@ -197,11 +197,10 @@ def _ask_to_stop(ranks: Mapping[str, int], known: Known, context: RunContext, gr
         run_id = node_run_id(known.directory.run_id, ranks[node.name])
         order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
         try:
-            answer = context.agent.call(node, "stop", order, deadline_s=grace_s + _ANSWER_S)
+            return context.agent.call(node, "stop", order, _Stopped, deadline_s=grace_s + _ANSWER_S)
         except NodeGone:
             # Slurm has ended all that ran in its allocation.
             return _Stopped(cause="unknown", processes_left=0)
-        return read_answer(answer, _Stopped, node.name)
 
     asked = [node for node in known.cluster.nodes if node.name in ranks]
     return gather(asked, ask, deadline_s=grace_s + 2 * _ANSWER_S)

@@ -11,7 +11,7 @@ from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.run.run_id import match_runs, node_run_id, parse_node_run_id
 from multinode.errors import UsageError
 from multinode.store.run_directory import RunDirectory, list_runs
-from multinode.transport.agent import AgentTransport, read_answer
+from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import gather
 from multinode.workflows.run.context import Launched, RunContext
 
@@ -65,7 +65,7 @@ def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, asked: Sequen
 
     def ask(node: Node) -> tuple[str, ...]:
         request = {"schema": 1, "run_id": None}
-        answer = read_answer(agent.call(node, "runs", request, deadline_s=_ANSWER_S), _RunsOnNode, node.name)
+        answer = agent.call(node, "runs", request, _RunsOnNode, deadline_s=_ANSWER_S)
         return tuple(parse_node_run_id(run.run_id) for run in answer.runs)
 
     answers = gather(cluster.nodes, ask, deadline_s=2 * _ANSWER_S)
@@ -101,7 +101,7 @@ def clean(
     request = {"schema": 1, "run_ids": names, "older_s": older_s}
 
     def ask(node: Node) -> Cleaned:
-        answer = read_answer(agent.call(node, "clean", request, deadline_s=_ANSWER_S), _CleanedNode, node.name)
+        answer = agent.call(node, "clean", request, _CleanedNode, deadline_s=_ANSWER_S)
         return Cleaned(
             node=node.name,
             removed=tuple(run.run_id for run in answer.removed),

@@ -35,7 +35,6 @@ from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed,
 from multinode.launch.request import STOP_FILE, StopOrder
 from multinode.preflight.checks.paths import is_network
 from multinode.store.run_directory import RunDirectory
-from multinode.transport.agent import read_answer
 from multinode.transport.fan_out import gather
 from multinode.units import format_count, format_duration
 from multinode.workflows.run.context import Launch, Launched, Prepared, RunContext
@@ -166,8 +165,7 @@ class _Attempts:
     def _ask(self, directory: str, cwds: Mapping[str, str | None]) -> dict[str, Saved]:
         def ask(node: Node) -> Saved:
             request = {"schema": 1, "directory": directory, "cwd": cwds[node.name]}
-            answer = self._context.agent.call(node, "checkpoints", request, deadline_s=_ANSWER_S)
-            found = read_answer(answer, _Answer, node.name)
+            found = self._context.agent.call(node, "checkpoints", request, _Answer, deadline_s=_ANSWER_S)
             return Saved(checkpoints=found.checkpoints, shared=found.device if is_network(found.filesystem) else None)
 
         outcomes = gather(self._what.cluster.nodes, ask, deadline_s=2 * _ANSWER_S).require()
@@ -319,8 +317,8 @@ class _Attempts:
                 if self._context.stop.count:
                     raise Interrupted(_ASKED)
                 try:
-                    answer = self._context.agent.call(node, "stop", request, deadline_s=grace_s + _ANSWER_S)
-                    left = read_answer(answer, _Stopped, node.name).processes_left
+                    stopped = self._context.agent.call(node, "stop", request, _Stopped, deadline_s=grace_s + _ANSWER_S)
+                    left = stopped.processes_left
                 except NodeGone as error:
                     return error
                 except NodeError as error:

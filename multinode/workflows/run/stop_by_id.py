@@ -7,7 +7,7 @@ import msgspec
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.run.run_id import match_runs, parse_node_run_id
 from multinode.errors import UsageError
-from multinode.transport.agent import AgentTransport, read_answer
+from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import gather
 
 __all__ = ["NodeStop", "stop_by_id"]
@@ -60,8 +60,8 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
     """
 
     def look(node: Node) -> frozenset[str]:
-        answer = agent.call(node, "runs", {"schema": 1, "run_id": None}, deadline_s=_ANSWER_S)
-        return read_answer(answer, _RunsOnNode, node.name).names
+        request = {"schema": 1, "run_id": None}
+        return agent.call(node, "runs", request, _RunsOnNode, deadline_s=_ANSWER_S).names
 
     looks = gather(cluster.nodes, look, deadline_s=2 * _ANSWER_S)
     if not looks.values:
@@ -83,8 +83,7 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
         left = 0
         for name in names:
             request = {"schema": 1, "run_id": name, "grace_s": grace_s}
-            answer = agent.call(node, "stop", request, deadline_s=grace_s + _ANSWER_S)
-            left += read_answer(answer, _Stopped, node.name).processes_left
+            left += agent.call(node, "stop", request, _Stopped, deadline_s=grace_s + _ANSWER_S).processes_left
         return NodeStop(node=node.name, runs=names, processes_left=left)
 
     asked = [node for node in cluster.nodes if node.name in there]
