@@ -87,14 +87,14 @@ def main() -> None:
 
 
 def _read(path: Path) -> None:
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     with path.open("rb") as file:
         reading = read_log(file)
-    took_s = time.perf_counter() - began
+    took_s, busy_s = time.perf_counter() - began, time.process_time() - busy
     word = reading.cause()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     what = f"line {word.line}: {word.error.id if word.error else word.text}" if word is not None else "nothing"
-    print(f"{path.stat().st_size / 1e9:.2f} GB in {took_s:5.1f} s, {peak_mib:.0f} MiB: {what}")
+    print(f"{path.stat().st_size / 1e9:.2f} GB in {took_s:5.1f} s ({busy_s:.1f} s of CPU), {peak_mib:.0f} MiB: {what}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +19,7 @@ from multinode.launch.hang_words import stall_cause
 from multinode.launch.known_errors import find_error
 from multinode.launch.log_words import read_log
 
+from .scripted import HELLO, RUNNING, Execution, Talk
 from .test_failure import GLOO, ended, find, raised
 
 FRAMES = [f"frame #{number}: c10::Error::Error() + 0x96 (0x7f in libc10.so)" for number in range(12)]
@@ -316,3 +319,39 @@ def test_a_hang_without_a_rank_to_blame_tells_what_nccl_warned_of() -> None:
     cause = stall_cause(find_hang([node]), [node])
     assert "NCCL on gpu-a warns: Call to ibv_modify_qp failed" in str(cause.hint)
     assert "NCCL_IB_GID_INDEX" in str(cause.hint)
+
+
+def test_a_launch_finds_what_speaks_far_before_the_end_of_a_log(tmp_path: Path) -> None:
+    """Eight workers' stack frames alone are more than the end of a log that is shown."""
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if talk.node.name == "a":
+            log = text(aborted(0, ABORTS["uncorrectable-ecc"]), FRAMES * 400, torchrun(0, -6, 8)).encode()
+            assert len(log) > 200_000
+            for place in range(0, len(log), 1 << 16):
+                talk.chunk("log", place, log[place : place + (1 << 16)])
+            talk.end(exit_code=1)
+        else:
+            talk.stop()
+
+    failure = Execution(tmp_path, "a", "b").run(play).first_failure
+    assert failure is not None
+    assert (failure.node, failure.rank, failure.error_id) == ("a", 0, "uncorrectable-ecc")
+
+
+def test_warnings_of_nccl_that_a_node_sends_reach_the_analysis(tmp_path: Path) -> None:
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if talk.node.name == "a":
+            sample = json.dumps({"kind": "nccl_warning", "time_s": 1.0, "message": WARNED}).encode() + b"\n"
+            talk.chunk("samples/nccl.jsonl", 0, sample)
+            talk.chunk("log", 0, text(aborted(0, ABORTS["nccl-peer-gone"]), torchrun(0, -6, 1)).encode())
+            talk.end(exit_code=1)
+        else:
+            talk.stop()
+
+    failure = Execution(tmp_path, "a", "b").run(play).first_failure
+    assert failure is not None
+    assert failure.error_id == "nccl-ib-connect"
+    assert "NCCL_DEBUG=INFO" not in str(failure.hint)

@@ -380,6 +380,7 @@ LINES = {
         "os/linux.cc:288 NCCL WARN socketPollConnect: connect to 192.0.2.7<43211> returned Connection timed out, exceeded error retry count after 35 attempts",
     ],
     "nccl-refused": [
+        "misc/socket.cc:352 NCCL WARN Call to connect failed : Connection refused",
         "misc/socket.cc:577 NCCL WARN socketPollConnect: connect to 192.0.2.7<43211> returned Connection refused, exceeded error retry count after 35 attempts",
         "misc/socket.cc:577 NCCL WARN socketPollConnect: connect returned Connection refused, exceeded error retry count (35)",
         "NCCL INFO Call to connect returned Connection refused, retrying",
