@@ -110,6 +110,11 @@ def test_what_may_be_read_in_two_ways_or_is_another_quantity_is_refused(title: s
     assert f"{title}: {cell!r}: expected " in error.message
 
 
+def test_a_memory_that_no_worker_has_was_in_another_unit() -> None:
+    message = refused("gpus,memory_gb\n1,15387\n").message
+    assert message == "table.csv:2: memory_gb: '15387': that is 14,330 GiB, more than a worker can have: was it MiB?"
+
+
 def test_a_comma_among_semicolons_is_refused() -> None:
     assert "'1,234' may be a fraction or thousands" in refused("gpus;tokens/s\n1;1,234\n").message
 

@@ -16,7 +16,11 @@ from multinode.core.text.published_words import WORDS, any_of
 from multinode.core.text.rounded import Rounded, exactly, parse_count
 from multinode.units import parse_clock
 
-__all__ = ["IMPORTED", "ImportedColumn", "OutOfMemory", "Value", "column_name", "imported_column"]
+__all__ = ["IMPORTED", "ImplausibleError", "ImportedColumn", "OutOfMemory", "Value", "column_name", "imported_column"]
+
+
+class ImplausibleError(ValueError):
+    """A figure that nobody can have measured; the message says why."""
 
 
 class OutOfMemory(NamedTuple):
@@ -91,7 +95,7 @@ class ImportedColumn(NamedTuple):
             return out_of
         value = _PARSERS[self.column.kind or "measured"](text, self)
         if self.column.name == "peak_memory_gib" and value.value > _MOST_GIB:
-            raise ValueError(f"{text!r} is more than a worker can have: is it in another unit?")
+            raise ImplausibleError(f"that is {value.value:,.0f} GiB, more than a worker can have: was it MiB?")
         return value
 
 

@@ -12,7 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.core.grid.imported_columns import IMPORTED, ImportedColumn, OutOfMemory, Value, column_name
+from multinode.core.grid.imported_columns import (
+    IMPORTED,
+    ImplausibleError,
+    ImportedColumn,
+    OutOfMemory,
+    Value,
+    column_name,
+)
 from multinode.core.grid.imported_forms import FORMS, HINT, Cell, Form, Line, TableError, read_forms
 from multinode.core.grid.imported_titles import (
     SpeedColumn,
@@ -335,6 +342,8 @@ def _value(cell: Cell, column: ImportedColumn) -> Value:
         raise TableError(f"{cell.title}: invalid character U+{ord(odd):04X}", cell.line, separator=cell.separator)
     try:
         return column.value(text)
+    except ImplausibleError as error:
+        raise TableError(f"{cell.title}: {_shown(text)}: {error}", cell.line, separator=cell.separator) from None
     except ValueError:
         what = f"{cell.title}: {_shown(text)}" if cell.line is not None else f"--default {cell.title}={text[:_SHOWN]}"
         raise TableError(f"{what}: expected {column.expected}", cell.line, separator=cell.separator) from None
