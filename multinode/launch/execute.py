@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+import secrets
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from multinode.core.cluster.cluster import Cluster
-from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.plan import LaunchPlan, redact_plan
 from multinode.core.run.progress import RunProgress
 from multinode.core.run.quoting import as_steps
 from multinode.core.run.run import SLOWER_THAN_ONE_NODE, Failure, Run, Stall, new_run
@@ -18,7 +21,7 @@ from multinode.errors import OURS_TO_FIX, MultinodeError
 from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests
-from multinode.launch.session import Event, EventQueue, NodeSession
+from multinode.launch.session import Event, EventQueue, NodeSession, Status
 from multinode.launch.tracker import Tracker
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
@@ -27,8 +30,19 @@ __all__ = ["Execution", "Observer"]
 
 Observer = Callable[[RunProgress], None]
 
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 _TICK_S = 0.2
 _OBSERVE_EVERY_S = 0.25
+# Of following anew what could not be kept: from one try to the next, at first and at last.
+_RETRY_S = (1.0, 30.0)
+# And once the run is over.
+_LAST_TRIES = 3
+# What has to fit on the disk before more is fetched.
+_PROBE_BYTES = 1 << 20
+_MOST_TROUBLES = 20
+_ENDED = {"succeeded": "succeeded", "failed": "failed", "stopped": "been stopped", "lost": "been lost"}
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -48,6 +62,8 @@ class Execution:
         self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach)
         before = self.directory.read("run.json", Run) if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
+        # Of one that is only followed for what is missing here.
+        self._ended_s = before.ended_s if before else None
         self._started = time.monotonic()
         self._watch = StallWatch(
             stall_s=self.options.stall_s,
@@ -61,21 +77,20 @@ class Execution:
         # Why a run that goes on cannot be followed from here.
         self._barred: MultinodeError | None = None
         self._stopping = 0
-        # When nodes were first asked to stop, and when they are waited for no more.
-        self._ordered_s = self._give_up = float("inf")
+        # What comes back in the status of a node that our order stopped.
+        self._order = secrets.token_hex(8)
+        self._grace_s = self.options.grace_s
+        # Whether a node was stopped by a signal before we asked any.
+        self._stopped_unasked = False
+        # When nodes are waited for no more.
+        self._give_up = float("inf")
+        self._troubles: tuple[str, ...] = ()
+        self._retry_s, self._retry_due = _RETRY_S[0], float("inf")
+        self._tries_left = _LAST_TRIES
+        self._requests = supervise_requests(self.plan, self.options)
         self._sessions = [
-            NodeSession(
-                agent=self.agent,
-                node=node,
-                node_rank=node_rank,
-                request=request,
-                events=self._events,
-                silence_s=self.options.silence_s,
-                have=self.directory.offsets(node_rank) if self.options.attach else None,
-            )
-            for node_rank, (node, request) in enumerate(
-                zip(self.cluster.nodes, supervise_requests(self.plan, self.options), strict=True)
-            )
+            self._session(rank, self.directory.offsets(rank) if self.options.attach else None)
+            for rank in range(len(self.plan.nodes))
         ]
 
     def run(self) -> Run:
@@ -88,51 +103,148 @@ class Execution:
         Raises:
             UsageError, NodeError: a run that goes on cannot be followed before this side is put right; it is left so.
         """
-        self._save(self._record("running"))
+        if not self.options.attach:
+            self._save(self._record("running"))
         for session in self._sessions:
             session.start()
         try:
-            self._follow()
+            with self.stop.watched(self.options.lease_s):
+                self._follow()
         except BaseException:
-            # This end can go on no longer (its disk is full, say): the nodes are told rather than left to their leases.
-            self._stop_all(self.options.grace_s)
+            self._abandon()
             raise
         finally:
             self._watch.close()
-        self.observe(self._progress())
+        self._show()
         left = self._may_leave()
         if left:
             for session in self._sessions:
                 session.leave()
         run = self._record("running" if left else self._status())
-        self._save(run)
+        try:
+            self._save(run)
+        except MultinodeError as error:
+            if not left:
+                raise MultinodeError(
+                    f"the run has {_ENDED.get(run.status, 'ended')}, which is not recorded: {error.message}",
+                    hint=f"make room, then: multinode attach {run.run_id}",
+                ) from error
         if left and self._barred is not None:
             raise self._barred
         return run
 
+    def _session(self, node_rank: int, have: dict[str, int] | None) -> NodeSession:
+        return NodeSession(
+            agent=self.agent,
+            node=self.cluster.nodes[node_rank],
+            node_rank=node_rank,
+            request=self._requests[node_rank],
+            events=self._events,
+            silence_s=self.options.silence_s,
+            have=have,
+        )
+
+    def _abandon(self) -> None:
+        """What reads a run leaves it alone, whatever happens here; what holds its lease has been interrupted."""
+        for session in self._sessions:
+            if self._only_reads or self._leaves_on_stop:
+                session.leave()
+            else:
+                session.stop(self.options.grace_s, end=time.monotonic(), order=self._order)
+
     def _follow(self) -> None:
         observed = time.monotonic()
-        while not self._tracker.all_over and time.monotonic() < self._give_up and not self._may_leave():
+        while time.monotonic() < self._give_up and not self._may_leave():
+            if self._tracker.all_over and not self._survive(self._fetch_the_rest):
+                return
             # Whatever looks at every node is done once for all that has come.
             for event in self._events.take(_TICK_S):
-                self._take(event)
-            if not self._stopping and self._watch.look():
-                # Shown at once: the run may have resumed before the next look.
-                self.observe(self._progress())
+                self._survive(functools.partial(self._take, event))
+            if not self._stopping:
+                self._survive(self._look_for_a_stall)
             self._react()
-            for session in self._sessions:
-                session.renew_lease()
+            self._survive(self._fetch_what_is_missing)
             now = time.monotonic()
             if now - observed >= _OBSERVE_EVERY_S:
                 observed = now
-                self.observe(self._progress())
+                self._show()
         if not self._may_leave():
             self._tracker.give_up()
+
+    def _survive(self, step: Callable[[], T]) -> T | None:
+        """Do a part of the following; what fails here costs a view or a record, and never the run."""
+        try:
+            return step()
+        except MultinodeError as error:
+            self._tell(str(error))
+        except Exception as error:  # noqa: BLE001 - no defect of ours is worth a training
+            _LOG.debug("a defect", exc_info=error)
+            self._tell(f"a defect in multinode: {error!r}")
+        return None
+
+    def _tell(self, trouble: str) -> None:
+        sentence = f"{trouble}; the run goes on"
+        if sentence not in self._troubles:
+            self._troubles = (*self._troubles, sentence)[-_MOST_TROUBLES:]
+
+    def _show(self) -> None:
+        self._survive(lambda: self.observe(self._progress()))
+
+    def _look_for_a_stall(self) -> None:
+        if self._watch.look():
+            # Shown at once: the run may have resumed before the next look.
+            self._show()
+
+    def _fetch_what_is_missing(self) -> None:
+        """Follow those nodes anew of which something could not be kept, once it can be."""
+        if self._tracker.trouble is not None:
+            self._tell(f"{self._tracker.trouble}, and what is missing is fetched once it can be")
+        if not self._tracker.behind:
+            self._retry_s, self._retry_due = _RETRY_S[0], float("inf")
+            return
+        self._retry_due = min(self._retry_due, time.monotonic() + self._retry_s)
+        if time.monotonic() >= self._retry_due:
+            self._retry_s, self._retry_due = min(2 * self._retry_s, _RETRY_S[1]), float("inf")
+            if self._can_write():
+                self._follow_anew()
+
+    def _fetch_the_rest(self) -> bool:
+        """Of a run that has ended, follow anew what is missing here; False where nothing is, or it cannot be kept."""
+        while self._tracker.behind and self._tries_left and not self.stop.count:
+            self._tries_left -= 1
+            if self._can_write():
+                self._follow_anew()
+                return True
+            time.sleep(_RETRY_S[0])
+        return False
+
+    def _follow_anew(self) -> None:
+        for rank in self._tracker.behind:
+            self._sessions[rank].leave()
+            session = self._sessions[rank] = self._session(rank, self._tracker.fetch_again(rank))
+            session.start()
+            if self._stopping:
+                session.stop(self._grace_s, end=self._give_up, order=self._order)
+
+    def _can_write(self) -> bool:
+        try:
+            self.directory.mend()
+            self.directory.require_room(_PROBE_BYTES)
+            if self.directory.read("run.json", Run) is None:
+                self.directory.write("plan.json", redact_plan(self.plan))
+                self._save(self._record("running"))
+        except MultinodeError as error:
+            _LOG.debug("%s", error)
+            return False
+        return True
 
     def _take(self, event: Event) -> None:
         if self._is_barred(event):
             self._barred = event.error
             return
+        status = event.message
+        if isinstance(status, Status) and status.cause == "stopped" and not (status.stopped_by or self._stopping):
+            self._stopped_unasked = True
         self._tracker.take(event)
         self._watch.take(event)
 
@@ -150,6 +262,11 @@ class Execution:
         return self.options.leave_when_running and self._tracker.all_running
 
     @property
+    def _only_reads(self) -> bool:
+        """Whether the run goes on without us: then only the user may stop it."""
+        return self.options.attach and self.options.lease_s is None
+
+    @property
     def _leaves_on_stop(self) -> bool:
         """Whether a request to stop is the user's, to follow no more; what is slower than one node is stopped."""
         return self.options.leave_on_stop and self.stop.reason != SLOWER_THAN_ONE_NODE
@@ -157,10 +274,11 @@ class Execution:
     def _react(self) -> None:
         """Stop all nodes when one fails, the run hangs or the user asks; asking twice cuts the grace period short."""
         asked = 0 if self._leaves_on_stop else self.stop.count
+        failed = self._tracker.any_failed and not self._only_reads
         hangs = self.options.on_stall == "stop" and self._watch.current is not None
-        if hangs and not (self._stopping or asked or self._tracker.any_failed):
+        if hangs and not (self._stopping or asked or failed):
             self._hang = self._watch.current
-        wanted = min(2, max(asked, 1 if self._tracker.any_failed or self._hang else 0))
+        wanted = min(2, max(asked, 1 if failed or self._hang else 0))
         if wanted <= self._stopping:
             return
         grace_s = self.options.grace_s if self.stop.grace_s is None else self.stop.grace_s
@@ -170,13 +288,18 @@ class Execution:
         self._tracker.note_stopping()
 
     def _stop_all(self, grace_s: float) -> None:
-        self._ordered_s = min(self._ordered_s, time.time())
+        self._grace_s = grace_s
         self._give_up = time.monotonic() + grace_s + self.options.verify_s
         for session in self._sessions:
-            session.stop(grace_s, end=self._give_up)
+            session.stop(grace_s, end=self._give_up, order=self._order)
 
     def _progress(self) -> RunProgress:
-        return replace(self._tracker.progress, elapsed_s=time.monotonic() - self._started, stall=self._watch.current)
+        return replace(
+            self._tracker.progress,
+            elapsed_s=time.monotonic() - self._started,
+            stall=self._watch.current,
+            troubles=self._troubles,
+        )
 
     def _status(self) -> str:
         nodes = self._tracker.node_runs
@@ -187,25 +310,20 @@ class Execution:
         others = [node for node in nodes if node.cause != "exited" or node.exit_code != 0 or node.signal is not None]
         if not others:
             return "succeeded"
-        # All of them stopped and nobody here asked for it: another controller did.
-        stopped = self.stop.count or all(node.cause == "stopped" for node in others) or self._stopped_before()
-        return "stopped" if stopped else "failed"
-
-    def _stopped_before(self) -> bool:
-        """Whether a node was stopped before we asked any to: what its peers raised then is a consequence."""
-        return any(
-            node.run.ended_s - (node.clock_offset_s or 0.0) < self._ordered_s
-            for node in self._tracker.evidence()
-            if node.run.cause == "stopped" and node.run.ended_s is not None
-        )
+        # One was stopped, and not by us: what its peers raised then is a consequence.
+        by_another = any(node.stopped_by not in {None, self._order} for node in others)
+        return "stopped" if self.stop.count or by_another or self._stopped_unasked else "failed"
 
     def _record(self, status: str) -> Run:
         ended = status != "running"
-        failure = self._first_failure() if ended and status not in {"succeeded", "stopped"} else None
+        failure: Failure | None = None
+        if ended and status not in {"succeeded", "stopped"}:
+            failure = self._survive(self._first_failure)
         return replace(
             new_run(self.plan, self._started_s),
             status=status,
-            ended_s=time.time() if ended else None,
+            ended_s=(self._ended_s or time.time()) if ended else None,
+            missing_bytes=self._tracker.missing_bytes,
             nodes=self._tracker.node_runs,
             first_failure=failure,
             lease_s=self.options.lease_s,

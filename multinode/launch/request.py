@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -97,16 +99,29 @@ class StopOrder(msgspec.Struct, frozen=True):
 class StopRequest:
     """Counts how often a stop was asked for: once is TERM and a grace period, twice is KILL.
 
-    An int is all there is, because a signal handler may only do what cannot block.
+    Plain fields are all there is, because a signal handler may only do what cannot block.
 
     Attributes:
         grace_s: the grace period that was asked for; None is the run's own.
+        is_watched: whether a run is being followed, which reacts to the request by itself.
+        lease_s: of that run; None where it has none, or nothing is followed.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.reason = ""
         self.grace_s: float | None = None
+        self.is_watched = False
+        self.lease_s: float | None = None
+
+    @contextlib.contextmanager
+    def watched(self, lease_s: float | None) -> Iterator[None]:
+        """While inside, a run with this lease is followed."""
+        self.is_watched, self.lease_s = True, lease_s
+        try:
+            yield
+        finally:
+            self.is_watched, self.lease_s = False, None
 
     def ask(self, reason: str, grace_s: float | None = None) -> None:
         """Ask once more."""

@@ -5,10 +5,10 @@ Knows nothing of the other nodes; what to do about a failure is the business of 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
-import queue
 import threading
 import time
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ import msgspec
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
-from multinode.launch.lease import LeaseRenewal
+from multinode.launch.lease import LeaseKeeper, LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.base import time_left
 
@@ -35,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="he
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="chunk"):
     """A piece of a file of the run directory, base64 on the way; `offset` in bytes."""
 
-    file: Annotated[str, msgspec.Meta(pattern=r"\A(?:log|samples/[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl)\Z")]
+    file: Annotated[str, msgspec.Meta(max_length=512)]
     offset: Annotated[int, msgspec.Meta(ge=0)]
     # Four times as much as an agent sends at once: thousands of them may wait in memory.
     data: Annotated[bytes, msgspec.Meta(max_length=1 << 18)]
@@ -61,6 +61,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="s
     processes_left: int | None = None
     oom_kills: int | None = None
     disk_free_bytes: int | None = None
+    # Whose order stopped it.
+    stopped_by: str | None = None
 
 
 class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):
@@ -87,6 +89,8 @@ _START_DEADLINE_S = 30.0
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 # How soon a session notices that it is over.
 _LOOK_S = 0.2
+# How long a piece of a file waits for room.
+_PATIENCE_S = 2.0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,33 +112,51 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class EventQueue:
     """What the sessions have to say, until it is taken. Pieces of files wait for the next look; the rest ends the wait.
 
-    With hundreds of nodes a thread that woke up for each piece would do little else.
+    With hundreds of nodes a thread that woke up for each piece would do little else. Pieces of files that wait take so
+    much memory at most; whatever else a node says always has room.
     """
 
-    def __init__(self, most: int = 4096) -> None:
-        self._queue: queue.Queue[Event] = queue.Queue(maxsize=most)
+    def __init__(self, most_bytes: int = 64 << 20) -> None:
+        self._most_bytes = most_bytes
+        self._events: collections.deque[Event] = collections.deque()
+        self._waiting_bytes = 0
+        self._room = threading.Condition()
         self._pressing = threading.Event()
 
-    def put(self, event: Event, timeout_s: float) -> None:
-        """One more.
-
-        Raises:
-            queue.Full: nobody has taken any for so long.
-        """
-        self._queue.put(event, timeout=timeout_s)
-        if event.over or not isinstance(event.message, Chunk) or self._queue.full():
-            self._pressing.set()
+    def put(self, event: Event, timeout_s: float) -> bool:
+        """One more; False where it is a piece of a file, and there was no room for it for so long."""
+        piece = event.message if isinstance(event.message, Chunk) and not event.over else None
+        with self._room:
+            if piece is not None:
+                if not self._room.wait_for(self._has_room, timeout_s):
+                    return False
+                self._waiting_bytes += len(piece.data)
+            self._events.append(event)
+            if piece is None or not self._has_room():
+                self._pressing.set()
+        return True
 
     def take(self, timeout_s: float) -> list[Event]:
         """All that has come, once something is pressing or the time has passed."""
         self._pressing.wait(timeout_s)
-        self._pressing.clear()
-        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        with self._room:
+            self._pressing.clear()
+            events = list(self._events)
+            self._events.clear()
+            self._waiting_bytes = 0
+            self._room.notify_all()
+        return events
+
+    def _has_room(self) -> bool:
+        return self._waiting_bytes < self._most_bytes
 
 
 @dataclasses.dataclass(eq=False)
 class NodeSession:
     """Starts a run on one node and follows it until its end.
+
+    Reading goes on and the lease is renewed whatever becomes of what was read: pieces of files for which there is no
+    room are left out, and can be fetched again later.
 
     Args:
         silence_s: how long the node may say nothing before the connection is taken for dead.
@@ -155,6 +177,8 @@ class NodeSession:
         self._end = math.inf
         self._heard_s = time.time()
         self._lease = LeaseRenewal(self.request.get("lease_s"))
+        self._keeper = LeaseKeeper(self.node.name, self._lease, self.renew_lease)
+        self._leaves_out = False
         self._stream: AgentStream | None = None
         self._wanted: dict[str, Any] | None = None
         self._thread = threading.Thread(target=self._follow, name=f"follow-{self.node.name}", daemon=True)
@@ -163,6 +187,8 @@ class NodeSession:
         """Begin."""
         self._heard_s = time.time()
         self._thread.start()
+        if self.request.get("lease_s") is not None:
+            self._keeper.start()
 
     def renew_lease(self, *, now: bool = False) -> None:
         """Tell the node that the controller lives, when it is time to or `now`; a run without a lease needs no word."""
@@ -170,18 +196,20 @@ class NodeSession:
         if order is not None:
             self._send(order)
 
-    def stop(self, grace_s: float, *, end: float) -> None:
+    def stop(self, grace_s: float, *, end: float, order: str) -> None:
         """Ask the node to stop the run, now or as soon as it can be reached again.
 
-        At `end` on the monotonic clock the session is over: nobody waits for the node any longer.
+        At `end` on the monotonic clock the session is over: nobody waits for the node any longer. `order` comes back in
+        the status of a node that was stopped by it.
         """
         self._end = end
-        self._wanted = {"op": "stop", "grace_s": grace_s}
+        self._wanted = {"op": "stop", "grace_s": grace_s, "order": order}
         self._send(self._wanted)
 
     def leave(self) -> None:
         """Follow no more; the run goes on."""
         self._left = True
+        self._keeper.close()
         stream = self._stream
         if stream is not None:
             stream.close_stdin()
@@ -201,16 +229,17 @@ class NodeSession:
         try:
             self._start_and_read()
         except MultinodeError as error:
-            if not self._left:
-                self._tell(error=error, over=True)
+            self._tell(error=error, over=True)
         except BaseException as error:
             self._tell(error=MultinodeError(f"a defect in multinode: {error!r}", node=self.node.name), over=True)
             raise
+        finally:
+            self._keeper.close()
 
     def _start_and_read(self) -> None:
         """Start the run and read to its end; whenever contact is lost, seek it again and go on where it broke off."""
         try:
-            self._read_to_end(self._open("supervise", self.request) if self.have is None else self._follow_again())
+            self._read_or_lose(self._open("supervise", self.request) if self.have is None else self._follow_again())
         except NodeGone:
             raise
         except NodeError as error:
@@ -223,11 +252,25 @@ class NodeSession:
         while True:
             stream = self._seek_again(lost)
             try:
-                self._read_to_end(stream)
+                self._read_or_lose(stream)
             except ContactLost as error:
                 lost = error
             else:
                 return
+
+    def _read_or_lose(self, stream: AgentStream) -> None:
+        """Read to the end; what goes wrong here, and is no fault of the node's, is only a reason to begin again.
+
+        Raises:
+            NodeFailed: the node says what it should not.
+            ContactLost: the connection ended, or a defect of ours met what it brought.
+        """
+        try:
+            self._read_to_end(stream)
+        except MultinodeError:
+            raise
+        except Exception as error:
+            raise ContactLost(f"a defect in multinode: {error!r}", node=self.node.name) from error
 
     def _follow_again(self) -> AgentStream:
         kept = {name: self.request[name] for name in ("run_id", "poll_s")}
@@ -307,11 +350,6 @@ class NodeSession:
     def _tell(self, *, message: Message | None = None, error: MultinodeError | None = None, over: bool = False) -> None:
         heard_s = self._heard_s if error is not None else None
         event = Event(node_rank=self.node_rank, message=message, error=error, over=over, heard_s=heard_s)
-        while True:
-            try:
-                self.events.put(event, _LOOK_S)
-            except queue.Full:
-                # Nobody takes events any more once the following is over.
-                if not self._over:
-                    continue
-            return
+        # Whoever waited with every piece would soon read no more, and a node that is not read hears nothing.
+        if not self._left:
+            self._leaves_out = not self.events.put(event, 0.0 if self._leaves_out else _PATIENCE_S)

@@ -23,7 +23,10 @@ from multinode.store.run_directory import RunDirectory
 __all__ = ["Tracker"]
 
 # What a node's status says of how the job ended there.
-_OF_STATUS = ("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes")
+_OF_STATUS = (
+    *("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes"),
+    "stopped_by",
+)
 
 
 # The first failure is among the first exceptions, and a node has fewer workers.
@@ -63,7 +66,7 @@ class Tracker:
             track = _NodeTrack(run=run, progress=node, hardware=hardware, files=files, faults=hardware.faults)
             self._tracks.append(track)
             # What came to an earlier controller; a new run has nothing yet.
-            _take_samples(track, directory.sample_lines(track.run.node_rank))
+            _take_samples(track, directory.sample_tails(track.run.node_rank))
             _take_log(track, directory.log_tail(track.run.node_rank))
 
     @property
@@ -115,12 +118,33 @@ class Tracker:
     def take(self, event: Event) -> None:
         """Fold one event."""
         track = self._tracks[event.node_rank]
+        track.over = track.over or event.over
         if event.error is not None:
             track.heard_s = event.heard_s
             self._take_error(track, event.error, over=event.over)
         if event.message is not None:
             self._take_message(track, event.message)
-        track.over = track.over or event.over
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """Ranks of the nodes of which something is missing here that they have."""
+        return tuple(track.run.node_rank for track in self._tracks if track.files.missing_bytes)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of all logs and samples, what could not be kept here."""
+        return sum(track.files.missing_bytes for track in self._tracks)
+
+    @property
+    def trouble(self) -> MultinodeError | None:
+        """Why something could not be written; None where all is."""
+        return next((track.files.trouble for track in self._tracks if track.files.trouble is not None), None)
+
+    def fetch_again(self, node_rank: int) -> dict[str, int]:
+        """The node is followed anew, from these bytes of its files on."""
+        track = self._tracks[node_rank]
+        track.over = False
+        return track.files.offsets
 
     def note_stopping(self) -> None:
         """All nodes have been asked to stop."""
@@ -152,21 +176,23 @@ class Tracker:
         if isinstance(message, Hello):
             track.clock_offset_s = message.time_s - time.time()
             track.error = track.heard_s = None
-            _set_state(track, "starting")
+            # One that has ended may be followed again, for what is missing of its files.
+            if track.run.state != "ended":
+                _set_state(track, "starting")
         elif isinstance(message, Chunk):
-            _take_chunk(track, message.file, message.data)
+            _take_chunk(track, message)
         elif isinstance(message, Gone):
-            track.files.skip(message.size_bytes)
+            track.files.skip(message.offset, message.size_bytes)
         else:
             _take_status(track, message)
 
 
-def _take_chunk(track: _NodeTrack, name: str, data: bytes) -> None:
-    track.files.take(name, data)
-    if name == "log":
-        _take_log(track, data.decode(errors="replace"))
+def _take_chunk(track: _NodeTrack, chunk: Chunk) -> None:
+    fresh = track.files.take(chunk.file, chunk.offset, chunk.data)
+    if chunk.file == "log":
+        _take_log(track, fresh.decode(errors="replace"))
     else:
-        _take_samples(track, data.splitlines())
+        _take_samples(track, fresh.splitlines())
 
 
 def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:

@@ -49,13 +49,23 @@ def writing(path: Path) -> Iterator[None]:
         raise MultinodeError(f"{path} cannot be written: {error.strerror}", hint=f"df -h {path.parent}") from error
 
 
-def append(path: Path, data: bytes) -> None:
+def append(path: Path, data: bytes, size: int | None = None) -> None:
     """Add to a file, which is made if there is none.
 
+    Args:
+        path: the file.
+        data: what is added.
+        size: bytes that are in it; one that has more or fewer is put aside as `NAME.old`, as a gap would mislead. None
+            takes any.
+
     Raises:
-        MultinodeError: it cannot be written.
+        MultinodeError: it cannot be written, or has another size.
     """
     with writing(path), open(path, "ab", buffering=0, opener=open_private) as file:
+        there = os.fstat(file.fileno()).st_size
+        if size is not None and there != size:
+            path.replace(path.with_name(f"{path.name}.old"))
+            raise MultinodeError(f"{path} was changed by another program: {there} bytes where {size} were written")
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest) :]

@@ -11,6 +11,7 @@ import re
 import shlex
 import stat
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -195,12 +196,12 @@ class RunDirectory:
         except (OSError, msgspec.DecodeError) as error:
             raise MultinodeError(f"{path} cannot be read: {error}") from error
 
-    def append_log(self, node_rank: int, data: bytes) -> None:
-        """Append to a node's log, as the job wrote it."""
-        append(self.log_path(node_rank), data)
+    def append_log(self, node_rank: int, data: bytes, size: int | None = None) -> None:
+        """Append to a node's log, as the job wrote it; `size` as `append` has it."""
+        append(self.log_path(node_rank), data, size)
 
-    def append_samples(self, node_rank: int, name: str, data: bytes) -> None:
-        """Append to one of a node's files of samples: `name` is as on the node.
+    def append_samples(self, node_rank: int, name: str, data: bytes, size: int | None = None) -> None:
+        """Append to one of a node's files of samples: `name` is as on the node, `size` as `append` has it.
 
         Raises:
             MultinodeError: it cannot be written, or is not the name of such a file.
@@ -212,13 +213,40 @@ class RunDirectory:
             with writing(path.parent):
                 path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             self._sampled.add(node_rank)
-        append(path, data)
+        append(path, data, size)
+
+    def mend(self) -> None:
+        """Make anew what of the directory was removed meanwhile.
+
+        Raises:
+            MultinodeError: it cannot be made.
+        """
+        self._sampled.clear()
+        with writing(self.path):
+            for path in (self.path, self.path / "logs", self.path / "samples"):
+                path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+
+    def require_room(self, size_bytes: int) -> None:
+        """See that so much more can be written.
+
+        Raises:
+            MultinodeError: it cannot.
+        """
+        with writing(self.path), tempfile.TemporaryFile(dir=self.path) as file:
+            file.write(bytes(size_bytes))
+            file.flush()
 
     def sizes(self, node_rank: int) -> dict[str, int]:
         """Bytes of each of a node's files that are here, by the file's name in the node's run directory."""
         files = {f"samples/{path.name}": path for path in self.sample_files(node_rank)}
         files["log"] = self.log_path(node_rank)
-        return {name: path.stat().st_size for name, path in files.items() if path.is_file()}
+        sizes: dict[str, int] = {}
+        for name, path in files.items():
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                if stat.S_ISREG(found.st_mode):
+                    sizes[name] = found.st_size
+        return sizes
 
     def offsets(self, node_rank: int) -> dict[str, int]:
         """How much of each of these files has come, what is gone on the node included."""
@@ -252,6 +280,15 @@ class RunDirectory:
                 return file.read().decode(errors="replace")
         except FileNotFoundError:
             return ""
+
+    def sample_tails(self, node_rank: int, size_bytes: int = 1 << 18) -> Iterator[bytes]:
+        """The last lines of each of a node's files of samples, whole ones."""
+        for path in self.sample_files(node_rank):
+            with path.open("rb") as file:
+                start = max(0, file.seek(0, os.SEEK_END) - size_bytes)
+                file.seek(start)
+                lines = file.read(size_bytes).splitlines()
+                yield from lines[1:] if start else lines
 
     def sample_lines(self, node_rank: int) -> Iterator[bytes]:
         """A node's samples, a line at a time, one file after the other; a line without end comes in pieces."""

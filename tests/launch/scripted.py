@@ -197,6 +197,14 @@ class Execution:
         self.directory = RunDirectory.create(root / "runs", "r")
         self.stop = StopRequest()
         self.seen: list[RunProgress] = []
+        self.observe: Callable[[RunProgress], None] = self.seen.append
+
+    def wait_until(self, is_so: Callable[[RunProgress], bool]) -> None:
+        """Until such a progress was shown."""
+        end = time.monotonic() + DEADLINE_S
+        while not any(map(is_so, list(self.seen))):
+            assert time.monotonic() < end, "it was never shown"
+            time.sleep(0.01)
 
     def run(self, play: Callable[[Talk], None]) -> Run:
         nodes = ScriptedNodes(play)
@@ -209,7 +217,7 @@ class Execution:
                 directory=self.directory,
                 options=self._options,
                 stop=self.stop,
-                observe=self.seen.append,
+                observe=self.observe,
             ).run()
         finally:
             nodes.check()

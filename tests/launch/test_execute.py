@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from multinode.core.run.progress import RunProgress
 from multinode.core.run.run import Run
-from multinode.errors import MultinodeError
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
 
@@ -359,20 +359,79 @@ def test_the_worker_that_raised_is_named_with_its_own_traceback(pair: Execution)
     assert failure.log_tail == "Traceback ..."
 
 
-def test_a_run_directory_that_can_no_longer_be_written_stops_the_nodes(pair: Execution) -> None:
-    stopped = threading.Barrier(2)
+def test_what_can_not_be_written_for_a_while_is_fetched_once_it_can_be(pair: Execution) -> None:
+    verbs: list[str] = []
+    written = threading.Event()
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if talk.node.name == "b":
+            assert written.wait(DEADLINE_S)
+            talk.end()
+            return
+        verbs.append(talk.verb)
+        if talk.verb == "supervise":
+            pair.directory.log_path(0).mkdir()
+            talk.chunk("log", 0, b"first\n")
+            talk.chunk("log", 6, b"second\n")
+            pair.wait_until(lambda progress: progress.troubles != ())
+            pair.directory.log_path(0).rmdir()
+            assert talk.closed_by_us.wait(DEADLINE_S)
+        else:
+            assert talk.received.get(timeout=DEADLINE_S)["offsets"].get("log", 0) == 0
+            talk.chunk("log", 0, b"first\nsecond\n")
+            talk.end()
+            written.set()
+
+    run = pair.run(play)
+    assert (run.status, run.missing_bytes) == ("succeeded", 0)
+    assert verbs == ["supervise", "follow"]
+    assert pair.directory.log_path(0).read_text() == "first\nsecond\n"
+    assert any("Is a directory" in trouble and "the run goes on" in trouble for trouble in pair.seen[-1].troubles)
+
+
+def test_what_could_not_be_written_to_the_end_is_counted(pair: Execution) -> None:
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if talk.node.name == "a":
+            pair.directory.log_path(0).mkdir(exist_ok=True)
+            talk.chunk("log", 0, b"first\n")
+        talk.end()
+
+    run = pair.run(play)
+    assert (run.status, run.missing_bytes) == ("succeeded", len(b"first\n"))
+    assert pair.directory.read("run.json", Run) == run
+
+
+def test_a_view_that_blocks_or_fails_and_a_defect_of_ours_delay_no_lease_and_end_no_run(tmp_path: Path) -> None:
+    four = Execution(tmp_path, "a", "b", "c", "d", lease_s=0.8)
+    released = threading.Event()
+
+    def observe(_: RunProgress) -> None:
+        released.wait(DEADLINE_S)
+        raise MemoryError("a view")
+
+    four.observe = observe
 
     def play(talk: Talk) -> None:
         talk.say(HELLO, RUNNING)
         if talk.node.name == "a":
-            pair.directory.log_path(0).mkdir()
-            talk.chunk("log", 0, b"x")
-        assert talk.order("stop")["grace_s"] == 5.0
-        stopped.wait(DEADLINE_S)
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+            # Frozen: it neither reads nor writes.
+            assert released.wait(DEADLINE_S)
+            talk.end()
+            return
+        began = time.monotonic()
+        # Three leases long, and more than is kept of what waits.
+        offset = 0
+        while time.monotonic() - began < 3 * 0.8:
+            assert talk.order("lease")["lease_s"] == 0.8
+            talk.chunk("log", offset, bytes(1 << 17))
+            offset += 1 << 17
+        released.set()
+        talk.end()
 
-    with pytest.raises(MultinodeError, match="cannot be written: Is a directory"):
-        pair.run(play)
+    run = four.run(play)
+    assert run.status == "succeeded"
 
 
 def test_while_it_runs_the_record_on_disk_says_so(pair: Execution) -> None:

@@ -36,7 +36,7 @@ def test_what_a_node_says_of_itself_ends_the_wait_and_brings_what_came_before(ev
 
 
 def test_pieces_of_files_wait_for_the_next_look_unless_there_is_no_room_for_more() -> None:
-    events = EventQueue(most=2)
+    events = EventQueue(most_bytes=2)
     events.put(PIECE, DEADLINE_S)
     assert events.take(0.01) == [PIECE]
     for _ in range(2):
@@ -218,16 +218,48 @@ def test_who_only_watches_leaves_the_run_alone(tmp_path: Path) -> None:
     assert pair.run(play).status == "running"
 
 
-@pytest.mark.parametrize(("since_s", "status"), [(-5.0, "stopped"), (5.0, "failed")])
-def test_a_peer_that_fails_once_another_controller_has_stopped_a_node_is_a_consequence(
-    tmp_path: Path, since_s: float, status: str
+@pytest.mark.parametrize("clock_s", [-3600.0, -5.0, 0.0, 5.0, 3600.0])
+@pytest.mark.parametrize(("is_ours", "status"), [(False, "stopped"), (True, "failed")])
+def test_a_peer_that_fails_once_another_controller_has_stopped_a_node_is_a_consequence_whatever_the_clocks_say(
+    tmp_path: Path, clock_s: float, status: str, *, is_ours: bool
 ) -> None:
     def play(talk: Talk) -> None:
         talk.say({**HELLO, "time_s": time.time()}, RUNNING)
         if talk.node.name == "b":
             talk.end(exit_code=1)
             return
-        talk.order("stop")
-        talk.end(exit_code=None, signal="SIGTERM", cause="stopped", ended_s=time.time() + since_s)
+        order = talk.order("stop")["order"] if is_ours else "another"
+        ended_s = time.time() + clock_s
+        talk.end(exit_code=None, signal="SIGTERM", cause="stopped", ended_s=ended_s, stopped_by=order)
 
     assert Execution(tmp_path, "a", "b").run(play).status == status
+
+
+def test_a_node_that_a_signal_stopped_before_we_asked_it_was_stopped(tmp_path: Path) -> None:
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if talk.node.name == "a":
+            talk.end(exit_code=None, signal="SIGTERM", cause="stopped")
+            return
+        talk.order("stop")
+        talk.end(exit_code=1)
+
+    assert Execution(tmp_path, "a", "b").run(play).status == "stopped"
+
+
+def test_who_only_reads_stops_nothing_when_a_node_fails(tmp_path: Path) -> None:
+    pair = Execution(tmp_path, "a", "b", lease_s=None, attach=True)
+    failed = threading.Event()
+
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if talk.node.name == "a":
+            talk.end(exit_code=1)
+            failed.set()
+            return
+        assert failed.wait(DEADLINE_S)
+        time.sleep(1.0)
+        assert [order for order in talk.orders() if order.get("op") == "stop"] == []
+        talk.end()
+
+    assert pair.run(play).status == "failed"

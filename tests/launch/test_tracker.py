@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,21 @@ def tell(tracker: Tracker, message: Message, *, node_rank: int = 1) -> None:
     tracker.take(Event(node_rank=node_rank, message=message, over=isinstance(message, Ended)))
 
 
-def piece(file: str, data: bytes) -> Chunk:
-    return Chunk(file=file, offset=0, data=data)
+class Pieces:
+    """Of the files of a node, each from where the one before ended."""
+
+    def __init__(self, **offsets: int) -> None:
+        self._offsets = offsets
+
+    def next(self, file: str, data: bytes) -> Chunk:
+        offset = self._offsets.get(file, 0)
+        self._offsets[file] = offset + len(data)
+        return Chunk(file=file, offset=offset, data=data)
+
+
+@pytest.fixture
+def piece() -> Callable[[str, bytes], Chunk]:
+    return Pieces().next
 
 
 def test_a_nodes_state_follows_what_it_says_and_the_others_is_untouched(tracker: Tracker) -> None:
@@ -41,7 +55,9 @@ def test_a_nodes_state_follows_what_it_says_and_the_others_is_untouched(tracker:
         assert [node.state for node in tracker.node_runs] == ["waiting", state]
 
 
-def test_until_the_first_step_a_node_shows_what_it_does_and_then_no_more(tracker: Tracker) -> None:
+def test_until_the_first_step_a_node_shows_what_it_does_and_then_no_more(
+    tracker: Tracker, piece: Callable[[str, bytes], Chunk]
+) -> None:
     worker = b'{"kind":"worker","rank":2,"local_rank":0,"world_size":4,"time_s":1,"source":"trainer"}\n'
     told_in_turn: list[tuple[Message, str]] = [
         (Hello(time_s=0), "starting"),
@@ -86,7 +102,9 @@ def test_an_end_is_told_in_few_words(tracker: Tracker, end: Ended, words: str, *
     assert tracker.all_over
 
 
-def test_steps_become_progress_and_exceptions_become_evidence(tracker: Tracker) -> None:
+def test_steps_become_progress_and_exceptions_become_evidence(
+    tracker: Tracker, piece: Callable[[str, bytes], Chunk]
+) -> None:
     tell(tracker, piece("samples/rank-2.jsonl", STEP % (2, 1) + STEP % (2, 2)))
     tell(tracker, piece("samples/rank-2.jsonl", RAISED))
     assert tracker.progress.nodes[1].step == 2
@@ -95,7 +113,7 @@ def test_steps_become_progress_and_exceptions_become_evidence(tracker: Tracker) 
     assert [sample.type for sample in second.exceptions] == ["ValueError"]
 
 
-def test_the_log_becomes_evidence(tracker: Tracker) -> None:
+def test_the_log_becomes_evidence(tracker: Tracker, piece: Callable[[str, bytes], Chunk]) -> None:
     tell(tracker, piece("log", b"boom\n"))
     assert [evidence.log for evidence in tracker.evidence()] == ["", "boom\n"]
 
@@ -176,9 +194,9 @@ NOTED = "samples are not kept any more: the node "
 
 def liar(tmp_path: Path, *chunks: tuple[str, bytes]) -> tuple[Tracker, RunDirectory]:
     directory = RunDirectory.create(tmp_path, "r")
-    tracker = Tracker(make_plan("a", "b"), directory, LIMITS)
+    tracker, pieces = Tracker(make_plan("a", "b"), directory, LIMITS), Pieces()
     for name, data in chunks:
-        tell(tracker, piece(name, data))
+        tell(tracker, pieces.next(name, data))
     return tracker, directory
 
 
@@ -197,8 +215,8 @@ def test_a_log_without_end_fills_no_disk_and_its_end_is_evidence_all_the_same(tm
     assert len(tracker.evidence()[1].log) < 1 << 17
     # Taken up again, it is not noted again, and nothing of the other node is lost.
     again = Tracker(make_plan("a", "b"), directory, LIMITS)
-    tell(again, piece("log", b"more\n"))
-    tell(again, piece("log", b"well\n"), node_rank=0)
+    tell(again, Pieces(**directory.offsets(1)).next("log", b"more\n"))
+    tell(again, Pieces().next("log", b"well\n"), node_rank=0)
     assert directory.log_path(1).read_text() == log
     assert directory.log_path(0).read_text() == "well\n"
     assert again.evidence()[1].log == "more\n"
@@ -224,7 +242,9 @@ def test_samples_without_end_fill_no_disk_and_the_summary_says_so(
     assert tracker.progress.nodes[1].step == 7
 
 
-def test_devices_and_exceptions_without_end_fill_no_memory(tracker: Tracker) -> None:
+def test_devices_and_exceptions_without_end_fill_no_memory(
+    tracker: Tracker, piece: Callable[[str, bytes], Chunk]
+) -> None:
     nic = '{"kind":"nic","time_s":1,"mono_ns":1,"ifname":"e%d","rx_bytes":0,"tx_bytes":0,"rx_errors":1}\n'
     gpu = '{"kind":"gpu","time_s":1,"mono_ns":1,"index":%d,"ecc_uncorrected":1}\n'
     ddp = (
@@ -241,16 +261,53 @@ def test_devices_and_exceptions_without_end_fill_no_memory(tracker: Tracker) -> 
 
 
 @pytest.mark.parametrize(
-    "chunk",
-    [
-        {"file": "../run.json", "data": ""},
-        {"file": "samples/../run.jsonl", "data": ""},
-        {"file": "samples/.x.jsonl", "data": ""},
-        {"file": "log\n", "data": ""},
-        {"file": "log", "data": "A" * (1 << 20)},
-        {"file": "log", "data": "not base64"},
-    ],
+    "name", ["../run.json", "samples/../run.jsonl", "samples/.x.jsonl", "log\n", "samples/a b.jsonl"]
 )
-def test_a_piece_of_no_such_file_or_of_no_such_size_is_the_nodes_failure(chunk: dict[str, str]) -> None:
+def test_a_file_of_a_strange_name_is_passed_over_and_noted(tracker: Tracker, tmp_path: Path, name: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for _ in range(3):
+        tell(tracker, Chunk(file=name, offset=0, data=STEP % (2, 1)))
+    tell(tracker, Chunk(file="log", offset=0, data=b"goes on\n"))
+    (noted,) = parse_samples(RunDirectory(tmp_path / "r").sample_lines(1))
+    assert isinstance(noted, NoteSample)
+    assert "is not the name of a file of samples" in noted.message
+    new = [path.relative_to(tmp_path / "r") for path in sorted(tmp_path.rglob("*")) if path not in before]
+    assert [str(path) for path in new if path.suffix] == ["logs/node-1.log", "samples/node-1/controller.jsonl"]
+    assert not tracker.behind
+
+
+def test_what_could_not_be_written_leaves_no_gap_and_is_wanted_again_from_where_the_file_ends(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "r")
+    tracker, pieces = Tracker(make_plan("a", "b"), directory), Pieces()
+    # Even root cannot write into a directory.
+    directory.log_path(1).mkdir()
+    tell(tracker, pieces.next("log", b"first\n"))
+    tell(tracker, pieces.next("samples/rank-2.jsonl", STEP % (2, 7)))
+    assert "Is a directory" in str(tracker.trouble)
+    directory.log_path(1).rmdir()
+    tell(tracker, pieces.next("log", b"second\n"))
+    assert (tracker.behind, tracker.missing_bytes) == ((1,), len(b"first\nsecond\n"))
+    assert not directory.log_path(1).exists()
+    assert tracker.progress.nodes[1].step == 7
+    assert tracker.fetch_again(1)["log"] == 0
+    tell(tracker, Chunk(file="log", offset=0, data=b"first\nsecond\n"))
+    assert (tracker.behind, tracker.trouble) == ((), None)
+    assert directory.log_path(1).read_text() == "first\nsecond\n"
+
+
+def test_a_log_that_somebody_removed_or_changed_is_wanted_again_as_a_whole(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "r")
+    tracker, pieces = Tracker(make_plan("a", "b"), directory), Pieces()
+    tell(tracker, pieces.next("log", b"first\n"))
+    directory.log_path(1).write_text("x")
+    tell(tracker, pieces.next("log", b"second\n"))
+    assert "was changed by another program" in str(tracker.trouble)
+    assert tracker.fetch_again(1)["log"] == 0
+    tell(tracker, Chunk(file="log", offset=0, data=b"first\nsecond\n"))
+    assert (tracker.behind, directory.log_path(1).read_text()) == ((), "first\nsecond\n")
+
+
+@pytest.mark.parametrize("chunk", [{"file": "log", "data": "A" * (1 << 20)}, {"file": "log", "data": "not base64"}])
+def test_a_piece_of_no_such_size_is_the_nodes_failure(chunk: dict[str, str]) -> None:
     with pytest.raises(NodeFailed, match="its record cannot be read"):
         parse_record({"kind": "chunk", "offset": 0, **chunk}, "b")

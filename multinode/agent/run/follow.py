@@ -150,7 +150,7 @@ class Follower:
             except OSError as error:
                 self._emit({"kind": "note", "message": f"the lease could not be renewed: {error}"})
         elif order.get("op") == "stop":
-            order_stop(self._run, order["grace_s"])
+            order_stop(self._run, order["grace_s"], order.get("order"))
             # Somebody waits for the end now.
             self._poll_s = min(self._poll_s, _POLL_S)
             if self._recovery is not None:

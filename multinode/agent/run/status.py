@@ -53,6 +53,7 @@ def new_status() -> Record:
         "oom_kills": None,
         "disk_free_bytes": None,
         "log_gone_bytes": 0,
+        "stopped_by": None,
     }
 
 

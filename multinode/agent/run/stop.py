@@ -45,11 +45,14 @@ def run(request: Record, channel: Channel) -> None:
     channel.emit({**status, "kind": "stopped", "run_id": run_dir.run_id})
 
 
-def order_stop(run_dir: RunDir, grace_s: float) -> None:
-    """Tell the supervisor to stop the run; TERM after which `grace_s` seconds pass until KILL."""
+def order_stop(run_dir: RunDir, grace_s: float, order: Optional[str] = None) -> None:
+    """Tell the supervisor to stop the run; TERM after which `grace_s` seconds pass until KILL.
+
+    `order` names who ordered it, in the status of the run.
+    """
     watchers = _find_watchers(run_dir)
     try:
-        run_dir.write(_FILE, {"schema": 1, "grace_s": grace_s, "time_s": time.time()})
+        run_dir.write(_FILE, {"schema": 1, "grace_s": grace_s, "order": order or "stop", "time_s": time.time()})
     except OSError:
         # A full disk: TERM says the same, with the grace of the request.
         for process in watchers:
@@ -79,14 +82,14 @@ class StopOrders:
         self._path = os.path.join(run_dir.path, _FILE)
         self._seen: Optional[tuple[int, int]] = None
 
-    def latest_grace_s(self) -> Optional[float]:
-        """The grace of an order that has come since the last call; None when there is none."""
+    def latest(self) -> Optional[tuple[float, str]]:
+        """The grace of an order that has come since the last call, and its name; None when there is none."""
         with contextlib.suppress(OSError):
             stat = os.stat(self._path)
             order = self._run.read(_FILE)
             if order is not None and (stat.st_ino, stat.st_mtime_ns) != self._seen:
                 self._seen = (stat.st_ino, stat.st_mtime_ns)
-                return float(order["grace_s"])
+                return float(order["grace_s"]), str(order.get("order"))
         return None
 
 

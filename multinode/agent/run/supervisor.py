@@ -201,21 +201,24 @@ class Supervisor:
                 file.writelines(json.dumps(record) + "\n" for record in records)
 
     def _look_for_orders(self, *, told_to_stop: bool) -> None:
-        grace_s, message = self._orders.latest_grace_s(), "stopped on request"
-        if told_to_stop and grace_s is None:
-            grace_s, message = term_grace_s(self._grace_s), "stopped by SIGTERM"
-        if grace_s is not None:
-            if self._ending is not None:
-                self._ending.shorten(grace_s)
-            self._end("stopped", message, grace_s)
+        order = self._orders.latest()
+        if order is not None:
+            self._stop("stopped on request", *order)
+        elif told_to_stop:
+            self._stop("stopped by SIGTERM", term_grace_s(self._grace_s))
         elif self._ending is None and self._lease.expired():
             self._end("lease_expired", "the lease ran out: no word from the controller", self._grace_s)
 
-    def _end(self, cause: str, message: Optional[str], grace_s: float) -> None:
+    def _stop(self, message: str, grace_s: float, order: Optional[str] = None) -> None:
+        if self._ending is not None:
+            self._ending.shorten(grace_s)
+        self._end("stopped", message, grace_s, order)
+
+    def _end(self, cause: str, message: Optional[str], grace_s: float, order: Optional[str] = None) -> None:
         """Begin the end, unless it has begun: the first cause is the one that counts."""
         if self._ending is None:
             self._ending = Ending(self._family.find, grace_s)
-            self._change(state="stopping", cause=cause, message=message)
+            self._change(state="stopping", cause=cause, message=message, stopped_by=order)
 
     def _change(self, **changes: object) -> None:
         self._status.update(changes)

@@ -322,6 +322,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         training: how far it is in its time; None has it train its steps.
         attempt: which attempt this is, of `attempts` at the most, where it is restarted when it fails; else None.
         note: what is known of the run besides, in one line; empty is nothing yet.
+        troubles: of this machine with following the run, a line each, the latest last.
     """
 
     run_id: str
@@ -334,6 +335,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None
     attempts: int | None = None
     note: str = ""
+    troubles: tuple[str, ...] = ()
 
     @property
     def left_s(self) -> float | None:

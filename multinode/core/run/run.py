@@ -209,6 +209,7 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
         oom_kills: processes that the kernel killed for lack of memory meanwhile, in the job's control group where that
             can be seen, else on the whole node; None is unknown.
         disk_free_bytes: what was left where the run keeps its log, when the job ended; None is unknown.
+        stopped_by: whose order stopped it; None where none did, as where the supervisor was sent a signal.
         lost_s: of a node that was lost, when the last word came from it, on the controller's wall clock; None is
             unknown.
     """
@@ -223,6 +224,7 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
     processes_left: int | None = None
     oom_kills: int | None = None
     disk_free_bytes: int | None = None
+    stopped_by: str | None = None
     lost_s: float | None = None
 
 
@@ -270,6 +272,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         detached: whether it goes on without a controller.
         attempts: of a run that is restarted when it fails, oldest first; empty of any other.
         stop_reason: of a run that was stopped here: a signal's name, `stop` (the verb), or SLOWER_THAN_ONE_NODE.
+        missing_bytes: of its logs and samples, what could not be written here; `multinode attach` fetches it.
     """
 
     schema: str = "multinode.run/1"
@@ -288,6 +291,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stalls: tuple[Stall, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     stop_reason: str = ""
+    missing_bytes: int = 0
 
     @property
     def extent(self) -> str:
