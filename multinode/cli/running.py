@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import typer
 from multinode.cli.exit_codes import OF_RUNS, OF_STOPS
 from multinode.cli.output import note, print_directory, print_document, print_failure, print_screen
 from multinode.core.run.run import SLOWER_THAN_ONE_NODE
-from multinode.errors import ContactLost, MultinodeError
+from multinode.errors import ContactLost, Interrupted, MultinodeError
 from multinode.launch.request import StopRequest
 from multinode.units import format_size
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["fetch_results", "open_context", "print_next_step", "stop_on_signals", "tell_result"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MOST_SIGNALS = 3
+# How long an agent has to end; of a frozen node, whoever interrupts waits for less.
+_END_S, _HASTE_S = 2.0, 0.3
 
 
 @contextlib.contextmanager
@@ -48,32 +52,60 @@ def open_context(
             try:
                 yield context
             finally:
-                # While Ctrl-C is still a request.
-                context.agent.close()
+                # While Ctrl-C is still a request; whoever has made one waits for no frozen node.
+                with context.stop.heard():
+                    context.agent.close(_HASTE_S if context.stop.count else _END_S)
 
 
 @contextlib.contextmanager
 def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None]:
     """While inside, Ctrl-C, SIGTERM and a closed terminal ask the run to stop rather than end us on the spot.
 
-    `leaves` says that what is asked for is to follow no more.
+    Where nobody follows a run, what goes on is broken off; the third one ends us at once. A signal that was ignored
+    when we began stays so: nohup ignores SIGHUP, and a script SIGINT of `command &`.
+
+    Args:
+        stop: is asked.
+        leaves: what is asked for is to follow no more.
+
+    Raises:
+        Interrupted: a signal came while nobody followed a run.
     """
+    counted = 0
 
     def ask(number: int, _frame: FrameType | None) -> None:
+        nonlocal counted
+        counted += 1
         stop.ask(signal.Signals(number).name)
-        said = "stopping on all nodes; once more to kill at once" if stop.count == 1 else "killing at once"
-        if leaves and stop.reason != SLOWER_THAN_ONE_NODE:
+        if counted >= _MOST_SIGNALS:
+            _end_at_once()
+        if not stop.is_heard:
+            if counted == 1:
+                raise Interrupted("interrupted")
+            said = "ending; once more to end at once"
+        elif leaves and stop.reason != SLOWER_THAN_ONE_NODE:
             said = "leaving; the run is still running"
+        else:
+            said = "stopping on all nodes; once more to kill at once" if stop.count == 1 else "killing at once"
         # A closed terminal takes stderr with it; the nodes must be stopped all the same.
         with contextlib.suppress(OSError):
             sys.stderr.write(f"\n{said}\n")
 
-    before = {number: signal.signal(number, ask) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, ask) for number in heard}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_at_once() -> NoReturn:
+    """Without waiting for anything; a terminal gets back the cursor that a live table hides."""
+    with contextlib.suppress(OSError):
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h\n")
+    os._exit(Interrupted.exit_code)
 
 
 def fetch_results(

@@ -105,15 +105,16 @@ class Execution:
         """
         if not self.options.attach:
             self._save(self._record("running"))
+        self.stop.lease_s = self.options.lease_s
         for session in self._sessions:
             session.start()
         try:
-            with self.stop.watched(self.options.lease_s):
-                self._follow()
+            self._follow()
         except BaseException:
             self._abandon()
             raise
         finally:
+            self.stop.lease_s = None
             self._watch.close()
         self._show()
         left = self._may_leave()

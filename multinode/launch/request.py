@@ -103,28 +103,28 @@ class StopRequest:
 
     Attributes:
         grace_s: the grace period that was asked for; None is the run's own.
-        is_watched: whether a run is being followed, which reacts to the request by itself.
-        lease_s: of that run; None where it has none, or nothing is followed.
+        is_heard: whether somebody follows a run and looks at the count; whatever else goes on is broken off instead.
+        lease_s: of the run that is followed; None where it has none, or nothing is followed.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.is_heard = False
         self.reason = ""
         self.grace_s: float | None = None
-        self.is_watched = False
         self.lease_s: float | None = None
-
-    @contextlib.contextmanager
-    def watched(self, lease_s: float | None) -> Iterator[None]:
-        """While inside, a run with this lease is followed."""
-        self.is_watched, self.lease_s = True, lease_s
-        try:
-            yield
-        finally:
-            self.is_watched, self.lease_s = False, None
 
     def ask(self, reason: str, grace_s: float | None = None) -> None:
         """Ask once more."""
         self.grace_s = grace_s
         self.count += 1
         self.reason = self.reason or reason
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """While somebody looks at the count a few times per second."""
+        before, self.is_heard = self.is_heard, True
+        try:
+            yield
+        finally:
+            self.is_heard = before

@@ -294,7 +294,7 @@ class AgentTransport:
         if before is not None:
             before.close()
 
-    def close(self) -> None:
+    def close(self, deadline_s: float = _END_DEADLINE_S) -> None:
         """End the agents that wait for a further verb, and see them gone; one that starts early ends as it comes."""
         with self._lock:
             self._is_closed = True
@@ -303,7 +303,7 @@ class AgentTransport:
         if kept:
             # At once: each that is frozen takes its whole deadline.
             with ThreadPoolExecutor(min(len(kept), _MOST_AT_ONCE), "end-agent") as pool:
-                list(pool.map(_end, kept))
+                list(pool.map(lambda stream: _end(stream, deadline_s), kept))
 
     def _start_early(self, node: Node) -> None:
         try:
@@ -518,9 +518,9 @@ class AgentStream:
             return False
 
 
-def _end(stream: AgentStream) -> None:
+def _end(stream: AgentStream, deadline_s: float) -> None:
     with contextlib.suppress(ContactLost):
-        stream.finish(_END_DEADLINE_S)
+        stream.finish(deadline_s)
     stream.close()
 
 

@@ -67,6 +67,8 @@ class SilentSshd:
     def __init__(self, step: str, folder: Path) -> None:
         self._step = step
         self._over = threading.Event()
+        # Somebody has come to where it is silent.
+        self.was_met = threading.Event()
         self._key = paramiko.ECDSAKey.generate()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._connections: list[socket.socket | paramiko.Transport] = []
@@ -107,8 +109,10 @@ class SilentSshd:
                 return
             self._connections.append(sock)
             if self._step == "accept":
+                self.was_met.set()
                 continue
             if self._step == "banner":
+                self.was_met.set()
                 sock.sendall(b"SSH-2.0-silent\r\n")
                 continue
             transport = _Connection(sock, self._reach)
@@ -118,6 +122,7 @@ class SilentSshd:
 
     def _reach(self, step: str, transport: paramiko.Transport | None = None) -> None:
         if step == self._step:
+            self.was_met.set()
             self._over.wait()
         if step == "exec" and self._step == "input" and transport is not None:
             # Deaf from the next message on: the answer to this one is still sent.

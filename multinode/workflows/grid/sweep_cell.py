@@ -142,7 +142,8 @@ def measure_cell(
     if held is not None:
         return CellRun(launched=_refuse(prepared, held))
     limited, timed = (context, None) if minutes is None else with_time_limit(context, minutes * _S_PER_MINUTE)
-    launched = run_prepared(prepared, limited)
+    with context.stop.heard():
+        launched = run_prepared(prepared, limited)
     cleanup_nodes(launched, what.cluster, context)
     return CellRun(launched=launched, in_time=timed is not None and timed.is_over)
 

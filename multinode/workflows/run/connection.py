@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["connect"]
 
+# Whoever interrupts waits for no frozen node.
+_HASTE_S = 0.3
+
 
 @contextlib.contextmanager
 def connect(
@@ -62,6 +65,9 @@ def connect(
 
         try:
             yield RunContext(agent, runs or runs_root(), say=say, observe=observe)
+        except KeyboardInterrupt:
+            agent.close(_HASTE_S)
+            raise
         finally:
             agent.close()
     finally:

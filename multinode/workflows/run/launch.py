@@ -111,7 +111,7 @@ def follow_run(
         UsageError: another process follows it.
     """
     with directory.lock():
-        run = Execution(
+        execution = Execution(
             plan=plan,
             cluster=cluster,
             agent=context.agent,
@@ -119,7 +119,9 @@ def follow_run(
             options=options,
             stop=context.stop,
             observe=context.observe,
-        ).run()
+        )
+        with context.stop.heard():
+            run = execution.run()
         fetch_traces(context.agent, cluster, plan, directory, context.say)
         summary = summarise_run(directory, plan)
     return Launched(run=run, summary=summary, plan=plan, directory=directory)

@@ -256,8 +256,9 @@ class _Attempts:
 
         thread = threading.Thread(target=find, name="next-attempt", daemon=True)
         thread.start()
-        while thread.is_alive() and not self._is_stopped():
-            thread.join(_LOOK_S)
+        with self._context.stop.heard():
+            while thread.is_alive() and not self._is_stopped():
+                thread.join(_LOOK_S)
         if self._is_stopped():
             self._context.say = lambda _: None
             raise Interrupted(_ASKED)
