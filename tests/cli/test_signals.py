@@ -31,18 +31,14 @@ print(f"asked {stop.count} times: {stop.reason}", flush=True)
 
 @contextlib.contextmanager
 def following(*arguments: str, ignored: tuple[int, ...] = ()) -> Iterator[subprocess.Popen[str]]:
-    def ignore() -> None:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
-
-    command = [sys.executable, "-c", FOLLOW, *arguments]
+    ignore = f"trap '' {' '.join(str(int(number)) for number in ignored)}; " if ignored else ""
+    command = ["sh", "-c", f'{ignore}exec "$@"', "sh", sys.executable, "-c", FOLLOW, *arguments]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        preexec_fn=ignore,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
