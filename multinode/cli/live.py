@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -25,6 +27,9 @@ _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 5.0
 # A table of many nodes takes long to lay out: the view takes no more than one part in so many of a processor's time.
 _VIEW_SHARE = 20
+# What may wait for a terminal that takes no output.
+_MOST_FRAMES, _MOST_WAITING = 8, 1000
+_LAST_S = 2.0
 
 
 class LiveView(NamedTuple):
@@ -36,7 +41,77 @@ class LiveView(NamedTuple):
 
 @contextlib.contextmanager
 def live_view(*, quiet: bool = False) -> Iterator[LiveView]:
-    """A view for the time of a run; `quiet` shows nothing at all, and --quiet nothing but that it hangs."""
+    """A view for the time of a run; `quiet` shows nothing at all, and --quiet nothing but that it hangs.
+
+    It is shown in a thread of its own: a terminal that takes no output, as after Ctrl-S, delays no run. Of the frames
+    that wait, the oldest are left out; at the end what still waits is shown, or left out after two seconds.
+    """
+    screen = _Screen(quiet=quiet)
+    screen.start()
+    try:
+        yield LiveView(screen.say, screen.show)
+    finally:
+        screen.close()
+
+
+class _Screen:
+    """The view, and the thread that it is shown in."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._waiting: collections.deque[str | RunProgress | None] = collections.deque()
+        self._frames = 0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="view", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._put(text)
+
+    def show(self, progress: RunProgress) -> None:
+        """A frame."""
+        with self._changed:
+            if self._frames >= _MOST_FRAMES:
+                oldest = next(number for number, waits in enumerate(self._waiting) if isinstance(waits, RunProgress))
+                del self._waiting[oldest]
+                self._frames -= 1
+            self._frames += 1
+        self._put(progress)
+
+    def close(self) -> None:
+        """Wait for what is to be shown yet."""
+        self._put(None)
+        self._thread.join(_LAST_S)
+
+    def _put(self, waits: str | RunProgress | None) -> None:
+        with self._changed:
+            if len(self._waiting) < _MOST_WAITING or waits is None:
+                self._waiting.append(waits)
+                self._changed.notify()
+
+    def _take(self) -> str | RunProgress | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting)
+            waits = self._waiting.popleft()
+            self._frames -= isinstance(waits, RunProgress)
+            return waits
+
+    def _run(self) -> None:
+        # A terminal that is closed takes nothing any more: the run goes on without a view.
+        with contextlib.suppress(OSError, ValueError), _opened_view(quiet=self._quiet) as view:
+            while (waits := self._take()) is not None:
+                if isinstance(waits, str):
+                    view.say(waits)
+                else:
+                    view.show(waits)
+
+
+@contextlib.contextmanager
+def _opened_view(*, quiet: bool) -> Iterator[LiveView]:
     console = Console(stderr=True)
     if quiet:
         yield LiveView(lambda _: None, lambda _: None)
@@ -72,9 +147,14 @@ def within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress],
 def _telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], None]) -> LiveView:
     """A view that tells each standstill, and its end, in lines that stay."""
     told: Stall | None = None
+    troubles: set[str] = set()
 
     def show_and_tell(progress: RunProgress) -> None:
         nonlocal told
+        for trouble in progress.troubles:
+            if trouble not in troubles:
+                troubles.add(trouble)
+                say(f"warning: {sanitize(trouble)}")
         if progress.stall is not None and progress.stall is not told:
             say(stall_line(progress.stall))
         elif progress.stall is None and told is not None and not _is_over(progress):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -87,17 +88,46 @@ def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None
             said = "leaving; the run is still running"
         else:
             said = "stopping on all nodes; once more to kill at once" if stop.count == 1 else "killing at once"
-        # A closed terminal takes stderr with it; the nodes must be stopped all the same.
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"\n{said}\n")
+        _say_at_once(said)
 
-    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, ask) for number in heard}
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in (dict.fromkeys(_SIGNALS, ask) | _suspending(stop)).items()
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _suspending(stop: StopRequest) -> dict[signal.Signals, Callable[[int, FrameType | None], None]]:
+    """Handlers that say what Ctrl-Z does to a run that needs our word, and then suspend us."""
+    if signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+        return {}
+
+    def suspend(_number: int, _frame: FrameType | None) -> None:
+        if stop.lease_s is not None:
+            _say_at_once(
+                f"suspended: the nodes stop the run once they have had no word for {stop.lease_s:.0f} s; fg goes on "
+                "before that. A run that needs no word: launch --detach"
+            )
+        # As without us; it is caught again once we go on.
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+
+    def go_on(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTSTP, suspend)
+
+    return {signal.SIGTSTP: suspend, signal.SIGCONT: go_on}
+
+
+def _say_at_once(text: str) -> None:
+    """A line on stderr, unless that is closed, or takes no more: nobody waits for a terminal in a signal's handler."""
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [sys.stderr.fileno()], [], 0)[1]:
+            os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
 
 
 def _end_at_once() -> NoReturn:
