@@ -229,7 +229,7 @@ class Execution:
 
     def _can_write(self) -> bool:
         try:
-            self.directory.mend()
+            self.directory.restore()
             self.directory.require_room(_PROBE_BYTES)
             if self.directory.read("run.json", Run) is None:
                 self.directory.write("plan.json", redact_plan(self.plan))

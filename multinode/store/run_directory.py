@@ -215,7 +215,7 @@ class RunDirectory:
             self._sampled.add(node_rank)
         append(path, data, size)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Make anew what of the directory was removed meanwhile.
 
         Raises:

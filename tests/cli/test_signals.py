@@ -1,4 +1,4 @@
-"""Ctrl-C and its like, as real processes get them: acted on in every phase, and left ignored where they were."""
+"""Ctrl-C and other signals, as real processes get them: acted on in every phase, and left ignored where they were."""
 
 from __future__ import annotations
 
