@@ -264,7 +264,7 @@ def test_the_demo_goes_all_the_way_and_takes_the_nodes_down(checkout: Checkout) 
         *(*one, *fast, *slow),
         *(*slow, *fast, *one),
         *(*one, *fast, *slow),
-        "lab down",
+        "lab down --force",
     ]
     assert checkout.calls("python")[-1].startswith("scripts/closing_table.py --since ")
 
@@ -272,7 +272,7 @@ def test_the_demo_goes_all_the_way_and_takes_the_nodes_down(checkout: Checkout) 
 def test_the_demo_takes_the_nodes_down_when_the_training_fails_and_fails_too(checkout: Checkout) -> None:
     _with_multinode(checkout)
     assert checkout.run("scripts/demo", LAUNCH_FAILS="1").returncode == 1
-    assert checkout.calls("multinode")[-1] == "lab down"
+    assert checkout.calls("multinode")[-1] == "lab down --force"
 
 
 def test_the_demo_leaves_a_lab_alone_that_it_did_not_make(checkout: Checkout) -> None:
@@ -292,7 +292,7 @@ def test_the_demo_takes_the_nodes_down_at_ctrl_c(checkout: Checkout) -> None:
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=20)
     assert process.returncode == 130
-    assert checkout.calls("multinode")[-1] == "lab down"
+    assert checkout.calls("multinode")[-1] == "lab down --force"
 
 
 _ISOLATED = "scripts/isolate .venv/bin/python"
