@@ -100,7 +100,7 @@ def attach(
 
 
 def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
-    from multinode.cli.runs import print_lines
+    from multinode.cli.log_lines import print_followed
     from multinode.workflows.run.attach import look_again
     from multinode.workflows.run.logs import follow_logs
 
@@ -116,7 +116,7 @@ def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
             for _ in chunks:
                 continue
         else:
-            print_lines(chunks, len(ranks), None)
+            print_followed(chunks, len(ranks), None)
     tell_result(look_again(known), as_json=as_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import importlib
 import os
 import sys
@@ -55,6 +56,8 @@ VERBS = {
     "lab": Verb("lab", "Lab", "Make virtual nodes on this machine."),
 }
 
+# Of writing to a file that names none: its disk is full or gone.
+_STDOUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTALE, errno.EBADF}
 _COMPLETE = "_MULTINODE_COMPLETE"
 # What other launchers call our options.
 _ALIASES = {
@@ -220,7 +223,18 @@ def run() -> None:
 
         completion_init()
     try:
-        build_app()()
+        try:
+            build_app()()
+        finally:
+            # At the interpreter's end a failure would be a traceback that nobody can put right.
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _STDOUT_ERRORS or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print_error(MultinodeError(f"stdout cannot be written: {error.strerror}"))
+        sys.exit(MultinodeError.exit_code)
     except MultinodeError as error:
         from multinode.cli.output import print_traceback
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from multinode.cli.early_verdict import running_verdict
+from multinode.cli.log_lines import print_followed, print_logs, print_logs_document
 from multinode.cli.options import Details, Json, RunId
 from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
 from multinode.cli.running import open_context, print_next_step
-from multinode.core.run.log import clean_log, only_rank
 from multinode.core.run.quoting import hosts_option
 from multinode.store.run_directory import RunDirectory, runs_root
 
-__all__ = ["print_lines", "register"]
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -140,18 +139,9 @@ def logs(
     if follow and found.run.status == "running":
         _follow(found.run.run_id, tuple(one.node_rank for _, nodes in chosen for one in nodes), rank)
         return
-    texts = (
-        (part.run.run_id, name, data if raw else _clean(data, rank))
-        for part, nodes in chosen
-        for name, data in node_logs(part, nodes)
-    )
-    if as_json:
-        records = [{"run_id": part, "name": name, "log": data.decode(errors="replace")} for part, name, data in texts]
-        print_document({"schema": "multinode.logs/1", "run_id": found.run.run_id, "nodes": records})
-        return
-    for part_id, name, data in texts:
-        note(f"--- {name}" if part_id == found.run.run_id else f"--- {part_id}: {name}")
-        typer.get_binary_stream("stdout").write(data)
+    texts = ((part.run.run_id, name, chunks) for part, nodes in chosen for name, chunks in node_logs(part, nodes))
+    show = print_logs_document if as_json else print_logs
+    show(texts, found.run.run_id, rank, raw=raw)
 
 
 def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
@@ -164,32 +154,4 @@ def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
             stack.enter_context(open_context(known.cluster, leaves=True, quiet=True)) if needs_follower(known) else None
         )
         with contextlib.suppress(KeyboardInterrupt):
-            print_lines(follow_logs(known, node_ranks, context), len(node_ranks), rank)
-
-
-def print_lines(chunks: Iterator[tuple[str, bytes]], nodes: int, rank: int | None) -> None:
-    """Whole lines of what comes from each node's log, behind its name where there are several; also at Ctrl-C."""
-    begun: dict[str, bytes] = {}
-    try:
-        for name, data in chunks:
-            *lines, begun[name] = (begun.get(name, b"") + data).split(b"\n")
-            for line in lines:
-                _print_line(name if nodes > 1 else None, line, rank)
-    finally:
-        for name, line in begun.items():
-            if line:
-                _print_line(name if nodes > 1 else None, line, rank)
-
-
-def _print_line(name: str | None, line: bytes, rank: int | None) -> None:
-    text = _clean(line, rank).decode().rstrip("\n")
-    if text or not line:
-        typer.echo(f"{name} | {text}" if name is not None else text)
-
-
-def _clean(data: bytes, rank: int | None) -> bytes:
-
-    text = clean_log(data.decode(errors="replace"))
-    if rank is not None:
-        text = only_rank(text, rank)
-    return text.rstrip("\n").encode() + b"\n"
+            print_followed(follow_logs(known, node_ranks, context), len(node_ranks), rank)

@@ -112,7 +112,8 @@ def test_logs_are_given_raw_and_of_one_node_by_name_or_node_rank(
 ) -> None:
     store(tmp_path).append_log(0, b"one\rtwo\n")
     stored = load_run(tmp_path, "last")
-    assert list(node_logs(stored, choose_nodes(stored, node, None))) == logs
+    found = node_logs(stored, choose_nodes(stored, node, None))
+    assert [(name, b"".join(pieces)) for name, pieces in found] == logs
 
 
 @pytest.mark.parametrize("node", ["box", "2", "-1", ""])
@@ -162,7 +163,11 @@ def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind
 
     def logs(node: str | None = None, rank: int | None = None) -> list[tuple[str, str, bytes]]:
         chosen = choose_logs(tmp_path, load_run(tmp_path, "w"), node, rank)
-        return [(part.run.run_id, *log) for part, nodes in chosen for log in node_logs(part, nodes)]
+        return [
+            (part.run.run_id, name, b"".join(pieces))
+            for part, nodes in chosen
+            for name, pieces in node_logs(part, nodes)
+        ]
 
     first, second = ("w-0", "box-a", b"log of box-a\n"), ("w-1", "box-b", b"log of box-b\n")
     assert logs() == logs(rank=0) == [first, second]

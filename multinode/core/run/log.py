@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
-__all__ = ["FIRST_STEP", "clean_log", "last_lines", "next_stage", "only_rank"]
+__all__ = ["FIRST_STEP", "LogPiece", "LogReader", "clean_log", "last_lines", "next_stage"]
+
+# Of a line without an end, which is then read on in pieces.
+_PIECE_CHARS = 1 << 16
+# An escape sequence that a piece ends in belongs to the next one.
+_ESCAPE_CHARS = 256
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _RANK = re.compile(r"\[rank(\d{1,9})\]")
 
 
@@ -21,16 +30,120 @@ def last_lines(text: str, count: int) -> str:
     return "\n".join(lines[-count:])
 
 
-def only_rank(text: str, rank: int) -> str:
-    """Without the lines that begin with the mark of another rank, as torch sets it: `[rank3]: ...`."""
-    marked = ((line, _RANK.match(line)) for line in text.split("\n"))
-    return "\n".join(line for line, mark in marked if mark is None or int(mark[1]) == rank)
-
-
 def _clean_line(line: str) -> str:
     drawn = [part for part in line.split("\r") if part.strip()]
-    kept = _ESCAPE.sub("", drawn[-1]) if drawn else ""
+    return _clean_part(drawn[-1]) if drawn else ""
+
+
+def _clean_part(part: str) -> str:
+    kept = _ESCAPE.sub("", part) if "\x1b" in part else part
+    kept = _CONTROL.sub(" ", kept)
+    if kept.replace("\t", "").isprintable():
+        return kept
     return "".join(char if char.isprintable() or char == "\t" else " " for char in kept)
+
+
+class LogPiece(NamedTuple):
+    """Lines, the last of which has ended or goes on in the next piece."""
+
+    text: str
+    ended: bool
+
+
+class LogReader:
+    """A raw log, which comes in pieces, as `clean_log` has it: in time linear in its length, and in little memory.
+
+    Args:
+        rank: without the lines that begin with the mark of another rank, as torch sets it: `[rank3]: ...`.
+        draws: what a carriage return ends is a line as well, the last one of each piece that is fed: a progress bar is
+            seen while it is drawn.
+    """
+
+    def __init__(self, rank: int | None = None, *, draws: bool = False) -> None:
+        self._rank = rank
+        self._draws = draws
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # What has come since the last carriage return or line break, and the last state drawn on the line before it.
+        self._part: list[str] = []
+        self._size = 0
+        self._drawn = ""
+        # Something of the line, or of this part of it, has been given out.
+        self._shown = self._begun = False
+        self._hidden: bool | None = None
+
+    def feed(self, data: bytes) -> Iterator[LogPiece]:
+        """The lines that it ends, and what there is of one that has become too long."""
+        text = self._decoder.decode(data)
+        if not self._part and not self._drawn and not self._shown and self._rank is None:
+            whole, _, text = text.rpartition("\n")
+            # Nearly all logs are this simple, and long.
+            if whole and whole.replace("\n", "").replace("\t", "").isprintable():
+                yield LogPiece(whole, ended=True)
+            elif _:
+                text = whole + _ + text
+        *lines, rest = text.split("\n")
+        for line in lines:
+            yield from self._read(line)
+            yield from self._end_line()
+        yield from self._read(rest)
+        if self._draws and self._drawn and not self._begun:
+            yield from self._give(self._drawn, ended=True)
+            self._drawn, self._shown = "", True
+
+    def end(self) -> Iterator[LogPiece]:
+        """The line that the log ends in, if there is one."""
+        if self._part or self._drawn or self._begun:
+            yield from self._end_line()
+
+    def _read(self, text: str) -> Iterator[LogPiece]:
+        first, *others = text.split("\r")
+        yield from self._add(first)
+        for other in others:
+            part = "".join(self._part)
+            if self._begun:
+                yield from self._give(part, ended=True)
+                self._shown, self._drawn = True, ""
+            elif part.strip():
+                self._drawn = part
+            self._new_part()
+            yield from self._add(other)
+
+    def _add(self, text: str) -> Iterator[LogPiece]:
+        if text:
+            self._part.append(text)
+            self._size += len(text)
+        if self._size < _PIECE_CHARS:
+            return
+        part = "".join(self._part)
+        begin = 0
+        while len(part) - begin >= _PIECE_CHARS:
+            end = begin + _PIECE_CHARS
+            escape = part.rfind("\x1b", end - _ESCAPE_CHARS, end)
+            end = escape if escape > begin else end
+            if part[begin:end].strip() or self._begun:
+                yield from self._give(part[begin:end], ended=False)
+                self._begun = True
+            begin = end
+        self._new_part(part[begin:], begun=self._begun)
+
+    def _end_line(self) -> Iterator[LogPiece]:
+        part = "".join(self._part)
+        last = part if part.strip() or self._begun else self._drawn
+        if last or not self._shown:
+            yield from self._give(last, ended=True)
+        self._new_part()
+        self._drawn, self._shown, self._hidden = "", False, None
+
+    def _new_part(self, text: str = "", *, begun: bool = False) -> None:
+        self._part, self._size, self._begun = [text] if text else [], len(text), begun
+
+    def _give(self, text: str, *, ended: bool) -> Iterator[LogPiece]:
+        shown = _clean_part(text)
+        if not self._begun:
+            mark = _RANK.match(shown) if self._rank is not None else None
+            self._hidden = mark is not None and int(mark[1]) != self._rank
+        if not self._hidden:
+            yield LogPiece(shown, ended)
 
 
 FIRST_STEP = "first step"

@@ -70,11 +70,10 @@ def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple
     return chosen
 
 
-def node_logs(stored: StoredRun, nodes: Sequence[NodeRun]) -> Iterator[tuple[str, bytes]]:
-    """Name and raw log of each of these nodes."""
+def node_logs(stored: StoredRun, nodes: Sequence[NodeRun]) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Name and raw log, in pieces, of each of these nodes."""
     for found in nodes:
-        path = stored.directory.log_path(found.node_rank)
-        yield found.name, path.read_bytes() if path.exists() else b""
+        yield found.name, _read(stored.directory.log_path(found.node_rank), 0)
 
 
 def needs_follower(known: Known) -> bool:
