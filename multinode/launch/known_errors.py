@@ -1979,6 +1979,7 @@ ERRORS = (
             "exit code 137",
             "exit code 247",
             "terminated with signal SIGKILL",
+            "line ...: ... Killed  ",
         ),
         kind="killed",
         cause="The process got SIGKILL: from a person, a job scheduler, or the kernel for lack of memory.",

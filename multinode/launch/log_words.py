@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from multinode.core.run.log import clean_log, last_lines
-from multinode.launch.known_errors import ERRORS, KnownError, anchor, find_error, text_pattern
+from multinode.launch.known_errors import ERRORS, ERRORS_BY_ID, KnownError, anchor, find_error, text_pattern
 
 __all__ = ["LogReading", "LogWord", "last_words", "rate", "read_log"]
 
@@ -197,7 +197,9 @@ _ABORTS = (
     "malloc(): ",
     "corrupted size vs. prev_size",
 )
-_OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ")
+# What a shell says, and nothing else in its line.
+_KILLED = "Killed"
+_OTHERS = ("will restart worker group", "Exception ignored in", "NCCL WARN ", _KILLED)
 _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
 _RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
 
@@ -377,6 +379,8 @@ def _read_line(number: int, line: str) -> LogWord | None:
     text = text.removeprefix("what():").strip()
     # What NCCL tries again, and what it finds out, ends nothing.
     error = find_error(line) if "NCCL INFO " not in line else None
+    if text == _KILLED:
+        error = ERRORS_BY_ID["killed"]
     is_exception = _EXCEPTION.match(text) is not None and _LAUNCHERS_OWN.match(text) is None
     is_abort = any(words in line for words in _ABORTS)
     if error is None and not (is_exception or is_abort):

@@ -94,6 +94,7 @@ def write(folder: Path, **logs: str) -> list[Path]:
         (NCCL_LOG, (2, "gpu-b", None, "nccl-ib-connect")),
         (LIGHTNING, (3, None, 1, "device-assert")),
         (text(aborted(0, ABORTS["device-assert"]), torchrun(0, -6, 8)), (2, "gpu-a", 0, "device-assert")),
+        ("step 3\nKilled\n", (2, None, None, "killed")),
         # Killed without a word: the launcher's report alone tells.
         (text(["step 3"], torchrun(5, -9, 8)), (44, "gpu-a", 5, "killed")),
     ],

@@ -327,6 +327,7 @@ LINES = {
         "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGHUP death signal, shutting down workers",
     ],
     "killed": [
+        "train.sh: line 3:  4711 Killed                  python train.py",
         "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
         "RuntimeError: DataLoader worker (pid 2637) is killed by signal: Killed.",
         "[2026-11-21 22:45:34,226] [ERROR] [launch.py:259:sigkill_handler] ['python', 'train.py'] exits with return code = -9",
