@@ -360,7 +360,17 @@ _COLUMNS = (
             for unit, scale in (("mb", 1e6), ("mib", 1 << 20), ("gb", 1e9), ("gib", _GIB))
         },
         bare=(
-            *("memory", "peak_memory", "gpu_memory", "max_memory", "memory_per_gpu", "gpu_mem", "peak_mem", "mem"),
+            *(
+                "memory",
+                "peak_memory",
+                "gpu_memory",
+                "max_memory",
+                "memory_per_gpu",
+                "mem_per_gpu",
+                "gpu_mem",
+                "peak_mem",
+                "mem",
+            ),
             *(
                 "peak_gpu_memory",
                 "memory_usage",

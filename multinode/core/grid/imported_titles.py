@@ -70,6 +70,7 @@ class Title(NamedTuple):
 # As small letters the first would be seconds.
 _LETTERS = {"S/s": "samples/s", "T/s": "tokens/s", "T/s/GPU": "tokens/s/gpu", "S/s/GPU": "samples/s/gpu"}
 _LEADING = re.compile(rf"^(?:{any_of(WORDS.titles.leading)})\s*(?P<rest>.+)$")
+_EACH = re.compile(rf"^(?:{any_of(WORDS.rates.each_device)})\s*(?P<rest>.+)$")
 _PARENTHESES = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
 _SETTING = re.compile(
     rf"(?P<number>[0-9]{{1,5}})\s*[x\u00d7]?\s*"
@@ -141,11 +142,12 @@ def _split(plain: str) -> tuple[str, list[str]]:
     base = _PARENTHESES.sub(" ", plain).strip()
     base, *more = (part.strip() for part in base.split(","))
     parts += more
-    if not parts and "/" in base:
-        base, _, unit = base.rpartition("/")
-        parts = [unit]
-    elif imported_column(base) is None and _rate(base) is None and " " in base:
-        shorter, _, unit = base.rpartition(" ")
+    shorter, slash, unit = base.rpartition("/")
+    is_of_device = unit.strip().lower() in WORDS.rates.of_device
+    if slash and (is_of_device or not parts) and imported_column(base) is None:
+        base, parts = shorter, [*parts, f"per {unit.strip()}" if is_of_device else unit]
+    elif imported_column(base) is None and _rate(base) is None and re.search(r"[ _]", base):
+        shorter, unit = re.split(r"[ _](?=[^ _]*$)", base)
         if parse_unit(unit) is not None:
             base, parts = shorter, [*parts, unit]
     return base.strip(), [part for part in parts if part]
@@ -154,6 +156,9 @@ def _split(plain: str) -> tuple[str, list[str]]:
 def _with_parts(base: str, parts: list[str]) -> ImportedColumn | SpeedColumn | None:
     """A name with what stands beside it."""
     column = _base(base)
+    if column is None and column_name(base) in WORDS.titles.time and len(parts) == 1:
+        # `Time (s/it)` is told by its unit, and `Time (h)` may be of anything.
+        column = SpeedColumn()
     if column is None:
         return None
     units: list[str] = []
@@ -172,16 +177,21 @@ def _with_parts(base: str, parts: list[str]) -> ImportedColumn | SpeedColumn | N
 
 
 def _base(base: str) -> ImportedColumn | SpeedColumn | None:
+    """What stands before units, with the words before it that change nothing, or that say whose it is."""
     if column_name(base) in WORDS.titles.speed | WORDS.titles.speed_of_device:
         return SpeedColumn(column_name(base) in WORDS.titles.speed_of_device)
     if (unit := _rate(base)) is not None:
         return ImportedColumn(COLUMNS[unit.measures], unit.scale)
-    known = imported_column(base)
-    if known is None and (leading := _LEADING.match(base.lower())) is not None:
-        known = imported_column(leading["rest"])
+    if (known := imported_column(base)) is not None:
+        return known
+    if (each := _EACH.match(base.lower())) is not None and (column := _base(each["rest"])) is not None:
+        return _of_device(column)
+    if (leading := _LEADING.match(base.lower())) is not None:
+        column = _base(leading["rest"])
         # An average of the memory is not its peak.
-        return known if known is not None and known.column.name == "step_time_ms" else None
-    return known
+        is_same = isinstance(column, SpeedColumn) or (column is not None and column.column.name == "step_time_ms")
+        return column if is_same else None
+    return None
 
 
 def _with_unit(column: ImportedColumn | SpeedColumn, text: str) -> ImportedColumn | SpeedColumn | None:

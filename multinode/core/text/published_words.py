@@ -33,6 +33,7 @@ class Titles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     speed: frozenset[str]
     speed_of_device: frozenset[str]
+    time: frozenset[str]
     neutral: frozenset[str]
     leading: tuple[str, ...]
     of_all: frozenset[str]
