@@ -27,6 +27,8 @@ class Evidence(msgspec.Struct, kw_only=True):
 
     Attributes:
         clock_offset_s: the node's clock minus the controller's; None is unknown.
+        came_live: whether all of it came as it happened, without a gap in the contact: then `exceptions_heard_s` and
+            `ended_heard_s` say when, on the controller's clock.
         faults: of its hardware, in the order in which they came.
         nccl_warnings: the last of each process, from NCCL's own logs.
         log: its end; `reading` is what all of it says, None where that is not read yet.
@@ -35,6 +37,9 @@ class Evidence(msgspec.Struct, kw_only=True):
     run: NodeRun
     exceptions: list[ExceptionSample] = []
     clock_offset_s: float | None = None
+    came_live: bool = False
+    exceptions_heard_s: list[float] = []
+    ended_heard_s: float | None = None
     error: MultinodeError | None = None
     log: str = ""
     reading: LogReading | None = None
@@ -49,8 +54,14 @@ def first_failure(nodes: Sequence[Evidence], *, stop: str | None = None) -> Fail
     while there is any other cause. So, in this order: a node that could not start; the earliest exception that is not
     about a connection; a job or supervisor that was killed; a worker that was; a job that failed though none of its
     workers raised anything; the earliest connection error; the earliest exit; a node that was lost. What peers of a
-    node that was lost before do then, and what nothing else explains, is a consequence, too. Times are taken to the
-    controller's clock. `stop` is the command that ends a run without a lease where contact to a node was lost.
+    node that was lost before do then, and what nothing else explains, is a consequence, too.
+
+    On a node the earliest is told by its clock. Between nodes it is told by when it came, as clocks may be wrong by
+    hours; where it did not come as it happened, by the clocks, and then what is too near to tell is named beside it.
+
+    Args:
+        nodes: what is known of each.
+        stop: the command that ends a run without a lease where contact to a node was lost.
     """
     found, lost = _find(nodes), _first_lost(nodes, stop)
     if lost is None or (found is not None and not _follows(found, lost, nodes)):
@@ -130,16 +141,26 @@ def _never_started(nodes: Sequence[Evidence]) -> Failure | None:
 
 
 def _earliest_exception(nodes: Sequence[Evidence], *, connection: bool) -> Failure | None:
-    raised = [
-        (_at(sample.time_s, node), node, sample)
-        for node in nodes
-        for sample in node.exceptions
-        if _is_about_connection(sample) == connection
-    ]
-    if not raised:
+    firsts: list[tuple[float, Evidence, ExceptionSample]] = []
+    live = all(node.came_live for node in nodes)
+    for node in nodes:
+        raised = [number for number, one in enumerate(node.exceptions) if _is_about_connection(one) == connection]
+        if raised:
+            sample = min((node.exceptions[number] for number in raised), key=lambda one: one.time_s)
+            heard_s = min(node.exceptions_heard_s[number] for number in raised) if live else _at(sample.time_s, node)
+            firsts.append((heard_s, node, sample))
+    if not firsts:
         return None
-    _, node, sample = min(raised, key=lambda item: item[0])
-    return _worker_failure(node, sample)
+    at_s, node, sample = min(firsts, key=lambda first: first[0])
+    failure = replace(_worker_failure(node, sample), time_s=at_s)
+    near = [
+        f"{other.run.name}: {_worker_failure(other, theirs).message}; which of the two was first is not known: their "
+        f"clocks are not compared more closely than to {_CLOCK_S:.0f} s"
+        for other_s, other, theirs in firsts
+        if not live and other is not node and other_s - at_s < _CLOCK_S and not connection
+        if (theirs.type, theirs.message) != (sample.type, sample.message)
+    ]
+    return replace(failure, consequences=tuple(near))
 
 
 def _killed(nodes: Sequence[Evidence]) -> Failure | None:
@@ -187,7 +208,10 @@ def _failed_in_silence(nodes: Sequence[Evidence]) -> Failure | None:
 
 def _earliest_job(nodes: Sequence[Evidence]) -> Failure | None:
     failed = [node for node in nodes if _failed(node.run)]
-    return _job_failure(min(failed, key=_ended_at)) if failed else None
+    if not failed:
+        return None
+    live = all(node.came_live and node.ended_heard_s is not None for node in failed)
+    return _job_failure(min(failed, key=lambda node: (node.ended_heard_s or 0.0) if live else _ended_at(node)))
 
 
 def _first_lost(nodes: Sequence[Evidence], stop: str | None) -> Failure | None:
@@ -261,7 +285,11 @@ def _failure(node: Evidence, message: str, **fields: Any) -> Failure:
         exit_code=node.run.exit_code,
         signal=node.run.signal,
         message=message,
-        time_s=_at(node.run.ended_s, node) if node.run.ended_s is not None else None,
+        time_s=node.ended_heard_s
+        if node.came_live and node.ended_heard_s is not None
+        else _at(node.run.ended_s, node)
+        if node.run.ended_s is not None
+        else None,
     )
     return replace(failure, **fields)
 

@@ -21,7 +21,19 @@ from multinode.launch.lease import LeaseKeeper, LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.base import time_left
 
-__all__ = ["Chunk", "Ended", "Event", "EventQueue", "Gone", "Hello", "Message", "NodeSession", "Status", "parse_record"]
+__all__ = [
+    "Chunk",
+    "Ended",
+    "Event",
+    "EventQueue",
+    "Gone",
+    "Hello",
+    "Message",
+    "NodeSession",
+    "Status",
+    "parse_record",
+    "steady_s",
+]
 
 _OURS = frozenset({"hello", "chunk", "gone", "status", "end"})
 
@@ -72,6 +84,14 @@ class Ended(Status, frozen=True, kw_only=True, tag_field="kind", tag="end"):
 
 
 Message = Hello | Chunk | Gone | Status | Ended
+
+
+_BEGAN_S = time.time() - time.monotonic()
+
+
+def steady_s() -> float:
+    """Our wall clock as it was when we began: no step of it is seen."""
+    return _BEGAN_S + time.monotonic()
 
 
 def parse_record(record: Record, node: str) -> Message | None:
@@ -175,7 +195,7 @@ class NodeSession:
         self._offsets: dict[str, int] = dict(self.have or {})
         self._left = False
         self._end = math.inf
-        self._heard_s = time.time()
+        self._heard_s = steady_s()
         self._lease = LeaseRenewal(self.request.get("lease_s"))
         self._keeper = LeaseKeeper(self.node.name, self._lease, self.renew_lease)
         self._leaves_out = False
@@ -185,7 +205,7 @@ class NodeSession:
 
     def start(self) -> None:
         """Begin."""
-        self._heard_s = time.time()
+        self._heard_s = steady_s()
         self._thread.start()
         if self.request.get("lease_s") is not None:
             self._keeper.start()
@@ -315,7 +335,7 @@ class NodeSession:
                 stream.close_stdin()
             record = stream.first
             while record is not None:
-                self._heard_s = time.time()
+                self._heard_s = steady_s()
                 message = parse_record(record, self.node.name)
                 if isinstance(message, Chunk):
                     self._note_offset(message, len(message.data))

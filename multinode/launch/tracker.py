@@ -17,7 +17,7 @@ from multinode.launch.failure import Evidence
 from multinode.launch.failure_kinds import explain_timeout, link_share
 from multinode.launch.kept_files import KeptFiles, KeptLimits
 from multinode.launch.machine_faults import FaultWatch
-from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status
+from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s
 from multinode.store.run_directory import RunDirectory
 
 __all__ = ["Tracker"]
@@ -175,6 +175,8 @@ class Tracker:
     def _take_message(self, track: _NodeTrack, message: Message) -> None:
         if isinstance(message, Hello):
             track.clock_offset_s = message.time_s - time.time()
+            # What comes now may have happened while there was no contact.
+            track.came_live = track.error is None and not self._attach and track.run.state != "ended"
             track.error = track.heard_s = None
             # One that has ended may be followed again, for what is missing of its files.
             if track.run.state != "ended":
@@ -198,7 +200,9 @@ def _take_chunk(track: _NodeTrack, chunk: Chunk) -> None:
 def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:
     samples = list(parse_samples(lines))
     raised = [sample for sample in samples if isinstance(sample, ExceptionSample)]
-    track.exceptions += raised[: _MOST_EXCEPTIONS - len(track.exceptions)]
+    raised = raised[: _MOST_EXCEPTIONS - len(track.exceptions)]
+    track.exceptions += raised
+    track.exceptions_heard_s += [steady_s()] * len(raised)
     warnings = [sample.message for sample in samples if isinstance(sample, NcclWarningSample)]
     track.nccl_warnings += warnings[: _MOST_EXCEPTIONS - len(track.nccl_warnings)]
     track.hardware.take(samples)
@@ -214,6 +218,8 @@ def _take_log(track: _NodeTrack, log: str) -> None:
 def _take_status(track: _NodeTrack, status: Status) -> None:
     said = {name: getattr(status, name) for name in _OF_STATUS}
     track.run = replace(track.run, **said)
+    if status.state == "ended" and track.ended_heard_s is None:
+        track.ended_heard_s = steady_s()
     if status.cause == "not_started" and status.message:
         track.error = NodeFailed(status.message, node=track.run.name)
     _set_state(track, status.state, _describe_end(track.run) if status.state == "ended" else "")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -263,3 +264,34 @@ def test_who_only_reads_stops_nothing_when_a_node_fails(tmp_path: Path) -> None:
         talk.end()
 
     assert pair.run(play).status == "failed"
+
+
+@pytest.mark.parametrize("clock_s", [-3600.0, -5.0, -0.5, 0.0, 3600.0])
+def test_which_worker_raised_first_is_told_by_when_it_came_whatever_the_clock_of_its_node_says(
+    tmp_path: Path, clock_s: float
+) -> None:
+    first = threading.Event()
+    pair = Execution(tmp_path, "a", "b")
+
+    def raise_on(talk: Talk, rank: int, message: str) -> None:
+        said = {"kind": "exception", "rank": rank, "time_s": time.time(), "type": "ValueError", "message": message}
+        if talk.node.name == "a":
+            said["time_s"] = time.time() + clock_s
+        talk.chunk(f"samples/rank-{rank}.jsonl", 0, json.dumps(said).encode() + b"\n")
+
+    def play(talk: Talk) -> None:
+        talk.say({**HELLO, "time_s": time.time()}, RUNNING)
+        if talk.node.name == "b":
+            raise_on(talk, 2, "the first")
+            time.sleep(0.5)
+            first.set()
+            talk.end(exit_code=1)
+            return
+        assert first.wait(DEADLINE_S)
+        raise_on(talk, 0, "the second")
+        talk.end(exit_code=1)
+
+    failure = pair.run(play).first_failure
+    assert failure is not None
+    assert (failure.node, failure.message) == ("b", "rank 2 raised ValueError: the first")
+    assert failure.consequences == ()

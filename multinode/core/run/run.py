@@ -179,7 +179,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         cause: what the catalogue says of it.
         time_s: when, on the controller's wall clock; of a node that was lost, when the last word came from it. None is
             unknown.
-        consequences: of a node that was lost or whose hardware failed: how its peers failed then, a sentence a node.
+        consequences: of a node that was lost or whose hardware failed: how its peers failed then, a sentence a node; of
+            any, what may as well have been first.
     """
 
     node: str
