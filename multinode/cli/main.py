@@ -7,7 +7,7 @@ import errno
 import importlib
 import os
 import sys
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 import typer.core
@@ -153,14 +153,19 @@ def load_verb(name: str) -> Any:
 
 
 def _add_common(command: Any) -> None:
-    """-q and -v, whether they stand before the verb or after it."""
+    """-q and -v, and --ssh where nodes are reached, whether they stand before the verb or after it."""
     for inner in getattr(command, "commands", {}).values():
         _add_common(inner)
     if not hasattr(command, "commands"):
         for option in typer.main.get_group(build_app()).params:
-            if option.name in {"quiet", "verbose"}:
+            if option.name in {"quiet", "verbose"} or (option.name == "ssh" and _connects(command)):
                 command.params.append(copy.copy(option))
                 command.params[-1].expose_value = False
+
+
+def _connects(command: Any) -> bool:
+    """Whether a verb may reach nodes over SSH."""
+    return command.name in {"init", "attach", "stop", "logs"} or any(one.name == "hosts" for one in command.params)
 
 
 def _set_verbosity(param: typer.CallbackParam, value: bool) -> bool:
@@ -168,6 +173,12 @@ def _set_verbosity(param: typer.CallbackParam, value: bool) -> bool:
         from multinode.cli.output import set_verbosity
 
         set_verbosity(**{str(param.name): True})
+    return value
+
+
+def _set_ssh(value: str | None) -> str | None:
+    if value is not None:
+        os.environ["MULTINODE_SSH"] = value
     return value
 
 
@@ -191,6 +202,15 @@ def _main(
         bool,
         typer.Option("--verbose", "-v", callback=_set_verbosity, help="Also each step and request, with its time."),
     ] = False,
+    ssh: Annotated[  # noqa: ARG001 - likewise
+        Literal["openssh", "fabric"] | None,
+        typer.Option(
+            "--ssh",
+            callback=_set_ssh,
+            show_default=False,
+            help="Connect through the ssh program, or through the library Fabric; by default ssh where there is one.",
+        ),
+    ] = None,
 ) -> None:
     if not (quiet or verbose):
         from multinode.cli.output import set_verbosity

@@ -20,7 +20,7 @@ from multinode.preflight.checks import (
     variables,
 )
 from multinode.preflight.inspection import Inspection
-from multinode.preflight.probe import UNANSWERED
+from multinode.preflight.probe import UNANSWERED, UNVERIFIED
 from multinode.preflight.rule import Check, Rule
 
 __all__ = ["CHECKS", "CHECK_NAMES", "RULES", "check_all", "sort_findings"]
@@ -30,7 +30,7 @@ _MODULES = (software, machine, gpus, rdma, interfaces, variables, link, mtu, pat
 _MEMBERS = [value for module in _MODULES for value in vars(module).values()]
 CHECKS = tuple(value for value in _MEMBERS if isinstance(value, Check))
 # Every kind of finding; those of one check stand together, in the order of the checks.
-RULES = (*UNANSWERED, *(value for value in _MEMBERS if isinstance(value, Rule)))
+RULES = (*UNANSWERED, UNVERIFIED, *(value for value in _MEMBERS if isinstance(value, Rule)))
 # The rows of the matrix.
 CHECK_NAMES = tuple(dict.fromkeys(rule.check for rule in RULES))
 

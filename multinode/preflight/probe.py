@@ -16,7 +16,16 @@ from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import Outcomes, gather
 from multinode.transport.refusals import REFUSALS
 
-__all__ = ["PROBE_DEADLINE_S", "UNANSWERED", "Questions", "check_ssh", "peer_addresses", "probe"]
+__all__ = [
+    "PROBE_DEADLINE_S",
+    "UNANSWERED",
+    "UNVERIFIED",
+    "Questions",
+    "check_host_keys",
+    "check_ssh",
+    "peer_addresses",
+    "probe",
+]
 
 # nvidia-smi may take 30 s on a cold driver.
 PROBE_DEADLINE_S = 45.0
@@ -30,6 +39,16 @@ UNANSWERED = (
         message="no answer within {deadline_s} s",
         hint="is it alive? Try:\nssh {node} true",
     ),
+)
+
+UNVERIFIED = Rule(
+    "ssh",
+    "warning",
+    catches="a node whose host key is compared with no known one (StrictHostKeyChecking no)",
+    message="its host key is compared with no known one (StrictHostKeyChecking no in the SSH configuration): whoever "
+    "answers in its place gets the job, so no secret is sent to it",
+    hint="take that setting out for it, and accept the key once, after comparing its fingerprint:\n"
+    "ssh -o StrictHostKeyChecking=ask {node} true",
 )
 
 
@@ -69,6 +88,11 @@ def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[Finding]:
     """What kept nodes from answering, as findings; the transport has said why and what fixes it."""
     for error in errors:
         yield finding_of_error("ssh", error)
+
+
+def check_host_keys(agent: AgentTransport, nodes: Iterable[Node]) -> Iterator[Finding]:
+    """Nodes of which nobody makes sure that they are the ones which are meant."""
+    return (UNVERIFIED.found(node.name).finding() for node in nodes if not agent.verifies(node))
 
 
 def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -16,11 +16,14 @@ from multinode.errors import UsageError
 from multinode.store.ownership import describe_stranger, ownership_fix
 from multinode.store.text_file import read_text
 
-__all__ = ["Defaults", "Settings", "default_job", "find_fan_out", "load_settings"]
+__all__ = ["Defaults", "Settings", "SshClient", "default_job", "find_fan_out", "find_ssh_client", "load_settings"]
 
 _LOG = logging.getLogger(__name__)
 _FILE = "multinode.toml"
 _DEFAULT_JOB = "configs/default.yaml"
+
+
+SshClient = Literal["openssh", "fabric"]
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,12 +31,14 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         fan_out: how many nodes are asked at the same time.
+        ssh: what connects to the nodes.
     """
 
     hosts: str | None = None
     job: str | None = None
     setup: str | None = None
     fan_out: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    ssh: SshClient | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +70,9 @@ def _read(path: Path, _version: tuple[int, ...]) -> Settings:
     try:
         return convert(_renamed(tomllib.loads(text)), Settings)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
-        raise UsageError(f"{path}: {error}", hint="known are hosts, job, setup and fan_out under [defaults]") from None
+        raise UsageError(
+            f"{path}: {error}", hint="known are hosts, job, setup, fan_out and ssh under [defaults]"
+        ) from None
 
 
 def _is_ignored(path: Path) -> bool:
@@ -97,6 +104,21 @@ def find_fan_out(environ: Mapping[str, str], settings: Settings) -> int | None:
         return convert({"fan_out": int(text)}, Defaults).fan_out
     except ValueError:  # msgspec.ValidationError is one
         raise UsageError(f"$MULTINODE_FAN_OUT is {text!r}: expected a number of nodes, 1 to 1024") from None
+
+
+def find_ssh_client(environ: Mapping[str, str], settings: Settings) -> SshClient | None:
+    """What connects to the nodes: $MULTINODE_SSH, else the settings'; None where neither says.
+
+    Raises:
+        UsageError: the variable names none that there is.
+    """
+    text = environ.get("MULTINODE_SSH")
+    if not text:
+        return settings.defaults.ssh
+    try:
+        return convert({"ssh": text}, Defaults).ssh
+    except msgspec.ValidationError:
+        raise UsageError(f"$MULTINODE_SSH is {text!r}: expected {' or '.join(get_args(SshClient))}") from None
 
 
 def default_job(settings: Settings, cwd: Path) -> Path:

@@ -88,8 +88,6 @@ _CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find,
 _NOT_FOUND = 127  # what a shell exits with when it cannot find python3
 _OLDEST_PYTHON = (3, 9)
 _SHOWN_BYTES = 400
-# An agent that has not begun by then makes us look whether the shell there runs anything at all, for as long again.
-_GREETING_S = 8.0
 _SHELL_WORD = b"multinode-ok"
 # Of all that a node answers these have lines: stacks, what NCCL's RAS service says, files of a plan.
 _WITH_LINES = frozenset({"stack", "kernel_stack", "ras", "plan"})
@@ -101,7 +99,7 @@ _BYTES_A_VALUE = 16
 _END_DEADLINE_S = 2.0
 _MOST_AT_ONCE = 32
 # Shorter than that of any verb which may come first: what then fails, fails before the verb gives up.
-_EARLY_DEADLINE_S = 15.0
+_EARLY_DEADLINE_S = 44.0
 
 
 class _Expected(NamedTuple):
@@ -196,13 +194,16 @@ class AgentTransport:
     Args:
         transport: what carries them.
         archive: the agent; by default the one that belongs to this multinode.
+        patience_s: an agent that has not begun by then makes us look whether the shell there runs anything at all, for
+            as long again.
 
     Attributes:
         has_asked: whether a node was asked anything yet.
     """
 
-    def __init__(self, transport: Transport, archive: AgentArchive | None = None) -> None:
+    def __init__(self, transport: Transport, archive: AgentArchive | None = None, *, patience_s: float = 8.0) -> None:
         self._transport = transport
+        self._patience_s = patience_s
         self._archive = archive or load_archive()
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], AgentStream] = {}
@@ -220,6 +221,10 @@ class AgentTransport:
             thread = threading.Thread(target=self._start_early, args=(node,), name=f"start-{node.name}", daemon=True)
             self._early[node.name] = thread
             thread.start()
+
+    def verifies(self, node: Node) -> bool:
+        """Whether a node may hear a secret. See `Transport.verifies`."""
+        return self._transport.verifies(node)
 
     @overload
     def call(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> Record: ...
@@ -352,20 +357,24 @@ class AgentTransport:
             ContactLost: it has not.
             NodeFailed: its interpreter is too old.
         """
-        soon = time.monotonic() + _GREETING_S
+        began = time.monotonic()
+        soon = began + self._patience_s
         try:
-            return stream.greet(time_left(min(soon, end)))
+            has_begun = stream.greet(time_left(min(soon, end)))
         except ContactLost:
             if time.monotonic() < soon:
                 raise
+        else:
+            _LOG.debug("%s: waited %.2f s for the agent to begin", node.name, time.monotonic() - began)
+            return has_begun
         if not self._shell_answers(node, end):
             stream.close()
-            raise refusals.SILENT.error(node, within_s=2 * _GREETING_S, printed=_printed(stream.passed_over))
+            raise refusals.SILENT.error(node, within_s=2 * self._patience_s, printed=_printed(stream.passed_over))
         return stream.greet(time_left(end))
 
     def _shell_answers(self, node: Node, end: float) -> bool:
         """Whether a shell there runs a command; one that the node has no place for says nothing about it."""
-        end = min(end, time.monotonic() + _GREETING_S)
+        end = min(end, time.monotonic() + self._patience_s)
         try:
             stream = self._transport.open(node, f"echo {_SHELL_WORD.decode()}", deadline_s=time_left(end))
         except NodeError:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
 
 from multinode.core.cluster.cluster import Node
-from multinode.errors import ContactLost
+from multinode.errors import ContactLost, MultinodeError
 
-__all__ = ["MAX_ANSWER_BYTES", "BufferedStream", "Completed", "Stream", "Transport", "time_left"]
+__all__ = ["MAX_ANSWER_BYTES", "BufferedStream", "Completed", "Stream", "Transport", "held", "time_left"]
 
 # A node's answer is read into memory; none of ours comes near this, so more is a node gone wrong.
 MAX_ANSWER_BYTES = 64 << 20
@@ -22,6 +24,17 @@ _MAX_STDERR_BYTES = 1 << 16
 def time_left(end: float, least_s: float = 0.0) -> float:
     """Seconds until `end` on the monotonic clock, and `least_s` at least."""
     return max(least_s, end - time.monotonic())
+
+
+@contextlib.contextmanager
+def held(lock: threading.RLock | threading.Semaphore, end: float, late: MultinodeError) -> Iterator[None]:
+    """Hold it, once others let go of it; raises `late` where they did not by `end` on the monotonic clock."""
+    if not lock.acquire(timeout=min(time_left(end), threading.TIMEOUT_MAX)):
+        raise late
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +110,10 @@ class Transport(Protocol):
     def channel(self, verb: str) -> str:  # noqa: ARG002 - for transports that tell verbs apart
         """Names the channel that serves an agent verb: verbs of one name may follow each other on the same channel."""
         return ""
+
+    def verifies(self, node: Node) -> bool:  # noqa: ARG002 - for transports whose user may have it switched off
+        """Whether it is made sure that the node is the one which is meant, so that it may hear a secret."""
+        return True
 
     def close(self) -> None:
         """Close every connection."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,10 @@ from multinode.errors import (
 
 __all__ = [
     "AGENT_ENDED",
+    "AGENT_REFUSED",
+    "BAD_CERTIFICATE",
+    "BAD_KEY",
+    "BEYOND_FABRIC",
     "CHANGED_KEY",
     "FORWARD_REFUSED",
     "FROZEN",
@@ -29,12 +33,17 @@ __all__ = [
     "LOCKED_KEY",
     "LOGIN_ENDED",
     "MAX_SESSIONS",
+    "NOT_SSH",
     "NOT_STORED",
     "NO_ANSWER",
+    "NO_EXEC",
+    "NO_KEY_TAKEN",
     "NO_NAME",
+    "NO_PLACE",
     "NO_PYTHON",
     "NO_ROUTE",
     "OLD_PYTHON",
+    "OPEN_KEY",
     "OTHERWISE",
     "REFUSALS",
     "REFUSED",
@@ -42,6 +51,7 @@ __all__ = [
     "SECOND_FACTOR",
     "SILENT",
     "SLOW_LOGIN",
+    "STILL_OPENING",
     "SWALLOWED",
     "TARGET_REFUSED",
     "TIMED_OUT",
@@ -149,6 +159,13 @@ TIMED_OUT = Refusal(
     hint="the node is down, or a firewall drops the packets: try to ping it",
     says=r"connect to host .*: (?:Connection|Operation) timed out",
 )
+STILL_OPENING = Refusal(
+    stage="connect",
+    kind=ConnectError,
+    catches="a connection that takes longer to open than the command may take",
+    message="no SSH connection to {where}: timed out while it was being opened",
+    hint="see how far it comes:\n{verbose} true",
+)
 NO_ROUTE = Refusal(
     stage="connect",
     kind=ConnectError,
@@ -187,7 +204,7 @@ CHANGED_KEY = Refusal(
     stage="host key",
     kind=HostKeyError,
     catches="a host key that is not the one of known_hosts",
-    message="its host key has changed: it shows {shown}, {known} has another. Either the node was reinstalled, or "
+    message="its host key has changed: it shows {shown}, known_hosts has {known}. Either the node was reinstalled, or "
     "something stands between you and it",
     hint="on its console, the first of these (or similar) prints its own key. If it is the new one, run the "
     "second here:\n"
@@ -204,6 +221,14 @@ REVOKED_KEY = Refusal(
     "it out of RevokedHostKeys or @revoked",
     says=r"REVOKED HOST KEY|revoked by file|was revoked",
 )
+BAD_CERTIFICATE = Refusal(
+    stage="host key",
+    kind=HostKeyError,
+    catches="a host certificate that does not hold (expired, for another name, of an unknown CA)",
+    message="its host certificate does not hold: {reason}",
+    hint="have the CA sign the node's host key anew, for the name by which it is reached; or accept the key itself "
+    "once, after comparing {fingerprint}:\n{accept} -o HostKeyAlgorithms=-*-cert-* true",
+)
 KEPT_NOWHERE = Refusal(
     stage="host key",
     kind=HostKeyError,
@@ -217,7 +242,7 @@ UNKNOWN_KEY = Refusal(
     stage="host key",
     kind=HostKeyError,
     catches="a host key that known_hosts does not have",
-    message="its host key is not known ({fingerprint}{certificate})",
+    message="its host key is not known ({fingerprint})",
     hint="compare the fingerprint and accept it once:\n{accept} true",
     says=r"Host key verification failed|No \S+ host key is known",
 )
@@ -252,6 +277,15 @@ LOCKED_KEY = Refusal(
     message="its key {file} is protected by a passphrase",
     hint="load it into the agent first:\nssh-add {file}",
 )
+AGENT_REFUSED = Refusal(
+    stage="authentication",
+    kind=AuthError,
+    catches="an SSH agent that does not sign (a key to be confirmed or touched, a locked agent)",
+    message="the SSH agent did not sign with a key that the node accepts: {reason}",
+    hint="a key that wants to be confirmed or touched does for one login by hand, whose connection multinode uses: in "
+    "~/.ssh/config for it ControlMaster auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h; then:\n{login} true",
+    says=r"sign_and_send_pubkey: (?P<reason>signing failed[^\r\n]*)",
+)
 BAD_KEY = Refusal(
     stage="authentication",
     kind=AuthError,
@@ -281,10 +315,10 @@ LOGIN_ENDED = Refusal(
     stage="authentication",
     kind=AuthError,
     catches="an sshd that ends the login itself: an expired account, pam_access, /etc/nologin",
-    message="sshd ended the login of user {user!r}{reason}",
+    message="sshd ended the login of user {user!r}: {reason}",
     hint="sshd's log on the node says why (journalctl -u ssh): an account that has expired, access rules, "
     "/etc/nologin; another user is user= in the hostfile",
-    says=r"Connection (?:closed|reset) by|Received disconnect from \S+ port \d+:\d+:(?P<reason>[^\r\n]*)",
+    says=r"Connection (?:closed|reset) by|Received disconnect from \S+ port \d+:\d+: *(?P<reason>[^\r\n]*)",
 )
 SLOW_LOGIN = Refusal(
     stage="authentication",
@@ -317,6 +351,14 @@ OTHERWISE = Refusal(
     catches="an SSH connection that fails in another way, in the words of ssh",
     message="no SSH connection to {where}: {reason}",
     hint="see what OpenSSH says:\n{verbose} true",
+)
+BEYOND_FABRIC = Refusal(
+    stage="connect",
+    kind=ConnectError,
+    catches="an SSH connection that fails in another way where Fabric stands in for ssh",
+    message="no SSH connection to {where} through Fabric: {reason}",
+    hint="install an OpenSSH client, which multinode then connects through (Debian, Ubuntu: apt-get install "
+    "openssh-client), and leave --ssh fabric out",
 )
 SWALLOWED = Refusal(
     stage="shell",
@@ -355,7 +397,8 @@ NOT_STORED = Refusal(
     kind=NodeFailed,
     catches="a home directory that is full, read-only or somebody else's",
     message="the agent could not be stored in ~/{folder}: {said}",
-    hint="is the home directory writable, and not full? See:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'",
+    hint="the home directory has to be writable and not full, and ~/.multinode a directory of yours (what root left "
+    "there: sudo chown -R USER ~USER/.multinode); see:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'",
 )
 AGENT_ENDED = Refusal(
     stage="agent",
@@ -369,6 +412,7 @@ REFUSALS = (
     NO_NAME,
     CHANGED_KEY,
     REVOKED_KEY,
+    BAD_CERTIFICATE,
     KEPT_NOWHERE,
     UNKNOWN_KEY,
     NO_ALGORITHM,
@@ -378,20 +422,23 @@ REFUSALS = (
     REFUSED,
     TIMED_OUT,
     NO_ROUTE,
+    STILL_OPENING,
     FORWARD_REFUSED,
     TARGET_REFUSED,
     TOO_MANY_KEYS,
     SECOND_FACTOR,
+    REFUSED_KEY,
     NO_KEY_TAKEN,
     OPEN_KEY,
     LOCKED_KEY,
+    AGENT_REFUSED,
     BAD_KEY,
-    REFUSED_KEY,
     MAX_SESSIONS,
     NO_EXEC,
     LOGIN_ENDED,
     SLOW_LOGIN,
     OTHERWISE,
+    BEYOND_FABRIC,
     SWALLOWED,
     SILENT,
     NO_PYTHON,
@@ -402,9 +449,9 @@ REFUSALS = (
 """In the order in which what OpenSSH says is looked through: the first that matches counts."""
 
 
-def find_refusal(said: str) -> tuple[Refusal, dict[str, str]] | None:
+def find_refusal(said: str, among: Sequence[Refusal] = REFUSALS) -> tuple[Refusal, dict[str, str]] | None:
     """What OpenSSH's client means, and the values that it names; None where it says nothing of the kind."""
-    for refusal in REFUSALS:
+    for refusal in among:
         found = re.search(refusal.says, said) if refusal.says is not None else None
         if found:
             return refusal, {name: text or "" for name, text in found.groupdict().items()}

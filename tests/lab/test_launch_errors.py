@@ -35,7 +35,7 @@ def launch(hostfile: Path | str, *options: str) -> subprocess.CompletedProcess[s
     ("old", "new", "code", "said"),
     [
         ("node1 ", f"{UNASSIGNED} ", 3, (f"error: {UNASSIGNED}: no SSH connection", "hint:")),
-        ("node1 ", "no-such-node.invalid ", 3, ("does not resolve",)),
+        ("node1 ", "no-such-node.invalid ", 3, ("no-such-node.invalid: the name 'no-such-node.invalid'",)),
         ("slots=2", "slots=2 user=nobody", 3, ("node1: it refused our keys for user 'nobody'", "ssh-copy-id")),
         (sys.executable, "/opt/none/bin/python", 1, ("error: node1: no interpreter for the job", "python=")),
         (sys.executable, BARE, 1, (f"error: node1: torch not installed for {BARE}", "pip install torch")),

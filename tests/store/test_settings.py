@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
-from multinode.store.settings import Defaults, Settings, default_job, find_fan_out, load_settings
+from multinode.store.settings import Defaults, Settings, default_job, find_fan_out, find_ssh_client, load_settings
 
 
 def complaint(folder: Path, text: str) -> str:
@@ -96,3 +96,14 @@ def test_the_fan_out_is_that_of_the_variable_or_the_settings(environ: dict[str, 
 def test_a_fan_out_that_is_no_number_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"\$MULTINODE_FAN_OUT is .* expected a number of nodes, 1 to 1024"):
         find_fan_out({"MULTINODE_FAN_OUT": text}, Settings())
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [({}, "fabric"), ({"MULTINODE_SSH": ""}, "fabric"), ({"MULTINODE_SSH": "openssh"}, "openssh")],
+)
+def test_what_connects_is_that_of_the_variable_or_the_settings(environ: dict[str, str], expected: str) -> None:
+    assert find_ssh_client(environ, Settings(defaults=Defaults(ssh="fabric"))) == expected
+    assert find_ssh_client({}, Settings()) is None
+    with pytest.raises(UsageError, match=r"\$MULTINODE_SSH is 'putty': expected openssh or fabric"):
+        find_ssh_client({"MULTINODE_SSH": "putty"}, Settings())

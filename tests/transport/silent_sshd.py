@@ -71,6 +71,7 @@ class SilentSshd:
         self.was_met = threading.Event()
         self._key = paramiko.ECDSAKey.generate()
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.logins = 0
         self._connections: list[socket.socket | paramiko.Transport] = []
         self._thread = threading.Thread(target=self._accept, name="silent-sshd", daemon=True)
         self.port: int = self._listener.getsockname()[1]
@@ -107,6 +108,7 @@ class SilentSshd:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
+            self.logins += 1
             self._connections.append(sock)
             if self._step == "accept":
                 self.was_met.set()

@@ -65,13 +65,24 @@ def make_key(path: Path, kind: str = "ed25519") -> None:
 
 
 @contextmanager
-def running_sshd(folder: Path) -> Iterator[Sshd]:
-    """An sshd that answers; it and the sessions below it are gone at the end."""
+def running_sshd(folder: Path, settings: str = "") -> Iterator[Sshd]:
+    """An sshd that answers; it and the sessions below it are gone at the end.
+
+    `settings` are lines of its configuration, which come before ours.
+    """
     sshd = Sshd(folder, free_port())
+    with started(sshd, settings):
+        yield sshd
+
+
+@contextmanager
+def started(sshd: Sshd, settings: str = "") -> Iterator[None]:
+    """It runs, with these settings, for the time of the block."""
+    folder = sshd.folder
     os.makedirs("/run/sshd", exist_ok=True)  # noqa: PTH103 - sshd refuses to start without it
     config = folder / "sshd_config"
     config.write_text(
-        f"ListenAddress 127.0.0.1\nPort {sshd.port}\nHostKey {folder / 'host_key'}\nPidFile none\n"
+        f"{settings}\nListenAddress 127.0.0.1\nPort {sshd.port}\nHostKey {folder / 'host_key'}\nPidFile none\n"
         f"AuthorizedKeysFile {folder / 'authorized_keys'}\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
         f"SetEnv HOME={sshd.home}\nMaxSessions 4\n"
@@ -83,7 +94,7 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
     ):
         try:
             _wait_for_answer(sshd.port, process, log)
-            yield sshd
+            yield
         finally:
             process.terminate()
             process.wait(_DEADLINE_S)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -14,10 +16,13 @@ import pytest
 from multinode.core.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, NodeError
 from multinode.transport.agent import AgentTransport
+from multinode.transport.fabric_ssh import FabricStream, FabricTransport
 from multinode.transport.fan_out import gather
-from multinode.transport.ssh import SshTransport
+from multinode.transport.openssh import OpensshTransport
 
 from .silent_sshd import silent_sshd
+
+SshTransport = OpensshTransport | FabricTransport
 
 # Far above the deadlines of what is asked here: reached by what waits without one.
 HANGS_S = 15.0
@@ -29,11 +34,12 @@ def ask(
     node: Node,
     operation: Callable[[SshTransport, Node], object],
     *,
+    kind: type[OpensshTransport | FabricTransport] = FabricTransport,
     connect_timeout_s: float = 3.0,
     is_connected: bool = True,
 ) -> NodeError:
     """How an operation ends that must not succeed; over a connection that is open already, its deadline is its own."""
-    transport = SshTransport(connect_timeout_s=connect_timeout_s)
+    transport = kind(connect_timeout_s=connect_timeout_s)
     if is_connected:
         transport._connect(node, math.inf)  # noqa: SLF001 - no operation of it does this alone
     (outcome,) = gather([node], lambda one: operation(transport, one), deadline_s=HANGS_S)
@@ -53,7 +59,8 @@ def send_much(transport: SshTransport, node: Node) -> object:
 
 
 def read(transport: SshTransport, node: Node) -> object:
-    return transport.open(node, "cat", deadline_s=5.0).read_line(0.3)
+    with contextlib.closing(transport.open(node, "cat", deadline_s=5.0)) as stream:
+        return stream.read_line(0.3)
 
 
 def let_go(transport: SshTransport, node: Node) -> None:
@@ -74,34 +81,55 @@ def jump(transport: SshTransport, node: Node) -> object:
     return transport.run(msgspec.structs.replace(node, jump="jump"), "cat", deadline_s=10.0)
 
 
+FROZEN = "the port answers, but not as sshd does in time"
+
+
+@pytest.mark.parametrize("client", [OpensshTransport, FabricTransport])
 @pytest.mark.parametrize(
     ("step", "operation", "kind", "words"),
     [
-        ("accept", run, ConnectError, "the port answers, but not as sshd does in time"),
-        ("banner", run, ConnectError, "the port answers, but not as sshd does in time"),
-        ("key exchange", run, ConnectError, "the port answers, but not as sshd does in time"),
-        ("auth", run, ConnectError, "the port answers, but not as sshd does in time"),
+        ("accept", run, ConnectError, FROZEN),
+        ("banner", run, ConnectError, FROZEN),
+        ("key exchange", run, ConnectError, FROZEN),
+        ("auth", run, ConnectError, f"{FROZEN}|not answered the login in time"),
         ("forward", jump, ConnectError, "timed out"),
-        ("channel", run, ContactLost, "sshd did not answer in time"),
-        ("exec", run, ContactLost, "sshd did not answer in time"),
+        ("channel", run, ContactLost, "in time"),
+        ("exec", run, ContactLost, "in time"),
         ("output", run, ContactLost, "no answer in time"),
         ("output", read, ContactLost, "no answer in time"),
-        ("input", send_much, ContactLost, "lost while sending"),
-        ("input", let_go, ContactLost, "lost while sending"),
-        ("exec", call, ContactLost, "sshd did not answer in time"),
+        ("input", send_much, ContactLost, "lost while sending|does not read what is sent"),
+        ("input", let_go, ContactLost, "lost while sending|does not read what is sent"),
+        ("exec", call, ContactLost, "in time"),
         ("output", call, ContactLost, "no answer in time"),
     ],
 )
-def test_a_server_that_falls_silent_keeps_nothing_waiting(
-    step: str, operation: Callable[[SshTransport, Node], object], kind: type[NodeError], words: str, tmp_path: Path
+def test_a_server_that_falls_silent_keeps_nothing_waiting(  # noqa: PLR0917 - a row of the table, and fixtures
+    step: str,
+    operation: Callable[[SshTransport, Node], object],
+    kind: type[NodeError],
+    words: str,
+    client: type[OpensshTransport | FabricTransport],
+    tmp_path: Path,
 ) -> None:
     with silent_sshd(step, tmp_path) as server:
         timeout_s = 0.5 if step in CONNECTING else 3.0
         is_connected = step not in {*CONNECTING, "forward"}
-        error = ask(server.node(), operation, connect_timeout_s=timeout_s, is_connected=is_connected)
+        error = ask(server.node(), operation, kind=client, connect_timeout_s=timeout_s, is_connected=is_connected)
     assert isinstance(error, kind)
-    assert words in error.message
+    assert re.search(words, error.message)
     assert error.node == "box"
+
+
+def test_a_connection_that_went_silent_is_given_up_for_a_new_one(tmp_path: Path) -> None:
+    with silent_sshd("channel", tmp_path) as server:
+        transport, node = OpensshTransport(), server.node()
+        for _ in range(2):
+            stream = transport.open(node, "cat", deadline_s=HANGS_S)
+            with pytest.raises(ContactLost, match="sshd did not answer in time"):
+                stream.read_line(3.5)
+            stream.close()
+        transport.close()
+        assert server.logins == 2
 
 
 def test_many_keys_do_not_multiply_the_wait_for_a_silent_server(tmp_path: Path) -> None:
@@ -126,7 +154,7 @@ def test_what_is_asked_ends_by_its_deadline_while_it_connects_or_another_does(st
 
         def wait_for_another(transport: SshTransport, one: Node) -> object:
             transport.open_early([one])
-            while not transport._opening:  # noqa: SLF001 - the other one has begun
+            while not (transport._opening if isinstance(transport, FabricTransport) else transport._links):  # noqa: SLF001 - the other one has begun
                 time.sleep(0.01)
             return run(transport, one)
 
@@ -141,6 +169,7 @@ def test_a_socket_that_takes_no_more_bytes_ends_by_the_deadline(tmp_path: Path) 
 
         def fill(transport: SshTransport, one: Node) -> None:
             stream = transport.open(one, "cat", deadline_s=1.0)
+            assert isinstance(stream, FabricStream)
             channel = stream._channel  # noqa: SLF001 - the state of a wide window, which only a peer can bring about
             channel.out_window_size = 1 << 30
             connection = channel.get_transport().sock

@@ -74,3 +74,17 @@ def test_no_stream_takes_what_a_run_in_progress_needs_unless_it_is_asked_for(
     transport = AgentTransport(FakeTransport(handle), AgentArchive(b""))
     report = check_cluster(transport, CLUSTER, None, CheckOptions(bandwidth=asked))
     assert bool(report.streams) is streams
+
+
+def test_a_host_key_that_is_compared_with_none_is_warned_of() -> None:
+    class Unverified(FakeTransport):
+        def verifies(self, node: Node) -> bool:
+            return node.name == "a"
+
+    def handle(node: Node, _command: str, _stdin: bytes) -> list[bytes]:
+        return [json.dumps(facts(node.name) | {"interfaces": []}).encode() + b"\n"]
+
+    agent = AgentTransport(Unverified(handle), AgentArchive(b""))
+    report = check_cluster(agent, CLUSTER, None, CheckOptions())
+    told = [one for one in report.findings if "StrictHostKeyChecking no" in one.message]
+    assert [(one.node, one.severity) for one in told] == [("b", "warning")]

@@ -11,7 +11,7 @@ from multinode.core.job.job import Job, ScriptJob, parse_llamafactory
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.run.engine_commands import Engine
 from multinode.core.run.planning import LaunchOptions
-from multinode.errors import NodeFailed
+from multinode.errors import NodeFailed, UsageError
 from multinode.launch.request import ExecuteOptions
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.run.context import Launch, RunContext
@@ -100,3 +100,28 @@ def test_a_job_whose_files_are_missing_is_not_started(
         prepare(what, context)
     assert (caught.value.node, "put it on a" in str(caught.value.hint)) == ("a", True)
     assert not (tmp_path / "runs").exists()
+
+
+class Unverified(FakeTransport):
+    """Nobody compares host keys."""
+
+    def verifies(self, node: Node) -> bool:
+        del node
+        return False
+
+
+@pytest.mark.parametrize(("forwarded", "refused"), [((), False), (("HF_TOKEN",), True)])
+def test_no_secret_goes_to_a_node_whose_host_key_nobody_compares(
+    tmp_path: Path, forwarded: tuple[str, ...], *, refused: bool
+) -> None:
+    transport = Unverified(lambda *_: [json.dumps(FACTS).encode() + b"\n"])
+    context = RunContext(transport, tmp_path / "runs")
+    environment = JobEnvironment(env=dict.fromkeys(forwarded, "value"), forwarded=forwarded)
+    options = LaunchOptions(environment=environment, workers_per_node=1)
+    what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=options, check=False)
+    if not refused:
+        assert prepare(what, context).plan.nodes
+        return
+    with pytest.raises(UsageError, match="StrictHostKeyChecking no") as caught:
+        prepare(what, context)
+    assert (caught.value.node, b"value" in b"".join(stdin for _, _, stdin in transport.ran)) == ("a", False)

@@ -27,7 +27,7 @@ from multinode.preflight.inspection import Inspection
 from multinode.preflight.launch_checks import concerning
 from multinode.preflight.network.connectivity import choose_pairs
 from multinode.preflight.network.connectivity_test import ConnectivityPlan, run_connectivity_test
-from multinode.preflight.probe import Questions, check_ssh, peer_addresses, probe
+from multinode.preflight.probe import Questions, check_host_keys, check_ssh, peer_addresses, probe
 from multinode.store.job import absent_files
 from multinode.transport.agent import AgentTransport
 from multinode.workflows.run.launch import argument_names
@@ -116,7 +116,13 @@ def check_cluster(
         absent_here=absent_files(job_files(job).needed),
     )
     inspection, findings = _inspect_network(agent, inspection, options, say)
-    findings = [*check_ssh(outcomes.errors), *findings, *concerning(check_all(inspection), cluster, launch)]
+    reached = [outcome.node for outcome in outcomes if outcome.error is None]
+    findings = [
+        *check_ssh(outcomes.errors),
+        *check_host_keys(agent, reached),
+        *findings,
+        *concerning(check_all(inspection), cluster, launch),
+    ]
     if job is not None and not any(finding.severity == "error" for finding in findings):
         findings += _check_plan(inspection, job, launch)
     return CheckReport(

@@ -12,11 +12,13 @@ from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.progress import RunProgress
 from multinode.errors import UsageError
 from multinode.store.run_directory import runs_root
-from multinode.store.settings import find_fan_out, load_settings
+from multinode.store.settings import find_fan_out, find_ssh_client, load_settings
 from multinode.transport.base import Transport
 from multinode.transport.fan_out import set_fan_out
 
 if TYPE_CHECKING:
+    from multinode.transport.fabric_ssh import FabricTransport
+    from multinode.transport.openssh import OpensshTransport
     from multinode.workflows.run.context import RunContext
 
 __all__ = ["connect"]
@@ -47,7 +49,8 @@ def connect(
         What every verb takes.
 
     Raises:
-        UsageError: some nodes are in a Slurm job and some are not; or $MULTINODE_FAN_OUT is no number of nodes.
+        UsageError: some nodes are in a Slurm job and some are not; or $MULTINODE_FAN_OUT is no
+            number of nodes, or $MULTINODE_SSH no client.
     """
     most = find_fan_out(os.environ, load_settings(Path.cwd()))
     if most is not None:
@@ -86,8 +89,18 @@ def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
         from multinode.transport.slurm import SlurmTransport  # noqa: PLC0415
 
         return SlurmTransport()
-    from multinode.transport.ssh import SshTransport  # noqa: PLC0415
-
-    transport = SshTransport()
+    transport = _open_ssh()
     transport.open_early(cluster.nodes)
     return transport
+
+
+def _open_ssh() -> OpensshTransport | FabricTransport:
+    """Through the `ssh` program where there is one, unless something else is asked for."""
+    from multinode.transport.openssh import OpensshTransport, find_ssh  # noqa: PLC0415
+
+    client = find_ssh_client(os.environ, load_settings(Path.cwd()))
+    if client == "openssh" or (client is None and find_ssh() is not None):
+        return OpensshTransport()
+    from multinode.transport.fabric_ssh import FabricTransport  # noqa: PLC0415
+
+    return FabricTransport()

@@ -23,7 +23,7 @@ from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import LaunchPlan, redact_plan
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.core.run.run_id import make_run_id
-from multinode.errors import Interrupted, RunFailed
+from multinode.errors import Interrupted, RunFailed, UsageError
 from multinode.lab.cluster import refresh_lab
 from multinode.launch.execute import Execution
 from multinode.launch.request import ExecuteOptions
@@ -89,10 +89,27 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
     context.say(f"probing {_nodes(what.cluster)}")
     facts = probe_nodes(what, context.agent)
     plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
+    _keep_secrets(what.cluster, plan, context.agent)
     findings = _check(what, facts, plan, context) if what.check else ()
     directory = RunDirectory.create(context.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
     return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory)
+
+
+def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> None:
+    """Make sure of each node that is to hear a secret.
+
+    Raises:
+        UsageError: of one nobody does.
+    """
+    for node, planned, shown in zip(cluster.nodes, plan.nodes, redact_plan(plan).nodes, strict=True):
+        if planned != shown and not agent.verifies(node):
+            raise UsageError(
+                "its host key is compared with no known one (StrictHostKeyChecking no), and the job has a secret",
+                node=node.name,
+                hint="take that setting out of the SSH configuration for it and accept its key once, or leave the "
+                "secret (--env NAME, a token in the YAML) out",
+            )
 
 
 def run_prepared(prepared: Prepared, context: RunContext) -> Launched:

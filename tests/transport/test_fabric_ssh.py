@@ -10,7 +10,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import UsageError
-from multinode.transport.connection import make_connection
+from multinode.transport.fabric_ssh import make_connection
 
 from .sshd import make_key
 
@@ -36,26 +36,6 @@ def test_the_ssh_configuration_gives_address_user_and_port(home: Path) -> None:
     assert connection.connect_timeout == 8
 
 
-def test_an_alias_of_an_included_file_is_known_and_so_is_that_of_its_jump_host(home: Path) -> None:
-    (home / ".ssh").mkdir()
-    make_key(home / ".ssh" / "id_cluster")
-    (home / "nodes.conf").write_text(
-        "Host box\n HostName 10.0.0.7\n User alice\n ProxyJump gate\n IdentityFile ~/.ssh/id_cluster\n"
-    )
-    (home / "gates.conf").write_text("Host gate\n HostName 10.0.0.1\n Port 2201\n ProxyJump bob@outer\n")
-    connection = connect(home, f"Include {home}/*.conf\nHost outer\n HostName 10.0.0.9\n")
-    assert (connection.host, connection.user, connection.port) == ("10.0.0.7", "alice", 22)
-    assert connection.connect_kwargs["key_filename"] == [f"{home}/.ssh/id_cluster"]
-    gate = connection.gateway
-    assert (gate.host, gate.port, gate.gateway.host, gate.gateway.user) == ("10.0.0.1", 2201, "10.0.0.9", "bob")
-
-
-def test_without_openssh_the_configuration_is_read_all_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(home / "empty"))
-    connection = connect(home, "Host box\n HostName 10.0.0.7\n")
-    assert connection.host == "10.0.0.7"
-
-
 def test_the_hostfile_wins_over_the_ssh_configuration(home: Path) -> None:
     connection = connect(home, "Host box\n User alice\n Port 2200\n", Node(name="box", user="bob", port=2201))
     assert (connection.user, connection.port) == ("bob", 2201)
@@ -66,12 +46,6 @@ def test_identity_files_that_do_not_exist_are_passed_over(home: Path) -> None:
     connection = connect(home, f"Host box\n IdentityFile {home}/gone\n IdentityFile {home}/there\n")
     assert connection.connect_kwargs["key_filename"] == [f"{home}/there"]
     assert connection.connect_kwargs.get("look_for_keys", True)
-
-
-def test_identities_only_keeps_the_agent_and_other_keys_out(home: Path) -> None:
-    connection = connect(home, "Host box\n IdentitiesOnly yes\n")
-    assert connection.connect_kwargs["allow_agent"] is False
-    assert connection.connect_kwargs["look_for_keys"] is False
 
 
 def test_a_key_of_the_hostfile_is_the_only_one(home: Path) -> None:
@@ -93,23 +67,22 @@ def test_jump_hosts_get_the_same_deadlines_and_the_same_strictness(home: Path) -
     assert policies == {"_RejectUnknown"}
 
 
-def test_proxyjump_none_is_no_jump_host(home: Path) -> None:
-    assert connect(home, "Host box\n ProxyJump none\n").gateway is None
-
-
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("nonsense", "SSH configuration cannot be read"),
-        ("Host box\n Port many\n", "SSH configuration cannot be read"),
-        ('Host box\n UserKnownHostsFile "a b\n', "SSH configuration cannot be read"),
-        ("Host box\n UserKnownHostsFile ~/known\n", "known has a line that is no host key"),
+        ("nonsense", "SSH settings cannot be used by Fabric"),
+        ("Host box\n Port many\n", "SSH settings cannot be used by Fabric"),
+        ('Host box\n UserKnownHostsFile "a b\n', "SSH settings cannot be used by Fabric"),
+        ("Host box\n UserKnownHostsFile ~/known\n", "SSH settings cannot be used by Fabric"),
+        ("Host box\n UserKnownHostsFile ~/marked\n", "marked has a line with @revoked"),
     ],
 )
 def test_settings_that_cannot_be_understood_are_the_users_to_mend(home: Path, config: str, words: str) -> None:
     (home / "known").write_text("box ssh-ed25519 !!!!x\n")
-    with pytest.raises(UsageError, match=words):
+    (home / "marked").write_text("@revoked box ssh-ed25519 AAAA\n")
+    with pytest.raises(UsageError, match=words) as caught:
         connect(home, config.replace("~", str(home)))
+    assert "install an OpenSSH client" in str(caught.value.hint)
 
 
 def test_a_jump_host_that_is_no_address_or_a_missing_configuration_are_too(home: Path) -> None:

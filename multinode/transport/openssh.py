@@ -1,0 +1,661 @@
+"""SSH through the system's `ssh`: one connection a node that stays (a master), and a session on it for each command.
+
+Configuration, keys, host keys and second factors are OpenSSH's own. A master that the user holds is used, and never
+ended; else one of ours, which ends with the command, or a minute after a controller that was killed. A jump host has a
+master of its own, so that any number of nodes behind it costs one login there.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import hashlib
+import itertools
+import logging
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from multinode.core.cluster.cluster import Node
+from multinode.core.run.quoting import destination, ssh_words
+from multinode.errors import ContactLost, MultinodeError, NodeError, UsageError
+from multinode.transport import refusals
+from multinode.transport.base import Transport, held, time_left
+from multinode.transport.fan_out import fan_out
+from multinode.transport.local import LocalStream, start_piped
+
+__all__ = ["OpensshStream", "OpensshTransport", "find_ssh"]
+
+_LOG = logging.getLogger(__name__)
+
+# sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.
+_ALIVE = ("ServerAliveInterval=15", "ServerAliveCountMax=3")
+# A master without a session ends by itself: also one whose controller was killed, long before a lease runs out.
+_PERSIST_S = 60
+# Whatever the configuration says of these, a command of ours goes without; a terminal is never asked.
+_PLAIN = (
+    "BatchMode=yes",
+    "ClearAllForwardings=yes",
+    "ControlPersist=no",
+    "EscapeChar=none",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "LogLevel=DEBUG1",
+    "PermitLocalCommand=no",
+    "RequestTTY=no",
+    "Tunnel=no",
+    "UpdateHostKeys=no",
+    "VisualHostKey=no",
+)
+# Likewise; unknown to releases before 7.6 and 8.7.
+_NEWER = ("RemoteCommand=none", "ForkAfterAuthentication=no", "SessionType=default", "StdinNull=no")
+# A session for which its master has no place would log in anew by itself.
+_NO_LOGIN = "ProxyCommand=exit 1"
+# TCP with sshd's first line, key exchange, authentication, and as long again for one that asks LDAP.
+_STAGES = 4
+# sshd begins to drop logins when 10 are under way (MaxStartups 10:30:100), and a ProxyCommand may pass one for all.
+_LOGINS_BY_COMMAND = 8
+# So long a jump host that could not be reached is not tried again for the next node behind it.
+_GATE_FAILED_S = 15.0
+# A Unix socket's path holds 107 bytes, and ssh appends 17 while it makes one.
+_MOST_PATH_BYTES = 90
+_QUERY_S = 10.0
+_END_S = 5.0
+# A session that sshd has not confirmed by then, and that nothing came of, is on a connection that is dead.
+_SILENT_S = 3.0
+# For what is to end at once: a timeout of nothing would be none.
+_LEAST_S = 0.01
+_SSH_FAILED = 255
+_SSH_PORT = "22"
+_OWN_LINE = re.compile(r"^(?!debug\d: |OpenSSH_|Warning: Permanently added|Authenticated to |\s*$).*$", re.MULTILINE)
+
+_KEYS_AGREED = "SSH2_MSG_NEWKEYS received"
+# The first line of what does not greet as sshd does; sshd itself may say that it has no place.
+_NO_SSHD = re.compile(r"banner line 0: (?!.*(?:MaxStartups|Not allowed))")
+
+
+def find_ssh() -> str | None:
+    """The `ssh` program of this machine; None where it has none."""
+    return shutil.which("ssh")
+
+
+class _Settings(NamedTuple):
+    """What OpenSSH makes of its configuration for a node, of what we need to know (`ssh -G`)."""
+
+    hostname: str = ""
+    port: str = ""
+    user: str = ""
+    proxyjump: str = "none"
+    proxycommand: str = "none"
+    controlpath: str = "none"
+    ignoreunknown: str = ""
+    stricthostkeychecking: str = ""
+    userknownhostsfile: str = ""
+    hostkeyalias: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.hostname} port {self.port}"
+
+    @property
+    def known_name(self) -> str:
+        """What known_hosts has it under."""
+        name = self.hostkeyalias if self.hostkeyalias not in {"", "none"} else self.hostname
+        return name if self.port == _SSH_PORT else f"[{name}]:{self.port}"
+
+
+class _Link:
+    """The way to one node, or to a jump host: a connection that sessions share, once it is open.
+
+    Attributes:
+        lock: held while it is opened.
+        path: the master's socket; None before.
+        is_own: whether the master is ours.
+        options: what `ssh` is given for every session.
+        settings: of the node; None before.
+        log: what the master says; one of the user's has none for us.
+        gate: the jump host, its link, and the length of that one's log when this one began to be opened.
+        failed: why it could not be opened, and when.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.path: Path | None = None
+        self.is_own = True
+        self.options: list[str] = []
+        self.settings: _Settings | None = None
+        self.log: Path | None = None
+        self.gate: tuple[Node, _Link, int] | None = None
+        self.failed: tuple[MultinodeError, float] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a master listens there."""
+        return self.path is not None and _listens(self.path)
+
+
+class OpensshTransport(Transport):
+    """Runs commands on nodes through `ssh`. Connections are opened at first use and kept.
+
+    Args:
+        connect_timeout_s: the longest wait for a TCP connection and sshd's first line; four times that for a login.
+    """
+
+    def __init__(self, *, connect_timeout_s: float = 10.0) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._lock = threading.Lock()
+        self._links: dict[tuple[object, ...], _Link] = {}
+        self._early_failures: dict[str, Exception] = {}
+        self._logins = threading.Semaphore(fan_out())
+        self._command_logins = threading.Semaphore(_LOGINS_BY_COMMAND)
+        self._under_way: set[int] = set()
+        self._sessions: list[subprocess.Popen[bytes]] = []
+        self._numbers = itertools.count()
+        self._directory: Path | None = None
+        self._is_closed = False
+
+    def open_early(self, nodes: Sequence[Node]) -> None:
+        """Begin to open the connections to these nodes in the background; what goes wrong is told at the first use."""
+        for node in nodes[: fan_out()]:
+            threading.Thread(target=self._open_early, args=(node,), name=f"open-{node.name}", daemon=True).start()
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> OpensshStream:
+        """Start a command and talk to it. See `Transport.open`."""
+        end = time.monotonic() + deadline_s
+        link = self._connect(node, end)
+        log = self._file(".log")
+        argv = ["ssh", *link.options, "-T", "-S", str(link.path), "-E", str(log), "-o", "ControlMaster=no"]
+        argv += ["-o", _NO_LOGIN, "--", destination(node), command]
+        process = start_piped(argv, _environment())
+        with self._lock:
+            self._sessions = [session for session in self._sessions if session.poll() is None] + [process]
+        return OpensshStream(process, node, link, log, send_deadline_s=deadline_s)
+
+    def close(self) -> None:
+        """End the connections that are ours, also those that are being opened, and see all that we started gone."""
+        with self._lock:
+            self._is_closed = True
+            links = [link for link in self._links.values() if link.path is not None and link.is_own]
+            self._links.clear()
+            for pid in self._under_way:
+                _kill(pid)
+        for process in [_ask_master(link, "exit") for link in links]:
+            process.wait()
+        end = time.monotonic() + _END_S
+        while any(link.path is not None and link.path.exists() for link in links) and time.monotonic() < end:
+            time.sleep(_LEAST_S)
+        for process in self._sessions:
+            # One on a connection of the user's, which goes on.
+            process.terminate()
+            process.wait()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def verifies(self, node: Node) -> bool:
+        """Whether its host key is compared with a known one. See `Transport.verifies`."""
+        node = _expanded(node)
+        settings = self._link(node).settings or self._settings(node)
+        return settings.stricthostkeychecking not in {"false", "no", "off"}
+
+    def _open_early(self, node: Node) -> None:
+        try:
+            self._connect(node, math.inf)
+        except Exception as error:  # noqa: BLE001 - a defect, too, is raised at the first use
+            with self._lock:
+                self._early_failures[node.name] = error
+
+    def _connect(self, node: Node, end: float) -> _Link:
+        """The open connection, or a new one by `end` on the monotonic clock; whoever else opens it is waited for."""
+        node = _expanded(node)
+        link = self._link(node)
+        with held(link.lock, end, refusals.STILL_OPENING.error(node, where=node.name)):
+            with self._lock:
+                failure = self._early_failures.pop(node.name, None)
+            if failure is not None:
+                raise failure
+            if not link.is_open:
+                self._open_link(node, link, end)
+        return link
+
+    def _connect_gate(self, gate: Node, node: Node, end: float) -> _Link:
+        """The same of a jump host; nodes behind it share its failure.
+
+        Raises:
+            MultinodeError: it cannot be reached; the error is that of the node.
+        """
+        link = self._link(gate)
+        with held(link.lock, end, refusals.STILL_OPENING.error(node, where=node.name)):
+            try:
+                if link.failed is not None and time.monotonic() < link.failed[1] + _GATE_FAILED_S:
+                    raise link.failed[0]
+                if not link.is_open:
+                    self._open_link(gate, link, end)
+            except UsageError as error:
+                raise type(error)(error.message, node=node.name, hint=error.hint_lines) from error
+            except NodeError as error:
+                if link.failed is None or link.failed[0] is not error:
+                    link.failed = (error, time.monotonic())
+                raise refusals.of_jump_host(error, gate, node) from error
+        return link
+
+    def _link(self, node: Node) -> _Link:
+        key = (node.name, node.user, node.port, node.key, node.jump, node.ssh_config)
+        with self._lock:
+            return self._links.setdefault(key, _Link())
+
+    def _open_link(self, node: Node, link: _Link, end: float) -> None:
+        settings = link.settings = self._settings(node)
+        unknown = ",".join([*filter(None, [settings.ignoreunknown]), *(word.partition("=")[0] for word in _NEWER)])
+        plain = [f"IgnoreUnknown={unknown}", *_PLAIN, *_NEWER]
+        words = ssh_words(msgspec.structs.replace(node, jump=None), "ssh")[1:]
+        link.options = [*words, *(word for option in plain for word in ("-o", option))]
+        if settings.controlpath != "none" and self._has_master(node, Path(settings.controlpath)):
+            link.path, link.is_own = Path(settings.controlpath), False
+            return
+        link.path, link.is_own, link.log = None, True, self._file(".log")
+        through: list[str] = []
+        gate = _gate(node, settings)
+        link.gate = None
+        if gate is not None:
+            way = self._connect_gate(gate, node, end)
+            link.gate = gate, way, len(_read(way.log))
+            through = ["-o", f"ProxyCommand={_through(gate, way)}", "-o", "ProxyUseFdpass=no"]
+        path = self._file(".s")
+        began = time.monotonic()
+        self._log_in(node, link, settings, ["-S", str(path), *through], end)
+        _LOG.debug("%s: logged in to %s in %.2f s", node.name, settings.where, time.monotonic() - began)
+        link.path = path
+        with self._lock:
+            closed = self._is_closed
+        if closed:
+            _ask_master(link, "exit").wait(_END_S)
+            raise ContactLost("the connection was closed while it was opened", node=node.name)
+        if not link.is_open:
+            raise ContactLost("the SSH connection ended as soon as it was open", node=node.name)
+
+    def _log_in(self, node: Node, link: _Link, settings: _Settings, words: Sequence[str], end: float) -> None:
+        """Start a master, which goes into the background once it is logged in.
+
+        Raises:
+            NodeError: it could not log in; the error says why, and what fixes it.
+        """
+        timeout_s = max(1, math.ceil(min(self._connect_timeout_s, time_left(end))))
+        own = (f"ConnectTimeout={timeout_s}", *_ALIVE, "ControlMaster=yes", f"ControlPersist={_PERSIST_S}")
+        argv = ["ssh", "-f", "-N", "-T", "-E", str(link.log), *(word for option in own for word in ("-o", option))]
+        argv += [*words, *link.options, "--", destination(node)]
+        places = [self._logins] + ([self._command_logins] if settings.proxycommand != "none" else [])
+        with contextlib.ExitStack() as taken:
+            for place in places:
+                taken.enter_context(held(place, end, refusals.STILL_OPENING.error(node, where=node.name)))
+            with self._lock:
+                if self._is_closed:
+                    raise ContactLost("the connection was closed while it was opened", node=node.name)
+                process = _start(argv)
+                self._under_way.add(process.pid)
+            limit_s = min(time_left(end, _LEAST_S), _STAGES * self._connect_timeout_s)
+            timer = threading.Timer(limit_s, _kill, (process.pid,))
+            timer.daemon = True
+            timer.start()
+            try:
+                code = process.wait()
+            finally:
+                timer.cancel()
+                with self._lock:
+                    self._under_way.discard(process.pid)
+        if code != 0:
+            if self._is_closed:
+                raise ContactLost("the connection was closed while it was opened", node=node.name)
+            raise _explain(node, link, settings, is_late=code == -signal.SIGKILL)
+
+    def _has_master(self, node: Node, path: Path) -> bool:
+        if not path.is_socket():
+            return False
+        argv = ["ssh", *ssh_words(msgspec.structs.replace(node, jump=None), "ssh")[1:], "-S", str(path), "-O", "check"]
+        return _run([*argv, "--", destination(node)]).returncode == 0
+
+    def _settings(self, node: Node) -> _Settings:
+        """What `ssh -G` says of a node.
+
+        Raises:
+            UsageError: OpenSSH refuses the configuration.
+        """
+        ended = _run(["ssh", "-G", *ssh_words(node, "ssh")[1:], "--", destination(node)])
+        if ended.returncode != 0:
+            said = " ".join(ended.stderr.split()) or "ssh -G failed"
+            raise UsageError(
+                f"the SSH configuration cannot be read: {said}",
+                node=node.name,
+                hint="correct its line in the hostfile, or the SSH configuration",
+            )
+        pairs = (line.partition(" ") for line in ended.stdout.splitlines())
+        return _Settings(**{name: value for name, _, value in pairs if name in _Settings._fields})
+
+    def _file(self, suffix: str) -> Path:
+        """A new path in the directory of this transport."""
+        with self._lock:
+            if self._is_closed:
+                raise ContactLost("the connection was closed while it was opened")
+            if self._directory is None or not self._directory.is_dir():
+                self._directory = _make_directory(os.environ)
+            return self._directory / f"{next(self._numbers)}{suffix}"
+
+
+class OpensshStream(LocalStream):
+    """A remote command that is running, through a session of its own. See `Stream`.
+
+    Args:
+        process: ssh, with pipes.
+        node: where the command runs.
+        link: the connection that the session is on.
+        log: what ssh itself says.
+        send_deadline_s: as of LocalStream.
+    """
+
+    client_end_s = 10.0
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], node: Node, link: _Link, log: Path, *, send_deadline_s: float
+    ) -> None:
+        super().__init__(process, node.name, send_deadline_s=send_deadline_s)
+        self._to = node
+        self._link = link
+        self._path = link.path
+        self._log = log
+        self._silent_from = time.monotonic() + _SILENT_S
+
+    def close(self) -> None:
+        """Let go of it. See `Stream.close`."""
+        super().close()
+        if self._process.poll() is not None:
+            self._log.unlink(missing_ok=True)
+
+    def _receive(self, end: float) -> bool:
+        try:
+            return super()._receive(end)
+        except ContactLost as error:
+            if time.monotonic() < self._silent_from or "master session id" in _read(self._log):
+                raise
+            # Nobody else hears anything on it either.
+            if self._link.path == self._path:
+                if self._link.is_own:
+                    _ask_master(self._link, "exit").wait()
+                self._link.path = None
+            raise ContactLost("the SSH connection failed: sshd did not answer in time", node=self._node) from error
+
+    def _wait(self, end: float) -> int:
+        try:
+            exit_code = super()._wait(end)
+        except ContactLost as error:
+            if self._process.poll() is None:
+                raise
+            raise _lost(self._node) from error
+        if exit_code != _SSH_FAILED:
+            return exit_code
+        said = "\n".join(_OWN_LINE.findall(_read(self._log)))
+        found = refusals.find_refusal(said, (refusals.MAX_SESSIONS, refusals.NO_EXEC))
+        if found is not None:
+            raise found[0].error(self._to)
+        # A command may end with 255 as well: then ssh has nothing to say, and the connection is there.
+        if said or self._path is None or not _listens(self._path):
+            raise _lost(self._node)
+        return exit_code
+
+    def _reap(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self.client_end_s)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._log.unlink(missing_ok=True)
+
+
+def _gate(node: Node, settings: _Settings) -> Node | None:
+    """The last jump host before a node, and before it the others; None where there is none."""
+    jump = node.jump or settings.proxyjump
+    if jump in {"none", ""} or settings.proxycommand != "none":
+        return None
+    *before, last = jump.split(",")
+    found = re.fullmatch(
+        r"(?:ssh://)?(?:(?P<user>[^@]*)@)?(?P<host>\[[^]]*\]|[^:]*|.*:.*:.*?)(?::(?P<port>\d+))?/?", last
+    )
+    if found is None:
+        raise UsageError(f"{last!r} is no jump host", node=node.name, hint="jump=[user@]host[:port]")
+    host = found["host"].strip("[]")
+    if host == node.name:
+        raise UsageError(
+            f"its jump host {host} has itself for a jump host, in the SSH configuration",
+            node=node.name,
+            hint=f"except it there from the lines with ProxyJump: Host * !{host}",
+        )
+    port = int(found["port"]) if found["port"] else None
+    return Node(
+        name=host, user=found["user"] or None, port=port, jump=",".join(before) or None, ssh_config=node.ssh_config
+    )
+
+
+def _through(gate: Node, link: _Link) -> str:
+    """The command that reaches a node from its jump host, over the connection to that; ssh fills in the node."""
+    argv = ["ssh", *link.options, "-S", str(link.path), "-o", "ControlMaster=no", "-o", _NO_LOGIN]
+    argv += ["-E", os.devnull, "-W", "[%h]:%p", "--", destination(gate)]
+    return " ".join(shlex.quote(word if word == "[%h]:%p" else word.replace("%", "%%")) for word in argv)
+
+
+def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> MultinodeError:
+    """Why a login failed, from what ssh said of it."""
+    log = _read(link.log)
+    said = "\n".join(_OWN_LINE.findall(log))
+    offered = re.findall(r"Offering public key: (.+?) [A-Z0-9-]+ SHA256:", log)
+    fingerprint = re.search(r"Server host key: (\S+ \S+)", log)
+    known = re.search(r"Offending \S+ key in (.+):(\d+)", log)
+    values: dict[str, object] = {
+        "where": settings.where,
+        "host": settings.hostname,
+        "user": settings.user,
+        "fingerprint": fingerprint[1] if fingerprint else "it showed none",
+        "shown": fingerprint[1].partition(" ")[2] if fingerprint else "another",
+        "known": _fingerprint(Path(known[1]), int(known[2])) if known else "another",
+        "file": shlex.quote(known[1]) if known else "~/.ssh/known_hosts",
+        "entry": shlex.quote(settings.known_name),
+        "tried": ", ".join(dict.fromkeys(offered)) or "none, there is no key",
+        "copy": refusals.copy_command(node),
+        "reason": "it does not say why",
+    }
+    if is_late:
+        return _late(log).error(node, values)
+    found = refusals.find_refusal(said)
+    if found is None or (found[0] is refusals.LOGIN_ENDED and _KEYS_AGREED not in log):
+        last = said.splitlines()[-1:] or ["ssh ended without a word"]
+        return refusals.OTHERWISE.error(node, values, reason=last[0])
+    refusal, named = found
+    values |= {name: text for name, text in named.items() if text}
+    if refusal is refusals.UNKNOWN_KEY:
+        refusal, more = _unknown_key(log, settings)
+    elif refusal is refusals.REFUSED_KEY:
+        refusal, more = _refused_key(log, said)
+    elif refusal is refusals.NO_PLACE and link.gate is not None:
+        refusal, more = _refused_by_gate(link)
+    elif refusal is refusals.FROZEN and link.gate is not None:
+        refusal, more = refusals.TIMED_OUT, {}
+    elif refusal in {refusals.NO_PLACE, refusals.FROZEN} and _NO_SSHD.search(log):
+        refusal, more = refusals.NOT_SSH, {}
+    else:
+        more = {}
+    return refusal.error(node, values | more)
+
+
+def _fingerprint(path: Path, number: int) -> str:
+    """Of the key in a line of known_hosts, as ssh-keygen prints it."""
+    try:
+        key = re.search(r"AAAA[\w+/=]+", path.read_text(errors="replace").splitlines()[number - 1])
+        digest = hashlib.sha256(binascii.a2b_base64(key[0] if key else "")).digest()
+    except (OSError, IndexError, binascii.Error):
+        return "another"
+    return "SHA256:" + binascii.b2a_base64(digest, newline=False).decode().rstrip("=")
+
+
+_Found = tuple[refusals.Refusal, dict[str, object]]
+
+
+def _unknown_key(log: str, settings: _Settings) -> _Found:
+    invalid = re.search(r"Certificate invalid: (.*)", log)
+    if invalid:
+        return refusals.BAD_CERTIFICATE, {"reason": invalid[1]}
+    if set(settings.userknownhostsfile.split()) <= {os.devnull, "none"}:
+        return refusals.KEPT_NOWHERE, {}
+    return refusals.UNKNOWN_KEY, {}
+
+
+def _refused_key(log: str, said: str) -> _Found:
+    """Why sshd let us in with no key: what it still wants, or which key could not be used."""
+    methods = re.findall(r"Permission denied \(([^)]*)\)", said)[-1]
+    words = " and ".join(methods.split(",")) or "another way to log in"
+    if "partial success" in log:
+        return refusals.SECOND_FACTOR, {"methods": words}
+    if "publickey" not in methods.split(","):
+        return refusals.NO_KEY_TAKEN, {"methods": words}
+    for refusal in (refusals.OPEN_KEY, refusals.BAD_KEY, refusals.AGENT_REFUSED):
+        found = re.search(str(refusal.says), said)
+        if found:
+            return refusal, dict(found.groupdict())
+    accepted = re.findall(r"Server accepts key: (.+?) [A-Z0-9-]+ SHA256:", log)
+    if accepted:
+        return refusals.LOCKED_KEY, {"file": shlex.quote(accepted[-1])}
+    return refusals.REFUSED_KEY, {}
+
+
+def _refused_by_gate(link: _Link) -> _Found:
+    """Why a jump host did not connect us: a master of ours to it heard the reason, one of the user's does not tell."""
+    gate, way, seen = link.gate if link.gate is not None else (None, link, 0)
+    values: dict[str, object] = {"gate": gate.name if gate else "", "reason": "it does not say why"}
+    found = refusals.find_refusal(_read(way.log)[seen:], (refusals.FORWARD_REFUSED, refusals.TARGET_REFUSED))
+    if found is not None:
+        return found[0], values | {name: text for name, text in found[1].items() if text}
+    return (refusals.TARGET_REFUSED if way.log is None else refusals.NO_PLACE), values
+
+
+def _late(log: str) -> refusals.Refusal:
+    """How far a login came that was not over in time."""
+    if _KEYS_AGREED in log:
+        return refusals.SLOW_LOGIN
+    if "Connection established" in log:
+        return refusals.FROZEN
+    if "Connecting to " in log or "Executing proxy command" in log:
+        return refusals.TIMED_OUT
+    return refusals.NO_ANSWER
+
+
+def _expanded(node: Node) -> Node:
+    """With the paths that a shell would have expanded."""
+    paths = {name: getattr(node, name) for name in ("key", "ssh_config")}
+    return msgspec.structs.replace(
+        node, **{name: str(Path(path).expanduser()) for name, path in paths.items() if path is not None}
+    )
+
+
+def _make_directory(environ: Mapping[str, str]) -> Path:
+    """A new directory for sockets and logs, for us alone, and never in the home directory, which may be on NFS.
+
+    Raises:
+        UsageError: none can be made.
+    """
+    home = os.path.realpath(Path("~").expanduser()) + os.sep
+    reason = "no temporary directory"
+    for place in (environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - a new one of mode 0700 in it
+        if not place or (os.path.realpath(place) + os.sep).startswith(home):
+            continue
+        try:
+            made = Path(tempfile.mkdtemp(prefix="mn-", dir=place))
+        except OSError as error:
+            reason = f"{place}: {error.strerror}"
+            continue
+        if len(os.fsencode(made / "00000.s")) <= _MOST_PATH_BYTES:
+            return made
+        made.rmdir()
+        reason = f"{place}: its path is too long for a socket"
+    raise UsageError(f"no directory for the sockets of ssh can be made: {reason}", hint="set TMPDIR")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
+
+
+def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start ssh without a terminal that it could ask.
+
+    Raises:
+        UsageError: it is not here.
+    """
+    null = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(argv, env=_environment(), stdin=null, stdout=null, stderr=null, start_new_session=True)
+    except OSError as error:
+        raise UsageError(f"ssh cannot be run: {error.strerror}", hint="install an OpenSSH client") from error
+
+
+def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Let ssh answer what needs no node.
+
+    Raises:
+        UsageError: it is not here, or does not answer.
+    """
+    try:
+        return subprocess.run(
+            argv,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_QUERY_S,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"{shlex.join(argv)} did not answer within {_QUERY_S:.0f} s") from error
+    except OSError as error:
+        raise UsageError(f"ssh cannot be run: {error.strerror}", hint="install an OpenSSH client") from error
+
+
+def _ask_master(link: _Link, order: str) -> subprocess.Popen[bytes]:
+    """Give a master an order; the host's name means nothing there."""
+    return _start(["ssh", "-F", os.devnull, "-S", str(link.path), "-O", order, "--", "node"])
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(_END_S)
+        try:
+            caller.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _kill(pid: int) -> None:
+    """End a login, and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _read(log: Path | None) -> str:
+    try:
+        return log.read_text(errors="replace") if log is not None else ""
+    except OSError:
+        return ""
+
+
+def _lost(node: str) -> ContactLost:
+    return ContactLost("the SSH connection was lost before the command ended", node=node)
