@@ -372,16 +372,19 @@ def _current_handle(torch: Any) -> Callable[[], int]:
 
 
 def _event_of_computing(torch: Any) -> Callable[[], Any]:
-    cuda, core = torch.cuda, getattr(torch, "_C", None)
-    event, base = cuda.Event, getattr(core, "_CudaEventBase", None)
-    index_of = getattr(core, "_cuda_getDevice", None) or cuda.current_device
+    cuda, quick = torch.cuda, _quick(torch)
+    event, base = cuda.Event, getattr(getattr(torch, "_C", None), "_CudaEventBase", None)
     # What torch's own calls in the end; else torch's own, without our hook.
     below = base if base is not None and issubclass(event, base) else None
     record = getattr(event.record, "__wrapped__", event.record) if below is None else below.record
     streams: Dict[int, Any] = {}
 
     def record_on_computing(self: Any) -> None:
-        index = index_of()
+        if quick is None:
+            stream = cuda.current_stream()
+            record(self, cuda.default_stream() if stream.cuda_stream else stream)
+            return
+        index = quick[0]()
         stream = streams.get(index)
         if stream is None:
             stream = streams[index] = cuda.default_stream()
