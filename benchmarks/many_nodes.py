@@ -36,8 +36,8 @@ from multinode.preflight.probe import Questions, probe
 from multinode.store.hostfile import load_hostfile
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
-from multinode.transport.fabric_ssh import FabricTransport
 from multinode.transport.local import LocalStream, LocalTransport
+from multinode.transport.openssh import OpensshTransport
 from multinode.workflows.run.context import Launch, RunContext
 from multinode.workflows.run.launch import launch
 
@@ -174,7 +174,7 @@ def _lab(count: int) -> tuple[Cluster, Transport]:
     path = lab_hostfile()
     if path is None:
         raise SystemExit("no lab is up: multinode lab up --nodes 32")
-    transport = FabricTransport()
+    transport = OpensshTransport()
     cluster = load_hostfile(path)[0].first(count)
     transport.open_early(cluster.nodes)
     return cluster, transport

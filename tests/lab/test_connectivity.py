@@ -10,7 +10,7 @@ from multinode.lab.faults import LinkSlow
 from multinode.lab.state import Lab
 from multinode.preflight.network.connectivity_test import ConnectivityPlan, ConnectivityTest
 from multinode.transport.agent import AgentTransport
-from multinode.transport.fabric_ssh import FabricTransport
+from multinode.transport.openssh import OpensshTransport
 
 from .faulting import Make
 
@@ -23,7 +23,7 @@ RING = (("node0", "node1"), ("node1", "node0"))
 def test(module_lab: Lab) -> Iterator[ConnectivityTest]:
     """Both nodes, with their ports open on the training network."""
     nodes = parse_hostfile(Path(module_lab.hostfile).read_text(), module_lab.hostfile).nodes
-    transport = FabricTransport()
+    transport = OpensshTransport()
     agent = AgentTransport(transport)
     addresses = {node.name: node.addr for node in module_lab.nodes}
     with ConnectivityTest(agent, nodes, addresses, ConnectivityPlan(pairs=(), master_port=29500)) as test:
