@@ -365,6 +365,8 @@ def _close(connection: fabric.Connection) -> None:
     """Close it, and those of its jump hosts."""
     with contextlib.suppress(*_BROKEN):
         connection.close()
+        # Also of one that was never open: it has asked the user's agent for keys.
+        connection.client.close()
     if isinstance(connection.gateway, fabric.Connection):
         _close(connection.gateway)
 
