@@ -345,13 +345,25 @@ def _clean(piece: bytes) -> str:
     return clean_log(piece[:_LINE_BYTES].decode(errors="replace"))
 
 
-# Who printed a line: torch, torchrun, accelerate, mpirun, srun, Ray, docker, pdsh.
+# What stands in front of a line: who printed it (torch, torchrun, accelerate, mpirun, srun, Ray, SkyPilot, docker,
+# pdsh, kubectl, journald), when, and as what. What a logger calls less than an error is left as it is.
+_DATE = r"\d{4}[-/]\d\d[-/]\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?|\d\d/\d\d/\d{4} \d\d:\d\d:\d\d"
+# Parts of a training, which are no nodes.
+_PART = "(?:[Rr]ank|GPU|cuda|[Pp]roc(?:ess)?|[Ss]tep|[Ee]poch|[Ii]ter(?:ation)?|[Ss]tage|[Ff]old|[Tt]rial|[Tt]hread)"
 _MARK = re.compile(
-    r"\s*(?:\[rank\d{1,9}\]:|\[default\d{1,9}\]:|\[\d{1,9}(?:,\d{1,9})?\](?:<std(?:out|err)>)?:|\d{1,9}:"
-    r"|\(\w+ pid=\d{1,9}[^)]{0,80}\)|(?P<host>[\w.-]{1,64}):(?= )|[\w.-]{1,64} +\|)\s?"
+    rf"\s*(?:\[[Rr]ank ?\d{{1,9}}\]:?|{_PART}[ _-]?\d{{1,9}}:(?= )|\[[a-z_]{{1,32}}\d{{1,9}}\]:"
+    rf"|\[\d{{1,9}}(?:,\d{{1,9}})?\](?:<std(?:out|err)>)?:|\d{{1,9}}:"
+    rf"|\((?:[\w.-]{{1,64}},? )?(?:rank=\d{{1,9}}, )?pid=\d{{1,9}}(?:, ip=(?P<ip>[\d.]{{7,15}}))?[^)]{{0,80}}\)"
+    rf"|\[pod/(?P<pod>[\w.-]{{1,64}})/[\w.-]{{1,64}}\]|std(?:out|err)(?: [FP](?= )|:(?= ))"
+    rf"|\[?(?:{_DATE})\]?:?|[EF]\d{{4}} \d\d:\d\d:\d\d\.\d{{1,9}} \d{{1,9}} [^\]\s]{{1,200}}:\d{{1,6}}\]"
+    rf"|[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]{{1,64}}) [\w./-]{{1,64}}\[\d{{1,9}}\]:"
+    rf"|(?:\[[\w.:]{{1,64}}\])?\[(?:ERROR|CRITICAL|FATAL)\](?: *-)?|-? ?(?:ERROR|CRITICAL) ?[-:](?= )"
+    rf"|(?P<host>[\w.-]{{1,64}}):(?= )|[\w.-]{{1,64}} +\|)\s?"
 )
-_MOST_MARKS = 4
-_RANK = re.compile(r"\[rank(\d{1,9})\]|\b[Rr]ank (\d{1,9})\]")
+_MOST_MARKS = 6
+_RANK = re.compile(
+    r"\[rank(\d{1,9})\]|\b[Rr]ank (\d{1,9})\]|\[RANK:(\d{1,9})\]|(?<![\w-])rank=(\d{1,9}), pid=|^[Rr]ank ?(\d{1,9}): "
+)
 # NCCL's lines begin with the node, which a line of `srun` names, too.
 _HOST = re.compile(r"(?:^|\s)([\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,4}\] |(?:srun|slurmstepd): error: ([\w.-]{1,64}): ")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EFWI])\d{4} \d\d:\d\d:\d\d(?:\.\d{1,9})?")
@@ -367,14 +379,14 @@ _LAUNCHERS_OWN = re.compile(
 
 def _read_line(number: int, line: str) -> LogWord | None:
     """What a line says; None where it is nothing."""
-    rank, named, time = _RANK.search(line), _HOST.search(line), _TIME.search(line)
+    rank, named = _RANK.search(line), _HOST.search(line)
     host = named[1] or named[2] if named is not None else None
     text = line.strip()
     for _ in range(_MOST_MARKS):
         mark = None if _EXCEPTION.match(text) else _MARK.match(text)
         if mark is None or (mark["host"] and not _NODE.fullmatch(mark["host"])):
             break
-        host = host or mark["host"]
+        host = host or mark["host"] or mark["ip"] or mark["pod"] or mark["machine"]
         text = text[mark.end() :].strip()
     text = text.removeprefix("what():").strip()
     # What NCCL tries again, and what it finds out, ends nothing.
@@ -383,12 +395,14 @@ def _read_line(number: int, line: str) -> LogWord | None:
         error = ERRORS_BY_ID["killed"]
     is_exception = _EXCEPTION.match(text) is not None and _LAUNCHERS_OWN.match(text) is None
     is_abort = any(words in line for words in _ABORTS)
+    # A date in the words of an exception is not when it was raised.
+    time = _TIME.search(line.removesuffix(text) if is_exception else line)
     if error is None and not (is_exception or is_abort):
         return None
     return LogWord(
         line=number,
         text=text,
-        rank=int(rank[1] or rank[2]) if rank is not None else None,
+        rank=int(rank[rank.lastindex or 0]) if rank is not None else None,
         host=host,
         time=time[0] if time is not None else None,
         is_exception=is_exception,

@@ -355,3 +355,39 @@ def test_warnings_of_nccl_that_a_node_sends_reach_the_analysis(tmp_path: Path) -
     assert failure is not None
     assert failure.error_id == "nccl-ib-connect"
     assert "NCCL_DEBUG=INFO" not in str(failure.hint)
+
+
+@pytest.mark.parametrize(
+    ("mark", "rank", "host"),
+    [
+        ("2024-05-12T10:12:01.123 gpu003: ", None, "gpu003"),
+        ("2024-05-12T10:12:01.123456789Z [rank1]: ", 1, None),
+        ("2024-05-12T10:12:01.123456789Z stderr F ", None, None),
+        ("2022-05-21 09:28:21.116 [ERROR] ", None, None),
+        ("[2024-03-05 07:01:51,123][__main__][ERROR] - ", None, None),
+        ("09/18/2024 20:16:26 - ERROR - ", None, None),
+        ("May 12 10:12:01 gpu003 python[4123]: ", None, "gpu003"),
+        ("E0228 00:35:58.954000 724855 site-packages/torch/elastic/multiprocessing/api.py:732] ", None, None),
+        ("stderr: ", None, None),
+        ("rank3: ", 3, None),
+        ("GPU0: ", None, None),
+        ("[trainer2]:", None, None),
+        ("[pod/train-worker-1/pytorch] ", None, "train-worker-1"),
+        ("(RayTrainWorker pid=2312, ip=10.0.0.7) ", None, "10.0.0.7"),
+        ("(worker1, rank=5, pid=2312, ip=10.0.0.7) ", 5, "10.0.0.7"),
+    ],
+)
+def test_an_exception_is_one_behind_whatever_a_platform_puts_in_front_of_it(
+    mark: str, rank: int | None, host: str | None
+) -> None:
+    said = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>', "KeyError: 'input_ids'"]
+    peer = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited or there was"
+    word = read_log("".join(f"{mark}{line}\n" for line in [*said, peer])).cause()
+    assert word is not None
+    assert (word.line, word.text, word.rank, word.host) == (3, "KeyError: 'input_ids'", rank, host)
+
+
+def test_a_date_in_the_words_of_an_exception_is_not_its_time() -> None:
+    word = read_log("[rank0]: KeyError: '2024-05-12 00:00:00'\n").cause()
+    assert word is not None
+    assert word.time is None
