@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import logging
@@ -34,6 +35,8 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOCK = "lock"
+# What a file system answers that has none: Lustre without flock, some of FUSE, NFS whose lock service is down.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 # struct flock of fcntl(2): type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -116,7 +119,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run: at any time one process follows it and writes its files.
+        """Hold the run: one process at a time follows it and writes its files; unlocked where there are no locks.
 
         Raises:
             UsageError: another one does.
@@ -126,7 +129,16 @@ class RunDirectory:
         try:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE)
-            except BlockingIOError:
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    _LOG.warning(
+                        "the file system of %s has no locks (%s): see yourself that one multinode follows run %s",
+                        self.path, error.strerror, self.run_id,
+                    )  # fmt: skip
+                    yield
+                    return
+                if error.errno not in {errno.EAGAIN, errno.EACCES}:
+                    raise MultinodeError(f"{self.path / _LOCK} cannot be locked: {error.strerror}") from error
                 pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
                 raise UsageError(
                     f"run {self.run_id} is followed by another multinode already (pid {pid})",
@@ -148,6 +160,9 @@ class RunDirectory:
         try:
             # Who asks takes nothing, or a follower that comes in this moment would be turned away.
             held = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE)
+        except OSError:
+            # A file system without locks.
+            return False
         finally:
             os.close(fd)
         return bool(_FLOCK.unpack(held)[0] != fcntl.F_UNLCK)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -28,8 +29,26 @@ def test_these_names_are_secret(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "OPENAI_KEY", "DB_PASS", "COMET_KEY", "WANDB_KEY", "NGC_KEY", "KAGGLE_KEY", "MYSQL_PASS", "SENTRY_DSN",
+        "STORAGE_SAS", "BLOB_SAS_URL", "COOKIE", "SESSION_COOKIES", "JWT", "CI_JOB_JWT", "GH_PAT", "AZURE_DEVOPS_PAT",
+        "MY_KEY_2", "env.TEAM_KEY", "AZURE_STORAGE_CONNECTION_STRING", "DB_CONN_STR", "AWS_CREDS", "BEARER", "PAT",
+        "PASS",         "sentry_dsn", "wandb_key", "--openai-key", "db_pass", "gh_pat", "cookie", "jwt",
+    ],
+)  # fmt: skip
+def test_short_names_of_secrets_are_secret_too(name: str) -> None:
+    assert is_secret(name)
+    assert redact({name: SECRET}) == {name: REDACTED}
+    assert SECRET not in redact_text(f"export {name.removeprefix('--')}={SECRET}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
         "NCCL_SOCKET_IFNAME", "PATH", "PWD", "OLDPWD", "MASTER_ADDR", "TOKENIZERS_PARALLELISM", "tokenizer_name",
         "max_new_tokens", "new_special_tokens", "tokens_per_s", "pad_token", "flops_per_token",
+        "MONKEY", "KEYBOARD", "XKEYSYMDB", "COMPASS", "BYPASS", "PATTERN", "PATIENCE", "sort_key", "PUBLIC_KEY", "key",
+        "text_key", "keys_to_ignore", "forward_pass", "num_passes", "SASL_MECHANISM", "DSNAME", "model_name_or_path",
+        "PYTHONPATH", "PASSES", "dataset_key", "COOKIECUTTER_DIR", "SORT_KEY", "LD_LIBRARY_PATH", "KEY",
     ],
 )  # fmt: skip
 def test_these_names_are_not(name: str) -> None:
@@ -90,6 +109,63 @@ def test_text_keeps_no_secret_and_the_rest(text: str, shown: str) -> None:
     redacted = redact_text(text.replace("%", SECRET))
     assert redacted == shown.replace("...", REDACTED)
     assert redact_text(redacted) == redacted
+
+
+VALUES = (
+    "hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567", "hf_abcdefghijklmnopqrstuvwxyzabcdefgh", "sk-proj-AbC123dEf456GhI789jKl",
+    "ghp_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789", "github_pat_11ABCDEFG0abcdefghij_klmnopqrstuv", "AKIAIOSFODNN7EXAMPLE",
+    "xoxb-123456789012-abcdefGHIJKL", "glpat-AbCdEfGhIjKlMnOpQrSt",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values_are_known_by_how_those_who_issue_them_begin_them(value: str) -> None:
+    assert redact_text(f"login {value}; train") == f"login {REDACTED}; train"
+    assert redact({"x": [f"a={value}"], "y": value}) == {"x": [f"a={REDACTED}"], "y": REDACTED}
+    assert redact_words(["train.py", value]) == ("train.py", REDACTED)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (f"wandb login {'0123456789abcdef' * 3}", "wandb login ..."),
+        (f"wandb login --relogin {'0123456789abcdef' * 3}", "wandb login --relogin ..."),
+        (f"curl -u me:{SECRET} http://host/a", "curl -u me:... http://host/a"),
+        (f"curl --user me:{SECRET} a", "curl --user me:... a"),
+        (f"docker login -u me -p {SECRET} host", "docker login -u me -p ... host"),
+    ],
+)
+def test_what_a_command_line_gives_a_login_is_no_longer_there(words: str, shown: str) -> None:
+    wanted = shown.replace("...", REDACTED)
+    assert redact_text(f"x; {words} && b") == f"x; {wanted} && b"
+    assert " ".join(redact_words(words.split())) == wanted
+    assert redact_text(wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run -u 1000:1000 image", "python -u train.py --user me", "hf_hub_download and hf_transfer_enabled",
+        "task-force sk-learn ghp_x AKIA xoxo", "wandb login --relogin", "export SSH_KEY=/home/me/.ssh/id N_KEY=12",
+        "keep the key: value of COMPASS=north MONKEY=1 PATH=/usr/bin", "a sk-transformers-are-small-letters b",
+    ],
+)  # fmt: skip
+def test_what_only_looks_alike_stays(text: str) -> None:
+    assert redact_text(text) == text
+    assert " ".join(redact_words(text.split())) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a_" * 30000 + "KEY", "_" * 60000 + "pass dsn", "hf_" + "a" * 60000, "eyJ" + "a" * 60000, "wandb login " * 5000,
+     " -u a:" * 9000, "1_" * 30000 + "PASS=1", "sk-" * 20000, "key_" * 15000, "docker login " * 5000],
+    ids=lambda text: text[:8],
+)  # fmt: skip
+def test_no_text_takes_long(text: str) -> None:
+    began = time.process_time()
+    redact_text(text)
+    assert time.process_time() - began < 5
 
 
 def test_words_are_looked_at_one_by_one() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -124,6 +126,19 @@ def test_a_follower_that_was_killed_holds_nothing(directory: RunDirectory) -> No
         assert is_followed(directory)
         other.kill()
     assert not is_followed(directory)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_where_the_file_system_has_no_locks_the_run_goes_on_and_that_is_told(
+    directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with directory.lock():
+        assert not directory.is_locked
+    assert f"has no locks ({os.strerror(number)})" in caplog.text
 
 
 def test_a_run_id_is_never_used_twice(directory: RunDirectory) -> None:
