@@ -15,7 +15,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
@@ -42,6 +42,11 @@ _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 # Of a record with the times of a million calls.
 _LONGEST_LINE = 1 << 24
+# The kind of a record stands at the beginning of its line; those of a step are as many as steps.
+_HEAD_BYTES = 64
+_OF_A_STEP = re.compile(rb'"kind": ?"(step|ddp)"')
+_STEP = re.compile(rb'"kind": ?"step"')
+_BLOCK_BYTES = 1 << 20
 # Names of files come from the nodes.
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 
@@ -305,11 +310,28 @@ class RunDirectory:
                 lines = file.read(size_bytes).splitlines()
                 yield from lines[1:] if start else lines
 
-    def sample_lines(self, node_rank: int) -> Iterator[bytes]:
-        """A node's samples, a line at a time, one file after the other; a line without end comes in pieces."""
+    def sample_lines(self, node_rank: int, last_steps: int | None = None) -> Iterator[bytes]:
+        """A node's samples, a line at a time, one file after the other; a line without end comes in pieces.
+
+        Args:
+            node_rank: of the node.
+            last_steps: of the records that a step makes, those of so many last steps of each file come, and an empty
+                line for each earlier step; None is all of them.
+        """
         for path in self.sample_files(node_rank):
             with path.open("rb") as file:
-                yield from iter(functools.partial(file.readline, _LONGEST_LINE), b"")
+                lines = iter(functools.partial(file.readline, _LONGEST_LINE), b"")
+                begin = 0 if last_steps is None else _last_steps(file, last_steps)
+                file.seek(0)
+                at = 0
+                while at < begin and (line := next(lines, b"")):
+                    at += len(line)
+                    kind = _OF_A_STEP.search(line, 0, _HEAD_BYTES)
+                    if kind is None:
+                        yield line
+                    elif kind[1] == b"step":
+                        yield b""
+                yield from lines
 
     def traces(self) -> Path:
         """Where the workers' traces lie, once there are any."""
@@ -318,6 +340,25 @@ class RunDirectory:
     def sample_files(self, node_rank: int) -> list[Path]:
         """A node's files of samples, as many as there are."""
         return sorted((self.path / "samples" / f"node-{node_rank}").glob("*.jsonl"))
+
+
+def _last_steps(file: BinaryIO, count: int) -> int:
+    """Where in a file of samples the last `count` steps begin, found from its end."""
+    end = file.seek(0, os.SEEK_END)
+    seen, rest = 0, b""
+    while end > 0:
+        size = min(end, _BLOCK_BYTES)
+        end -= size
+        file.seek(end)
+        # What a line began with in the block before; a longer beginning is none of a step's record.
+        block = file.read(size) + rest[:_HEAD_BYTES]
+        places = [found.start() for found in _STEP.finditer(block) if found.start() < size]
+        seen += len(places)
+        if seen > count:
+            # One step more is taken where that spares counting on.
+            return end + max(0, block.rfind(b"\n", 0, places[seen - count]) + 1)
+        rest = block[:size]
+    return 0
 
 
 class SampleTail:

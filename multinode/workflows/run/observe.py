@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import partial
 
 from multinode.analyse.nccl_test.size_scan import ScanReport
@@ -23,14 +23,17 @@ __all__ = ["observe_run", "summarise_run"]
 
 _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
-# Of one kind and one worker, card or GPU: hours of steps, days of samples once a second.
+# Of one kind and one worker, card or GPU: hours of steps, days of samples once a second. Of many workers fewer, as a
+# record takes some 2 KB of memory.
 _MOST_RECORDS = 50_000
+_MOST_OF_ALL = 400_000
 # Kinds of a node's workers, cards and GPUs: several times as many as there are.
 _MOST_SERIES = 2000
 
 
 def observe_run(directory: RunDirectory, plan: LaunchPlan) -> Observed:
     """What the nodes of a run recorded, as far as it has come home."""
+    most = max(1, min(_MOST_RECORDS, _MOST_OF_ALL // max(1, plan.world_size)))
     return observe(
         plan.run_id,
         [
@@ -44,26 +47,38 @@ def observe_run(directory: RunDirectory, plan: LaunchPlan) -> Observed:
                 left_out=left_out,
             )
             for node in plan.nodes
-            for samples, left_out in [_latest(parse_samples(directory.sample_lines(node.node_rank)))]
+            for samples, left_out in [_latest(directory, node.node_rank, most)]
         ],
     )
 
 
-def _latest(samples: Iterable[Sample]) -> tuple[tuple[Sample, ...], int]:
+def _latest(directory: RunDirectory, node_rank: int, most: int) -> tuple[tuple[Sample, ...], int]:
     """Samples in their order, of each worker and kind the last ones alone, and how many steps of a worker went missing.
 
     A training may go on for weeks; what all nodes recorded of it need not fit into this machine's memory.
     """
     kept: dict[tuple[type[Sample], int | str], deque[tuple[int, Sample]]] = {}
     left_out: Counter[int] = Counter()
-    for place, sample in enumerate(samples):
+    passed_over = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal passed_over
+        for line in directory.sample_lines(node_rank, most):
+            if line:
+                yield line
+            else:
+                passed_over += 1
+
+    for place, sample in enumerate(parse_samples(lines())):
         named = (getattr(sample, name, None) for name in ("rank", "ifname", "index"))
         whose = next((one for one in named if one is not None), 0)
         if (type(sample), whose) not in kept and len(kept) >= _MOST_SERIES:
             continue
-        mine = kept.setdefault((type(sample), whose), deque(maxlen=_MOST_RECORDS))
-        if len(mine) == _MOST_RECORDS and isinstance(sample, StepSample):
-            left_out[sample.rank] += 1
+        mine = kept.setdefault((type(sample), whose), deque(maxlen=most))
+        if isinstance(sample, StepSample):
+            # Those before it in its file were passed over.
+            left_out[sample.rank] += passed_over + (len(mine) == most)
+            passed_over = 0
         mine.append((place, sample))
     ordered = sorted((one for mine in kept.values() for one in mine), key=lambda one: one[0])
     return tuple(sample for _, sample in ordered), max(left_out.values(), default=0)
