@@ -118,7 +118,7 @@ def _describe(failure: Failure, node: Evidence) -> LogFailure:
     aborted = death is not None and death.signal is not None
     error = ERRORS_BY_ID[failure.error_id] if failure.error_id is not None else None
     word = _spoken(reading, failure, error, aborted=aborted)
-    place = _REPORT_HOST.search(reading.report)
+    place = _REPORT_HOST.search(reading.report) or (_SLURM_HOST.search(reading.report) if word is None else None)
     host = word.host if word is not None and word.host is not None else place[1] if place is not None else None
     rank = word.rank if word is not None and word.rank is not None else failure.rank
     who = f"rank {rank}: " if rank is not None else ""
@@ -159,9 +159,10 @@ def _for_logs(error: KnownError, host: str | None) -> str:
     return fix.replace("(a launch shows them; else nccl.*.log of the run on", "(of NCCL_DEBUG_FILE, or the log; on")
 
 
-# Of torchrun's report.
-_REPORT_HOST = re.compile(r"^\s*host\s*:\s*([\w.-]{1,64})\s*$", re.MULTILINE)
-_REPORT_TIME = re.compile(r"^\s*time\s*:\s*(\S{1,40})\s*$", re.MULTILINE)
+# Of torchrun's report, whatever a platform puts in front of each line, and of the first task that failed.
+_REPORT_HOST = re.compile(r"^(?:.{0,200} )? host {6}: ([\w.-]{1,64})\s*$", re.MULTILINE)
+_REPORT_TIME = re.compile(r"^(?:.{0,200} )? time {6}: (\S{1,40})\s*$", re.MULTILINE)
+_SLURM_HOST = re.compile(r"srun: error: ([\w.-]{1,64}): tasks? ")
 _CLOCK = re.compile(r"(?:\d{4}-)?(\d\d)-?(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d{1,9})?)")
 
 

@@ -58,6 +58,23 @@ _DEEPSPEED_PLACE = re.compile(r"nnodes=\d{1,6}, num_local_procs=(\d{1,6}), node_
 _DEEPSPEED_REPORT = re.compile(r"sigkill_handler\] (\[.{0,4000}\]) exits with return code = (-?\d{1,6})$", re.MULTILINE)
 # Open MPI's of the first process that a signal ended.
 _MPI_REPORT = re.compile(r"mpirun noticed that process rank (\d{1,6}) with PID .{0,200}? exited on signal (\d{1,3})")
+# torchrun's of a worker, where its report is not there; accelerate's of the process that it waits for; Slurm's of the
+# first task that fails. None says which global rank that is.
+_TORCHRUN_LINE = re.compile(r"failed \(exitcode: (-?\d{1,6})\) local_rank: \d{1,6} \(pid: ")
+_ACCELERATE_REPORT = re.compile(r"CalledProcessError: Command .{0,4000} died with <Signals\.\w{1,16}: (\d{1,3})>")
+_SLURM_REPORT = re.compile(
+    r"srun: error: [\w.-]{1,64}: tasks? [\d,\[\]-]{1,200}: "
+    r"(?:Exited with exit code (?P<code>\d{1,6})|(?P<signal>Killed|Segmentation fault|Aborted|Bus error"
+    r"|Illegal instruction|Floating point exception)\b)"
+)
+_SLURM_SIGNALS = {
+    "Killed": 9,
+    "Segmentation fault": 11,
+    "Aborted": 6,
+    "Bus error": 7,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+}
 _LOCAL_RANK = re.compile(r"'--local_rank=(\d{1,6})'")
 # What NCCL's watchdog says before it aborts the process.
 _WATCHDOG = re.compile(
@@ -67,7 +84,7 @@ _WATCHDOG = re.compile(
 
 
 def find_worker_death(log: str) -> WorkerDeath | None:
-    """The worker that the report of torchrun, DeepSpeed or mpirun names as the first to fail; None without a report."""
+    """The worker that a launcher's report names as the first to fail; None without a report."""
     found = _REPORT.search(log)
     if found is not None:
         return _death(int(found[1]), int(found[2]))
@@ -75,7 +92,15 @@ def find_worker_death(log: str) -> WorkerDeath | None:
     if killed is not None:
         return _death(int(killed[1]), -int(killed[2]))
     said = _DEEPSPEED_REPORT.search(log)
-    return None if said is None else _death(_deepspeed_rank(log, said[1]), int(said[2]))
+    if said is not None:
+        return _death(_deepspeed_rank(log, said[1]), int(said[2]))
+    # The last time: torchrun may have started the workers anew before.
+    codes = [int(code) for code in _TORCHRUN_LINE.findall(log)][-1:]
+    codes += [-int(number) for number in _ACCELERATE_REPORT.findall(log)]
+    task = _SLURM_REPORT.search(log)
+    if task is not None:
+        codes.append(int(task["code"]) if task["code"] else -_SLURM_SIGNALS[task["signal"]])
+    return _death(None, codes[0]) if codes else None
 
 
 def _deepspeed_rank(log: str, command: str) -> int | None:

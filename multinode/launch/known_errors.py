@@ -1390,12 +1390,16 @@ ERRORS = (
         (
             "returned nan values in its 0th output",
             "probability tensor contains either `inf`, `nan` or element < 0",
+            "found NaN in local grad norm",
+            "found Inf in local grad norm",
+            "found NaN in local forward loss calculation",
         ),
         kind="configuration",
         cause="The numbers of the training have become nan or inf: the learning rate is too high, fp16 overflows, or a "
         "sample has no label.",
         fix="bf16: true instead of fp16, a smaller learning rate, max_grad_norm: 1.0; see the loss of the steps before",
-        source="PyTorch torch/csrc/autograd/functions/utils.h, aten/src/ATen/native",
+        source="PyTorch torch/csrc/autograd/functions/utils.h, aten/src/ATen/native; Megatron-LM "
+        "megatron/core/distributed/param_and_grad_buffer.py",
     ),
     KnownError(
         "llamafactory-arguments",
@@ -2331,13 +2335,13 @@ ERRORS = (
     KnownError(
         "command-not-found",
         "System",
-        ("command not found",),
+        ("command not found", "sh: ...: ...: not found"),
         kind="missing_module",
         cause="A program is not on the PATH that the job has on this node: .bashrc of many systems stops early in a "
         "non-interactive shell.",
         fix="name the training environment's interpreter in the hostfile: python=; or set the environment up in "
         "--setup",
-        source="bash execute_cmd.c",
+        source="bash execute_cmd.c; LLaMA-Factory#5216",
         checks=("packages", "interpreter"),
         is_last=True,
     ),

@@ -134,6 +134,12 @@ def rate(error: KnownError | None, word: LogWord | None = None) -> int:
 _NO_WORDS = re.compile(
     r"\s*(?:frame #\d|#\d{1,3} |.*Sending process \d{1,9} closing signal|.*\bclosing signal SIGTERM)"
 )
+# What a program that goes on with less says of memory.
+_SURVIVED = re.compile(
+    r"(?-i:\b(?:WARNING|INFO|DEBUG)\b).*out of memory"
+    r"|out of memory.*\b(?:retry|retrying|trying again|skip|skipping|skipped|falling back|reducing)\b",
+    re.IGNORECASE,
+)
 # Where torchrun begins to speak of a failed worker itself: some forty lines, the report among them.
 _TORCHRUN_SPEAKS = re.compile(r"^.*\bfailed \(exitcode: -?\d{1,6}\) local_rank: \d{1,6} \(pid: ", re.MULTILINE)
 
@@ -146,7 +152,8 @@ def last_words(log: str, count: int) -> str:
     # The last time: torchrun may have started the workers anew before.
     starts = [found.start() for found in _TORCHRUN_SPEAKS.finditer(log)]
     said = log[: starts[-1]] if starts else ""
-    lines = [line for line in (said if said.strip() else log).split("\n") if not _NO_WORDS.match(line)]
+    lines = (said if said.strip() else log).split("\n")
+    lines = [line for line in lines if not (_NO_WORDS.match(line) or _SURVIVED.search(line))]
     return last_lines("\n".join(lines), count)
 
 
@@ -186,6 +193,8 @@ _LAUNCHERS = (
     "srun: error: ",
     "slurmstepd: error: ",
     "mpirun noticed that process rank ",
+    "failed (exitcode: ",
+    "died with <Signals.",
 )
 _ABORTS = (
     "what(): ",
@@ -390,7 +399,7 @@ def _read_line(number: int, line: str) -> LogWord | None:
         text = text[mark.end() :].strip()
     text = text.removeprefix("what():").strip()
     # What NCCL tries again, and what it finds out, ends nothing.
-    error = find_error(line) if "NCCL INFO " not in line else None
+    error = find_error(line) if "NCCL INFO " not in line and not _SURVIVED.search(line) else None
     if text == _KILLED:
         error = ERRORS_BY_ID["killed"]
     is_exception = _EXCEPTION.match(text) is not None and _LAUNCHERS_OWN.match(text) is None

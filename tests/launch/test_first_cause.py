@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from multinode.analyse.hang.stall import find_hang
 from multinode.core.run.run import NodeDiagnosis
 from multinode.core.run.samples import ExceptionSample
+from multinode.launch.explanation import explain
 from multinode.launch.failure import Evidence, first_failure
 from multinode.launch.failure_kinds import WorkerDeath, find_worker_death
 from multinode.launch.hang_words import stall_cause
@@ -391,3 +392,58 @@ def test_a_date_in_the_words_of_an_exception_is_not_its_time() -> None:
     word = read_log("[rank0]: KeyError: '2024-05-12 00:00:00'\n").cause()
     assert word is not None
     assert word.time is None
+
+
+@pytest.mark.parametrize(
+    ("report", "signal", "code"),
+    [
+        ("E0 api.py:826] failed (exitcode: -7) local_rank: 2 (pid: 94) of binary: /opt/python3", "SIGBUS", None),
+        ("ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 2) local_rank: 2 (pid: 9)", None, 2),
+        (
+            "subprocess.CalledProcessError: Command '['python', 'a.py']' died with <Signals.SIGSEGV: 11>.",
+            "SIGSEGV",
+            None,
+        ),
+        ("srun: error: node-2: task 5: Killed\nsrun: error: node-1: tasks 0-3: Terminated", "SIGKILL", None),
+        ("srun: error: n1: task 0: Exited with exit code 3\nsrun: error: n2: tasks 4-7: Aborted", None, 3),
+    ],
+)
+def test_a_launchers_line_tells_how_a_worker_ended_and_invents_no_rank(
+    report: str, signal: str | None, code: int | None
+) -> None:
+    assert find_worker_death(report) == WorkerDeath(signal=signal, exit_code=code)
+    found = explain([("job.out", read_log(f"step 1\n{report}\n"))]).first_failure
+    assert found is not None
+    assert found.rank is None
+    assert found.node == {"Killed": "node-2", "Exited": "n1"}.get(report.split()[5] if "srun" in report else "")
+
+
+@pytest.mark.parametrize("mark", ["", "[1,0]<stdout>:", "2024-05-12T10:12:01.1Z ", "stderr: "])
+def test_torchruns_report_names_node_and_time_behind_any_mark(mark: str) -> None:
+    lines = [
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  time      : 2024-03-05_07:01:51",
+        "  host      : gpu-17",
+        "  rank      : 9 (local_rank: 1)",
+        "  exitcode  : -11 (pid: 7)",
+    ]
+    found = explain([("job.out", read_log("".join(f"{mark}{line}\n" for line in lines)))]).first_failure
+    assert found is not None
+    assert (found.node, found.rank, found.time, found.kind) == ("gpu-17", 9, "2024-03-05_07:01:51", "crashed")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING CUDA out of memory with batch size 32, using 16",
+        "2024-01-01 10:00:00 | WARNING | fairseq.trainer | OOM: Ran out of memory with exception: CUDA out of memory.",
+        "CUDA out of memory, retrying with half of the batch",
+        "| CUDA out of memory in forward pass, skipping batch",
+    ],
+)
+def test_memory_that_a_program_got_over_is_not_the_cause(line: str) -> None:
+    assert explain([("job.out", read_log(f"{line}\nstep 2 loss 1.9\n"))]).first_failure is None
+    found = explain([("job.out", read_log(f"{line}\nFloatingPointError: Minimum loss scale reached\n"))])
+    assert found.first_failure is not None
+    assert found.first_failure.message == "FloatingPointError: Minimum loss scale reached"

@@ -608,6 +608,8 @@ LINES = {
     "nan-gradient": [
         "RuntimeError: Function 'MmBackward0' returned nan values in its 0th output.",
         "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
+        "AssertionError: Rank 5: found NaN in local grad norm in backward pass before data-parallel communication collective.",
+        "RuntimeError: Rank 5, node gpu-17: found NaN in local forward loss calculation.",
     ],
     "llamafactory-arguments": [
         "ValueError: Quantization is only compatible with the LoRA or OFT method.",
@@ -665,7 +667,7 @@ LINES = {
         "enqueue.cc:1361 NCCL WARN Error : no algorithm/protocol available",
         "enqueue.cc:1802 NCCL WARN No algorithm/protocol available for function AllGather with datatype ncclInt8. NCCL_ALGO was set to tree.",
     ],
-    "command-not-found": ["bash: line 1: torchrun: command not found"],
+    "command-not-found": ["bash: line 1: torchrun: command not found", "/bin/sh: 1: torchrun: not found"],
     "timeout": ["RuntimeError: the job server timed out after 30 s"],
     "connection": ["torch.distributed.DistBackendError: something new"],
     "service-connection": [
