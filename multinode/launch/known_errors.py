@@ -735,6 +735,7 @@ ERRORS = (
         "multinode check",
         source="DeepSpeed deepspeed/launcher/runner.py",
         checks=("ssh",),
+        is_general=True,
     ),
     KnownError(
         "deepspeed-launcher",
@@ -1726,7 +1727,6 @@ ERRORS = (
         "PyTorch",
         (
             "The server socket has failed to listen on any local network address",
-            "The server socket has failed to bind to",
             "Tried to launch distributed communication on port",
             "name: EADDRINUSE",
             "errno: 98 - Address already in use",
@@ -1990,6 +1990,7 @@ ERRORS = (
         fix="see whether the kernel did it: ssh {node} dmesg -T | grep -i oom; else ask who stopped it",
         source="PyTorch torch/csrc/DataLoader.cpp, torch/distributed/elastic; DeepSpeed deepspeed/launcher/launch.py",
         checks=("machine",),
+        is_general=True,
     ),
     KnownError(
         "collective-timeout",

@@ -369,6 +369,8 @@ def test_warnings_of_nccl_that_a_node_sends_reach_the_analysis(tmp_path: Path) -
         ("09/18/2024 20:16:26 - ERROR - ", None, None),
         ("May 12 10:12:01 gpu003 python[4123]: ", None, "gpu003"),
         ("E0228 00:35:58.954000 724855 site-packages/torch/elastic/multiprocessing/api.py:732] ", None, None),
+        ("2024-05-12 10:00:01,000 ERROR ", None, None),
+        ("2024-05-12 10:00:01.000 | ERROR    | trainer.loop:run:12 - ", None, None),
         ("stderr: ", None, None),
         ("rank3: ", 3, None),
         ("GPU0: ", None, None),
@@ -447,3 +449,33 @@ def test_memory_that_a_program_got_over_is_not_the_cause(line: str) -> None:
     found = explain([("job.out", read_log(f"{line}\nFloatingPointError: Minimum loss scale reached\n"))])
     assert found.first_failure is not None
     assert found.first_failure.message == "FloatingPointError: Minimum loss scale reached"
+
+
+@pytest.mark.parametrize(
+    ("lines", "error_id"),
+    [
+        (
+            [
+                "/var/spool/slurmd/job123/slurm_script: line 12: 12345 Killed                  python train.py",
+                "slurmstepd: error: Detected 3 oom-kill event(s) in StepId=123.batch. Some of your processes may have",
+            ],
+            "slurm-out-of-memory",
+        ),
+        (
+            ["pdsh@master: gpu02: ssh exited with exit code 255", "gpu02: Host key verification failed."],
+            "ssh-host-key-unknown",
+        ),
+    ],
+)
+def test_what_only_says_that_something_ended_gives_way_to_why(lines: list[str], error_id: str) -> None:
+    for order in itertools.permutations(lines):
+        found = explain([("job.out", read_log("\n".join(order)))]).first_failure
+        assert found is not None
+        assert found.error_id == error_id
+
+
+def test_a_socket_that_torch_got_over_is_no_failure() -> None:
+    log = (
+        "[W socket.cpp:401] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - Address family not "
+    )
+    assert explain([("job.out", read_log(f"{log}supported by protocol).\nstep 1\n"))]).first_failure is None
