@@ -84,6 +84,31 @@ def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch
     assert f"left out: {tmp_path}/b/run.json cannot be read" in listed.stderr
 
 
+def test_no_odd_record_or_link_hides_the_good_runs_or_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run_id in ("directory", "fifo", "loop", "deep", "nul", "good"):
+        store(tmp_path, run_id)
+    for run_id in ("directory", "fifo", "loop"):
+        (tmp_path / run_id / "run.json").unlink()
+    (tmp_path / "directory/run.json").mkdir()
+    os.mkfifo(tmp_path / "fifo/run.json")
+    (tmp_path / "loop/run.json").symlink_to("run.json")
+    (tmp_path / "deep/run.json").write_bytes(b'{"nodes":' + b"[" * 1_000_000)
+    (tmp_path / "nul/summary.json").write_bytes(b"\x00" * 100)
+    (tmp_path / "itself").symlink_to("itself")
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
+    listed = CliRunner().invoke(build_app(), ["runs", "--json"])
+    assert [run["run_id"] for run in json.loads(listed.stdout)["runs"]] == ["good"]
+    assert listed.stderr.count("left out: ") == 2
+
+
+def test_runs_that_cannot_be_looked_at_are_one_clear_error(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    root.symlink_to(root)
+    with pytest.raises(MultinodeError, match=f"the runs in {root} cannot be read: Too many levels") as caught:
+        load_runs(root)
+    assert f"ls -ld {root}" in str(caught.value.hint)
+
+
 def test_what_show_prints_holds_the_results_that_the_run_has_and_no_others(tmp_path: Path) -> None:
     directory = store(tmp_path)
     bare = load_run(tmp_path, "last").document()
