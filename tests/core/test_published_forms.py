@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multinode.core.grid.imported_table import Extras, ImportedRow, ImportedTable, parse_table
-from multinode.core.grid.imported_titles import read_title
+from multinode.core.grid.imported_titles import nearest_columns, read_title
 from multinode.core.text.rounded import Rounded
 from multinode.errors import UsageError
 
@@ -250,3 +250,44 @@ def test_json_is_read_in_the_forms_that_programs_write(text: str, found: dict[st
 )
 def test_json_that_is_no_table_says_where(text: str, said: str) -> None:
     assert refused(text, "a.json").message.startswith(said)
+
+
+def test_the_table_of_mosaicml_keeps_its_capital_units() -> None:
+    text = (
+        "| SeqLen (T) | # GPU | MFU (%) | micro_bsz | Throughput (S/s) | Throughput (T/s) | Throughput (T/s/GPU)|\n"
+        "|---|---|---|---|---|---|---|\n"
+        "| 2048 | 64 | 53.33 | 8 | 12.83 | 26274 | 410.5 |\n"
+    )
+    (row,) = rows(text, "table.md")
+    settings = {"sequence_length": 2048, "world_size": 64, "per_device_batch": 8}
+    speeds = {"samples_per_s": 12.83, "tokens_per_s": 26274, "tgs": 410.5}
+    assert figures(row) == pytest.approx({**settings, **speeds, "mfu": 0.5333})
+
+
+def test_what_transformers_logs_to_wandb_is_read_as_it_is_exported() -> None:
+    text = (
+        "Name,Runtime,train/train_runtime,train/train_samples_per_second,train/loss,num_processes,User\n"
+        "run-a,3605,3550.2,12.31,1.02,8,me\n"
+    )
+    (row,) = rows(text, ignore=("Runtime",))
+    assert figures(row) == pytest.approx({"whole_s": 3550.2, "samples_per_s": 12.31, "world_size": 8})
+
+
+def test_megatrons_figures_are_read_by_the_names_of_its_log() -> None:
+    text = "gpus,elapsed time per iteration (ms),throughput per GPU (TFLOP/s/GPU)\n8,4093.5,181.2\n"
+    (row,) = rows(text)
+    assert figures(row) == pytest.approx({"world_size": 8, "step_time_ms": 4093.5, "model_tflops": 181.2})
+
+
+def test_a_batch_of_millions_counts_tokens_and_is_refused() -> None:
+    assert "was it tokens?" in refused("GPUs,Batch Size,tokens/s\n64,4M,205440\n").message
+
+
+@pytest.mark.parametrize("title", ["Gbps", "EP", "CPU memory (GB)", "Memory saved", "step time std"])
+def test_what_is_like_a_column_by_its_letters_alone_is_not_suggested(title: str) -> None:
+    assert read_title(title) is None
+    assert nearest_columns(title) == []
+
+
+def test_the_workers_of_a_data_loader_are_no_devices() -> None:
+    assert "num_workers" in refused("num_workers,samples/s\n4,120\n").message

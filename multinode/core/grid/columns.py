@@ -139,7 +139,7 @@ _COLUMNS = (
                 "num_devices",
                 "total_gpus",
             ),
-            *("workers", "num_workers", "world_size"),
+            *("workers", "num_processes", "world_size"),
         ),
     ),
     CellColumn(
@@ -238,7 +238,7 @@ _COLUMNS = (
         key="per_device_train_batch_size",
         kind="count",
         names=(
-            *("batch", "batch_size", "bs", "bsz", "per_device_train_batch_size", "per_device_batch_size"),
+            *("batch", "batch_size", "bs", "bsz", "micro_bsz", "per_device_train_batch_size", "per_device_batch_size"),
             *("train_micro_batch_size_per_gpu", "micro_batch_size", "micro_batch", "micro_bs", "mbs"),
             *(
                 "batch_size_per_device",
@@ -324,6 +324,8 @@ _COLUMNS = (
         rank=22,
         csv="model_tflop_per_s_per_worker",
         kind="measured",
+        # As Megatron-LM logs it.
+        names=("throughput per GPU (TFLOP/s/GPU)",),
     ),
     CellColumn("mfu", "MFU", rank=10, kind="share", names=("model_flops_utilization",)),
     CellColumn(
@@ -342,7 +344,15 @@ _COLUMNS = (
         rank=5,
         kind="measured",
         units={"step_time_s": 1e3},
-        bare=("step_time", "iteration_time", "iter_time", "time_per_step", "time_per_iteration", "time_per_iter"),
+        bare=(
+            "step_time",
+            "iteration_time",
+            "iter_time",
+            "time_per_step",
+            "time_per_iteration",
+            "time_per_iter",
+            "elapsed_time_per_iteration",
+        ),
     ),
     CellColumn("step_time_p95_ms", "step, p95", "ms", rank=34, shown="figure"),
     CellColumn("step_time_cv"),

@@ -46,6 +46,8 @@ _DAYS = re.compile(r"(?P<days>\d{1,5}) days?, (?P<clock>\d{1,2}:\d\d:\d\d(?:\.\d
 _DAY_S = 86400
 # No worker has more: what is beyond was written in another unit.
 _MOST_GIB = 1024
+# Nor trains any on more samples at once: what is beyond counts tokens.
+_MOST_SAMPLES = 100_000
 
 
 class ImportedColumn(NamedTuple):
@@ -96,12 +98,15 @@ class ImportedColumn(NamedTuple):
         value = _PARSERS[self.column.kind or "measured"](text, self)
         if self.column.name == "peak_memory_gib" and value.value > _MOST_GIB:
             raise ImplausibleError(f"that is {value.value:,.0f} GiB, more than a worker can have: was it MiB?")
+        if self.column.name == "per_device_batch" and value.value > _MOST_SAMPLES:
+            raise ImplausibleError(f"a worker does not take {value.value:,.0f} samples at once: was it tokens?")
         return value
 
 
 def column_name(title: str) -> str:
     """A title as one word: small letters, no blanks and dashes, `/s` as `pers`; all other signs stay, of any script."""
     text = re.sub(r"^#\s*of\b", "number of", plain_text(title).lower())
+    text = re.sub(r"^#\s*gpu$", "gpus", text)
     return _SEPARATORS.sub("", text.replace("/", " per "))
 
 

@@ -19,6 +19,7 @@ from multinode.core.text.published_words import WORDS, any_of
 __all__ = ["SpeedColumn", "Title", "is_passed_over", "nearest_columns", "read_title", "settings_of"]
 
 _MOST_SUGGESTED = 4
+_SHORTEST_SUGGESTED = 5
 
 
 class SpeedColumn(NamedTuple):
@@ -69,6 +70,8 @@ class Title(NamedTuple):
 
 # As small letters the first would be seconds.
 _LETTERS = {"S/s": "samples/s", "T/s": "tokens/s", "T/s/GPU": "tokens/s/gpu", "S/s/GPU": "samples/s/gpu"}
+# How Transformers names in W&B what it logs.
+_LOGGED = re.compile(r"^train/(?=\w+$)")
 _LEADING = re.compile(rf"^(?:{any_of(WORDS.titles.leading)})\s*(?P<rest>.+)$")
 _EACH = re.compile(rf"^(?:{any_of(WORDS.rates.each_device)})\s*(?P<rest>.+)$")
 _PARENTHESES = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
@@ -81,7 +84,9 @@ _SETTING = re.compile(
 
 def is_passed_over(title: str) -> bool:
     """Whether it is a column that tells nothing that a table needs: a loss at the end, a ratio of its own rows."""
-    return column_name(_PARENTHESES.sub("", title)) in WORDS.titles.passed_over
+    title = _PARENTHESES.sub("", title)
+    names = {column_name(_LOGGED.sub(whose, title)) for whose in ("", "train_")}
+    return not names.isdisjoint(WORDS.titles.passed_over)
 
 
 def read_title(title: str) -> Title | None:
@@ -118,7 +123,7 @@ def _columns(plain: str) -> tuple[ImportedColumn | SpeedColumn, ...]:
 
 
 def _column(plain: str) -> ImportedColumn | SpeedColumn | None:
-    plain = _LETTERS.get(plain, plain)
+    plain = _LOGGED.sub("", _LETTERS.get(plain, plain))
     if (known := imported_column(plain)) is not None:
         return known
     if (unit := _rate(plain)) is not None:
@@ -196,7 +201,7 @@ def _base(base: str) -> ImportedColumn | SpeedColumn | None:
 
 def _with_unit(column: ImportedColumn | SpeedColumn, text: str) -> ImportedColumn | SpeedColumn | None:
     if isinstance(column, SpeedColumn):
-        return column.with_unit(text)
+        return column.with_unit(_LETTERS.get(text, text))
     if text == "T" and column.column.name == "sequence_length":
         return column
     unit = find_unit(text, column.column)
@@ -221,14 +226,16 @@ def _of_device(column: ImportedColumn | SpeedColumn) -> ImportedColumn | SpeedCo
 def nearest_columns(title: str) -> list[str]:
     """Known columns that a title is likely to mean, the likeliest first, one a value.
 
-    None of a title that is a ratio: what it is like by its letters may be its inverse, or that of one worker.
+    None of a title that is a ratio, an abbreviation, or a part of something: what it is like by its letters may be its
+    inverse, that of one worker, or of another kind.
     """
     name = column_name(title)
     if (
         settings_of(title)
         or not name.isascii()
+        or len(name) < _SHORTEST_SUGGESTED
         or set(title) & set("/%$")
-        or re.search(r"(?:\b|_)(?:per|each|time)(?:\b|_)", title.lower())
+        or re.search(r"(?:\b|_)(?:per|each|time|cpu|host|node|saved|gain|std|min)(?:\b|_)", title.lower())
     ):
         return []
     names = {column_name(known): column for known, column in IMPORTED.items()}
