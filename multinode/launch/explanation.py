@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from multinode.core.run.log import clean_log
 from multinode.core.run.quoting import quote_path
 from multinode.core.run.run import Failure, NodeRun
 from multinode.launch.failure import Evidence, first_failure
@@ -20,7 +21,7 @@ from multinode.launch.log_words import LogReading, LogWord, last_words
 __all__ = ["STDIN", "Explanation", "LogFailure", "explain"]
 
 STDIN = "-"
-_LAST_WORDS = 20
+_LAST_WORDS, _VERY_LAST_WORDS = 20, 3
 _MOST_CHARS = 500
 _AROUND = 20
 
@@ -108,8 +109,13 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
 
 
 def _has_failed(reading: LogReading) -> bool:
-    told = reading.cause() is not None or find_worker_death(reading.report) is not None
-    return told or find_error(last_words(reading.tail, _LAST_WORDS)) is not None
+    if reading.cause() is not None or find_worker_death(reading.report) is not None:
+        return True
+    # What NCCL tries again is no failure where nothing says that the run ended by it.
+    said = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
+    error = find_error("\n".join(said))
+    # Lines after it tell that a program went on without what it missed.
+    return error is not None and (not error.is_last or error.matches("\n".join(said[-_VERY_LAST_WORDS:])))
 
 
 def _describe(failure: Failure, node: Evidence) -> LogFailure:
@@ -121,6 +127,9 @@ def _describe(failure: Failure, node: Evidence) -> LogFailure:
     place = _REPORT_HOST.search(reading.report) or (_SLURM_HOST.search(reading.report) if word is None else None)
     host = word.host if word is not None and word.host is not None else place[1] if place is not None else None
     rank = word.rank if word is not None and word.rank is not None else failure.rank
+    if word is not None and word.rank is None and word.host is not None and (place is None or place[1] != word.host):
+        # The report may be that of another node.
+        rank = None
     who = f"rank {rank}: " if rank is not None else ""
     line: int | None = None
     if word is not None:
@@ -128,7 +137,7 @@ def _describe(failure: Failure, node: Evidence) -> LogFailure:
     elif death is not None:
         message, line = failure.message, reading.report_line
     else:
-        message = last_words(reading.tail, 1)[:_MOST_CHARS]
+        message, line = _last_match(reading, error)
     when = _REPORT_TIME.search(reading.report)
     return LogFailure(
         file=node.run.name,
@@ -143,6 +152,15 @@ def _describe(failure: Failure, node: Evidence) -> LogFailure:
         hint=_for_logs(error, host) if error is not None else None,
         of_peers=error is not None and error.of_peers,
     )
+
+
+def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int | None]:
+    """The last line that an error of the log's end is told by, and where it stands."""
+    lines = reading.tail.rstrip("\n").split("\n")
+    for back, text in enumerate(reversed(lines)):
+        if error is not None and error.matches(clean_log(text)):
+            return clean_log(text).strip()[:_MOST_CHARS], reading.lines - back
+    return last_words(reading.tail, 1)[:_MOST_CHARS], None
 
 
 def _spoken(reading: LogReading, failure: Failure, error: KnownError | None, *, aborted: bool) -> LogWord | None:

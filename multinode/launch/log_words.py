@@ -153,8 +153,13 @@ def last_words(log: str, count: int) -> str:
     starts = [found.start() for found in _TORCHRUN_SPEAKS.finditer(log)]
     said = log[: starts[-1]] if starts else ""
     lines = (said if said.strip() else log).split("\n")
-    lines = [line for line in lines if not (_NO_WORDS.match(line) or _SURVIVED.search(line))]
+    lines = [line for line in lines if not (_NO_WORDS.match(line) or _ends_nothing(line))]
     return last_lines("\n".join(lines), count)
+
+
+def _ends_nothing(line: str) -> bool:
+    """Whether it is what a program got over, or a line of a program's text."""
+    return _SURVIVED.search(line) is not None or re.match(r"\s*raise ", line) is not None
 
 
 def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
@@ -294,6 +299,8 @@ class _Reader:
         if "will restart worker group" in text:
             # What failed before was not the end of the job.
             self._words.clear()
+            self._report = [line for line in self._report if "num_local_procs=" in line]
+            self._report_line = None
         if "Exception ignored in" in text:
             self._ignored = number
         word = _read_line(number, text)
@@ -399,8 +406,9 @@ def _read_line(number: int, line: str) -> LogWord | None:
         host = host or mark["host"] or mark["ip"] or mark["pod"] or mark["machine"]
         text = text[mark.end() :].strip()
     text = text.removeprefix("what():").strip()
-    # What NCCL tries again, and what it finds out, ends nothing.
-    error = find_error(line) if "NCCL INFO " not in line and not _SURVIVED.search(line) else None
+    # Nor does what NCCL tries again, and what it finds out.
+    is_passed_over = "NCCL INFO " in line or _ends_nothing(line) or _ends_nothing(text)
+    error = None if is_passed_over else find_error(line)
     if text == _KILLED:
         error = ERRORS_BY_ID["killed"]
     is_exception = _EXCEPTION.match(text) is not None and _LAUNCHERS_OWN.match(text) is None

@@ -479,3 +479,36 @@ def test_a_socket_that_torch_got_over_is_no_failure() -> None:
         "[W socket.cpp:401] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - Address family not "
     )
     assert explain([("job.out", read_log(f"{log}supported by protocol).\nstep 1\n"))]).first_failure is None
+
+
+def test_what_a_program_went_on_without_is_no_failure_and_what_it_ended_with_is_told_by_its_line() -> None:
+    log = "WARNING: apex is not there: No module named 'apex'\nstep 1\nstep 2\nstep 3\n"
+    assert explain([("job.out", read_log(log))]).first_failure is None
+    ended = explain([("job.out", read_log("step 1\n/bin/sh: 1: torchrun: not found\njob done\n"))]).first_failure
+    assert ended is not None
+    assert (ended.error_id, ended.line) == ("command-not-found", 2)
+    assert ended.message == "/bin/sh: 1: torchrun: not found"
+
+
+def test_the_rank_of_one_nodes_report_is_not_given_to_what_another_node_said() -> None:
+    log = (
+        "gpu002: [2024-01-08 16:13:56,462] [INFO] [launch.py:146:main] nnodes=2, num_local_procs=2, node_rank=1\n"
+        "gpu001: FileNotFoundError: [Errno 2] No such file or directory: '/data/cifar'\n"
+        "gpu002: [2024-01-08 16:14:56,462] [ERROR] [launch.py:321:sigkill_handler] ['python', '-u', 'train.py', "
+        "'--local_rank=1'] exits with return code = 1\n"
+    )
+    found = explain([("job.out", read_log(log))]).first_failure
+    assert found is not None
+    assert (found.node, found.rank, found.error_id) == ("gpu001", None, "missing-file")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "E0 a.py:8] failed (exitcode: -11) local_rank: 0 (pid: 5)\nI0 a.py:9] 2/3 attempts left; will restart worker group",
+        "gpu-1:10:10 [0] NCCL INFO Call to connect failed : Connection refused",
+        '    raise RuntimeError("NCCL error: unhandled system error")',
+    ],
+)
+def test_what_a_run_went_on_after_is_no_failure(line: str) -> None:
+    assert explain([("job.out", read_log(f"{line}\nstep 10\ntraining done\n"))]).first_failure is None
