@@ -74,13 +74,14 @@ class LogReader:
     def feed(self, data: bytes) -> Iterator[LogPiece]:
         """The lines that it ends, and what there is of one that has become too long."""
         text = self._decoder.decode(data)
-        if not self._part and not self._drawn and not self._shown and self._rank is None:
-            whole, _, text = text.rpartition("\n")
+        if "\n" in text and not (self._begun or self._drawn or self._shown) and self._rank is None:
+            text = "".join((*self._part, text))
+            self._new_part()
+            whole, _, rest = text.rpartition("\n")
             # Nearly all logs are this simple, and long.
-            if whole and whole.replace("\n", "").replace("\t", "").isprintable():
+            if whole.replace("\n", "").replace("\t", "").isprintable():
                 yield LogPiece(whole, ended=True)
-            elif _:
-                text = whole + _ + text
+                text = rest
         *lines, rest = text.split("\n")
         for line in lines:
             yield from self._read(line)
