@@ -192,3 +192,14 @@ def test_a_flow_that_a_cloud_caps_is_not_a_core() -> None:
     assert "NCCL" not in gloo.causes[0].hint
     # A link of 10 Gbit/s of which one core makes 4.9 and the wire no more than 9.4 may be either.
     assert "one CPU core, or by a cap on each flow" in judged(0.9, 25, one=7.2, several=23).causes[0].text
+
+
+def test_where_nodes_have_unlike_many_nics_the_rate_is_told_with_those_that_it_is_of() -> None:
+    nics = {"a": (100.0,) * 8, "b": (100.0,) * 4}
+    assert "400 Gbit/s (4 NICs together)" in judged(45, 100, **{**RDMA, "nics_gbit_per_s": nics}).text
+
+
+def test_one_nic_of_a_bond_is_named_beside_a_clouds_cap() -> None:
+    (cause, _) = judged(1.1, 20, one=9.4, several=18.6).causes
+    assert cause.code == "flow_cap_nccl"
+    assert "bond" in cause.text

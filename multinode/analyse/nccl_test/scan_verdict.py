@@ -266,7 +266,7 @@ def judge_scan(seen: Evidence) -> Verdict:
         status=_status(seen),
         over_rdma=seen.over_rdma,
         worst=seen.worst,
-        nics=max((len(rates) for rates in seen.nics_gbit_per_s.values()), default=1),
+        nics=len(min(seen.nics_gbit_per_s.values(), key=sum, default=(0,))),
         nodes=tuple(dict.fromkeys(name for cause in causes for name in cause.nodes)),
         causes=causes,
         shares=seen.shares,

@@ -30,8 +30,8 @@ _BUFFERS = "a larger MTU, a faster core, or socket buffers: sysctl net.ipv4.tcp_
 _LINKS = "cable, switch port, or other traffic of {node}; on {node}: ip -s link; tc -s qdisc"
 _FAILED = "a firewall, or a node that went away: multinode check"
 _CORE = "connection is limited by one CPU core, or by a cap on each flow, as clouds have"
-_CAP = "connection is limited to {cap}, as AWS caps a flow"
-_PLACEMENT = "put the nodes into one cluster placement group"
+_CAP = "connection is limited to {cap}, as AWS caps a flow, and as a bond gives it a single NIC"
+_PLACEMENT = "on AWS, put the nodes into one cluster placement group"
 _ONE = "one TCP connection reaches {one_gb_per_s:.3g} GB/s and several together {several_gb_per_s:.3g} GB/s: a single "
 
 
