@@ -56,7 +56,6 @@ def test_what_is_large_is_an_extra(wheel: Path) -> None:
     assert not [text for text in needed if text.startswith(("plotly", "torch", "psutil", "llamafactory"))]
     assert "plotly>=6.0; extra == 'report'" in metadata.get_all("Requires-Dist", [])
     assert metadata["Requires-Python"] == ">=3.11"
-    assert "Operating System :: MacOS" in metadata.get_all("Classifier", [])
 
 
 def test_the_samples_come_out_of_the_wheel_as_they_are_here(wheel: Path, tmp_path: Path) -> None:

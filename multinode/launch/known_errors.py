@@ -369,9 +369,9 @@ ERRORS = (
         "NCCL",
         ("mismatch in rank count from procs", "mismatch in info from procs"),
         kind="configuration",
-        cause="The workers do not agree on how many they are: nodes with different numbers of workers, or workers of "
-        "two jobs at one rendezvous.",
-        fix="the same number of workers on every node (slots= or gpus=), and a MASTER_PORT of its own for each job",
+        cause="The workers do not agree on how many they are: nodes that were started with different figures, or "
+        "workers of two jobs at one rendezvous.",
+        fix="start all nodes with one command, as multinode launch does, and give each job a MASTER_PORT of its own",
         source="NCCL src/bootstrap.cc",
         checks=("gpus", "leftovers", "variables"),
     ),
@@ -2048,7 +2048,7 @@ ERRORS = (
         kind="timeout",
         cause="Not all workers came to the rendezvous: a node was not started, has fewer workers, or cannot reach "
         "MASTER_PORT.",
-        fix="the same number of workers on every node, and MASTER_PORT open to all: multinode check",
+        fix="start all nodes with one command, as multinode launch does, and open MASTER_PORT to all: multinode check",
         source="PyTorch torch/csrc/distributed/c10d/TCPStore.cpp",
         checks=("master-port", "ports", "gpus"),
         of_peers=True,

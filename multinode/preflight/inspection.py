@@ -12,7 +12,7 @@ from multinode.core.cluster.facts import Interface, NodeFacts
 from multinode.core.job.job import Job, LlamaFactoryJob
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark
-from multinode.core.run.planning import workers_per_node
+from multinode.core.run.planning import workers_of_nodes
 from multinode.errors import UsageError
 from multinode.preflight.network.connectivity import ConnectivityResult
 
@@ -87,18 +87,26 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         """A node's place on the data plane, with neither address nor interface where it is not known."""
         return self.endpoints.get(node, _NOWHERE)
 
-    def require_workers(self) -> int:
-        """Workers on each node: as asked for, else by hostfile and GPUs of the nodes that answered.
+    def require_workers(self) -> dict[str, int]:
+        """Workers of each node that answered, of all where none did: as asked for, else by hostfile and GPUs.
 
         Raises:
-            UsageError: the nodes differ, or one has fewer slots.
+            UsageError: a node has fewer slots than were asked for.
         """
         nodes = tuple(node for node, _ in self.known) or self.cluster.nodes
-        return workers_per_node(msgspec.structs.replace(self.cluster, nodes=nodes), self.facts, self.workers)
+        workers = workers_of_nodes(msgspec.structs.replace(self.cluster, nodes=nodes), self.facts, self.workers)
+        return dict(zip((node.name for node in nodes), workers, strict=True))
 
-    def workers_per_node(self) -> int | None:
-        """The same; None where the nodes differ, which is a finding of its own."""
+    def workers_of_nodes(self) -> tuple[int, ...] | None:
+        """Workers of each node, in order; None where one has too few, or did not answer and the others differ.
+
+        A node that did not answer is taken to be like the others.
+        """
         try:
-            return self.require_workers()
+            workers = self.require_workers()
         except UsageError:
             return None
+        if len(workers) < len(self.cluster.nodes) and len(set(workers.values())) > 1:
+            return None
+        usual = max(workers.values())
+        return tuple(workers.get(node.name, usual) for node in self.cluster.nodes)

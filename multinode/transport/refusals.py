@@ -217,8 +217,9 @@ REVOKED_KEY = Refusal(
     kind=HostKeyError,
     catches="a host key that was revoked (@revoked, RevokedHostKeys)",
     message="its host key was revoked ({fingerprint})",
-    hint="give the node a new host key (rm its /etc/ssh/ssh_host_*; ssh-keygen -A); if it was revoked by mistake, take "
-    "it out of RevokedHostKeys or @revoked",
+    hint="if it was revoked by mistake, take it out of RevokedHostKeys or @revoked; else give the node a new "
+    "one, there as root:\n"
+    "rm /etc/ssh/ssh_host_*; ssh-keygen -A",
     says=r"REVOKED HOST KEY|revoked by file|was revoked",
 )
 BAD_CERTIFICATE = Refusal(
@@ -332,8 +333,9 @@ MAX_SESSIONS = Refusal(
     kind=ConnectError,
     catches="no further session on the connection (MaxSessions)",
     message="sshd refused another session on the connection",
-    hint="raise MaxSessions in its sshd_config (3 is enough); a connection of your own (ControlMaster) that is full: "
-    "end it with ssh -O exit {name}",
+    hint="raise MaxSessions in its sshd_config (3 is enough); or end a connection of your own (ControlMaster) that is "
+    "full:\n"
+    "ssh -O exit {name}",
     says=r"Session open refused by peer|session request failed",
 )
 NO_EXEC = Refusal(
@@ -357,8 +359,9 @@ BEYOND_FABRIC = Refusal(
     kind=ConnectError,
     catches="an SSH connection that fails in another way where Fabric stands in for ssh",
     message="no SSH connection to {where} through Fabric: {reason}",
-    hint="install an OpenSSH client, which multinode then connects through (Debian, Ubuntu: apt-get install "
-    "openssh-client), and leave --ssh fabric out",
+    hint="install an OpenSSH client, which multinode connects through where the option --ssh is left out; on Debian or "
+    "Ubuntu, as root:\n"
+    "apt-get install openssh-client",
 )
 SWALLOWED = Refusal(
     stage="shell",
@@ -397,8 +400,10 @@ NOT_STORED = Refusal(
     kind=NodeFailed,
     catches="a home directory that is full, read-only or somebody else's",
     message="the agent could not be stored in ~/{folder}: {said}",
-    hint="the home directory has to be writable and not full, and ~/.multinode a directory of yours (what root left "
-    "there: sudo chown -R USER ~USER/.multinode); see:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'",
+    hint="the home directory has to be writable and not full, and ~/.multinode a directory of yours; see, and take "
+    "back as root what root left there:\n"
+    "{login} 'ls -ld ~ ~/.multinode; df -h ~'\n"
+    "chown -R USER ~USER/.multinode",
 )
 AGENT_ENDED = Refusal(
     stage="agent",

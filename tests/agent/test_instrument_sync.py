@@ -44,7 +44,7 @@ def lever(**settings):
         steps.meters.remove(averaging.end_step)
     averaging = None
     if settings:
-        settings = multinode_sync.Settings(**{"workers_per_node": 1, **settings})
+        settings = multinode_sync.Settings(**{"workers": (1, 1), **settings})
         averaging = multinode_sync.Averaging(settings, steps)
         steps.meters.append(averaging.end_step)
         averaging.hook_ddp(parallel)
@@ -236,7 +236,7 @@ for run in (own_group, own_hook, joined, unwrapped, copied, layered, scaled, sha
     lever(every=4, option="--sync-every 4")
     averaging.hook_grad_scaler(sys.modules["torch.amp.grad_scaler"])
     refused(run.__name__, run)
-lever(every=4, workers_per_node=3, option="--sync-every 4")
+lever(every=4, workers=(2, 1), option="--sync-every 4")
 refused("uneven", uneven)
 # What is saved: nothing is said at the end of a round, and once inside one.
 lever(every=2)
@@ -250,8 +250,11 @@ tell(told)
 """
 FOUR = """
 told = {}
-for name, settings in {"ddp": None, "one": {"every": 1}, "diloco": {"every": 4, "outer_lr": 0.7}}.items():
-    lever(**({"workers_per_node": 2, **settings} if settings else {}))
+for name, settings in {
+    "ddp": None, "one": {"every": 1}, "diloco": {"every": 4, "outer_lr": 0.7},
+    "unequal": {"every": 1, "workers": (3, 1)},
+}.items():
+    lever(**({"workers": (2, 2), **settings} if settings else {}))
     told[name] = train(mlp(), sgd(momentum=0.9), count=8)
 tell(told)
 """
@@ -384,7 +387,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
         ("layered", "inside the backward pass"),
         ("scaled", "GradScaler"),
         ("sharded", "ZeroRedundancyOptimizer"),
-        ("uneven", "2 workers are not 3 on each node"),
+        ("uneven", "the world has 2 workers, and the nodes have"),
     ],
 )
 def test_what_cannot_be_averaged_ends_every_worker_before_its_first_step(
@@ -406,7 +409,9 @@ def test_saving_inside_a_round_is_warned_about_on_rank_0(refused: list[Told]) ->
 def test_two_nodes_of_two_workers_average_inside_and_between(tmp_path: Path) -> None:
     four = run_pair(tmp_path / "four", BEGIN + FOUR, workers=4, WORLD_SIZE="4")
     for told in four:
-        assert farthest(told.said["one"]["weights"], told.said["ddp"]["weights"]) < 1e-6
+        # Each node counts as much as it has workers.
+        for name in ("one", "unequal"):
+            assert farthest(told.said[name]["weights"], told.said["ddp"]["weights"]) < 1e-6
     sums = [told.said["diloco"]["sums"] for told in four]
     for step in range(8):
         assert sums[0][step] == sums[1][step]
@@ -430,9 +435,9 @@ def test_two_nodes_of_two_workers_average_inside_and_between(tmp_path: Path) -> 
 def test_the_instrumentation_reads_what_the_plan_writes(
     tmp_path: Path, options: tuple[int | None, str | None, str | None], fields: dict[str, Any]
 ) -> None:
-    environ = averaging_environment(read_averaging(*options), 2)
+    environ = averaging_environment(read_averaging(*options), (2, 1))
     script = "import multinode_sync\ntell(multinode_sync.read_settings(os.environ['MULTINODE_SYNC'])._asdict())"
     (told,) = run_pair(tmp_path / "read", script, workers=1, MULTINODE_SYNC=environ["MULTINODE_SYNC"])
     assert fields.items() <= told.said.items()
-    assert told.said["workers_per_node"] == 2
+    assert told.said["workers"] == [2, 1]
     assert told.said["option"].startswith("--sync-every 16" if options[0] else "--diloco 64:")

@@ -98,7 +98,7 @@ def run_of(summary: Summary | None = None, *, nodes: int = 1, **known: Any) -> S
     facts: dict[str, Any] = {
         "summary": summary or summary_of(),
         "node_names": tuple(f"n{number}" for number in range(1, nodes + 1)),
-        "workers_per_node": 2,
+        "workers": (2,) * nodes,
         "workload": Workload(settings=SETTINGS, whole=FullRun(steps=1000), versions={"torch": "2.13.0"}),
     }
     return SideRun(**(facts | known))

@@ -163,7 +163,7 @@ def runs(draw: st.DrawFn, nodes: int) -> SideRun:
     return SideRun(
         summary=msgspec.structs.replace(summary, step_time_ms=spread),
         node_names=tuple(f"n{number}" for number in range(1, nodes + 1)),
-        workers_per_node=draw(st.integers(min_value=1, max_value=8)),
+        workers=tuple(draw(st.integers(min_value=1, max_value=8)) for _ in range(nodes)),
         workload=draw(st.none() | st.just(workload)),
         prices=tuple(draw(ANYTHING) for _ in range(nodes)),
         cores=(draw(COUNTS),),

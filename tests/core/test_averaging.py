@@ -77,7 +77,7 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
     planned = plan(SCRIPT, averaging=averaging)
     assert planned.averaging == averaging
     told = [json.loads(node.command.env[VARIABLE]) for node in planned.nodes]
-    fields = {"every": 64, "dtype": "fp16", "outer_lr": 0.7, "momentum": 0.9, "workers_per_node": 2}
+    fields = {"every": 64, "dtype": "fp16", "outer_lr": 0.7, "momentum": 0.9, "workers": [2, 2]}
     assert told == [fields | {"option": "--diloco 64:0.7:0.9"}] * 2
     alone = plan(SCRIPT, nodes=1, averaging=averaging)
     assert alone.averaging is None

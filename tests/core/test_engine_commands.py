@@ -30,8 +30,7 @@ from multinode.errors import UsageError
 
 PLACE = Place(
     node_rank=1,
-    nnodes=2,
-    nproc=4,
+    workers=(4, 4),
     master_addr="10.0.0.1",
     master_port=29500,
     ifname="ens1f0",
@@ -77,7 +76,7 @@ def test_an_ipv6_data_plane_is_named_to_nccl_and_its_rendezvous_stands_in_bracke
 def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
     commands = [
         benchmark_command(place, CollectiveTest(messages=(Message(size_bytes=8),)), {}),
-        *(run(name, msgspec.structs.replace(place, nproc=2)) for name in ENGINES),
+        *(run(name, msgspec.structs.replace(place, workers=(2, 2))) for name in ENGINES),
     ]
     for command in commands:
         removed_or_set = {*command.unset, *command.env}
@@ -86,7 +85,7 @@ def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
 
 
 def test_llamafactory_is_forced_through_torchrun_with_one_worker_too() -> None:
-    one = msgspec.structs.replace(PLACE, nproc=1, devices=("6",))
+    one = msgspec.structs.replace(PLACE, workers=(1, 1), devices=("6",))
     env = run("llamafactory", one).env
     assert env["FORCE_TORCHRUN"] == "1"
     assert (env["NNODES"], env["NODE_RANK"], env["NPROC_PER_NODE"]) == ("2", "1", "1")
@@ -159,7 +158,7 @@ def world(place: Place, env: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "llamafactory"])
 def test_every_engine_keeps_a_scripts_arguments_untouched_and_the_users_variables(name: str) -> None:
-    place = msgspec.structs.replace(PLACE, nproc=2)
+    place = msgspec.structs.replace(PLACE, workers=(2, 2))
     command = engine_command(Engine(name=name), place, SCRIPT, {"MASTER_PORT": "1", "MINE": "x"}, "/work")
     assert command.argv[-5:] == SCRIPT.argv
     assert {"MASTER_PORT": "1", "MINE": "x"}.items() <= command.env.items()
@@ -168,13 +167,13 @@ def test_every_engine_keeps_a_scripts_arguments_untouched_and_the_users_variable
 
 @pytest.mark.parametrize("name", ["torchrun", "deepspeed", "accelerate"])
 def test_the_other_engines_start_llamafactorys_workers_as_a_module(name: str) -> None:
-    argv = engine_command(Engine(name=name), msgspec.structs.replace(PLACE, nproc=2), YAML, {}, None).argv
+    argv = engine_command(Engine(name=name), msgspec.structs.replace(PLACE, workers=(2, 2)), YAML, {}, None).argv
     assert argv[-3:] == ("--module", "llamafactory.launcher", "/home/u/.multinode/runs/r.1/job.yaml")
     assert ("--no_local_rank" in argv) is (name == "deepspeed")
 
 
 def test_deepspeed_counts_the_workers_of_all_nodes_and_takes_this_nodes_gpus() -> None:
-    place = msgspec.structs.replace(PLACE, nnodes=3, nproc=2)
+    place = msgspec.structs.replace(PLACE, workers=(2, 2, 2))
     assert {name: len(ids) for name, ids in world(place, {}).items()} == {"node-0": 2, "node-1": 2, "node-2": 2}
     # The launcher looks its own node up by its place.
     assert list(world(place, {})) == ["node-0", "node-1", "node-2"]
@@ -183,7 +182,7 @@ def test_deepspeed_counts_the_workers_of_all_nodes_and_takes_this_nodes_gpus() -
 
 
 def test_deepspeed_keeps_devices_that_the_user_has_chosen() -> None:
-    place = msgspec.structs.replace(PLACE, nproc=2)
+    place = msgspec.structs.replace(PLACE, workers=(2, 2))
     assert world(place, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"})["node-1"] == ["GPU-a", "GPU-b"]
     with pytest.raises(UsageError, match="names 1 devices on node rank 1, which has 2 workers"):
         world(place, {"CUDA_VISIBLE_DEVICES": "3"})

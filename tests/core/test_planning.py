@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, Route
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import CollectiveTest, DeviceTest, Message
+from multinode.core.run.averaging import Averaging
 from multinode.core.run.engine_commands import ENGINES, Engine
 from multinode.core.run.plan import LaunchPlan, NodePlan, TraceWindow
 from multinode.core.run.planning import LaunchOptions, plan_launch, workers_per_node
@@ -185,12 +187,71 @@ def test_a_route_over_another_card_is_noted_in_the_plan() -> None:
     assert plan.notes == ("box1 sends to 10.0.0.2 over wlan0, and listens on ens1f0",)
 
 
-def test_unequal_slots_are_refused_because_torchrun_would_hang() -> None:
-    cluster = Cluster(nodes=(Node(name="a", slots=4), Node(name="b", slots=2)), source="h")
-    with pytest.raises(UsageError, match="a has 4, b has 2") as caught:
-        plan_launch(cluster, SCRIPT, {}, "r", LaunchOptions())
+UNEQUAL = Cluster(
+    nodes=(Node(name="a", slots=4, addr="10.0.0.1"), Node(name="b", slots=2), Node(name="c", slots=3)), source="h"
+)
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "deepspeed", "accelerate", "exec"])
+def test_unequal_nodes_have_as_many_workers_as_they_have_slots(engine: str) -> None:
+    plan = plan_launch(UNEQUAL, SCRIPT, {}, "r", LaunchOptions(engine=Engine(name=engine), trace_steps=3))
+    assert [node.ranks for node in plan.nodes] == [(0, 1, 2, 3), (4, 5), (6, 7, 8)]
+    assert (plan.world_size, plan.workers, plan.nproc_per_node) == (9, (4, 2, 3), 4)
+    assert plan.trace is not None
+    assert plan.trace.ranks == (0, 4, 6)
+    second = plan.nodes[1].command
+    if engine == "torchrun":
+        assert {"--nnodes=3", "--node-rank=1", "--nproc-per-node=2"} <= set(second.argv)
+    elif engine == "exec":
+        assert (second.env["NNODES"], second.env["NPROC_PER_NODE"]) == ("3", "2")
+    elif engine == "deepspeed":
+        (world,) = (word.removeprefix("--world_info=") for word in second.argv if word.startswith("--world_info="))
+        devices = json.loads(base64.urlsafe_b64decode(world))
+        assert {name: len(ids) for name, ids in devices.items()} == {"node-0": 4, "node-1": 2, "node-2": 3}
+    else:
+        # Accelerate divides it by the machines to get the workers of this one.
+        assert "num_machines: 3\nnum_processes: 6\n" in plan.nodes[1].files[0].text
+
+
+def test_a_llamafactory_job_on_unequal_nodes_has_each_nodes_own_number() -> None:
+    plan = plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions())
+    assert [node.command.env["NPROC_PER_NODE"] for node in plan.nodes] == ["4", "2", "3"]
+    averaged = plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions(averaging=Averaging(every=4)))
+    assert json.loads(averaged.nodes[2].command.env["MULTINODE_SYNC"])["workers"] == [4, 2, 3]
+    assert plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions(workers_per_node=2)).workers == (2, 2, 2)
+
+
+GROUPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "fsdp: hybrid_shard": ({"fsdp": "hybrid_shard auto_wrap"}, {}, {}),
+    "sharding_strategy: HYBRID_SHARD_ZERO2": ({"fsdp_config": {"sharding_strategy": "HYBRID_SHARD_ZERO2"}}, {}, {}),
+    "tensor_parallel_size: 2": ({"tensor_parallel_size": 2}, {}, {}),
+    "zero_hpz_partition_size: 4": ({}, {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}}, {}),
+    "zero_quantized_gradients: true": ({}, {"zero_optimization": {"zero_quantized_gradients": True}}, {}),
+    "mics_shard_size: 8": ({}, {"zero_optimization": {"mics_shard_size": 8}}, {}),
+    "autotp_size: 2": ({}, {"tensor_parallel": {"autotp_size": 2}}, {}),
+    "fsdp_sharding_strategy: 4": ({}, {}, {"fsdp_config": {"fsdp_sharding_strategy": 4}}),
+    "distributed_type: MEGATRON_LM": ({}, {}, {"distributed_type": "MEGATRON_LM"}),
+}
+
+
+@pytest.mark.parametrize("setting", GROUPED)
+def test_what_groups_the_workers_of_a_node_needs_as_many_on_each(setting: str) -> None:
+    config, deepspeed, accelerate = GROUPED[setting]
+    job: Job = SCRIPT
+    if not accelerate:
+        text = json.dumps(deepspeed) if deepspeed else None
+        job = msgspec.structs.replace(SFT, config=SFT.config | config, deepspeed_text=text)
+    options = LaunchOptions(engine=Engine(name="accelerate", accelerate=accelerate) if accelerate else None)
+    with pytest.raises(UsageError, match="a has 4, b has 2, c has 3") as caught:
+        plan_launch(UNEQUAL, job, {}, "r", options)
+    assert setting in caught.value.message
     assert "--workers-per-node 2" in str(caught.value.hint)
-    assert plan_launch(cluster, SCRIPT, {}, "r", LaunchOptions(workers_per_node=2)).world_size == 4
+    assert plan_launch(UNEQUAL, job, {}, "r", msgspec.structs.replace(options, workers_per_node=2)).world_size == 6
+
+
+def test_a_benchmark_needs_as_many_workers_on_each_node() -> None:
+    with pytest.raises(UsageError, match="a has 4, b has 2, c has 3"):
+        plan_launch(UNEQUAL, CollectiveTest(messages=()), {}, "r", LaunchOptions())
 
 
 def test_more_workers_than_slots_are_refused() -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Gpu
+from multinode.core.job.job import LlamaFactoryJob
 from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.preflight.checks.gpus import (
     check_backend,
@@ -98,11 +99,15 @@ def test_more_workers_than_gpus_are_an_error() -> None:
     assert "slots=1" in str(finding.hint)
 
 
-def test_unequal_slots_are_an_error_of_the_cluster_and_an_unreached_node_makes_none() -> None:
+def test_unequal_slots_are_an_error_where_the_job_groups_workers_by_node() -> None:
     unequal = but(well(), "b", gpus=cards(0))
-    expect(check_counts(unequal), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
-    unreached = replace(unequal, facts={"a": unequal.facts["a"]})
-    silent(check_counts(unreached))
+    silent(check_counts(unequal))
+    hybrid = LlamaFactoryJob(config_path="sft.yaml", text="", config={"fsdp": "hybrid_shard auto_wrap"})
+    grouped = replace(unequal, job=hybrid)
+    expect(check_counts(grouped), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
+    silent(check_counts(replace(grouped, facts={"a": unequal.facts["a"]})))
+    few = replace(well(cluster=Cluster(nodes=(Node(name="a", slots=1),), source="hosts")), workers=2)
+    expect(check_counts(few), "error", "a", "2 workers were asked for, and it has 1 slots")
 
 
 def test_different_models_are_named() -> None:

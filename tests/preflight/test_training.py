@@ -131,7 +131,7 @@ def test_a_batch_size_for_another_number_of_workers_is_told_with_the_sum() -> No
         check_batch_size(job({"train_batch_size": "auto"}, **BATCH)),
     )
     unequal = Cluster(nodes=(Node(name="a", slots=1), Node(name="b", slots=2)), source="hosts")
-    silent(check_batch_size(replace(fixed, cluster=unequal)))
+    assert "x 3 = 24" in only(check_batch_size(replace(fixed, cluster=unequal))).message
 
 
 def test_zero_3_without_a_gpu_needs_a_json_without_the_batch_size() -> None:

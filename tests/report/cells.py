@@ -110,7 +110,7 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
     return SideRun(
         summary=summary,
         node_names=names,
-        workers_per_node=2,
+        workers=(2,) * nodes,
         workload=Workload(settings=settings, whole=FullRun(epochs=3.0)),
         prices=(0.8,) * nodes,
         link_gbit_per_s=10.0 if nodes > 1 else None,

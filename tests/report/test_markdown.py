@@ -39,7 +39,7 @@ def test_a_run_has_its_summary_and_its_failure() -> None:
         error_id="oom",
     )
     text = run_markdown([ReportedRun(run=msgspec.structs.replace(RUN, first_failure=failure), summary=SUMMARY)])
-    assert "**box\\|2: out of \\`memory\\`**\n\n- cause: a \\`batch\\`\n- hint: a smaller one\n- see: docs/" in text
+    assert "**box\\|2: out of \\`memory\\`**\n\n- cause: a \\`batch\\`\n- hint: a smaller one\n" in text
     assert "- **bottleneck**: exposed communication takes 120 of 401 ms per step (30%)" in text
     assert "| compute | 210.0 | 52.3 % |" in text
 

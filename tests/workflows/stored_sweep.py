@@ -48,7 +48,7 @@ def store_sweep(root: Path, run_id: str = SWEEP_RUN.run_id, cells: tuple[Measure
 def _store_run(root: Path, run: SideRun) -> None:
     run_id = run.summary.run_id
     nodes = [msgspec.structs.replace(_NODE, name=name) for name in run.node_names]
-    workers = run.workers_per_node
+    workers = run.workers[0]
     plan = LaunchPlan(
         run_id=run_id,
         engine="llamafactory",

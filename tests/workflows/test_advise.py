@@ -185,7 +185,8 @@ def test_one_node_that_was_measured_on_other_gpus_is_no_option_for_the_hostfile_
     one, two = keep(tmp_path, "one", 1, 0), keep(tmp_path, "two", 2, 1181)
     plan = one.read("plan.json", LaunchPlan)
     assert plan is not None
-    one.write("plan.json", changed(plan, nproc_per_node=4, world_size=4))
+    on_four = tuple(changed(node, ranks=(0, 1, 2, 3)) for node in plan.nodes)
+    one.write("plan.json", changed(plan, nproc_per_node=4, world_size=4, nodes=on_four))
     one.write("cluster.json", parse_hostfile("a gpus=1,2,3,5\n", "hosts"))
     two.write("cluster.json", parse_hostfile("a gpus=6,7\nb gpus=1,6\n", "hosts"))
     found = {advice.name: advice for advice in advise_runs(tmp_path, ["one", "two"]).advice}

@@ -24,7 +24,8 @@ def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
     tmp_path: Path, node: Node, price: float | None
 ) -> None:
     record = training_record("one", 1)
-    of_four = msgspec.structs.replace(record.plan, nproc_per_node=4)
+    on_four = tuple(msgspec.structs.replace(node, ranks=(0, 1, 2, 3)) for node in record.plan.nodes)
+    of_four = msgspec.structs.replace(record.plan, nproc_per_node=4, nodes=on_four)
     directory = store(tmp_path, msgspec.structs.replace(record, plan=of_four))
     directory.write("cluster.json", Cluster(nodes=(node,), source="hosts"))
     assert load_side_run(directory).prices == (price,)

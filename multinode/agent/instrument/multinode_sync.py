@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from multinode_compiler import never_compiled
 from multinode_guard import Hooks
@@ -47,7 +47,7 @@ class Settings(NamedTuple):
 
     Attributes:
         every: optimizer steps of a round.
-        workers_per_node: ranks of a node, which follow one another.
+        workers: ranks of each node, which follow one another.
         dtype: `fp16` or `bf16`, in which changes travel between nodes; None sends the parameters as they are.
         outer_lr: of the outer optimizer, SGD with Nesterov momentum; None averages alone.
         momentum: of the outer optimizer.
@@ -55,11 +55,16 @@ class Settings(NamedTuple):
     """
 
     every: int
-    workers_per_node: int
+    workers: Tuple[int, ...]
     dtype: Optional[str] = None
     outer_lr: Optional[float] = None
     momentum: float = 0.0
     option: str = "--sync-every"
+
+    @property
+    def firsts(self) -> Tuple[int, ...]:
+        """The global rank of each node's first worker."""
+        return tuple(sum(self.workers[:node]) for node in range(len(self.workers)))
 
     @property
     def keeps_anchor(self) -> bool:
@@ -69,7 +74,8 @@ class Settings(NamedTuple):
 
 def read_settings(text: str) -> Settings:
     """The value of VARIABLE."""
-    return Settings(**json.loads(text))
+    fields = json.loads(text)
+    return Settings(**{**fields, "workers": tuple(fields["workers"])})
 
 
 def hooks(steps: Steps, averaging: Averaging) -> Hooks:
@@ -94,6 +100,7 @@ class _Groups(NamedTuple):
         node: of this node's workers; `leader` the global rank of its first.
         leaders: of each node's first worker; None where this one is not among them.
         size: nodes.
+        share: of all workers, those of this node: its weight in the average.
     """
 
     world: Any
@@ -101,6 +108,7 @@ class _Groups(NamedTuple):
     leader: int
     leaders: Any
     size: int
+    share: float
 
 
 class _Bucket:
@@ -305,7 +313,7 @@ class Averaging:
     @property
     def leader(self) -> int:
         """The global rank of this node's first worker."""
-        return self.rank - self.rank % self.settings.workers_per_node
+        return max(first for first in self.settings.firsts if first <= self.rank)
 
     def _refusing(self, why: str) -> Callable[..., Any]:
         def refused(*_: Any, **__: Any) -> Any:
@@ -323,17 +331,21 @@ class Averaging:
         return self._groups
 
     def _make_groups(self, c10d: Any, world: Any) -> _Groups:
-        each, size, timeout = self.settings.workers_per_node, world.size(), _timeout(world)
-        if size % each or world.rank() != self.rank:
-            raise self.refusal("%d workers are not %d on each node" % (size, each))
-        nodes = [c10d.new_group(list(range(first, first + each)), timeout=timeout) for first in range(0, size, each)]
-        leaders = c10d.new_group(list(range(0, size, each)), timeout=timeout)
+        workers, firsts, timeout = self.settings.workers, self.settings.firsts, _timeout(world)
+        if world.size() != sum(workers) or world.rank() != self.rank:
+            raise self.refusal("the world has %d workers, and the nodes have %s" % (world.size(), list(workers)))
+        nodes = [
+            c10d.new_group(list(range(first, first + count)), timeout=timeout) for first, count in zip(firsts, workers)
+        ]
+        leaders = c10d.new_group(list(firsts), timeout=timeout)
+        node = firsts.index(self.leader)
         return _Groups(
             world=world,
-            node=nodes[self.rank // each],
+            node=nodes[node],
             leader=self.leader,
             leaders=leaders if self.leads else None,
-            size=size // each,
+            size=len(firsts),
+            share=workers[node] / sum(workers),
         )
 
     def _make_buckets(self, parameters: List[Any]) -> List[_Bucket]:
@@ -372,7 +384,7 @@ class Averaging:
                     sent_bytes += bytes_of
                     squares.append(drift)
                     flat.copy_(new)
-                if self.settings.workers_per_node > 1:
+                if groups.node.size() > 1:
                     torch.distributed.broadcast(flat, groups.leader, group=groups.node)
                 _unflatten(flat, bucket.parameters)
             for buffers in self._buffers():
@@ -397,7 +409,7 @@ class Averaging:
         """Of a node's first worker: the new parameters, bytes of the all-reduce, the square of the drift."""
         torch = sys.modules["torch"]
         own = flat if bucket.anchor is None else flat.to(bucket.anchor.dtype) - bucket.anchor
-        scale, sent = 1.0, own / groups.size
+        scale, sent = 1.0, own * groups.share
         if self.settings.dtype is not None:
             if self.settings.dtype == "fp16":
                 scale = _fp16_scale(own, groups.leaders)
@@ -451,7 +463,7 @@ def _wait_for_devices(round_: Round) -> None:
 
 def _as_recorded(settings: Settings) -> Dict[str, Any]:
     fields = settings._asdict()
-    del fields["workers_per_node"], fields["option"]
+    del fields["workers"], fields["option"]
     return fields
 
 

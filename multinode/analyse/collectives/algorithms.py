@@ -6,8 +6,9 @@ The one table of it. Bytes asked for, and busbw's factors, are `collectives`'; c
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -39,18 +40,30 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Workers on nodes; torchrun's ranks lie node by node.
 
     Attributes:
-        workers_per_node: on each, or on the fullest.
-        lacking: how many there are less than all nodes would have that are as full.
+        workers_per_node: of unequal nodes, those of the one with the most.
+        unequal: workers of each node, where these differ.
     """
 
     nodes: int
     workers_per_node: int = 1
-    lacking: int = 0
+    unequal: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, workers: Sequence[int]) -> Layout:
+        """With so many workers on each node, at least one of each."""
+        unequal = tuple(workers) if len(set(workers)) > 1 else ()
+        return cls(nodes=max(1, len(workers)), workers_per_node=max((1, *workers)), unequal=unequal)
 
     @property
     def workers(self) -> int:
         """n, all of them."""
-        return self.nodes * self.workers_per_node - self.lacking
+        return sum(self.unequal) or self.nodes * self.workers_per_node
+
+    @property
+    def ranks(self) -> tuple[range, ...]:
+        """Of each node."""
+        ends = list(itertools.accumulate(self.unequal or (self.workers_per_node,) * self.nodes))
+        return tuple(itertools.starmap(range, itertools.pairwise([0, *ends])))
 
 
 class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +133,7 @@ def _chain(layout: Layout) -> Flows:
 def _double_tree(layout: Layout) -> Flows:
     """Two trees over the nodes with half of S each, up and down; in each node a chain from its first worker."""
     flows: Flows = {}
-    nodes, workers = layout.nodes, layout.workers_per_node
+    nodes, firsts = layout.nodes, [ranks.start for ranks in layout.ranks]
     for node in range(1, nodes):
         parent = _tree_parent(node, nodes)
         # The second tree is the first one mirrored, or for an odd number of nodes moved on by one.
@@ -128,10 +141,10 @@ def _double_tree(layout: Layout) -> Flows:
             (nodes - 1 - node, nodes - 1 - parent) if nodes % 2 == 0 else ((node + 1) % nodes, (parent + 1) % nodes)
         )
         for child, above in ((node, parent), second):
-            for edge in ((child * workers, above * workers), (above * workers, child * workers)):
+            for edge in ((firsts[child], firsts[above]), (firsts[above], firsts[child])):
                 flows[edge] = flows.get(edge, 0.0) + 0.5
-    for first in range(0, layout.workers, workers):
-        for rank in range(first, first + workers - 1):
+    for ranks in layout.ranks:
+        for rank in ranks[:-1]:
             flows[rank, rank + 1] = flows[rank + 1, rank] = 1.0
     return flows
 
@@ -309,8 +322,9 @@ def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str 
 def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[NodeFlow, ...]:
     """The same by node: what its card sends and receives, and what stays inside, in parts of S."""
     sent, received, inside = ([0.0] * layout.nodes for _ in range(3))
+    node_of = [node for node, ranks in enumerate(layout.ranks) for _ in ranks]
     for (source, target), part in flows.items():
-        start, end = source // layout.workers_per_node, target // layout.workers_per_node
+        start, end = node_of[source], node_of[target]
         if start == end:
             inside[start] += part
         else:

@@ -30,7 +30,7 @@ class SideRun(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run.
 
     Attributes:
-        node_names: in node-rank order.
+        node_names: in node-rank order; `workers` how many each has.
         workload: what it trained; None where the run did not keep it.
         prices: of each node, an hour; None where it has none.
         cores: processors of each node; None is unknown.
@@ -39,7 +39,7 @@ class SideRun(msgspec.Struct, frozen=True, kw_only=True):
 
     summary: Summary
     node_names: tuple[str, ...]
-    workers_per_node: int
+    workers: tuple[int, ...]
     workload: Workload | None = None
     prices: tuple[float | None, ...] = ()
     cores: tuple[int | None, ...] = ()
@@ -63,7 +63,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     """
     speeds = [_speed_of(run.summary) for run in runs]
     last, summaries = runs[-1], [run.summary for run in runs]
-    workload, world_size = last.workload or Workload(settings=Settings()), last.nodes * last.workers_per_node
+    workload, world_size = last.workload or Workload(settings=Settings()), sum(last.workers)
     batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last)
 
     tokens: dict[str, Estimate | None] = {}
@@ -93,7 +93,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         run_ids=tuple(summary.run_id for summary in summaries),
         node_names=last.node_names,
         nodes=last.nodes,
-        workers_per_node=last.workers_per_node,
+        workers_per_node=max(last.workers),
         world_size=world_size,
         settings=last.workload.settings if last.workload is not None else None,
         global_batch=batch,

@@ -151,7 +151,7 @@ def summarise_scan(
     """
     if not isinstance(plan.test, CollectiveTest):
         raise TypeError(f"run {plan.run_id} is not a collective test")
-    layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
+    layout = Layout.of(plan.workers)
     measured = list(_measured(plan, samples))
     workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
     backend = next((worker.backend for worker in workers), "unknown")

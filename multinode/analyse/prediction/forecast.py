@@ -254,7 +254,7 @@ class _Point(NamedTuple):
     workers_per_node: int
     nodes: int
     link_gbit_per_s: float
-    lacking: int
+    unequal: tuple[int, ...]
 
 
 def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
@@ -368,7 +368,7 @@ class _Variants:
             overlap = today.overlap if point.strategy is today.strategy else point.strategy not in _SHARDED
         return Scenario(
             link=msgspec.structs.replace(today.link, gbit_per_s=point.link_gbit_per_s),
-            layout=Layout(nodes=point.nodes, workers_per_node=point.workers_per_node, lacking=point.lacking),
+            layout=Layout(nodes=point.nodes, workers_per_node=point.workers_per_node, unequal=point.unequal),
             per_device_batch=point.per_device_batch,
             accumulation=point.accumulation,
             strategy=point.strategy,
@@ -402,7 +402,7 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
         request.workers_per_node or (today.layout.workers_per_node,),
         request.nodes or (today.layout.nodes,),
         request.links or _with_measured(today.link.gbit_per_s),
-        (0,),
+        ((),),
     )
     count = math.prod(len(axis) for axis in axes)
     if count > _MOST_SCENARIOS:
@@ -411,7 +411,7 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
     for values in itertools.product(*axes):
         point = _Point._make(values)
         if point.nodes == today.layout.nodes and not request.workers_per_node:
-            point = point._replace(lacking=today.layout.lacking)
+            point = point._replace(unequal=today.layout.unequal)
         if point.nodes == 1:
             point = point._replace(link_gbit_per_s=today.link.gbit_per_s, averaging=None)
         if point.strategy is not Strategy.DDP and None in request.averagings:

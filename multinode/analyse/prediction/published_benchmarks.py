@@ -108,10 +108,10 @@ def _layout(speed: Speed, where: str) -> Layout:
         )
     if speed.workers_per_node is not None:
         return Layout(nodes=speed.nodes, workers_per_node=speed.workers_per_node)
-    count, most = len(speed.workers), max(speed.workers)
+    count = len(speed.workers)
     if speed.nodes not in {1, count}:
         raise UsageError(f"{where}.workers: {count} figures for {speed.nodes} nodes", hint="one figure a node")
-    return Layout(nodes=count, workers_per_node=most, lacking=count * most - sum(speed.workers))
+    return Layout.of(speed.workers)
 
 
 def _batch(benchmarks: PublishedBenchmarks, speed: Speed | None) -> float:

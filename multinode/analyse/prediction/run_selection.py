@@ -71,7 +71,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def layout(self) -> Layout:
         """Its workers."""
-        return Layout(nodes=max(1, len(self.plan.nodes)), workers_per_node=max(1, self.plan.nproc_per_node))
+        return Layout.of(self.plan.workers)
 
     @property
     def node_names(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -96,11 +97,11 @@ def _read_diloco(text: str, dtype: str | None) -> Averaging:
     return Averaging(every=int(every), dtype=dtype, outer_lr=outer_lr, momentum=momentum)
 
 
-def averaging_environment(averaging: Averaging | None, workers_per_node: int) -> dict[str, str]:
-    """Variables that tell a node's workers."""
+def averaging_environment(averaging: Averaging | None, workers: Sequence[int]) -> dict[str, str]:
+    """Variables that tell a node's workers; `workers` are how many each node has, in node-rank order."""
     if averaging is None:
         return {}
-    fields = msgspec.structs.asdict(averaging) | {"workers_per_node": workers_per_node, "option": averaging.option}
+    fields = msgspec.structs.asdict(averaging) | {"workers": list(workers), "option": averaging.option}
     return {_VARIABLE: json.dumps(fields)}
 
 

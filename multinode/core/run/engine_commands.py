@@ -52,6 +52,8 @@ STRAY_VARIABLES = (
     "MASTER_PORT",
     "PET_*",
     "TORCHELASTIC_*",
+    # With it torchrun takes this node's number of workers for that of every node.
+    "TORCH_ELASTIC_WORKER_IDENTICAL",
 )
 _FLIGHT_RECORDS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _RAS_PORTS = range(20000, 28000)
@@ -76,7 +78,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part of a job.
 
     Attributes:
-        nproc: workers on each node.
+        workers: of each node, in node-rank order.
         master_addr: address of node 0, where the rendezvous is.
         ifname: this node's data-plane interface; None is unknown. Likewise `addr`, its address there.
         devices: for its workers, as the accelerator's variable names them; None leaves the choice to the engine.
@@ -86,8 +88,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     node_rank: int
-    nnodes: int
-    nproc: int
+    workers: tuple[int, ...]
     master_addr: str
     master_port: int
     ifname: str | None
@@ -98,6 +99,22 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     agent: str | None = None
     addr: str | None = None
     accelerator: Accelerator = NVIDIA
+
+    @property
+    def nnodes(self) -> int:
+        """How many nodes."""
+        return len(self.workers)
+
+    @property
+    def nproc(self) -> int:
+        """Workers of this node."""
+        return self.workers[self.node_rank]
+
+    @property
+    def ranks(self) -> range:
+        """Of this node's workers: torchrun and DeepSpeed's launcher number the workers node by node."""
+        first = sum(self.workers[: self.node_rank])
+        return range(first, first + self.nproc)
 
 
 def choose_engine(job: Job, asked: str | None = None, accelerate: dict[str, Any] | None = None) -> Engine:
@@ -298,7 +315,9 @@ def _deepspeed(place: Place, program: tuple[str, ...], env: dict[str, str], cwd:
     """
     # Node names and the devices of each, in node-rank order. The launcher sets CUDA_VISIBLE_DEVICES to the devices of
     # its own node and counts those of the others, nothing more.
-    world: dict[str, list[int] | list[str]] = {f"node-{rank}": list(range(place.nproc)) for rank in range(place.nnodes)}
+    world: dict[str, list[int] | list[str]] = {
+        f"node-{rank}": list(range(count)) for rank, count in enumerate(place.workers)
+    }
     given = None if place.devices is None else ",".join(place.devices)
     if (devices := env.get(place.accelerator.visible[0], given)) is not None:
         world[f"node-{place.node_rank}"] = _devices(place, devices)
@@ -347,7 +366,7 @@ def _accelerate_file(place: Place, base: dict[str, Any]) -> PlanFile:
         "distributed_type": "MULTI_GPU" if kind in _ALONE else kind,
         "machine_rank": place.node_rank,
         "num_machines": place.nnodes,
-        # The total over all nodes.
+        # The total over all nodes. Accelerate divides it by the machines again to get the workers of this one.
         "num_processes": place.nproc * place.nnodes,
         "main_process_ip": place.master_addr,
         "main_process_port": place.master_port,

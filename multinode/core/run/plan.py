@@ -70,6 +70,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         job: the job in a few words, for people.
         config_path: the YAML as its user named it; empty for a script, and in what earlier releases stored.
         profile: whether the workers record their steps.
+        nproc_per_node: workers of a node; of unequal ones, of the node with the most.
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
         grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
         averaging: what nodes average every H steps; None is nothing, as on one node.
@@ -93,6 +94,11 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     test: Benchmark | None = None
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Workers of each node, in node-rank order."""
+        return tuple(len(node.ranks) for node in self.nodes)
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:

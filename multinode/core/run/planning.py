@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from multinode.core.run.engine_commands import (
     engine_command,
     engine_files,
 )
+from multinode.core.run.node_groups import node_groups_of
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.core.run.quoting import Command
 from multinode.core.run.run_id import node_run_id
@@ -36,11 +37,14 @@ __all__ = [
     "LaunchOptions",
     "gradient_sender",
     "plan_launch",
+    "refuse_unequal",
+    "workers_of_nodes",
     "workers_per_node",
 ]
 
 DEFAULT_MASTER_PORT = 29500
 _DEEPSPEED_FILE = "deepspeed.json"
+_FEWER = "--workers-per-node {}, or equal slots= in the hostfile"
 _OUTPUT = "output"
 
 
@@ -48,7 +52,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a job is laid out over the nodes and started.
 
     Attributes:
-        workers_per_node: None takes the hostfile's slots.
+        workers_per_node: None takes each node's own slots.
         master_port: of the rendezvous, on node 0.
         profile: whether the workers record where the time of their steps goes.
         trace_steps: how many steps torch.profiler records after the warm-up; None is none.
@@ -93,18 +97,23 @@ def plan_launch(
     """Lay the job out over the nodes; `facts` may lack nodes (a dry run offline), and then says what it assumed.
 
     Raises:
-        UsageError: unequal slots, no network in common, an address that a node does not have, or gradients that cannot
-            be compressed.
+        UsageError: fewer slots than workers were asked for, unequal ones where the job needs equal ones, no network in
+            common, an address that a node does not have, or gradients that cannot be compressed.
     """
-    nproc = workers_per_node(cluster, facts, options.workers_per_node)
+    if isinstance(job, Benchmark):
+        workers = (workers_per_node(cluster, facts, options.workers_per_node),) * len(cluster.nodes)
+    else:
+        workers = workers_of_nodes(cluster, facts, options.workers_per_node)
     if isinstance(job, CollectiveTest):
         job = _settle_backend(cluster, facts, job)
-        _check_workers(cluster, facts, job, nproc)
+        _check_workers(cluster, facts, job, workers[0])
     endpoints = choose_endpoints(cluster, facts)
     master_addr = endpoints[0].addr
     if master_addr is None:
         raise UsageError("node 0 has no address on the data plane", hint="name it in the hostfile: addr=")
     task = _task(job, options, len(cluster.nodes))
+    if not isinstance(job, Benchmark):
+        refuse_unequal(job, task.engine.accelerate, task.environment.env, cluster, workers)
     nodes = []
     for node_rank, (node, endpoint) in enumerate(zip(cluster.nodes, endpoints, strict=True)):
         found = facts.get(node.name)
@@ -112,13 +121,14 @@ def plan_launch(
         known = _is_known(node, options.environment)
         place = Place(
             node_rank=node_rank,
-            nnodes=len(cluster.nodes),
-            nproc=nproc,
+            workers=workers,
             master_addr=master_addr,
             master_port=options.master_port,
             ifname=endpoint.ifname,
             addr=endpoint.addr,
-            devices=_devices(node, found, None if task.engine.name == "exec" else nproc, options.environment.env),
+            devices=_devices(
+                node, found, None if task.engine.name == "exec" else workers[node_rank], options.environment.env
+            ),
             accelerator=accelerator_named(found.accelerator if found else None),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
             agent=f"{home}/{options.agent}" if options.agent else None,
@@ -133,10 +143,10 @@ def plan_launch(
         config_path=job.config_path if isinstance(job, LlamaFactoryJob) else "",
         master_addr=master_addr,
         master_port=options.master_port,
-        nproc_per_node=nproc,
-        world_size=nproc * len(cluster.nodes),
+        nproc_per_node=max(workers),
+        world_size=sum(workers),
         profile=options.profile,
-        trace=_trace_window(options, nproc, len(cluster.nodes)),
+        trace=_trace_window(options, nodes),
         sample_interval_s=options.sample_interval_s,
         grad_compress=task.grad_compress,
         averaging=task.averaging,
@@ -146,7 +156,7 @@ def plan_launch(
     )
 
 
-def _trace_window(options: LaunchOptions, nproc: int, nnodes: int) -> TraceWindow | None:
+def _trace_window(options: LaunchOptions, nodes: Sequence[NodePlan]) -> TraceWindow | None:
     """The window that was asked for.
 
     Raises:
@@ -156,18 +166,18 @@ def _trace_window(options: LaunchOptions, nproc: int, nnodes: int) -> TraceWindo
         return None
     if not options.profile:
         raise UsageError("--trace needs the instrumentation, and --no-profile leaves it out")
-    world = nproc * nnodes
-    wrong = next((rank for rank in options.trace_ranks if not 0 <= rank < world), None)
+    last = nodes[-1].ranks[-1]
+    wrong = next((rank for rank in options.trace_ranks if not 0 <= rank <= last), None)
     if wrong is not None:
-        raise UsageError(f"there is no rank {wrong} to trace", hint=f"the ranks of this run are 0 to {world - 1}")
-    return TraceWindow(steps=options.trace_steps, ranks=options.trace_ranks or tuple(range(0, world, nproc)))
+        raise UsageError(f"there is no rank {wrong} to trace", hint=f"the ranks of this run are 0 to {last}")
+    return TraceWindow(steps=options.trace_steps, ranks=options.trace_ranks or tuple(node.ranks[0] for node in nodes))
 
 
-def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> int:
-    """Workers on each node: what was asked, else the slots, else the GPUs found, else one.
+def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> tuple[int, ...]:
+    """Workers of each node, in order: what was asked, else its slots, else the GPUs found, else one.
 
     Raises:
-        UsageError: the nodes have unequal slots, or fewer than were asked for; torchrun would hang.
+        UsageError: a node has fewer slots than were asked for.
     """
     slots = {node.name: _slots(node, facts.get(node.name)) for node in cluster.nodes}
     fewest = min(slots.values())
@@ -179,14 +189,44 @@ def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: in
                     node=node.name,
                     hint=f"--workers-per-node {fewest}, or more slots= or gpus= in the hostfile",
                 )
-        return asked
-    if len(set(slots.values())) > 1:
-        listed = ", ".join(f"{name} has {count}" for name, count in slots.items())
+        return (asked,) * len(cluster.nodes)
+    return tuple(slots.values())
+
+
+def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> int:
+    """Workers of every node, where what is measured is only right with as many on each.
+
+    Raises:
+        UsageError: the nodes have unequal slots, or fewer than were asked for.
+    """
+    workers = workers_of_nodes(cluster, facts, asked)
+    if len(set(workers)) > 1:
         raise UsageError(
-            f"the nodes have unequal slots ({listed}), and torchrun hangs unless every node has as many workers",
-            hint=f"--workers-per-node {fewest}, or equal slots= in the hostfile",
+            f"the nodes have unequal slots ({_list_workers(cluster, workers)}), and this needs as many workers on each",
+            hint=_FEWER.format(min(workers)),
         )
-    return fewest
+    return workers[0]
+
+
+def _list_workers(cluster: Cluster, workers: Sequence[int]) -> str:
+    return ", ".join(f"{node.name} has {count}" for node, count in zip(cluster.nodes, workers, strict=True))
+
+
+def refuse_unequal(
+    job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str], cluster: Cluster, workers: Sequence[int]
+) -> None:
+    """Refuse unequal numbers of workers where the job groups the workers of a node.
+
+    Raises:
+        UsageError: it does.
+    """
+    setting = node_groups_of(job, accelerate, env) if len(set(workers)) > 1 else None
+    if setting is not None:
+        raise UsageError(
+            f"{setting} groups the workers of a node, and the nodes have unequal numbers of them "
+            f"({_list_workers(cluster, workers)})",
+            hint=_FEWER.format(min(workers)),
+        )
 
 
 def _settle_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest) -> CollectiveTest:
@@ -259,14 +299,13 @@ def _is_known(node: Node, environment: JobEnvironment) -> bool:
 
 def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found: NodeFacts | None) -> NodePlan:
     cwd = found.cwd if found and found.cwd else node.workdir
-    first = place.node_rank * place.nproc
     command = _command(task, place, node.env | task.environment.env, cwd)
     if task.nccl_inspector:
         command = msgspec.structs.replace(command, env=_inspector_environment(node, place, found) | command.env)
     return NodePlan(
         node=node.name,
         node_rank=place.node_rank,
-        ranks=tuple(range(first, first + place.nproc)),
+        ranks=tuple(place.ranks),
         addr=endpoint.addr,
         ifname=endpoint.ifname,
         link_gbit_per_s=endpoint.link_gbit_per_s,
@@ -319,7 +358,7 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
         command = engine_command(task.engine, place, task.job, own | env, cwd)
     environment = task.environment
     env = command.env | _compression_environment(task.grad_compress)
-    env |= averaging_environment(task.averaging, place.nproc)
+    env |= averaging_environment(task.averaging, place.workers)
     return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
 
 
@@ -334,7 +373,7 @@ def _job_files(job: Job | Benchmark, place: Place) -> tuple[PlanFile, ...]:
     return (
         PlanFile(path=JOB_FILE, text=render_job(job, paths)),
         *([] if deepspeed is None else [PlanFile(path=_DEEPSPEED_FILE, text=deepspeed)]),
-        *synthetic_files(job, place.nproc * place.nnodes),
+        *synthetic_files(job, sum(place.workers)),
     )
 
 

@@ -12,7 +12,9 @@ from operator import attrgetter
 from multinode.core.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
+from multinode.core.job.job import LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import CollectiveTest
+from multinode.core.run.planning import refuse_unequal
 from multinode.errors import UsageError
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.rule import Case, Check, Rule, disagreements, launch_check, listed
@@ -59,12 +61,12 @@ TOO_FEW_GPUS = Rule(
     "error",
     catches="more workers than GPUs on a node",
     message="{workers} workers shall run here, and it has {count} GPUs: the last would find no device",
-    hint="slots={count} in the hostfile, on every node as many",
+    hint="slots={count} in the hostfile",
 )
-UNEQUAL_SLOTS = Rule(
+WRONG_SLOTS = Rule(
     "gpus",
     "error",
-    catches="nodes with unequal numbers of workers, which torchrun waits for without end",
+    catches="fewer slots than workers are asked for; and unequal numbers of workers, where the job groups them by node",
     message="{reason}",
     hint="{way!s}",
 )
@@ -210,22 +212,24 @@ def check_presence(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_counts(inspection: Inspection) -> Iterator[Case]:
-    """Every node has the GPUs that the hostfile gives it, one for each worker, and as many workers as the others."""
+    """Every node has the GPUs that the hostfile gives it, one for each worker, and the workers that the job needs."""
     some = {bool(found.gpus) for _, found in inspection.known}
-    workers = None
+    workers: dict[str, int] = {}
     try:
         workers = inspection.require_workers()
+        if (counts := inspection.workers_of_nodes()) and isinstance(inspection.job, LlamaFactoryJob | ScriptJob):
+            refuse_unequal(inspection.job, {}, inspection.environment.env, inspection.cluster, counts)
     except UsageError as error:
         # Where some nodes have no GPU, what they lack has been said.
         if len(some) == 1:
-            yield UNEQUAL_SLOTS.found(None, reason=error.message, way=error.hint)
+            yield WRONG_SLOTS.found(error.node, reason=error.message, way=error.hint)
     for node, found in inspection.known:
         there = {gpu.index for gpu in found.gpus}
         lacking = [str(gpu) for gpu in node.gpus or () if gpu not in there]
         if lacking and (there or True not in some):
             has = f"GPU {', '.join(map(str, sorted(there)))}" if there else f"none ({_why_none(found)})"
             yield NO_SUCH_GPU.found(node.name, ids=" and ".join(lacking), there=has)
-        wanted = node.slots or workers or 1
+        wanted = node.slots or workers.get(node.name) or 1
         count = len(found.visible_gpus)
         if count and node.gpus is None and wanted > count and _on_gpus(inspection):
             yield TOO_FEW_GPUS.found(node.name, workers=wanted, count=count)

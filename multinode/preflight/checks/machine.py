@@ -303,8 +303,8 @@ def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
     loaders = inspection.training.config.get("dataloader_num_workers") if inspection.training else None
     if type(loaders) is int and loaders > 0:
         return f"{loaders} data loader workers of each training worker"
-    workers = inspection.workers_per_node()
-    return f"NCCL's {workers} workers" if on_gpus and workers is not None and workers > 1 else None
+    workers = max(inspection.workers_of_nodes() or (1,))
+    return f"NCCL's {workers} workers" if on_gpus and workers > 1 else None
 
 
 def _offloaded_parts(job: LlamaFactoryJob | None) -> list[tuple[str, str, int]]:

@@ -81,17 +81,17 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
 @Check
 def check_strategy(inspection: Inspection) -> Iterator[Case]:
     """The gradients and weights of a step pass the links in good time, or nothing would pass them in less."""
-    training, workers, link = _read(inspection), inspection.workers_per_node(), _link(inspection)
+    training, workers, link = _read(inspection), inspection.workers_of_nodes(), _link(inspection)
     nodes = len(inspection.cluster.nodes)
     if training is None or workers is None or link is None or nodes == 1:
         return
-    layout = Layout(nodes=nodes, workers_per_node=workers)
+    layout = Layout.of(workers)
     goodput, words = link
     gloo = all(not found.gpus for found in inspection.facts.values())
     size = _sent(training.strategy, training.load, layout, gloo=gloo)
     time_s = card_time_s(size, goodput)
     values = {"name": training.name, "size": _format_bytes(size), "time": _format_time(time_s), "link": words}
-    values["workers"] = format_count(nodes * workers, "worker")
+    values["workers"] = format_count(sum(workers), "worker")
     other = _cheapest(training, layout, inspection, gloo=gloo)
     if other is not None and time_s > _WARN_S and other.size_bytes < _MUCH_LESS * size:
         yield SENDS_TOO_MUCH.found(

@@ -157,11 +157,11 @@ def check_deepspeed(inspection: Inspection) -> Iterator[Case]:
 def check_batch_size(inspection: Inspection) -> Iterator[Case]:
     """A train_batch_size that is fixed is that of these workers."""
     config, settings = _settings(inspection)
-    value, per_node = settings.fixed.get("train_batch_size"), inspection.workers_per_node()
+    value, counts = settings.fixed.get("train_batch_size"), inspection.workers_of_nodes()
     micro, steps = (_expected(config, *_MATCHES[key]) for key in (_BATCH, _STEPS))
-    if value is None or per_node is None or micro is None or steps is None:
+    if value is None or counts is None or micro is None or steps is None:
         return
-    workers = per_node * len(inspection.cluster.nodes)
+    workers = sum(counts)
     product = micro * steps * workers
     if value != product:
         yield BATCH_SIZE_FIXED.found(None, value=value, workers=workers, micro=micro, steps=steps, product=product)

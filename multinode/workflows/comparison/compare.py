@@ -84,11 +84,9 @@ def load_side_run(directory: RunDirectory) -> SideRun:
     return SideRun(
         summary=summary,
         node_names=tuple(node.node for node in plan.nodes),
-        workers_per_node=plan.nproc_per_node,
+        workers=plan.workers,
         workload=directory.read("workload.json", Workload),
-        prices=tuple(
-            nodes[node.node].hourly(plan.nproc_per_node) if node.node in nodes else None for node in plan.nodes
-        ),
+        prices=tuple(nodes[node.node].hourly(len(node.ranks)) if node.node in nodes else None for node in plan.nodes),
         cores=tuple(cores.get(node.node) for node in plan.nodes),
         link_gbit_per_s=min(known) if len(known) == len(links) > 1 else None,
     )

@@ -45,7 +45,8 @@ def contrast_of_launch(directory: RunDirectory) -> str:
     if plan is None or job is None:
         return ""
     slots = cluster.nodes[0].slots if cluster is not None and cluster.nodes else None
-    workers = ["--workers-per-node", str(plan.nproc_per_node)] if slots not in {None, plan.nproc_per_node} else []
+    is_asked = len(set(plan.workers)) == 1 and slots not in {None, plan.nproc_per_node}
+    workers = ["--workers-per-node", str(plan.nproc_per_node)] if is_asked else []
     compress = ["--grad-compress", plan.grad_compress] if plan.grad_compress is not None else []
     averaging = plan.averaging.options if plan.averaging is not None else ()
     words = "".join(f" {shlex.quote(word)}" for word in redact_words([*workers, *compress, *averaging, *job]))

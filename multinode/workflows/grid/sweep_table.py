@@ -151,6 +151,6 @@ def _measured(record: CellRecord, root: Path) -> MeasuredCell:
 def _price_purchase(plan: LaunchPlan, cluster: Cluster) -> float | None:
     """Of all its nodes, or of the GPUs in use; None where one has no price."""
     nodes = {node.name: node for node in cluster.nodes}
-    told = [nodes[node.node].purchase(plan.nproc_per_node) if node.node in nodes else None for node in plan.nodes]
+    told = [nodes[node.node].purchase(len(node.ranks)) if node.node in nodes else None for node in plan.nodes]
     known = [price for price in told if price is not None]
     return math.fsum(known) if known and len(known) == len(told) else None

@@ -265,7 +265,7 @@ def _keep(
     if what.options.profile:
         directory.write("model.json", read_model_work(what.job, first.model))
     if not isinstance(what.job, Benchmark):
-        layout = Layout(nodes=len(plan.nodes), workers_per_node=plan.nproc_per_node)
+        layout = Layout.of(plan.workers)
         job = with_accelerate(what.job, _accelerate(what))
         workload = read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress)
         averaging = plan.averaging.words if plan.averaging is not None else None
