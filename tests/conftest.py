@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -29,6 +30,11 @@ for _name, _examples in (("quick", 25), ("thorough", 300)):
         _name, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_examples
     )
 settings.load_profile("quick")
+
+# Commands honour what is ignored when they start, as under nohup; those that tests start are not to, however we began.
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 ROOT = Path(__file__).parents[1]
 _PYTEST_OWN = "PYTEST_"

@@ -359,7 +359,7 @@ BEYOND_FABRIC = Refusal(
     kind=ConnectError,
     catches="an SSH connection that fails in another way where Fabric stands in for ssh",
     message="no SSH connection to {where} through Fabric: {reason}",
-    hint="install an OpenSSH client, which multinode connects through where the option --ssh is left out; on Debian or "
+    hint="install an OpenSSH client, through which multinode connects unless it is told otherwise; on Debian or "
     "Ubuntu, as root:\n"
     "apt-get install openssh-client",
 )

@@ -482,7 +482,8 @@ def a_port_where_nothing_listens(case: Case) -> Iterator[None]:
     case.options = {"port": case.sshd.port}
 
 
-@refused("the name 'no-such-node.invalid' does not resolve", *BOTH)
+# Where no name server is reached, nobody can say that there is no such name.
+@refused("the name 'no-such-node.invalid' (does not resolve|was not resolved)", *BOTH)
 def a_name_that_does_not_resolve(case: Case) -> Iterator[None]:
     before = case.config
     case.config += "HostName no-such-node.invalid\n"
@@ -619,7 +620,9 @@ def a_node_that_is_down_behind_its_jump_host(case: Case) -> Iterator[None]:
     case.options = {}
 
 
-@refused("its jump host gate cannot reach no-such.invalid port .*: Name or service not known", *OPENSSH)
+@refused(
+    "its jump host gate cannot reach no-such.invalid port .*: (Name or service not known|Temporary failure)", *OPENSSH
+)
 def a_name_that_the_jump_host_does_not_know(case: Case) -> Iterator[None]:
     case.places.enter_context(started(gate(case)))
     before, case.config = case.config, f"HostName no-such.invalid\n{case.config}"

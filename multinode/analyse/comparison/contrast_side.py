@@ -93,7 +93,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         run_ids=tuple(summary.run_id for summary in summaries),
         node_names=last.node_names,
         nodes=last.nodes,
-        workers_per_node=max(last.workers),
+        workers_per_node=max(last.workers, default=1),
         world_size=world_size,
         settings=last.workload.settings if last.workload is not None else None,
         global_batch=batch,
