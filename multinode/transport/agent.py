@@ -333,7 +333,7 @@ class AgentTransport:
                 ended = None if self._greet(stream, node, end) else stream.finish(time_left(end))
                 if ended is None:
                     stream.send(request)
-            except MultinodeError:
+            except BaseException:
                 stream.close()
                 raise
             if ended is None:
@@ -448,6 +448,7 @@ class AgentStream:
             if version is None:
                 self.passed_over = (self.passed_over + line + b"\n")[-_SHOWN_BYTES:]
             elif tuple(map(int, version.split(".")[:2])) < _OLDEST_PYTHON:
+                self.close()
                 raise refusals.OLD_PYTHON.error(self._node, python=self._node.python or "python3", version=version)
             else:
                 self.has_greeted = True
@@ -528,7 +529,8 @@ class AgentStream:
 
 
 def _end(stream: AgentStream, deadline_s: float) -> None:
-    with contextlib.suppress(ContactLost):
+    # However it ends: a session that sshd refused says so only now.
+    with contextlib.suppress(MultinodeError):
         stream.finish(deadline_s)
     stream.close()
 

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -351,6 +352,9 @@ def _open(
     began = time.monotonic()
     with _closing_at(min(end, began + _STAGES * stage_s), connection.client.get_transport) as passed:
         try:
+            if isinstance(connection.gateway, str):
+                # Kept, for paramiko ends the program of a ProxyCommand, and takes no note of its end.
+                connection.connect_kwargs["sock"], connection.gateway = connection.open_gateway(), None
             connection.open()
             _LOG.debug("%s: logged in to %s in %.2f s", node.name, _where(connection), time.monotonic() - began)
         except (OSError, EOFError, UnicodeError, paramiko.SSHException) as error:
@@ -363,10 +367,21 @@ def _open(
 
 def _close(connection: fabric.Connection) -> None:
     """Close it, and those of its jump hosts."""
+    reader = connection.client.get_transport()
     with contextlib.suppress(*_BROKEN):
         connection.close()
         # Also of one that was never open: it has asked the user's agent for keys.
         connection.client.close()
+    proxy = connection.connect_kwargs.get("sock")
+    if isinstance(proxy, paramiko.ProxyCommand):
+        with proxy.process as program:
+            if reader is not None and reader.is_alive():
+                # It looks at the pipes every 0.1 s, and at its end kills the program by its number.
+                reader.join(_CLOSE_S)
+            program.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(_CLOSE_S)
+            program.kill()
     if isinstance(connection.gateway, fabric.Connection):
         _close(connection.gateway)
 

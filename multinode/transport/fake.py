@@ -22,11 +22,13 @@ class FakeTransport(Transport):
 
     Attributes:
         ran: what was run so far: (node's name, command, stdin).
+        streams: what was opened.
     """
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self.ran: list[tuple[str, str, bytes]] = []
+        self.streams: list[FakeStream] = []
 
     def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:  # noqa: ARG002 - nothing is waited for
         """Answer at once. See `Transport.run`."""
@@ -36,7 +38,8 @@ class FakeTransport(Transport):
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:  # noqa: ARG002 - as above
         """A stream that asks the handler when it is first read. See `Transport.open`."""
-        return FakeStream(self, node, command)
+        self.streams.append(FakeStream(self, node, command))
+        return self.streams[-1]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -47,6 +50,7 @@ class FakeStream(Stream):
 
     Attributes:
         sent: everything that was written to it.
+        is_closed: whether it was let go of.
     """
 
     def __init__(self, transport: FakeTransport, node: Node, command: str) -> None:
@@ -57,6 +61,7 @@ class FakeStream(Stream):
         self._lines: list[bytes] | None = None
         self._has_greeted = False
         self.sent = b""
+        self.is_closed = False
 
     def send(self, data: bytes) -> None:
         """Keep what is written. See `Stream.send`."""
@@ -87,4 +92,5 @@ class FakeStream(Stream):
         """Nobody waits for the end of it."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Take note of it."""
+        self.is_closed = True

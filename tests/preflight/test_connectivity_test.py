@@ -40,7 +40,11 @@ def meet(
         return [json.dumps(record).encode() + b"\n" for record in answer]
 
     fake = FakeTransport(handle)
-    return *run_connectivity_test(AgentTransport(fake, AgentArchive(b"")), NODES, ADDRESSES, plan), fake
+    agent = AgentTransport(fake, AgentArchive(b""))
+    result = run_connectivity_test(agent, NODES, ADDRESSES, plan)
+    agent.close()
+    assert all(stream.is_closed for stream in fake.streams)
+    return *result, fake
 
 
 def test_what_every_node_found_at_every_other_is_kept_in_order() -> None:

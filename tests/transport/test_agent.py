@@ -296,6 +296,37 @@ def test_agents_that_wait_for_a_further_verb_are_ended_at_once() -> None:
     assert FrozenStream.most > 1
 
 
+class RefusedStream(FakeStream):
+    """A session that sshd refused, which says so when it is ended."""
+
+    def finish(self, deadline_s: float) -> Completed:
+        raise ConnectError(f"sshd refused another session (asked for within {deadline_s} s)")
+
+
+def test_a_channel_is_let_go_of_however_its_agent_ends() -> None:
+    fake = FakeTransport(lambda *_: [FACTS])
+    agent = AgentTransport(fake, ARCHIVE)
+    stream = RefusedStream(fake, NODE, "x")
+    agent.keep(NODE, AgentStream(stream, NODE))
+    agent.close()
+    assert stream.is_closed
+
+
+def test_a_channel_that_waited_with_an_old_python_is_let_go_of() -> None:
+    class Old(RefusedStream):
+        def read_line(self, deadline_s: float) -> bytes:
+            del deadline_s
+            return GREETING.replace(b"3.9.0", b"3.8.1")
+
+    fake = FakeTransport(lambda *_: [FACTS])
+    agent = AgentTransport(fake, ARCHIVE)
+    stream = Old(fake, NODE, "x")
+    agent.keep(NODE, AgentStream(stream, NODE))
+    with pytest.raises(NodeFailed, match=r"Python 3\.8\.1"):
+        agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    assert stream.is_closed
+
+
 EARLY = f"python3 -I -S ~/{ARCHIVE.path}"
 
 

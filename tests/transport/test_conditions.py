@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -46,6 +47,7 @@ class Case:
     """
 
     def __init__(self, folder: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.others = set(psutil.Process().children())
         self.folder = folder
         self.transport = transport
         self.monkeypatch = monkeypatch
@@ -147,6 +149,8 @@ class Case:
     def close(self) -> None:
         self.here.close()
         self.places.close()
+        # Zombies count: what nobody waited for Python tells of during some later test.
+        assert set(psutil.Process().children()) <= self.others
 
 
 Works = Callable[[Case], None]

@@ -183,7 +183,11 @@ class ConnectivityTest:
     def _open(self, node: Node) -> Listening:
         request = self._request | {"addr": self._addresses[node.name]}
         stream = self._agent.open(node, "connectivity", request, deadline_s=_ANSWER_S)
-        listening = _read(stream.first or {}, Listening, node.name)
+        try:
+            listening = _read(stream.first or {}, Listening, node.name)
+        except NodeFailed:
+            stream.close()
+            raise
         self._streams[node.name] = stream
         return listening
 
