@@ -292,3 +292,24 @@ def test_a_phrase_that_is_not_ours_is_found_wherever_a_line_ends(tmp_path: Path)
 def test_a_word_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     checked = _run("check_words.py", _tree(tmp_path, {"docs/words.txt": "cog, gear\n"}))
     assert "'cog, gear' has no ` -> `" in checked.stderr
+
+
+def test_words_by_hand_and_decisions_are_counted_and_code_and_generated_pages_are_not(tmp_path: Path) -> None:
+    files = {
+        "README.md": "one two\n\n```\nnot this\n```\n\nthree\n",
+        "docs/a.md": "four five\n",
+        "docs/a.zh-CN.md": "no\n",
+        "docs/reference/cli.md": "no no\n",
+        "docs/adr/0001-x.md": "one\n",
+    }
+    checked = _run("count_words.py", _tree(tmp_path, files))
+    assert checked.stdout.startswith("5 of ")
+    assert ", 1 of " in checked.stdout
+    assert "7 of 100 lines of README" in checked.stdout
+    assert checked.returncode == 0
+
+
+def test_a_readme_of_more_than_a_hundred_lines_is_too_long(tmp_path: Path) -> None:
+    checked = _run("count_words.py", _tree(tmp_path, {"README.md": "line\n" * 101}))
+    assert "101 of 100 lines of README" in checked.stdout
+    assert checked.returncode == 1

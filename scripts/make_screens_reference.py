@@ -1,0 +1,37 @@
+"""Puts the tests' golden screens into docs/reading-the-output.md; with --check, says whether they are current.
+
+A screen belongs below each line `<!-- screen: NAME -->`: what tests/report/golden/NAME.txt shows at 80 columns.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from reference_pages import write_or_check
+
+_ROOT = Path(__file__).parent.parent
+PAGE = _ROOT / "docs" / "reading-the-output.md"
+_GOLDEN = _ROOT / "tests" / "report" / "golden"
+_SCREEN = re.compile(r"(<!-- screen: (?P<name>[\w-]+) -->\n)(?:\n```\n.*?\n```\n)?", re.DOTALL)
+_WIDTH = re.compile(r"^=== \d+ columns\n", re.MULTILINE)
+
+
+def main() -> int:
+    """Write what is not current, or name it."""
+    return write_or_check({PAGE: with_screens(PAGE.read_text(), _GOLDEN)}, __doc__)
+
+
+def with_screens(text: str, golden: Path) -> str:
+    """The page with the screens as they are now."""
+
+    def screen(match: re.Match[str]) -> str:
+        shown = _WIDTH.split((golden / f"{match['name']}.txt").read_text())[1].strip("\n")
+        return f"{match[1]}\n```\n{shown}\n```\n"
+
+    return _SCREEN.sub(screen, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
