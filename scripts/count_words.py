@@ -10,8 +10,18 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-HAND_WRITTEN, DECISIONS, README_LINES = 42_800, 17_300, 100
-_GENERATED = {"api", "bandwidth", "checks", "cli", "cli-lab-fault", "figures", "json", "troubleshooting"}
+HAND_WRITTEN, DECISIONS, README_LINES = 34_900, 9_600, 100
+_GENERATED = {
+    "api",
+    "bandwidth",
+    "checks",
+    "cli",
+    "cli-lab-fault",
+    "figures",
+    "imported-columns",
+    "json",
+    "troubleshooting",
+}
 
 
 def main() -> int:

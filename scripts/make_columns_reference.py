@@ -1,0 +1,81 @@
+"""Writes docs/reference/imported-columns.md from the columns of an import; with --check, says if it is current."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from reference_pages import write_or_check
+
+from multinode.core.grid.imported_columns import IMPORTED
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "imported-columns.md"
+
+_HEADER = """\
+<!-- Written by scripts/make_columns_reference.py. -->
+# Columns of imported tables
+
+The titles that `multinode import` reads, the column that it makes of them, and its meaning. Capital letters, spaces,
+dashes and underscores make no difference. Titles of one row may differ in unit: `step_time_s` is in seconds. If a title
+has no unit, each cell needs one. [How to import a table](../how-to/compare-gpus-by-price.md).
+
+| titles | column | meaning |
+|---|---|---|
+"""
+_MEANINGS = {
+    "label": "of the row; else made of the device and what tells the rows apart",
+    "device": "what a worker computes on: a GPU, or a CPU",
+    "world_size": "GPUs in all",
+    "method": "in your own words",
+    "stage": "sft, pt, dpo, ...",
+    "strategy": "DDP, ZeRO-2, ...",
+    "precision": "bf16, fp16, fp32, ...",
+    "fp16": "true or false; false does not say what it was instead",
+    "bf16": "the same",
+    "sequence_length": "in tokens",
+    "per_device_batch": "samples of a worker's micro-batch",
+    "accumulation": "micro-batches per step",
+    "all_devices_batch": "samples of a micro-batch of all workers",
+    "global_batch": "samples of an optimizer step of all workers",
+    "dataset_samples": "samples of the data set",
+    "tokens": "tokens of the data set",
+    "tokens_per_sample": "padded",
+    "steps": "of the whole training",
+    "samples_per_s": "of all workers",
+    "samples_per_s_per_gpu": "of one worker",
+    "tokens_per_s": "of all workers",
+    "steps_per_s": "optimizer steps",
+    "tgs": "tokens per second of one worker",
+    "model_tflops": "of one worker, without recomputation",
+    "hardware_tflops": "of one worker, with recomputation",
+    "mfu": "share of the device's peak: `0.45` or `45 %`",
+    "hfu": "the same with recomputation",
+    "step_time_ms": "of an optimizer step",
+    "network_share": "exposed communication as a share of the step: `0.12` or `12 %`",
+    "peak_memory_gib": "of the worker that needed most. MB is 1e6 bytes; `nvidia-smi` counts in MiB",
+    "whole_s": "of the whole training: seconds, `3:35:20`, or `28:04` (minutes and seconds)",
+    "energy_j_per_sample": "of all GPUs",
+    "price_per_hour": "of all devices of the row",
+    "price_purchase": "of all devices of the row",
+    "price_gpu_per_hour": "of one device",
+    "price_purchase_gpu": "of one device",
+    "currency": "one word, of the row's own prices",
+}
+
+
+def main() -> int:
+    """Write what is not current, or name it."""
+    return write_or_check({REFERENCE: render_reference()}, __doc__)
+
+
+def render_reference() -> str:
+    """The whole page."""
+    titles: dict[str, list[str]] = {}
+    for title, one in IMPORTED.items():
+        titles.setdefault(one.column.name, []).append(f"`{title}`")
+    rows = (f"| {', '.join(found)} | {name} | {_MEANINGS.get(name, '')} |\n" for name, found in titles.items())
+    return _HEADER + "".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
