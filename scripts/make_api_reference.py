@@ -20,11 +20,13 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
 _HEADER = """\
 # The Python API
 
-Written by `scripts/make_api_reference.py` from `multinode.api`; `scripts/check` sees that it is current. An example of
-all of it: [use from Python](../how-to/use-from-python.md).
+<!-- Written by scripts/make_api_reference.py. -->
 
-Names and fields on this page are stable: within a major version they are added to, not renamed or removed. Units stand
-in the names. What the results hold as JSON is in [JSON documents](json.md); their fields have the same names.
+Every function and struct of `multinode.api`. An example of all of them: [use from
+Python](../how-to/use-from-python.md).
+
+Within a major version, names and fields are added, never renamed or removed. Units are part of names. As
+[JSON documents](json.md), results have the same fields.
 """
 # What a caller makes; the others are made by the functions.
 _REQUESTS = (

@@ -83,16 +83,17 @@ _MODELS = (
 _HEADER = f"""\
 # How much bandwidth do I need
 
-Written by `scripts/make_bandwidth_table.py`, as `predict` does from published figures, for **two nodes of
-{_GPUS} GPUs that each compute {_TFLOPS:.0f} TFLOP/s** (an RTX 4090 at 40 % of its peak), in bf16, with {_SAMPLES}
-sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and accumulation {_ACCUMULATION}. Whether a row fits the
-memory of a GPU is another question: `multinode advise`.
+<!-- Written by scripts/make_bandwidth_table.py. -->
 
-- *sent* is what passes each node's NIC in an optimizer step, one way.
-- The percentages are the efficiency of two nodes (100 %: twice as fast as one), with the range that the model allows.
-  Below 50 % two nodes are slower than one.
-- *break-even* is the link from which on two nodes beat one, *90 %* the one that reaches 90 % efficiency, both over TCP,
-  which rarely carries more than 3 to 5 GB/s however fast the link is; `-`: no link is enough over TCP.
+Predictions for **two nodes with {_GPUS} GPUs of {_TFLOPS:.0f} TFLOP/s each** (an RTX 4090 at 40% of its peak), in bf16,
+with {_SAMPLES} sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and accumulation {_ACCUMULATION}. For
+other models, nodes and batches, use `multinode predict`. Whether a row fits into memory, `multinode advise` says.
+
+- *sent* passes each node's NIC in an optimizer step, in one direction.
+- The percentages are the efficiency of two nodes, with the range of the prediction. At 100% two nodes are twice as fast
+  as one; below 50% they are slower than one.
+- *break-even* is the link above which two nodes are faster than one, *90 %* the one with 90% efficiency, both over TCP,
+  which rarely carries more than 3 to 5 GB/s. `-`: no link is enough over TCP.
 
 What compression and averaging less often change of it:
 [the last table](#full-fine-tuning-under-ddp-with-less-communication).
@@ -129,12 +130,10 @@ _WITH_LEVERS = frozenset({"Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-72B"})
 _LEVERS_HEADER = """
 ## Full fine-tuning under DDP, with less communication
 
-The same with options of `multinode launch`: `--grad-compress`, `--sync-every` and `--diloco`. *sent* is the
-mean over the steps of a round.
-
-Efficiency is of samples/s. All of these but rounded gradients are another algorithm, whose loss may be worse:
-[what each changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md). Whether one pays in your training,
-`multinode tune` measures: [how to](../how-to/train-over-slow-ethernet.md).
+With options of `multinode launch`: `--grad-compress`, `--sync-every` and `--diloco`. *sent* is the mean over the steps
+of a round. Efficiency is in samples/s. All of these except rounded gradients are other algorithms, whose loss may be
+worse ([what each changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md)). `multinode tune` measures whether
+one pays in your training ([how to](../how-to/train-over-slow-ethernet.md)).
 
 """
 _RDMA_GBIT_PER_S = 100.0

@@ -24,15 +24,14 @@ _CHINESE = _FOLDER / "troubleshooting.zh-CN.yaml"
 _HEADER = """\
 # Troubleshooting: error messages
 
-Written by `scripts/make_catalogue_reference.py` from the catalogue in `multinode/launch/known_errors.py`;
-`scripts/check` sees that it is current. The diagnosis of a failed run uses the same catalogue: `multinode launch`,
-`multinode show` and `--json` (`first_failure.error_id`, `.cause`, `.hint`) name the entry that they found.
+<!-- Written by scripts/make_catalogue_reference.py. -->
 
 [In Chinese](troubleshooting.zh-CN.md)
 
-Search this page for the text of your error. `...` stands for what varies. *Check* names what finds the cause before a
-launch ([the checks](checks.md)), *kind* is `first_failure.kind`. Of several errors in one run, the first counts: what
-*peers* say is a consequence of another worker's end. The questions behind some of them, and how the tool answers:
+Search this page for the text of your error; `...` stands for what varies. If a run has several errors, the first one
+counts: *peers* print such a text because another worker ended. *Check* is the check that finds the cause before a
+launch ([the checks](checks.md)), *kind* is `first_failure.kind`. `multinode launch`, `multinode show` and `multinode explain`
+use the same catalogue; in `--json`, `first_failure.error_id` names the entry. Background:
 [frequently asked questions](../faq.md).
 """
 _WORDS = {

@@ -16,16 +16,15 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "checks.md"
 _HEADER = """\
 # The checks
 
-Written by `scripts/make_check_reference.py` from the rules in `multinode/preflight/checks/`; `scripts/check` sees that
-it is current.
+<!-- Written by scripts/make_check_reference.py. -->
 
-`multinode check` asks each node once, lets the nodes call at each other's ports, and then judges. A word in braces
-stands for what is known only when it is found. An *error* would leave the training hanging or dead, a *warning* may, a
-*note* is good to know. Exit code: 0 without errors, 1 with one, 3 where a node could not be reached; the others are
-reported all the same.
+`multinode check` reads facts from each node once, has the nodes connect to each other's ports, and then applies these
+rules. Words in braces are filled in for each finding. An *error* would leave the training hanging or dead, a *warning*
+may, a *note* is good to know. The exit code is 0 without errors, 1 with an error, and 3 if a node could not be reached;
+the other nodes are still reported.
 
-`launch`, `nccl-test` and `contrast` make those checks first whose findings would leave a run hanging or dead
-({launch} of {count} functions), and stop on errors; `--no-check` leaves them out.
+`launch`, `nccl-test` and `contrast` first run those checks whose findings would leave a run hanging or dead ({launch}
+of {count} functions), and stop on errors; `--no-check` skips them.
 """
 
 

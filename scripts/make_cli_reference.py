@@ -20,7 +20,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 _HEADER = """\
 # The command line
 
-Written by `scripts/make_cli_reference.py` from the command itself; `scripts/check` sees that it is current.
+<!-- Written by scripts/make_cli_reference.py. -->
 
 Results go to stdout; progress, notes and errors to stderr. Every verb also takes `-h` (`--help`), `-q` and `-v`. Exit
 codes:
@@ -40,9 +40,10 @@ _FAULT = "multinode lab fault"
 _FAULT_HEADER = """\
 # Faults of the lab
 
-Written by `scripts/make_cli_reference.py` from the command itself; `scripts/check` sees that it is current. All other
-commands: [the command line](cli.md). What each fault does, and what a run makes of it: [the
-lab](../explanation/lab.md), [faults](../explanation/faults.md).
+<!-- Written by scripts/make_cli_reference.py. -->
+
+What each fault does: [the lab](../explanation/lab.md). What happens to a run: [faults](../explanation/faults.md). All
+other commands: [the command line](cli.md).
 """
 
 

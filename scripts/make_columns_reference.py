@@ -12,8 +12,9 @@ from multinode.core.grid.imported_columns import IMPORTED
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "imported-columns.md"
 
 _HEADER = """\
-<!-- Written by scripts/make_columns_reference.py. -->
 # Columns of imported tables
+
+<!-- Written by scripts/make_columns_reference.py. -->
 
 The titles that `multinode import` reads, the column that it makes of them, and its meaning. Capital letters, spaces,
 dashes and underscores make no difference. Titles of one row may differ in unit: `step_time_s` is in seconds. If a title

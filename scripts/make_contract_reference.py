@@ -47,10 +47,10 @@ _WRITTEN_BY = {
 _HEADER = """\
 # JSON documents
 
-Written by `scripts/make_contract_reference.py` from the structs in the code; `scripts/check` sees that it is current.
+<!-- Written by scripts/make_contract_reference.py. -->
 
-Every document names its schema and version in `schema`. Within a version fields are added, never renamed or removed.
-What is unknown is `null`, with its reason in `missing`. Units stand in the names (`_s`, `_ms`, `_bytes`, `_mib`,
+Every document names its schema and version in `schema`. Within a version, fields are added, never renamed or removed.
+Unknown values are `null`, with the reason in `missing`. Units are part of names (`_s`, `_ms`, `_bytes`, `_mib`,
 `_gbit_per_s`); `time_s` is Unix time. Values that look like secrets are redacted.
 
 | `schema` | written by | JSON schema |

@@ -16,8 +16,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "figures.md"
 _HEADER = """\
 # What is exported
 
-Written by `scripts/make_export_reference.py` from `multinode/export/figures.py`; `scripts/check` sees that it is
-current.
+<!-- Written by scripts/make_export_reference.py. -->
 
 `multinode launch --export`, `multinode attach --export` and `multinode export` take these targets
 ([how to](../how-to/export-to-other-tools.md)):
@@ -26,8 +25,8 @@ current.
 |---|---|---|
 """
 _FOOTER = """
-A figure is called as in the [JSON documents](json.md), units at the end of its name. `*` is one of several: nodes by
-their name, NICs by their interface, GPUs by their index. In TensorBoard, MLflow and Weights & Biases
+Figures have the names of the [JSON documents](json.md), with units at the end. `*` stands for the name of a node, the
+interface of a NIC, or the index of a GPU. In TensorBoard, MLflow and Weights & Biases
 `nodes.*.cards.*.share` of a summary is `multinode/summary/nodes/NODE/cards/NIC/share`; in Prometheus it is
 `multinode_summary_nodes_cards_share{run="RUN",node="NODE",ifname="NIC"}`. What is unknown is left out.
 """
