@@ -30,8 +30,8 @@ _HEADER = """\
 
 Search this page for the text of your error; `...` stands for what varies. If a run has several errors, the first one
 counts: *peers* print such a text because another worker ended. *Check* is the check that finds the cause before a
-launch ([the checks](checks.md)), *kind* is `first_failure.kind`. `multinode launch`, `multinode show` and `multinode explain`
-use the same catalogue; in `--json`, `first_failure.error_id` names the entry. Background:
+launch ([the checks](checks.md)), *kind* is `first_failure.kind`. `multinode launch`, `multinode show` and
+`multinode explain` use the same catalogue; in `--json`, `first_failure.error_id` names the entry. Background:
 [frequently asked questions](../faq.md).
 """
 _WORDS = {
