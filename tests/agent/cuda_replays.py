@@ -208,37 +208,73 @@ def fsdp2(units: Sequence[tuple[float, float, float, float]]) -> Step:
     return step
 
 
-def zero12(backward_ms: Sequence[float], bucket_ms: Sequence[float], *, overlap: bool, gather_ms: float = 2.0) -> Step:
-    """ZeRO-1 (at the boundary) and ZeRO-2: a bucket is reduced where its part of the backward pass is over."""
-    reduction = torch.cuda.Stream()
+def zero12(
+    backward_ms: Sequence[float],
+    bucket_ms: Sequence[float],
+    *,
+    stage: int,
+    overlap: bool,
+    contiguous: bool = True,
+    micro_batches: int = 1,
+) -> Step:
+    """ZeRO-1 and ZeRO-2: a bucket is reduced where its part of the backward pass is over, by ZeRO-1 of the last alone.
 
-    def reduce(ms: float) -> None:
-        # average_tensor and reduce_ipg_grads.
-        current = torch.cuda.current_stream()
-        stream = reduction if overlap else current
-        if overlap:
-            stream.wait_stream(current)
-            current.wait_stream(stream)
+    Without overlap ZeRO-1 reduces all of them after that pass.
+    """
+    buckets = _Buckets(overlap=overlap, contiguous=contiguous)
+    late = stage == 1 and not overlap
+
+    def backward(*, reduces: bool) -> None:
+        for compute_ms, ms in zip(backward_ms, bucket_ms, strict=True):
+            gpu.compute(compute_ms)
+            if reduces and not late:
+                buckets.reduce(ms)
+        if not reduces:
+            return
+        # reduce_gradients.
+        for ms in bucket_ms if late else ():
+            buckets.reduce(ms)
+        buckets.end()
+
+    def step() -> None:
+        for number in range(1, micro_batches + 1):
+            gpu.compute(10.0)
+            backward(reduces=stage > 1 or number == micro_batches)
+        # step: the overflow, of one flag, then the optimizer and the parameters.
+        dist.all_reduce(tensor_of(0.02))
+        gpu.await_on_host(gpu.ends_ms[0])
+        gpu.compute(1.0)
+        dist.all_gather_into_tensor(tensor_of(2.0), tensor_of(2.0))
+
+    return step
+
+
+class _Buckets:
+    """DeepSpeedZeroOptimizer, as far as it reduces."""
+
+    def __init__(self, *, overlap: bool, contiguous: bool) -> None:
+        self._overlap, self._contiguous = overlap, contiguous
+        self._reduction = torch.cuda.Stream()
+
+    def reduce(self, ms: float) -> None:
+        """average_tensor, or allreduce_and_copy; then reduce_ipg_grads."""
+        stream = current = torch.cuda.current_stream()
+        if self._overlap:
+            stream = self._reduction
+            if self._contiguous:
+                stream.wait_stream(current)
+                current.wait_stream(stream)
+            else:
+                torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             gpu.compute(0.01)
             dist.all_reduce(tensor_of(ms))
             gpu.compute(0.01)
 
-    def step() -> None:
-        gpu.compute(10.0)
-        for compute_ms, ms in zip(backward_ms, bucket_ms, strict=True):
-            gpu.compute(compute_ms)
-            reduce(ms)
-        # independent_gradient_partition_epilogue: the host waits, for all streams.
-        if overlap:
+    def end(self) -> None:
+        """independent_gradient_partition_epilogue: the host waits, for all streams."""
+        if self._overlap:
             torch.cuda.synchronize()
-        # step: the overflow, of one flag, then the optimizer and the parameters.
-        dist.all_reduce(tensor_of(0.02))
-        gpu.await_on_host(gpu.ends_ms[0])
-        gpu.compute(1.0)
-        dist.all_gather_into_tensor(tensor_of(gather_ms), tensor_of(gather_ms))
-
-    return step
 
 
 def zero3(

@@ -69,7 +69,9 @@ tell([truth_ms])
 
 
 def test_a_step_that_is_captured_in_a_graph_is_no_step_and_its_capture_goes_on(tmp_path: Path) -> None:
-    (told,) = run_pair(tmp_path / "run", CAPTURED.replace("REPLAY", "zero12([15.0], [30.0], overlap=True)"), workers=1)
+    (told,) = run_pair(
+        tmp_path / "run", CAPTURED.replace("REPLAY", "zero12([15.0], [30.0], stage=2, overlap=True)"), workers=1
+    )
     # Asking an event whether it has come to pass ends a capture.
     assert "multinode:" not in told.stderr, told.stderr
     assert [one.step for one in told.samples if isinstance(one, StepSample)] == [1, 2, 3, 4, 5, 6]
@@ -90,6 +92,7 @@ def replay(folder: Path, call: str, script: str = WATCHED) -> tuple[float, dict[
     return truth_ms, {step: one for step, one in found.items() if 2 < step < STEPS}
 
 
+SLOW_BUCKETS = "[10.0] * 4, [12.0] * 4"
 UNITS = "[(2.0, 4.0, 1.0, 3.0)] * 8"
 GATHERS = "[(2.0, 4.0, 1.5)] * 8"
 FAST = "[(0.2, 0.4, 1.0)] * 30"
@@ -103,10 +106,22 @@ SLOW_GATHERS = "[(1.0, 2.0, 3.0)] * 20"
         pytest.param("fsdp1([(0.5, 1.0, 3.0, 5.0)] * 4)", "device", id="fsdp1-slow-network"),
         pytest.param(f"fsdp2({UNITS})", "device", id="fsdp2"),
         pytest.param("fsdp2([(0.5, 1.0, 3.0, 5.0)] * 32)", "device", id="fsdp2-32-units-slow-network"),
-        pytest.param("zero12([15.0], [30.0], overlap=True)", "device", id="zero2-one-bucket-overlap"),
-        pytest.param("zero12([10.0] * 4, [12.0] * 4, overlap=True)", "device", id="zero2-four-buckets-overlap"),
-        pytest.param("zero12([10.0] * 4, [4.0] * 4, overlap=True)", "device", id="zero2-four-buckets-hidden"),
-        pytest.param("zero12([10.0] * 4, [12.0] * 4, overlap=False)", "device", id="zero2-four-buckets"),
+        pytest.param(f"zero12({SLOW_BUCKETS}, stage=1, overlap=True)", "device", id="zero1-overlap"),
+        pytest.param(
+            f"zero12({SLOW_BUCKETS}, stage=1, overlap=False, micro_batches=4)", "device", id="zero1-accumulates"
+        ),
+        pytest.param(
+            f"zero12({SLOW_BUCKETS}, stage=1, overlap=True, micro_batches=4)", "device", id="zero1-overlap-accumulates"
+        ),
+        pytest.param("zero12([15.0], [30.0], stage=2, overlap=True)", "device", id="zero2-one-bucket-overlap"),
+        pytest.param(f"zero12({SLOW_BUCKETS}, stage=2, overlap=True)", "device", id="zero2-four-buckets-overlap"),
+        pytest.param("zero12([10.0] * 4, [4.0] * 4, stage=2, overlap=True)", "device", id="zero2-four-buckets-hidden"),
+        pytest.param(f"zero12({SLOW_BUCKETS}, stage=2, overlap=False)", "device", id="zero2-four-buckets"),
+        pytest.param(
+            f"zero12({SLOW_BUCKETS}, stage=2, overlap=True, contiguous=False)",
+            "device",
+            id="zero2-overlap-not-contiguous",
+        ),
         pytest.param(f"zero3({SLOW_GATHERS}, [30.0], overlap=True)", "device", id="zero3-one-reduction-overlap"),
         pytest.param(f"zero3({GATHERS}, [9.0] * 4, overlap=True)", "device", id="zero3-four-reductions-overlap"),
         pytest.param(f"zero3({FAST}, [3.0] * 8, overlap=True, prefetch=3)", "device", id="zero3-prefetch-overlap"),
