@@ -148,6 +148,13 @@ def test_keys_stay_in_their_order_and_new_ones_stand_behind_them() -> None:
         ('{"fp16": {"enabled": true}}', "fp16=null", {"fp16": None}),
         ('{"fp16": {"enabled": true}}', 'fp16={"enabled": false}', {"fp16": {"enabled": False}}),
         ('{"a": {"b": 1}, "b": 2}', "a.b=auto", {"a": {"b": "auto"}, "b": 2}),
+        # Keys of 0.16, which later releases no longer have.
+        ("{}", "graph_harvesting=true", {"graph_harvesting": True}),
+        (
+            '{"zero_optimization": {}}',
+            "zero_optimization.zeropp_loco_param={reset_T: 9}",
+            {"zero_optimization": {"zeropp_loco_param": {"reset_T": 9}}},
+        ),
         # DeepSpeed refuses a key that stands twice; JSON counts the last.
         ('{"a": 1, "a": 2}', "a=3", {"a": 3}),
     ],

@@ -56,14 +56,14 @@ _STAGE = ("zero_optimization", "stage")
 # Keys of the YAML, with what the Trainer takes where it is silent.
 _BATCH, _ACCUMULATION = ("per_device_train_batch_size", 8), ("gradient_accumulation_steps", 1)
 
-# Gathered from release 0.19.8: its constants, its `DeepSpeedZeroConfig`, and what older releases read beside.
+# Of release 0.19.8: its constants and its `DeepSpeedZeroConfig`; and what older ones (0.14.0, 0.16.9) read beside.
 _ZERO = "zero_optimization"
 _TOP = """
     activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type
     compile compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last
     datastates_ckpt disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler
-    fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor hybrid_engine
-    log_level managed_gradient_accumulation memory_breakdown nebula optimizer pipeline prescale_gradients
+    fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor graph_harvesting
+    hybrid_engine log_level managed_gradient_accumulation memory_breakdown nebula optimizer pipeline prescale_gradients
     progressive_layer_drop scheduler seq_parallel_communication_data_type sequence_parallel_size sparse_attention
     sparse_gradients steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size
     train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb
@@ -80,6 +80,7 @@ _IN_ZERO = """
     stage3_model_persistence_threshold stage3_module_granularity_threshold stage3_param_persistence_threshold
     stage3_prefetch_bucket_size stage3_use_all_reduce_for_fetch_params sub_group_size use_multi_rank_bucket_allreduce
     zenflow zero_hpz_partition_size zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights
+    zeropp_loco_param
 """
 
 
