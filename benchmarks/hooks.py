@@ -211,7 +211,7 @@ TRAININGS: dict[str, Callable[[], Callable[[], None]]] = {
     "DDP, a mask of 8 x 512": _ddp,
     "FSDP 2, 32 units": lambda: _looking_at_its_loss(cuda_replays.fsdp2([_UNIT] * 32)),
     "ZeRO-3, 300 gathers": lambda: cuda_replays.zero3([_UNIT[:3]] * 150, [3.0] * 8, overlap=True),
-    "ZeRO-2, 8 buckets, overlap_comm": lambda: cuda_replays.zero12([5.0] * 8, [4.0] * 8, overlap=True),
+    "ZeRO-2, 8 buckets, overlap_comm": lambda: cuda_replays.zero12([5.0] * 8, [4.0] * 8, stage=2, overlap=True),
 }
 
 if __name__ == "__main__":
