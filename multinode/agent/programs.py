@@ -39,6 +39,7 @@ class Query:
         self._deadline_s = deadline_s
         self._deadline = time.monotonic() + deadline_s
         self._process: Optional[subprocess.Popen[bytes]] = None
+        self._text: Optional[str] = None
         self._trouble = ""
         self.waited_s: Optional[float] = None
         """Seconds since its start when it answered, where it had to be waited for."""
@@ -55,11 +56,21 @@ class Query:
             self._trouble = f"{argv[0]} could not be started: {error.strerror}"
 
     def answer(self) -> str:
-        """Its standard output.
+        """Its standard output; asked again, the same.
 
         Raises:
             QueryFailed: it did not start, failed, or passed its deadline; it is gone then.
         """
+        if self._text is None and not self._trouble:
+            try:
+                self._text = self._wait()
+            except QueryFailed as error:
+                self._trouble = str(error)
+        if self._text is None:
+            raise QueryFailed(self._trouble)
+        return self._text
+
+    def _wait(self) -> str:
         if self._process is None:
             raise QueryFailed(self._trouble)
         late = self._process.poll() is None

@@ -3,7 +3,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from multinode.agent.programs import Query
+import pytest
+
+from multinode.agent.programs import Query, QueryFailed
 
 from .localnode import wait_until
 
@@ -26,3 +28,11 @@ def test_an_answer_that_lay_ready_counts_though_nobody_asked_in_time() -> None:
     assert small.answer() == "\0" * 5
     # More than a pipe holds: the program cannot end before it is read.
     assert len(large.answer()) == 200_000
+
+
+def test_an_answer_or_why_there_is_none_may_be_asked_for_twice() -> None:
+    answered, failed = (Query(["sh", "-c", script], deadline_s=60.0) for script in ("echo yes", "echo no >&2; exit 3"))
+    for _ in range(2):
+        assert answered.answer() == "yes\n"
+        with pytest.raises(QueryFailed, match="code 3: no"):
+            failed.answer()

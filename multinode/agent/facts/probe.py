@@ -31,7 +31,6 @@ from .software import (
     parse_unknown,
     query_interactive,
     query_packages,
-    query_unknown,
 )
 from .variables import read_deepspeed_env, read_nccl_files, select_variables
 
@@ -67,9 +66,8 @@ class Probe:
         cwd = self._place["cwd"] = self._take_cwd(readings)
         python = self._place["python"] = self._take_python(readings)
         # Slow answers first, so that everything else is read while they come.
-        packages = query_packages(python, cwd) if python and self._request.get("packages") else None
         keys: list[str] = self._request.get("arguments", [])
-        arguments = query_unknown(python, keys, cwd) if python and keys else None
+        asked = query_packages(python, cwd, keys) if python and (keys or self._request.get("packages")) else None
         gpus = self._query_gpus()
         others = self._query_others() if gpus is None else None
         contents = ContentReader(self._request.get("contents", []), self._request.get("datasets", []), cwd or "/")
@@ -83,13 +81,13 @@ class Probe:
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._take(readings, "hostname_address")
         readings.close()
-        facts.update(self._read_gpus(gpus), **self._read_packages(packages))
+        facts.update(self._read_gpus(gpus), **self._read_packages(asked if self._request.get("packages") else None))
         facts["accelerator"] = "cuda" if facts["gpus"] else None
         if others is not None:
             facts.update(self._read_others(*others))
         if facts["accelerator"] is None:
             self._missing["accelerator"] = self._missing.get("gpus", "no device is listed")
-        facts["unknown_arguments"] = self._read_arguments(arguments)
+        facts["unknown_arguments"] = self._read_arguments(asked if keys else None)
         facts.update(self._read_tools(python, facts["packages"]), contents=contents.facts(), hung_paths=self._hung)
         # The clock last: the controller compares it with its own when the answer comes.
         return {**facts, "missing": self._missing, "time_s": time.time()}

@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 from ..programs import Query, QueryFailed, find_program, is_program
@@ -24,7 +25,6 @@ __all__ = [
     "parse_unknown",
     "query_interactive",
     "query_packages",
-    "query_unknown",
 ]
 
 _PYTHON_S = 15.0
@@ -50,9 +50,9 @@ _CUDA_VERSION = re.compile(r"""^cuda\b[^=\n]*=\s*['"](\d+)(\.[\d.]+)?['"]""", re
 # any Python 3.8+; the directory that one is started in is no part of an installation, hence their first lines.
 _MARK = "multinode-answer:"
 # Metadata are found by the names of directories: importlib.metadata takes twice as long as the interpreter to start.
-_PACKAGES_SCRIPT = f"""
+_SCRIPT = f"""
 import sys; sys.path[:] = [p for p in sys.path if p]
-import json, os, re
+import glob, json, os, re
 from importlib.util import find_spec
 def version(path):
     for name in ("METADATA", "PKG-INFO", ""):
@@ -65,7 +65,7 @@ def version(path):
                         break
         except OSError:
             pass
-wanted, found = set(sys.argv[1:]), {{}}
+wanted, keys, found = set(sys.argv[1].split()), sys.argv[2:], {{}}
 for place in sys.path:
     try:
         entries = os.listdir(place)
@@ -88,37 +88,32 @@ try:
 except (AttributeError, ImportError, OSError, TypeError, ValueError):
     pass
 answer = {{"python_version": sys.version.split()[0], "packages": found, "torch": torch}}
-print("\\n{_MARK}" + json.dumps(answer))
-"""
 # The arguments are the annotated fields of dataclasses; a few that belong to other commands than a training are among
 # them, so that a key may pass here and be refused there, and never the other way about.
-_ARGUMENTS_SCRIPT = f"""
-import sys; sys.path[:] = [p for p in sys.path if p]
-import ast, difflib, glob, json, os
-from importlib.util import find_spec
 known, trouble = set(), None
-try:
-    own, trainer = (os.path.dirname(find_spec(name).origin) for name in ("llamafactory", "transformers"))
-    files = sorted(glob.glob(os.path.join(glob.escape(own), "hparams", "*_args.py")))
-    files += [os.path.join(trainer, name) for name in ("training_args.py", "training_args_seq2seq.py")]
-    for path in files:
-        with open(path, "rb") as file:
-            tree = ast.parse(file.read())
-        for item in ast.walk(tree):
-            if isinstance(item, ast.ClassDef):
-                fields = (line for line in item.body if isinstance(line, ast.AnnAssign))
-                known.update(line.target.id for line in fields if isinstance(line.target, ast.Name))
-    # Another layout than that of the releases that we know of.
-    if not known >= {{"model_name_or_path", "stage", "cutoff_len", "output_dir", "per_device_train_batch_size"}}:
-        trouble = "its arguments were not found in its source"
-except (AttributeError, ImportError, OSError, SyntaxError, TypeError, ValueError) as error:
-    trouble = "its source cannot be read: %s" % type(error).__name__
+if keys:
+    try:
+        own, trainer = (os.path.dirname(find_spec(name).origin) for name in ("llamafactory", "transformers"))
+        files = sorted(glob.glob(os.path.join(glob.escape(own), "hparams", "*_args.py")))
+        files += [os.path.join(trainer, name) for name in ("training_args.py", "training_args_seq2seq.py")]
+        for path in files:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                source = re.sub('(?s)"{{3}}.*?"{{3}}', "", file.read())
+            known.update(re.findall(r"(?m)^(?: {{4}}|\\t)(\\w+) *: *\\S", source))
+        # Another layout than that of the releases that we know of.
+        if not known >= {{"model_name_or_path", "stage", "cutoff_len", "output_dir", "per_device_train_batch_size"}}:
+            trouble = "its arguments were not found in its source"
+    except (AttributeError, ImportError, OSError, TypeError, ValueError) as error:
+        trouble = "its source cannot be read: %s" % type(error).__name__
 # Then extra keys are passed over, or the arguments are another package's.
 if any(os.environ.get(name, "").lower() in ("true", "y", "1") for name in ("ALLOW_EXTRA_ARGS", "USE_MCA")):
-    known.update(sys.argv[1:])
-near = lambda key: (difflib.get_close_matches(key, sorted(known), n=1) or [None])[0]
-unknown = {{key: near(key) for key in sys.argv[1:] if key not in known}}
-print("\\n{_MARK}" + json.dumps({{"unknown": unknown, "trouble": trouble}}))
+    known.update(keys)
+unknown = {{key: None for key in keys if key not in known}}
+if unknown:
+    import difflib
+    for key in unknown:
+        unknown[key] = (difflib.get_close_matches(key, sorted(known), n=1) or [None])[0]
+print("\\n{_MARK}" + json.dumps({{**answer, "unknown": unknown, "trouble": trouble}}))
 """
 
 
@@ -157,10 +152,13 @@ def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], s
     return found, f"{python} is not there, or may not be executed"
 
 
-def query_packages(python: str, cwd: Optional[str]) -> Query:
-    """Ask the interpreter, in the job's environment and without -I, for its version and its packages."""
-    words = (*_PACKAGES, *_NCCL_WHEELS.values())
-    return Query([python, "-c", _PACKAGES_SCRIPT, *words], deadline_s=_PYTHON_S, cwd=cwd)
+def query_packages(python: str, cwd: Optional[str], keys: Sequence[str] = ()) -> Query:
+    """Ask the interpreter, in the job's environment and without -I, for its version and its packages.
+
+    And which of these keys of a training's YAML its LLaMA-Factory does not know.
+    """
+    words = " ".join((*_PACKAGES, *_NCCL_WHEELS.values()))
+    return Query([python, "-c", _SCRIPT, words, *keys[:_MOST_KEYS]], deadline_s=_PYTHON_S, cwd=cwd)
 
 
 def parse_packages(text: str) -> Installed:
@@ -173,11 +171,6 @@ def parse_packages(text: str) -> Installed:
         return _read_packages(_answer(text))
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise QueryFailed("the interpreter answered with something else than its packages") from error
-
-
-def query_unknown(python: str, keys: list[str], cwd: Optional[str]) -> Query:
-    """Ask the job's interpreter which of these keys of a training's YAML its LLaMA-Factory does not know."""
-    return Query([python, "-c", _ARGUMENTS_SCRIPT, *keys[:_MOST_KEYS]], deadline_s=_PYTHON_S, cwd=cwd)
 
 
 def parse_unknown(text: str) -> dict[str, Optional[str]]:
