@@ -175,9 +175,7 @@ def _lab(count: int) -> tuple[Cluster, Transport]:
     if path is None:
         raise SystemExit("no lab is up: multinode lab up --nodes 32")
     transport = OpensshTransport()
-    cluster = load_hostfile(path)[0].first(count)
-    transport.open_early(cluster.nodes)
-    return cluster, transport
+    return load_hostfile(path)[0].first(count), transport
 
 
 def _local(count: int, folder: Path) -> tuple[Cluster, Transport]:

@@ -210,7 +210,7 @@ class AgentTransport:
         self._early: dict[str, threading.Thread] = {}
         self._is_closed = False
         self.has_asked = False
-        self._failed: dict[str, MultinodeError] = {}
+        self._failed: dict[str, Exception] = {}
 
     def start_early(self, nodes: Sequence[Node]) -> None:
         """Begin to start the agent on these nodes in the background; what goes wrong is told at the first use.
@@ -314,7 +314,7 @@ class AgentTransport:
         try:
             command = f"{_pythons(node)[0]} -I -S ~/{self._archive.path}"
             stream = AgentStream(self._transport.open(node, command, deadline_s=_EARLY_DEADLINE_S), node)
-        except MultinodeError as error:
+        except Exception as error:  # noqa: BLE001 - a defect, too, is raised at the first use
             with self._lock:
                 self._failed[node.name] = error
         else:

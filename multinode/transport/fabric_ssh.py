@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ _DRAIN_EVERY_S = 0.5
 _LOOK_S = 0.1
 # For the few bytes which say that no more follows.
 _CLOSE_S = 2.0
-# sshd begins to drop logins when 10 of them are under way (MaxStartups 10:30:100); others may log in to a gateway, too.
-_LOGINS_BY_GATEWAY = 8
+# sshd begins to drop logins when 10 of them are under way (MaxStartups 10:30:100), and all may pass one jump host.
+_LOGINS = 8
 # For what is to end at once: a timeout of nothing would be none.
 _LEAST_S = 0.01
 _KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
@@ -90,16 +90,8 @@ class FabricTransport(Transport):
         self._lock = threading.Lock()
         self._connections: dict[str, fabric.Connection] = {}
         self._opening: dict[str, threading.RLock] = {}
-        self._failed: dict[str, Exception] = {}
         self._is_closed = False
-        # Logins under way: all of them, and those that pass one jump host, which is one sshd.
-        self._logins = threading.Semaphore(fan_out())
-        self._by_gateway: dict[str, threading.Semaphore] = {}
-
-    def open_early(self, nodes: Sequence[Node]) -> None:
-        """Begin to open the connections to these nodes in the background; what goes wrong is told at the first use."""
-        for node in nodes[: fan_out()]:
-            threading.Thread(target=self._open_early, args=(node,), name=f"open-{node.name}", daemon=True).start()
+        self._logins = threading.Semaphore(min(fan_out(), _LOGINS))
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> FabricStream:
         """Start a command and talk to it. See `Transport.open`."""
@@ -122,7 +114,7 @@ class FabricTransport(Transport):
         return FabricStream(channel, node.name, send_deadline_s=deadline_s)
 
     def close(self) -> None:
-        """Close every connection, also those that are being opened early."""
+        """Close every connection, also those that are being opened."""
         with self._lock:
             self._is_closed = True
             connections = list(self._connections.values())
@@ -130,31 +122,18 @@ class FabricTransport(Transport):
         for connection in connections:
             _close(connection)
 
-    def _open_early(self, node: Node) -> None:
-        with self._opening_lock(node):
-            try:
-                self._connect(node, math.inf)
-            except Exception as error:  # noqa: BLE001 - a defect, too, is raised at the first use
-                self._failed[node.name] = error
-
-    def _opening_lock(self, node: Node) -> threading.RLock:
-        with self._lock:
-            return self._opening.setdefault(node.name, threading.RLock())
-
     def _connect(self, node: Node, end: float) -> fabric.Connection:
         """The open connection, or a new one by `end` on the monotonic clock; whoever else opens it is waited for."""
         late = refusals.STILL_OPENING.error(node, where=node.name)
-        with held(self._opening_lock(node), end, late):
-            if node.name in self._failed:
-                raise self._failed.pop(node.name)
+        with self._lock:
+            opening = self._opening.setdefault(node.name, threading.RLock())
+        with held(opening, end, late):
             connection = self._connections.get(node.name)
             if connection is not None and connection.is_connected:
                 return connection
             stage_s = min(self._connect_timeout_s, time_left(end, _LEAST_S))
             connection = make_connection(node, connect_timeout_s=stage_s)
-            with contextlib.ExitStack() as places:
-                for place in (*self._gateway_places(connection), self._logins):
-                    places.enter_context(held(place, end, late))
+            with held(self._logins, end, late):
                 try:
                     _open(connection, node, stage_s, end)
                 except BaseException:
@@ -167,15 +146,6 @@ class FabricTransport(Transport):
                     return connection
             _close(connection)
             raise ContactLost("the connection was closed while it was opened", node=node.name)
-
-    def _gateway_places(self, connection: fabric.Connection) -> Sequence[threading.Semaphore]:
-        """A place among the logins that pass the same jump host; a ProxyCommand does not say which one it passes."""
-        gateway = connection.gateway
-        if not gateway:
-            return ()
-        name = f"{gateway.host}:{gateway.port}" if isinstance(gateway, fabric.Connection) else "ProxyCommand"
-        with self._lock:
-            return (self._by_gateway.setdefault(name, threading.Semaphore(_LOGINS_BY_GATEWAY)),)
 
     def _forget(self, node: Node) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from multinode.errors import ContactLost, NodeFailed
 from multinode.transport.base import BufferedStream, Transport
 from multinode.units import signal_name
 
-__all__ = ["LocalStream", "LocalTransport", "start_piped"]
+__all__ = ["LocalStream", "LocalTransport", "ask_program", "start_piped"]
 
 _CHUNK_BYTES = 1 << 16
 # How soon a wait notices at the latest that the stream was closed, and that a full pipe has room again.
@@ -73,6 +73,28 @@ def start_piped(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = 
     )
 
 
+def ask_program(
+    argv: Sequence[str], env: Mapping[str, str], *, stdin: str = "", deadline_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Let a program answer that has no terminal to ask.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it did not end within `deadline_s` seconds.
+    """
+    return subprocess.run(
+        argv,
+        env=env,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=deadline_s,
+        check=False,
+        start_new_session=True,
+    )
+
+
 class LocalStream(BufferedStream):
     """A command that is running here. See `Stream`.
 
@@ -80,7 +102,13 @@ class LocalStream(BufferedStream):
         process: it, with pipes.
         node: the node's name, for messages.
         send_deadline_s: how long it may leave unread what is sent to it.
+
+    Attributes:
+        client_end_s: so long a program that only leads to the command has to end after its pipes were closed; None for
+            the command itself.
     """
+
+    client_end_s: float | None = None
 
     def __init__(self, process: subprocess.Popen[bytes], node: str, *, send_deadline_s: float) -> None:
         super().__init__(node, send_deadline_s=send_deadline_s)
@@ -121,7 +149,12 @@ class LocalStream(BufferedStream):
 
     def _reap(self) -> None:
         """Take note of its end, whenever that is, or a zombie stays."""
-        self._process.wait()
+        try:
+            self._process.wait(self.client_end_s)
+        except subprocess.TimeoutExpired:
+            # A signal that srun can handle it would hand on to the step.
+            self._process.kill()
+            self._process.wait()
 
     def _receive(self, end: float) -> bool:
         before = len(self._pending)

@@ -35,7 +35,7 @@ from multinode.errors import ContactLost, MultinodeError, NodeError, UsageError
 from multinode.transport import refusals
 from multinode.transport.base import Transport, held, time_left
 from multinode.transport.fan_out import fan_out
-from multinode.transport.local import LocalStream, start_piped
+from multinode.transport.local import LocalStream, ask_program, start_piped
 
 __all__ = ["OpensshStream", "OpensshTransport", "find_ssh"]
 
@@ -47,21 +47,11 @@ _ALIVE = ("ServerAliveInterval=15", "ServerAliveCountMax=3")
 _PERSIST_S = 60
 # Whatever the configuration says of these, a command of ours goes without; a terminal is never asked.
 _PLAIN = (
-    "BatchMode=yes",
-    "ClearAllForwardings=yes",
-    "ControlPersist=no",
-    "EscapeChar=none",
-    "ForwardAgent=no",
-    "ForwardX11=no",
-    "LogLevel=DEBUG1",
-    "PermitLocalCommand=no",
-    "RequestTTY=no",
-    "Tunnel=no",
-    "UpdateHostKeys=no",
-    "VisualHostKey=no",
+    "BatchMode=yes ClearAllForwardings=yes ControlPersist=no EscapeChar=none ForwardAgent=no ForwardX11=no "
+    "LogLevel=DEBUG1 PermitLocalCommand=no RequestTTY=no Tunnel=no UpdateHostKeys=no VisualHostKey=no"
 )
 # Likewise; unknown to releases before 7.6 and 8.7.
-_NEWER = ("RemoteCommand=none", "ForkAfterAuthentication=no", "SessionType=default", "StdinNull=no")
+_NEWER = "RemoteCommand=none ForkAfterAuthentication=no SessionType=default StdinNull=no"
 # A session for which its master has no place would log in anew by itself.
 _NO_LOGIN = "ProxyCommand=exit 1"
 # TCP with sshd's first line, key exchange, authentication, and as long again for one that asks LDAP.
@@ -131,15 +121,16 @@ class _Link:
         failed: why it could not be opened, and when.
     """
 
+    path: Path | None = None
+    is_own = True
+    settings: _Settings | None = None
+    log: Path | None = None
+    gate: tuple[Node, _Link, int] | None = None
+    failed: tuple[MultinodeError, float] | None = None
+
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.path: Path | None = None
-        self.is_own = True
         self.options: list[str] = []
-        self.settings: _Settings | None = None
-        self.log: Path | None = None
-        self.gate: tuple[Node, _Link, int] | None = None
-        self.failed: tuple[MultinodeError, float] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -158,28 +149,23 @@ class OpensshTransport(Transport):
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._links: dict[tuple[object, ...], _Link] = {}
-        self._early_failures: dict[str, Exception] = {}
         self._logins = threading.Semaphore(fan_out())
         self._command_logins = threading.Semaphore(_LOGINS_BY_COMMAND)
-        self._under_way: set[int] = set()
+        self._under_way: set[subprocess.Popen[bytes]] = set()
         self._sessions: list[subprocess.Popen[bytes]] = []
         self._numbers = itertools.count()
         self._directory: Path | None = None
         self._is_closed = False
-
-    def open_early(self, nodes: Sequence[Node]) -> None:
-        """Begin to open the connections to these nodes in the background; what goes wrong is told at the first use."""
-        for node in nodes[: fan_out()]:
-            threading.Thread(target=self._open_early, args=(node,), name=f"open-{node.name}", daemon=True).start()
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> OpensshStream:
         """Start a command and talk to it. See `Transport.open`."""
         end = time.monotonic() + deadline_s
         link = self._connect(node, end)
         log = self._file(".log")
-        argv = ["ssh", *link.options, "-T", "-S", str(link.path), "-E", str(log), "-o", "ControlMaster=no"]
-        argv += ["-o", _NO_LOGIN, "--", destination(node), command]
-        process = start_piped(argv, _environment())
+        try:
+            process = start_piped([*_session(node, link, log), command], _environment())
+        except OSError as error:
+            raise _no_ssh(error) from error
         with self._lock:
             self._sessions = [session for session in self._sessions if session.poll() is None] + [process]
         return OpensshStream(process, node, link, log, send_deadline_s=deadline_s)
@@ -190,17 +176,17 @@ class OpensshTransport(Transport):
             self._is_closed = True
             links = [link for link in self._links.values() if link.path is not None and link.is_own]
             self._links.clear()
-            for pid in self._under_way:
-                _kill(pid)
-        for process in [_ask_master(link, "exit") for link in links]:
-            process.wait()
+            for process in self._under_way:
+                _kill(process)
+        for process in [_end_master(link) for link in links]:
+            _wait(process, _END_S)
         end = time.monotonic() + _END_S
         while any(link.path is not None and link.path.exists() for link in links) and time.monotonic() < end:
             time.sleep(_LEAST_S)
         for process in self._sessions:
             # One on a connection of the user's, which goes on.
             process.terminate()
-            process.wait()
+            _wait(process, _END_S)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -210,22 +196,11 @@ class OpensshTransport(Transport):
         settings = self._link(node).settings or self._settings(node)
         return settings.stricthostkeychecking not in {"false", "no", "off"}
 
-    def _open_early(self, node: Node) -> None:
-        try:
-            self._connect(node, math.inf)
-        except Exception as error:  # noqa: BLE001 - a defect, too, is raised at the first use
-            with self._lock:
-                self._early_failures[node.name] = error
-
     def _connect(self, node: Node, end: float) -> _Link:
         """The open connection, or a new one by `end` on the monotonic clock; whoever else opens it is waited for."""
         node = _expanded(node)
         link = self._link(node)
         with held(link.lock, end, refusals.STILL_OPENING.error(node, where=node.name)):
-            with self._lock:
-                failure = self._early_failures.pop(node.name, None)
-            if failure is not None:
-                raise failure
             if not link.is_open:
                 self._open_link(node, link, end)
         return link
@@ -258,10 +233,9 @@ class OpensshTransport(Transport):
 
     def _open_link(self, node: Node, link: _Link, end: float) -> None:
         settings = link.settings = self._settings(node)
-        unknown = ",".join([*filter(None, [settings.ignoreunknown]), *(word.partition("=")[0] for word in _NEWER)])
-        plain = [f"IgnoreUnknown={unknown}", *_PLAIN, *_NEWER]
+        unknown = ",".join([*filter(None, [settings.ignoreunknown]), *re.findall(r"(\w+)=", _NEWER)])
         words = ssh_words(msgspec.structs.replace(node, jump=None), "ssh")[1:]
-        link.options = [*words, *(word for option in plain for word in ("-o", option))]
+        link.options = [*words, *_options(f"IgnoreUnknown={unknown}", *_PLAIN.split(), *_NEWER.split())]
         if settings.controlpath != "none" and self._has_master(node, Path(settings.controlpath)):
             link.path, link.is_own = Path(settings.controlpath), False
             return
@@ -281,7 +255,7 @@ class OpensshTransport(Transport):
         with self._lock:
             closed = self._is_closed
         if closed:
-            _ask_master(link, "exit").wait(_END_S)
+            _wait(_end_master(link), _END_S)
             raise ContactLost("the connection was closed while it was opened", node=node.name)
         if not link.is_open:
             raise ContactLost("the SSH connection ended as soon as it was open", node=node.name)
@@ -293,9 +267,8 @@ class OpensshTransport(Transport):
             NodeError: it could not log in; the error says why, and what fixes it.
         """
         timeout_s = max(1, math.ceil(min(self._connect_timeout_s, time_left(end))))
-        own = (f"ConnectTimeout={timeout_s}", *_ALIVE, "ControlMaster=yes", f"ControlPersist={_PERSIST_S}")
-        argv = ["ssh", "-f", "-N", "-T", "-E", str(link.log), *(word for option in own for word in ("-o", option))]
-        argv += [*words, *link.options, "--", destination(node)]
+        own = _options(f"ConnectTimeout={timeout_s}", *_ALIVE, "ControlMaster=yes", f"ControlPersist={_PERSIST_S}")
+        argv = ["ssh", "-f", "-N", "-T", "-E", str(link.log), *own, *words, *link.options, "--", destination(node)]
         places = [self._logins] + ([self._command_logins] if settings.proxycommand != "none" else [])
         with contextlib.ExitStack() as taken:
             for place in places:
@@ -304,17 +277,10 @@ class OpensshTransport(Transport):
                 if self._is_closed:
                     raise ContactLost("the connection was closed while it was opened", node=node.name)
                 process = _start(argv)
-                self._under_way.add(process.pid)
-            limit_s = min(time_left(end, _LEAST_S), _STAGES * self._connect_timeout_s)
-            timer = threading.Timer(limit_s, _kill, (process.pid,))
-            timer.daemon = True
-            timer.start()
-            try:
-                code = process.wait()
-            finally:
-                timer.cancel()
-                with self._lock:
-                    self._under_way.discard(process.pid)
+                self._under_way.add(process)
+            code = _wait(process, min(time_left(end, _LEAST_S), _STAGES * self._connect_timeout_s))
+            with self._lock:
+                self._under_way.discard(process)
         if code != 0:
             if self._is_closed:
                 raise ContactLost("the connection was closed while it was opened", node=node.name)
@@ -324,7 +290,7 @@ class OpensshTransport(Transport):
         if not path.is_socket():
             return False
         argv = ["ssh", *ssh_words(msgspec.structs.replace(node, jump=None), "ssh")[1:], "-S", str(path), "-O", "check"]
-        return _run([*argv, "--", destination(node)]).returncode == 0
+        return _ask([*argv, "--", destination(node)]).returncode == 0
 
     def _settings(self, node: Node) -> _Settings:
         """What `ssh -G` says of a node.
@@ -332,7 +298,7 @@ class OpensshTransport(Transport):
         Raises:
             UsageError: OpenSSH refuses the configuration.
         """
-        ended = _run(["ssh", "-G", *ssh_words(node, "ssh")[1:], "--", destination(node)])
+        ended = _ask(["ssh", "-G", *ssh_words(node, "ssh")[1:], "--", destination(node)])
         if ended.returncode != 0:
             said = " ".join(ended.stderr.split()) or "ssh -G failed"
             raise UsageError(
@@ -379,8 +345,7 @@ class OpensshStream(LocalStream):
     def close(self) -> None:
         """Let go of it. See `Stream.close`."""
         super().close()
-        if self._process.poll() is not None:
-            self._log.unlink(missing_ok=True)
+        self._log.unlink(missing_ok=True)
 
     def _receive(self, end: float) -> bool:
         try:
@@ -391,7 +356,7 @@ class OpensshStream(LocalStream):
             # Nobody else hears anything on it either.
             if self._link.path == self._path:
                 if self._link.is_own:
-                    _ask_master(self._link, "exit").wait()
+                    _wait(_end_master(self._link), _END_S)
                 self._link.path = None
             raise ContactLost("the SSH connection failed: sshd did not answer in time", node=self._node) from error
 
@@ -412,14 +377,6 @@ class OpensshStream(LocalStream):
         if said or self._path is None or not _listens(self._path):
             raise _lost(self._node)
         return exit_code
-
-    def _reap(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(self.client_end_s)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._log.unlink(missing_ok=True)
 
 
 def _gate(node: Node, settings: _Settings) -> Node | None:
@@ -448,9 +405,18 @@ def _gate(node: Node, settings: _Settings) -> Node | None:
 
 def _through(gate: Node, link: _Link) -> str:
     """The command that reaches a node from its jump host, over the connection to that; ssh fills in the node."""
-    argv = ["ssh", *link.options, "-S", str(link.path), "-o", "ControlMaster=no", "-o", _NO_LOGIN]
-    argv += ["-E", os.devnull, "-W", "[%h]:%p", "--", destination(gate)]
+    argv = _session(gate, link, Path(os.devnull), "-W", "[%h]:%p")
     return " ".join(shlex.quote(word if word == "[%h]:%p" else word.replace("%", "%%")) for word in argv)
+
+
+def _options(*options: str) -> list[str]:
+    return [word for option in options for word in ("-o", option)]
+
+
+def _session(node: Node, link: _Link, log: Path, *words: str) -> list[str]:
+    """What opens a session on a link, up to the command."""
+    options = [*link.options, *_options("ControlMaster=no", _NO_LOGIN)]
+    return ["ssh", *options, "-T", "-S", str(link.path), "-E", str(log), *words, "--", destination(node)]
 
 
 def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> MultinodeError:
@@ -602,36 +568,30 @@ def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(argv, env=_environment(), stdin=null, stdout=null, stderr=null, start_new_session=True)
     except OSError as error:
-        raise UsageError(f"ssh cannot be run: {error.strerror}", hint="install an OpenSSH client") from error
+        raise _no_ssh(error) from error
 
 
-def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _no_ssh(error: OSError) -> UsageError:
+    return UsageError(f"ssh cannot be run: {error.strerror}", hint="install an OpenSSH client")
+
+
+def _ask(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Let ssh answer what needs no node.
 
     Raises:
         UsageError: it is not here, or does not answer.
     """
     try:
-        return subprocess.run(
-            argv,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_QUERY_S,
-            check=False,
-            start_new_session=True,
-        )
+        return ask_program(argv, _environment(), deadline_s=_QUERY_S)
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"{shlex.join(argv)} did not answer within {_QUERY_S:.0f} s") from error
     except OSError as error:
-        raise UsageError(f"ssh cannot be run: {error.strerror}", hint="install an OpenSSH client") from error
+        raise _no_ssh(error) from error
 
 
-def _ask_master(link: _Link, order: str) -> subprocess.Popen[bytes]:
-    """Give a master an order; the host's name means nothing there."""
-    return _start(["ssh", "-F", os.devnull, "-S", str(link.path), "-O", order, "--", "node"])
+def _end_master(link: _Link) -> subprocess.Popen[bytes]:
+    """Begin to end a master of ours; the host's name means nothing there."""
+    return _start(["ssh", "-F", os.devnull, "-S", str(link.path), "-O", "exit", "--", "node"])
 
 
 def _listens(path: Path) -> bool:
@@ -644,10 +604,22 @@ def _listens(path: Path) -> bool:
     return True
 
 
-def _kill(pid: int) -> None:
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Its exit code; it is killed where it has none by then."""
+    timer = threading.Timer(limit_s, _kill, (process,))
+    timer.daemon = True
+    timer.start()
+    try:
+        return process.wait()
+    finally:
+        timer.cancel()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """End a login, and what it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read(log: Path | None) -> str:

@@ -20,55 +20,13 @@ from multinode.errors import (
     ResolveError,
 )
 
-__all__ = [
-    "AGENT_ENDED",
-    "AGENT_REFUSED",
-    "BAD_CERTIFICATE",
-    "BAD_KEY",
-    "BEYOND_FABRIC",
-    "CHANGED_KEY",
-    "FORWARD_REFUSED",
-    "FROZEN",
-    "KEPT_NOWHERE",
-    "LOCKED_KEY",
-    "LOGIN_ENDED",
-    "MAX_SESSIONS",
-    "NOT_SSH",
-    "NOT_STORED",
-    "NO_ANSWER",
-    "NO_EXEC",
-    "NO_KEY_TAKEN",
-    "NO_NAME",
-    "NO_PLACE",
-    "NO_PYTHON",
-    "NO_ROUTE",
-    "OLD_PYTHON",
-    "OPEN_KEY",
-    "OTHERWISE",
-    "REFUSALS",
-    "REFUSED",
-    "REFUSED_KEY",
-    "SECOND_FACTOR",
-    "SILENT",
-    "SLOW_LOGIN",
-    "STILL_OPENING",
-    "SWALLOWED",
-    "TARGET_REFUSED",
-    "TIMED_OUT",
-    "UNKNOWN_KEY",
-    "Refusal",
-    "copy_command",
-    "find_refusal",
-    "of_jump_host",
-]
+__all__ = ["REFUSALS", "Refusal", "copy_command", "find_refusal", "of_jump_host"]
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """One reason.
 
     Attributes:
-        stage: what did not come about: resolve, connect, jump host, host key, authentication, session, shell, python
-            or agent.
         kind: the error that it becomes.
         catches: the trouble, in the words of a list.
         message: what is wrong, with `{names}` for what is known only when it happens.
@@ -77,7 +35,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         says: what OpenSSH's client prints then; its named groups are values for `message` and `hint`.
     """
 
-    stage: str
     kind: type[MultinodeError]
     catches: str
     message: str
@@ -100,7 +57,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_ANSWER = Refusal(
-    stage="resolve",
     kind=ResolveError,
     catches="a name server that does not answer",
     message="the name {host!r} was not resolved: the name servers do not answer",
@@ -108,100 +64,13 @@ NO_ANSWER = Refusal(
     says=r"Could not resolve hostname (?P<host>[^:]*): Temporary failure",
 )
 NO_NAME = Refusal(
-    stage="resolve",
     kind=ResolveError,
     catches="a node's name does not resolve",
     message="the name {host!r} does not resolve to an address",
     hint="correct the name in the hostfile, or give it a HostName in ~/.ssh/config",
     says=r"Could not resolve hostname (?P<host>[^:]*):|hostname contains invalid characters",
 )
-NOT_SSH = Refusal(
-    stage="connect",
-    kind=ConnectError,
-    catches="something that is no sshd listens on the node's port",
-    message="no SSH connection to {where}: what listens there is no sshd",
-    hint="name sshd's port in the hostfile: port=",
-    says=r"banner line contains invalid characters|No banner received|Bad remote protocol|invalid format|"
-    r"Protocol major versions differ",
-)
-NO_PLACE = Refusal(
-    stage="connect",
-    kind=ConnectError,
-    catches="sshd drops the connection at once (MaxStartups, or a block list)",
-    message="no SSH connection to {where}: sshd closed it before the login began: it has no place for another login "
-    "(MaxStartups), or blocks this machine",
-    hint="end other logins there or raise MaxStartups in its sshd_config; see whether fail2ban or PerSourcePenalties "
-    "blocks this machine",
-    says=r"(?:kex|ssh)_exchange_identification: (?:read: )?Connection (?:closed|reset)|MaxStartups|"
-    r"Not allowed at this time",
-)
-FROZEN = Refusal(
-    stage="connect",
-    kind=ConnectError,
-    catches="sshd is frozen or overloaded",
-    message="no SSH connection to {where}: the port answers, but not as sshd does in time",
-    hint="sshd hangs there, or something else listens: restart it on the node's console",
-    says=r"timed out during banner exchange|Connection to \S+ port \d+ timed out",
-)
-REFUSED = Refusal(
-    stage="connect",
-    kind=ConnectError,
-    catches="no sshd listens on the node's port",
-    message="no SSH connection to {where}: refused",
-    hint="no sshd listens there: start it on the node, or name another port= in the hostfile",
-    says=r"connect to host .*: Connection refused",
-)
-TIMED_OUT = Refusal(
-    stage="connect",
-    kind=ConnectError,
-    catches="a node that is down, or a firewall that drops SSH",
-    message="no SSH connection to {where}: timed out",
-    hint="the node is down, or a firewall drops the packets: try to ping it",
-    says=r"connect to host .*: (?:Connection|Operation) timed out",
-)
-STILL_OPENING = Refusal(
-    stage="connect",
-    kind=ConnectError,
-    catches="a connection that takes longer to open than the command may take",
-    message="no SSH connection to {where}: timed out while it was being opened",
-    hint="see how far it comes:\n{verbose} true",
-)
-NO_ROUTE = Refusal(
-    stage="connect",
-    kind=ConnectError,
-    catches="no route to a node",
-    message="no SSH connection to {where}: no route to it",
-    hint="the node is down or in another network: check its address and power",
-    says=r"connect to host .*: (?:No route to host|Network is unreachable|Host is down)",
-)
-NO_ALGORITHM = Refusal(
-    stage="connect",
-    kind=ConnectError,
-    catches="client and sshd have no algorithm in common (an old sshd, or a hardened one)",
-    message="no SSH connection to {where}: no {what} in common; it offers {offer}",
-    hint="allow one of these for it in ~/.ssh/config (KexAlgorithms, HostKeyAlgorithms, Ciphers or MACs, with + before "
-    "the name), or update its sshd",
-    says=r"no matching (?P<what>.+?) found\. Their offer: (?P<offer>\S+)",
-)
-FORWARD_REFUSED = Refusal(
-    stage="jump host",
-    kind=ConnectError,
-    catches="a jump host that does not forward",
-    message="its jump host {gate} does not forward to {where}: AllowTcpForwarding or PermitOpen in its sshd_config, or "
-    "no-port-forwarding at our key there",
-    hint="allow it there (AllowTcpForwarding yes), or name another jump host: jump= in the hostfile",
-    says=r"administratively prohibited",
-)
-TARGET_REFUSED = Refusal(
-    stage="jump host",
-    kind=ConnectError,
-    catches="a node that its jump host cannot reach",
-    message="its jump host {gate} cannot reach {where}: {reason}",
-    hint="correct the node's name, address or port as the jump host knows it, and see whether the node is up",
-    says=r"open failed: connect failed: (?P<reason>[^\r\n]*)",
-)
 CHANGED_KEY = Refusal(
-    stage="host key",
     kind=HostKeyError,
     catches="a host key that is not the one of known_hosts",
     message="its host key has changed: it shows {shown}, known_hosts has {known}. Either the node was reinstalled, or "
@@ -213,7 +82,6 @@ CHANGED_KEY = Refusal(
     says=r"REMOTE HOST IDENTIFICATION HAS CHANGED",
 )
 REVOKED_KEY = Refusal(
-    stage="host key",
     kind=HostKeyError,
     catches="a host key that was revoked (@revoked, RevokedHostKeys)",
     message="its host key was revoked ({fingerprint})",
@@ -223,7 +91,6 @@ REVOKED_KEY = Refusal(
     says=r"REVOKED HOST KEY|revoked by file|was revoked",
 )
 BAD_CERTIFICATE = Refusal(
-    stage="host key",
     kind=HostKeyError,
     catches="a host certificate that does not hold (expired, for another name, of an unknown CA)",
     message="its host certificate does not hold: {reason}",
@@ -231,7 +98,6 @@ BAD_CERTIFICATE = Refusal(
     "once, after comparing {fingerprint}:\n{accept} -o HostKeyAlgorithms=-*-cert-* true",
 )
 KEPT_NOWHERE = Refusal(
-    stage="host key",
     kind=HostKeyError,
     catches="a host key that is asked for, and kept nowhere (UserKnownHostsFile /dev/null)",
     message="its host key is not known ({fingerprint}), and the SSH configuration keeps none (UserKnownHostsFile "
@@ -240,31 +106,117 @@ KEPT_NOWHERE = Refusal(
     "fingerprint and accept it once:\n{accept} true",
 )
 UNKNOWN_KEY = Refusal(
-    stage="host key",
     kind=HostKeyError,
     catches="a host key that known_hosts does not have",
     message="its host key is not known ({fingerprint})",
     hint="compare the fingerprint and accept it once:\n{accept} true",
     says=r"Host key verification failed|No \S+ host key is known",
 )
-SECOND_FACTOR = Refusal(
-    stage="authentication",
-    kind=AuthError,
-    catches="sshd wants a second factor",
-    message="the key was accepted, and sshd wants {methods} besides",
-    hint="log in once, and multinode uses that connection: in ~/.ssh/config for it ControlMaster auto, ControlPath "
-    "~/.ssh/cm-%C, ControlPersist 8h; then:\n{login} true",
+NO_ALGORITHM = Refusal(
+    kind=ConnectError,
+    catches="client and sshd have no algorithm in common (an old sshd, or a hardened one)",
+    message="no SSH connection to {where}: no {what} in common; it offers {offer}",
+    hint="allow one of these for it in ~/.ssh/config (KexAlgorithms, HostKeyAlgorithms, Ciphers or MACs, with + before "
+    "the name), or update its sshd",
+    says=r"no matching (?P<what>.+?) found\. Their offer: (?P<offer>\S+)",
+)
+NOT_SSH = Refusal(
+    kind=ConnectError,
+    catches="something that is no sshd listens on the node's port",
+    message="no SSH connection to {where}: what listens there is no sshd",
+    hint="name sshd's port in the hostfile: port=",
+    says=r"banner line contains invalid characters|No banner received|Bad remote protocol|invalid format|"
+    r"Protocol major versions differ",
+)
+NO_PLACE = Refusal(
+    kind=ConnectError,
+    catches="sshd drops the connection at once (MaxStartups, or a block list)",
+    message="no SSH connection to {where}: sshd closed it before the login began: it has no place for another login "
+    "(MaxStartups), or blocks this machine",
+    hint="end other logins there or raise MaxStartups in its sshd_config; see whether fail2ban or PerSourcePenalties "
+    "blocks this machine",
+    says=r"(?:kex|ssh)_exchange_identification: (?:read: )?Connection (?:closed|reset)|MaxStartups|"
+    r"Not allowed at this time",
+)
+FROZEN = Refusal(
+    kind=ConnectError,
+    catches="sshd is frozen or overloaded",
+    message="no SSH connection to {where}: the port answers, but not as sshd does in time",
+    hint="sshd hangs there, or something else listens: restart it on the node's console",
+    says=r"timed out during banner exchange|Connection to \S+ port \d+ timed out",
+)
+REFUSED = Refusal(
+    kind=ConnectError,
+    catches="no sshd listens on the node's port",
+    message="no SSH connection to {where}: refused",
+    hint="no sshd listens there: start it on the node, or name another port= in the hostfile",
+    says=r"connect to host .*: Connection refused",
+)
+TIMED_OUT = Refusal(
+    kind=ConnectError,
+    catches="a node that is down, or a firewall that drops SSH",
+    message="no SSH connection to {where}: timed out",
+    hint="the node is down, or a firewall drops the packets: try to ping it",
+    says=r"connect to host .*: (?:Connection|Operation) timed out",
+)
+NO_ROUTE = Refusal(
+    kind=ConnectError,
+    catches="no route to a node",
+    message="no SSH connection to {where}: no route to it",
+    hint="the node is down or in another network: check its address and power",
+    says=r"connect to host .*: (?:No route to host|Network is unreachable|Host is down)",
+)
+STILL_OPENING = Refusal(
+    kind=ConnectError,
+    catches="a connection that takes longer to open than the command may take",
+    message="no SSH connection to {where}: timed out while it was being opened",
+    hint="see how far it comes:\n{verbose} true",
+)
+FORWARD_REFUSED = Refusal(
+    kind=ConnectError,
+    catches="a jump host that does not forward",
+    message="its jump host {gate} does not forward to {where}: AllowTcpForwarding or PermitOpen in its sshd_config, or "
+    "no-port-forwarding at our key there",
+    hint="allow it there (AllowTcpForwarding yes), or name another jump host: jump= in the hostfile",
+    says=r"administratively prohibited",
+)
+TARGET_REFUSED = Refusal(
+    kind=ConnectError,
+    catches="a node that its jump host cannot reach",
+    message="its jump host {gate} cannot reach {where}: {reason}",
+    hint="correct the node's name, address or port as the jump host knows it, and see whether the node is up",
+    says=r"open failed: connect failed: (?P<reason>[^\r\n]*)",
 )
 TOO_MANY_KEYS = Refusal(
-    stage="authentication",
     kind=AuthError,
     catches="more keys are offered than sshd lets try (MaxAuthTries)",
     message="sshd let us try no further key: too many authentication failures (offered: {tried})",
     hint="offer the right one alone: IdentitiesOnly yes and IdentityFile for it in ~/.ssh/config",
     says=r"Too many authentication failures",
 )
+SECOND_FACTOR = Refusal(
+    kind=AuthError,
+    catches="sshd wants a second factor",
+    message="the key was accepted, and sshd wants {methods} besides",
+    hint="log in once, and multinode uses that connection: in ~/.ssh/config for it ControlMaster auto, ControlPath "
+    "~/.ssh/cm-%C, ControlPersist 8h; then:\n{login} true",
+)
+REFUSED_KEY = Refusal(
+    kind=AuthError,
+    catches="a node refuses our keys; which keys and which user were tried",
+    message="it refused our keys for user {user!r} (tried: {tried})",
+    hint="name user= and key= in the hostfile (User and IdentityFile for a jump host), or give it your key:\n{copy}",
+    says=r"Permission denied \([^)]*\)",
+)
+NO_KEY_TAKEN = Refusal(
+    kind=AuthError,
+    catches="an sshd that takes no keys",
+    message="sshd takes no keys for user {user!r}: it wants {methods}",
+    hint="allow keys in its sshd_config (PubkeyAuthentication yes); or log in once, and multinode uses that "
+    "connection: in ~/.ssh/config for it ControlMaster auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h; then:\n"
+    "{login} true",
+)
 OPEN_KEY = Refusal(
-    stage="authentication",
     kind=AuthError,
     catches="a private key that others can read, which ssh does not use",
     message="its key {file} can be read by others, so that ssh does not use it",
@@ -272,14 +224,12 @@ OPEN_KEY = Refusal(
     says=r"Permissions \d+ for '(?P<file>[^']+)' are too open",
 )
 LOCKED_KEY = Refusal(
-    stage="authentication",
     kind=AuthError,
     catches="a key that is protected by a passphrase and not loaded",
     message="its key {file} is protected by a passphrase",
     hint="load it into the agent first:\nssh-add {file}",
 )
 AGENT_REFUSED = Refusal(
-    stage="authentication",
     kind=AuthError,
     catches="an SSH agent that does not sign (a key to be confirmed or touched, a locked agent)",
     message="the SSH agent did not sign with a key that the node accepts: {reason}",
@@ -288,48 +238,13 @@ AGENT_REFUSED = Refusal(
     says=r"sign_and_send_pubkey: (?P<reason>signing failed[^\r\n]*)",
 )
 BAD_KEY = Refusal(
-    stage="authentication",
     kind=AuthError,
     catches="a file that is no private key",
     message="its key {file} cannot be used: {reason}",
     hint="name the private key (not the .pub file): key= in the hostfile, or IdentityFile",
     says=r'Load key "(?P<file>[^"]+)": (?P<reason>[^\r\n]*)',
 )
-NO_KEY_TAKEN = Refusal(
-    stage="authentication",
-    kind=AuthError,
-    catches="an sshd that takes no keys",
-    message="sshd takes no keys for user {user!r}: it wants {methods}",
-    hint="allow keys in its sshd_config (PubkeyAuthentication yes); or log in once, and multinode uses that "
-    "connection: in ~/.ssh/config for it ControlMaster auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h; then:\n"
-    "{login} true",
-)
-REFUSED_KEY = Refusal(
-    stage="authentication",
-    kind=AuthError,
-    catches="a node refuses our keys; which keys and which user were tried",
-    message="it refused our keys for user {user!r} (tried: {tried})",
-    hint="name user= and key= in the hostfile (User and IdentityFile for a jump host), or give it your key:\n{copy}",
-    says=r"Permission denied \([^)]*\)",
-)
-LOGIN_ENDED = Refusal(
-    stage="authentication",
-    kind=AuthError,
-    catches="an sshd that ends the login itself: an expired account, pam_access, /etc/nologin",
-    message="sshd ended the login of user {user!r}: {reason}",
-    hint="sshd's log on the node says why (journalctl -u ssh): an account that has expired, access rules, "
-    "/etc/nologin; another user is user= in the hostfile",
-    says=r"Connection (?:closed|reset) by|Received disconnect from \S+ port \d+:\d+: *(?P<reason>[^\r\n]*)",
-)
-SLOW_LOGIN = Refusal(
-    stage="authentication",
-    kind=ConnectError,
-    catches="a login that takes too long (a reverse look-up of our address, LDAP)",
-    message="sshd on {where} has agreed on keys, and not answered the login in time",
-    hint="see what it waits for there: UseDNS no in its sshd_config; LDAP or another source of accounts and keys",
-)
 MAX_SESSIONS = Refusal(
-    stage="session",
     kind=ConnectError,
     catches="no further session on the connection (MaxSessions)",
     message="sshd refused another session on the connection",
@@ -339,7 +254,6 @@ MAX_SESSIONS = Refusal(
     says=r"Session open refused by peer|session request failed",
 )
 NO_EXEC = Refusal(
-    stage="session",
     kind=NodeFailed,
     catches="an sshd that runs no command for the user: no shell, sftp alone",
     message="sshd there runs no command for us: the exec request failed",
@@ -347,15 +261,27 @@ NO_EXEC = Refusal(
     "internal-sftp",
     says=r"exec request failed",
 )
+LOGIN_ENDED = Refusal(
+    kind=AuthError,
+    catches="an sshd that ends the login itself: an expired account, pam_access, /etc/nologin",
+    message="sshd ended the login of user {user!r}: {reason}",
+    hint="sshd's log on the node says why (journalctl -u ssh): an account that has expired, access rules, "
+    "/etc/nologin; another user is user= in the hostfile",
+    says=r"Connection (?:closed|reset) by|Received disconnect from \S+ port \d+:\d+: *(?P<reason>[^\r\n]*)",
+)
+SLOW_LOGIN = Refusal(
+    kind=ConnectError,
+    catches="a login that takes too long (a reverse look-up of our address, LDAP)",
+    message="sshd on {where} has agreed on keys, and not answered the login in time",
+    hint="see what it waits for there: UseDNS no in its sshd_config; LDAP or another source of accounts and keys",
+)
 OTHERWISE = Refusal(
-    stage="connect",
     kind=ConnectError,
     catches="an SSH connection that fails in another way, in the words of ssh",
     message="no SSH connection to {where}: {reason}",
     hint="see what OpenSSH says:\n{verbose} true",
 )
 BEYOND_FABRIC = Refusal(
-    stage="connect",
     kind=ConnectError,
     catches="an SSH connection that fails in another way where Fabric stands in for ssh",
     message="no SSH connection to {where} through Fabric: {reason}",
@@ -364,7 +290,6 @@ BEYOND_FABRIC = Refusal(
     "apt-get install openssh-client",
 )
 SWALLOWED = Refusal(
-    stage="shell",
     kind=NodeFailed,
     catches="a shell that ends before it runs a command: `exit` in ~/.bashrc, a ForceCommand that does something else",
     message="what SSH runs first there (~/.bashrc, ~/.ssh/rc, a ForceCommand) swallowed the command{printed}",
@@ -372,7 +297,6 @@ SWALLOWED = Refusal(
     "[ -t 0 ]:\n{login} echo ok",
 )
 SILENT = Refusal(
-    stage="shell",
     kind=ContactLost,
     catches="a shell that runs no command in time: ~/.bashrc waits for input or starts another shell; or it hangs",
     message="it opens sessions, and ran no command in one within {within_s:.0f} s: what SSH runs first there "
@@ -381,7 +305,6 @@ SILENT = Refusal(
     "[ -t 0 ]:\n{login} echo ok",
 )
 NO_PYTHON = Refusal(
-    stage="python",
     kind=NodeFailed,
     catches="no python3 in the non-interactive shell",
     message="python3 is not on the PATH of a non-interactive shell, and the agent needs it: {said}",
@@ -389,14 +312,12 @@ NO_PYTHON = Refusal(
     "install python3); then:\n{login} python3 -V",
 )
 OLD_PYTHON = Refusal(
-    stage="python",
     kind=NodeFailed,
     catches="a python3 that is older than 3.9",
     message="{python} on it is Python {version}, and the agent needs 3.9 or newer",
     hint="name a newer one on its line of the hostfile: python=/path/to/python3",
 )
 NOT_STORED = Refusal(
-    stage="agent",
     kind=NodeFailed,
     catches="a home directory that is full, read-only or somebody else's",
     message="the agent could not be stored in ~/{folder}: {said}",
@@ -406,51 +327,12 @@ NOT_STORED = Refusal(
     "chown -R USER ~USER/.multinode",
 )
 AGENT_ENDED = Refusal(
-    stage="agent",
     kind=NodeFailed,
     catches="an agent that ends without an answer, in its own words or those of the shell",
     message="the agent's {verb} ended with code {code}: {said}",
     hint="see what the node makes of a command:\n{login} python3 -V",
 )
-REFUSALS = (
-    NO_ANSWER,
-    NO_NAME,
-    CHANGED_KEY,
-    REVOKED_KEY,
-    BAD_CERTIFICATE,
-    KEPT_NOWHERE,
-    UNKNOWN_KEY,
-    NO_ALGORITHM,
-    NOT_SSH,
-    NO_PLACE,
-    FROZEN,
-    REFUSED,
-    TIMED_OUT,
-    NO_ROUTE,
-    STILL_OPENING,
-    FORWARD_REFUSED,
-    TARGET_REFUSED,
-    TOO_MANY_KEYS,
-    SECOND_FACTOR,
-    REFUSED_KEY,
-    NO_KEY_TAKEN,
-    OPEN_KEY,
-    LOCKED_KEY,
-    AGENT_REFUSED,
-    BAD_KEY,
-    MAX_SESSIONS,
-    NO_EXEC,
-    LOGIN_ENDED,
-    SLOW_LOGIN,
-    OTHERWISE,
-    BEYOND_FABRIC,
-    SWALLOWED,
-    SILENT,
-    NO_PYTHON,
-    OLD_PYTHON,
-    NOT_STORED,
-    AGENT_ENDED,
-)
+REFUSALS = tuple(one for one in list(globals().values()) if isinstance(one, Refusal))
 """In the order in which what OpenSSH says is looked through: the first that matches counts."""
 
 

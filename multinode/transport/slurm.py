@@ -6,15 +6,12 @@ behind when its first process ends, so the agent's stays as long as its run (mul
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 import subprocess
 import threading
 from collections.abc import Mapping
-
-import msgspec
 
 from multinode.core.cluster.allocation import (
     Allocation,
@@ -26,7 +23,7 @@ from multinode.core.cluster.allocation import (
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError, printable
 from multinode.transport.base import Transport
-from multinode.transport.local import LocalStream, start_piped
+from multinode.transport.local import LocalStream, ask_program, start_piped
 
 __all__ = [
     "SLURM_REFUSALS",
@@ -46,18 +43,8 @@ _DEFAULT_KILL_WAIT_S = 30
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
 
 # All that a step sees of the controller's environment; the rest may be secret, or of this machine alone.
-_EXPORTED = (
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "LD_LIBRARY_PATH",
-    "LOGNAME",
-    "PATH",
-    "SHELL",
-    "TZ",
-    "USER",
-)
+_EXPORTED = "HOME LANG LC_ALL LC_CTYPE LD_LIBRARY_PATH LOGNAME PATH SHELL TZ USER"
+_STEP = "--overlap --no-kill --input=0 --unbuffered --mpi=none --cpu-bind=none --mem=0 --nodes=1 --ntasks=1 --chdir=/"
 _KILL_WAIT_VARIABLE = "MULTINODE_KILL_WAIT_S"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 # Options that salloc, sbatch or srun leave in the environment for the steps in it (INPUT ENVIRONMENT VARIABLES in
@@ -71,54 +58,34 @@ _LAYOUT = (
 )
 
 
-class SlurmRefusal(msgspec.Struct, frozen=True):
-    """One reason why srun starts no step.
-
-    Attributes:
-        says: what srun prints, one of these, in lower case.
-        kind: the error that it becomes.
-        message: what is wrong, `{job}` being the job.
-        hint: what fixes it.
-    """
-
-    says: tuple[str, ...]
-    kind: type[MultinodeError]
-    message: str
-    hint: str
-
-
 _NEW = "make a new allocation: salloc, or multinode submit"
-# src/common/slurm_errno.c of Slurm 22.05 to 24.11. The first that matches counts.
-SLURM_REFUSALS = (
-    SlurmRefusal(
-        ("invalid job id", "already complet", "unable to confirm allocation", "has expired", "revoked"),
+# What srun prints, in any case; what it means, `{job}` being the job; and what fixes it. The first that matches counts.
+# src/common/slurm_errno.c of Slurm 22.05 to 24.11.
+SLURM_REFUSALS: tuple[tuple[str, type[MultinodeError], str, str], ...] = (
+    (
+        "invalid job id|already complet|unable to confirm allocation|has expired|revoked",
         NodeGone,
-        message="Slurm job {job} has ended, and its nodes are no longer ours",
-        hint=_NEW,
+        "Slurm job {job} has ended, and its nodes are no longer ours",
+        _NEW,
     ),
-    SlurmRefusal(
-        ("node configuration is not available", "invalid node name", "not in this job"),
+    (
+        "node configuration is not available|invalid node name|not in this job",
         NodeFailed,
-        message="Slurm job {job} does not have this node, or no longer",
-        hint="see which it has, and their state: squeue --job {job}; sinfo -N -l",
+        "Slurm job {job} does not have this node, or no longer",
+        "see which it has, and their state: squeue --job {job}; sinfo -N -l",
     ),
-    SlurmRefusal(
-        ("permission denied", "invalid user", "credential"),
+    (
+        "permission denied|invalid user|credential",
         NodeFailed,
-        message="Slurm does not let us start a step in job {job}",
-        hint="it has to be a job of your own, and munge has to run on every node",
+        "Slurm does not let us start a step in job {job}",
+        "it has to be a job of your own, and munge has to run on every node",
     ),
-    SlurmRefusal(
-        ("step limit",),
-        NodeFailed,
-        message="Slurm job {job} may have no further steps (MaxStepCount)",
-        hint=_NEW,
-    ),
-    SlurmRefusal(
-        ("contact slurm controller", "contacting slurm", "connection refused", "connection timed out"),
+    ("step limit", NodeFailed, "Slurm job {job} may have no further steps (MaxStepCount)", _NEW),
+    (
+        "contact slurm controller|contacting slurm|connection refused|connection timed out",
         ConnectError,
-        message="slurmctld does not answer, so no step can be started",
-        hint="see whether it runs: scontrol ping",
+        "slurmctld does not answer, so no step can be started",
+        "see whether it runs: scontrol ping",
     ),
 )
 
@@ -127,7 +94,7 @@ class SlurmTransport(Transport):
     """Runs commands on the nodes of Slurm jobs, each as a step of its own. `Node.slurm_job` says in which job.
 
     Args:
-        client_end_s: as SlurmStream has it.
+        client_end_s: so long srun has to end once a stream is closed; without it the step goes on until its run ends.
     """
 
     def __init__(self, *, client_end_s: float = 10.0) -> None:
@@ -189,13 +156,7 @@ class SlurmStream(LocalStream):
         node: the node's name, for messages.
         send_deadline_s: as of LocalStream.
         job_id: the job.
-
-    Attributes:
-        client_end_s: so long srun has to end after its pipes were closed; without it the step goes on until its run
-            has ended.
     """
-
-    client_end_s = 10.0
 
     def __init__(self, process: subprocess.Popen[bytes], node: str, *, send_deadline_s: float, job_id: int) -> None:
         super().__init__(process, node, send_deadline_s=send_deadline_s)
@@ -207,14 +168,6 @@ class SlurmStream(LocalStream):
             _raise_refusal(self._stderr.decode(errors="replace"), self._job_id, self._node)
         return exit_code
 
-    def _reap(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(self.client_end_s)
-            return
-        # A signal that it can handle it would hand on to the step.
-        self._process.kill()
-        self._process.wait()
-
 
 def step_command(node: Node, gres: str | None, command: str, environment: Mapping[str, str]) -> list[str]:
     """The argv of srun for one step on a node, and in it a constant command line.
@@ -225,27 +178,17 @@ def step_command(node: Node, gres: str | None, command: str, environment: Mappin
         command: for a shell, which begins in the home directory.
         environment: what the step sees of it goes by name.
     """
-    exported = [name for name in (*_EXPORTED, _KILL_WAIT_VARIABLE) if name in environment]
+    exported = [name for name in (*_EXPORTED.split(), _KILL_WAIT_VARIABLE) if name in environment]
     return [
-        "srun",
-        f"--jobid={node.slurm_job}",
-        "--overlap",
-        "--no-kill",
-        "--input=0",
-        "--unbuffered",
-        "--mpi=none",
-        "--cpu-bind=none",
-        "--mem=0",
-        f"--gres={gres or 'none'}",
-        f"--nodelist={node.name}",
-        "--nodes=1",
-        "--ntasks=1",
-        "--chdir=/",
-        "--quiet",
-        f"--export={','.join(exported)}",
-        "sh",
-        "-c",
-        f"cd; unset {_LAYOUT}; exec {command}",
+        *(
+            "srun",
+            *_STEP.split(),
+            "--quiet",
+            f"--jobid={node.slurm_job}",
+            f"--gres={gres or 'none'}",
+            f"--nodelist={node.name}",
+        ),
+        *(f"--export={','.join(exported)}", "sh", "-c", f"cd; unset {_LAYOUT}; exec {command}"),
     ]
 
 
@@ -307,17 +250,7 @@ def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) 
     """
     ran = shlex.join(argv)
     try:
-        done = subprocess.run(
-            argv,
-            env=step_environment(os.environ) if environ is None else environ,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_QUERY_S,
-            check=False,
-            start_new_session=True,
-        )
+        done = ask_program(argv, environ or step_environment(os.environ), stdin=stdin, deadline_s=_QUERY_S)
     except subprocess.TimeoutExpired as error:
         raise ContactLost(f"{argv[0]} did not answer within {_QUERY_S:.0f} s", ran=ran, hint="scontrol ping") from error
     except OSError as error:
@@ -331,10 +264,9 @@ def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) 
 def _raise_refusal(stderr: str, job: object, node: str | None) -> None:
     """Raise what Slurm's own words mean; the output of the step's command means nothing here."""
     said = "\n".join(line for line in stderr.splitlines() if line.startswith(("srun: ", "slurm_", "scontrol: ")))
-    for refusal in SLURM_REFUSALS:
-        if any(text in said.lower() for text in refusal.says):
-            message, hint = (text.format(job=job) for text in (refusal.message, refusal.hint))
-            raise refusal.kind(message, node=node, hint=hint, detail=said)
+    for says, kind, message, hint in SLURM_REFUSALS:
+        if re.search(says, said, re.IGNORECASE):
+            raise kind(message.format(job=job), node=node, hint=hint.format(job=job), detail=said)
     if "Unable to create step" in said:
         raise ConnectError(f"no step could be started: {_last_line(said)}", node=node, detail=said)
 

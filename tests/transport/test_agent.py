@@ -373,3 +373,15 @@ def test_a_node_that_could_not_be_reached_early_is_told_at_the_first_use_and_tri
         agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
     assert transport.tried == 1
     assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
+
+
+def test_a_defect_while_an_agent_is_started_early_is_raised_at_the_first_use() -> None:
+    class Defect(FakeTransport):
+        def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:
+            raise ZeroDivisionError(node.name, command, deadline_s)
+
+    agent = AgentTransport(Defect(lambda *_: [FACTS]))
+    agent.start_early([NODE])
+    with pytest.raises(ZeroDivisionError):
+        agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
+    assert agent.has_asked

@@ -102,7 +102,7 @@ def test_a_command_is_a_step_on_its_node_and_overlaps_all_others(slurm: SlurmTra
     told = slurm.run(NODE, "sh -c 'pwd; cat; exit 3'", stdin=b"word", deadline_s=DEADLINE_S)
     assert (told.exit_code, told.stdout.decode()) == (3, f"{os.environ['HOME']}\nword")
     (call,) = calls(programs)
-    assert call["options"][:-1] == [
+    assert set(call["options"][:-1]) == {
         "--jobid=7",
         "--overlap",
         "--no-kill",
@@ -117,7 +117,7 @@ def test_a_command_is_a_step_on_its_node_and_overlaps_all_others(slurm: SlurmTra
         "--ntasks=1",
         "--chdir=/",
         "--quiet",
-    ]
+    }
     assert not any("s3cret" in word for word in [*call["options"], *call["command"]])
 
 
@@ -207,7 +207,7 @@ def test_why_srun_starts_no_step_is_said_in_words(
 def test_what_a_command_says_is_no_word_of_slurms(slurm: SlurmTransport) -> None:
     told = slurm.run(NODE, "sh -c 'echo Permission denied, invalid job id >&2; exit 2'", deadline_s=DEADLINE_S)
     assert told.exit_code == 2
-    assert all(refusal.hint for refusal in SLURM_REFUSALS)
+    assert all(hint for *_, hint in SLURM_REFUSALS)
 
 
 def test_a_srun_that_does_not_end_is_killed_by_what_it_cannot_hand_on(slurm: SlurmTransport, programs: Path) -> None:

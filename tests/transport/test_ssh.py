@@ -42,13 +42,6 @@ def refusal(ssh: Transport, node: Node, kind: type[NodeError]) -> NodeError:
     return caught.value
 
 
-def opened(name: str | None) -> None:
-    """Wait until the connection to the node has been opened early, or could not be."""
-    for thread in threading.enumerate():
-        if thread.name == f"open-{name}":
-            thread.join(DEADLINE_S)
-
-
 def test_all_streams_of_a_node_share_one_connection(ssh: Transport, node: Node) -> None:
     streams = [ssh.open(node, 'echo "$SSH_CONNECTION"; cat', deadline_s=DEADLINE_S) for _ in range(3)]
     assert len({stream.read_line(DEADLINE_S) for stream in streams}) == 1
@@ -267,30 +260,24 @@ def test_logins_that_pass_one_jump_host_stay_below_what_its_sshd_takes(tmp_path:
     ssh.close()
 
 
-def test_a_defect_while_a_connection_is_opened_early_is_raised_at_its_first_use() -> None:
-    """Of a node without a name, which is none of our errors; and no thread ends with a traceback of its own."""
-    ssh, node = FabricTransport(), Node(name=None)  # type: ignore[arg-type]  # the defect
-    ssh.open_early([node])
-    opened(None)
-    with pytest.raises(AttributeError):
-        ssh.run(node, "true", deadline_s=DEADLINE_S)
-    ssh.close()
-
-
 @pytest.mark.parametrize("client", ["openssh", "fabric"])
-def test_a_connection_that_is_still_being_opened_early_does_not_outlive_the_transport(
+def test_a_connection_that_is_still_being_opened_does_not_outlive_the_transport(
     client: str, sshd: Sshd, tmp_path: Path
 ) -> None:
     def logins() -> set[object]:
         found = psutil.net_connections("tcp")
         return {one.laddr for one in found if one.raddr and one.raddr.port == sshd.port and one.status == "ESTABLISHED"}
 
+    def ask(node: Node) -> object:
+        return ssh.run(node, "true", deadline_s=DEADLINE_S)
+
     before = logins()
     ssh = make_transport(client)
     node = sshd.node(tmp_path)
-    ssh.open_early([node])
+    asking = threading.Thread(target=gather, args=([node], ask), kwargs={"deadline_s": DEADLINE_S})
+    asking.start()
     ssh.close()
-    opened(node.name)
+    asking.join()
     end = time.monotonic() + DEADLINE_S
     while not logins() <= before:
         assert time.monotonic() < end, "a connection is left"

@@ -89,9 +89,7 @@ def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
         from multinode.transport.slurm import SlurmTransport  # noqa: PLC0415
 
         return SlurmTransport()
-    transport = _open_ssh()
-    transport.open_early(cluster.nodes)
-    return transport
+    return _open_ssh()
 
 
 def _open_ssh() -> OpensshTransport | FabricTransport:
