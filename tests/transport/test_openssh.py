@@ -14,6 +14,7 @@ import pytest
 
 from multinode.core.cluster.cluster import Node
 from multinode.errors import UsageError
+from multinode.transport import openssh
 from multinode.transport.fan_out import gather
 from multinode.transport.openssh import OpensshTransport
 
@@ -64,6 +65,23 @@ def test_nothing_of_it_is_left_when_it_is_closed(sshd: Sshd, tmp_path: Path, mon
     stream.close()
     wait_until_gone(node.ssh_config)
     assert not directory.exists()
+
+
+def test_a_master_that_stands_still_keeps_nobody_from_closing(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openssh, "_END_S", 0.5)
+    node = sshd.node(tmp_path)
+    transport = OpensshTransport()
+    assert transport.run(node, "echo in", deadline_s=DEADLINE_S).stdout == b"in\n"
+    (master,) = processes(node.ssh_config)
+    os.kill(master, signal.SIGSTOP)
+    try:
+        (closed,) = gather([node], lambda _: transport.close(), deadline_s=DEADLINE_S)
+    finally:
+        os.kill(master, signal.SIGKILL)
+    assert closed.error is None
+    wait_until_gone(node.ssh_config)
 
 
 def test_a_master_ends_by_itself_when_its_controller_was_killed(sshd: Sshd, tmp_path: Path) -> None:
