@@ -1,27 +1,44 @@
 """What `logs`, `show`, `report` and `attach` of a long run take: python benchmarks/long_run.py [--steps 1000000].
 
 Makes a run directory such as a launch leaves, of so many steps, workers per node and nodes, and runs each verb on it in
-a process of its own: seconds, and the most memory that it held. A million steps of two nodes of 8 take 8 GB of disk.
+a process of its own: seconds, those of the processor, and the most memory that it held. A million steps of two nodes of
+8 take 6 GB of disk. `--beside DIR` has a checkout of another release take turns.
+
+Then a run that goes on, on two nodes that are this machine, gets as long records, and is attached to anew: how long its
+nodes wait for the first renewal of their lease. As root.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.hostfile import render_hostfile
+from multinode.core.job.job import ScriptJob
+from multinode.core.run.engine_commands import Engine
 from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.planning import LaunchOptions
 from multinode.core.run.quoting import Command
 from multinode.core.run.run import NodeRun, Run
+from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
+from multinode.transport.local import LocalTransport
+from multinode.workflows.run.attach import attach, find_known, stop
+from multinode.workflows.run.context import Launch, RunContext
+from multinode.workflows.run.launch import launch
 
 RUN = "20260102-030405-abcd"
 STEP_S = 0.25
+_DEADLINE_S = 600.0
 _STEP = (
     '{"schema": 1, "kind": "step", "rank": %d, "time_s": %.4f, "mono_ns": %d, "step_time_us": %.3f, "phases_us": '
     '{"forward": 70372.704, "backward": %.3f, "optimizer": 3291.905, "comm": 5213.079}, '
@@ -79,23 +96,71 @@ def make_run(root: Path, steps: int, per_node: int, nodes: int, log_bytes: int) 
     return directory
 
 
-def measure(directory: RunDirectory, *words: str) -> None:
-    """Run a verb, and say what it took."""
-    environ = dict(os.environ) | {"MULTINODE_RUNS": str(directory.path.parent)}
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "multinode", "-q", *words],
-        env=environ,
-        stdout=subprocess.DEVNULL,
-        cwd=directory.path.parent,
+def measure(directory: RunDirectory, trees: Sequence[Path], *words: str) -> None:
+    """Run a verb, by each checkout in turn, and say what it took."""
+    for tree in trees:
+        environ = dict(os.environ) | {"MULTINODE_RUNS": str(directory.path.parent), "PYTHONPATH": str(tree)}
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "multinode", "-q", *words],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            cwd=directory.path.parent,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        took_s, cpu_s = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+        told = f"{words[0]:8} {took_s:7.1f} s {cpu_s:7.1f} s of a core {usage.ru_maxrss / 1024:7.0f} MiB"
+        print(f"{told}  exit {process.returncode}  {tree.name}", flush=True)
+
+
+def measure_renewal(recorded: RunDirectory, home: Path, trees: Sequence[Path]) -> None:
+    """Attach to a run that goes on and has recorded as much, and say when the leases of all its nodes were renewed."""
+    nodes = tuple(Node(name=f"gpu-{rank}", addr="127.0.0.1", ifname="lo", workdir="/") for rank in range(2))
+    cluster = Cluster(nodes=nodes, source="this machine")
+    context = RunContext(LocalTransport(home), recorded.path.parent)
+    started = launch(
+        Launch(
+            cluster=cluster,
+            hostfile=render_hostfile(cluster),
+            job=ScriptJob(argv=("sleep", "3600")),
+            options=LaunchOptions(workers_per_node=1, engine=Engine(name="exec")),
+            execute=ExecuteOptions(leave_when_running=True),
+            check=False,
+        ),
+        context,
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    name = " ".join(words[:1])
-    print(
-        f"{name:8} {time.monotonic() - began:7.1f} s {usage.ru_maxrss / 1024:7.0f} MiB  exit {process.returncode}",
-        flush=True,
-    )
+    for rank, node in enumerate(started.plan.nodes):
+        there, here = Path(node.run_dir), started.directory.path / "samples" / f"node-{rank}"
+        here.mkdir(exist_ok=True)
+        for path in recorded.sample_files(rank):
+            (here / path.name).hardlink_to(path)
+            # All of it has come already: what the node has of it is never read.
+            with (home / there / "samples" / path.name).open("wb") as file:
+                file.truncate(path.stat().st_size)
+    for tree in trees:
+        leases = [str(home / node.run_dir / "lease.json") for node in started.plan.nodes]
+        argv = [sys.executable, __file__, "--attach", str(started.directory), str(home), str(time.monotonic()), *leases]
+        subprocess.run(argv, env=dict(os.environ) | {"PYTHONPATH": str(tree)}, check=True, timeout=_DEADLINE_S)
+        print(f"  by {tree.name}", flush=True)
+    stop(find_known(context.runs, started.run.run_id), context, 2.0)
+    context.agent.close()
+
+
+def attach_until_renewed(run: Path, home: Path, began_s: float, leases: Sequence[Path]) -> None:
+    """In a process of its own, which ends with the first renewal of all."""
+    before = [path.stat().st_mtime_ns for path in leases]
+
+    def watch() -> None:
+        while any(path.stat().st_mtime_ns == mtime for path, mtime in zip(leases, before, strict=True)):
+            time.sleep(0.01)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        told = f"{time.monotonic() - began_s:7.1f} s {used.ru_utime + used.ru_stime:7.1f} s of a core"
+        print(f"renewal  {told} {used.ru_maxrss / 1024:7.0f} MiB", flush=True)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+    attach(find_known(run.parent, run.name), RunContext(LocalTransport(home), run.parent), ExecuteOptions())
 
 
 def main() -> None:
@@ -106,7 +171,13 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--log-mib", type=int, default=256, help="of each node")
     parser.add_argument("--keep", type=Path, help="where to make it, and leave it")
+    parser.add_argument("--beside", type=Path, action="append", default=[], help="a checkout of another release")
+    parser.add_argument("--attach", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.attach:
+        run, home, began_s, *leases = options.attach
+        attach_until_renewed(Path(run), Path(home), float(began_s), [Path(path) for path in leases])
+    trees = [*(path.resolve() for path in options.beside), Path(__file__).resolve().parent.parent]
     with tempfile.TemporaryDirectory() as temporary:
         root = options.keep or Path(temporary)
         began = time.monotonic()
@@ -114,10 +185,12 @@ def main() -> None:
         size = sum(path.stat().st_size for path in directory.path.rglob("*") if path.is_file())
         print(f"made {size / 2**30:.1f} GiB in {time.monotonic() - began:.0f} s", flush=True)
         # attach reads what came home, and summarises a run that is over; show is of what it left.
-        measure(directory, "attach", RUN)
-        measure(directory, "show", RUN)
-        measure(directory, "report", RUN, "-o", str(root / "report.html"))
-        measure(directory, "logs", RUN)
+        measure(directory, trees, "attach", RUN)
+        measure(directory, trees, "show", RUN)
+        measure(directory, trees, "report", RUN, "-o", str(root / "report.html"))
+        measure(directory, trees, "logs", RUN)
+        with tempfile.TemporaryDirectory() as home:
+            measure_renewal(directory, Path(home), trees)
 
 
 if __name__ == "__main__":

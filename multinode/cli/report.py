@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from multinode.cli.live import show_stage
 from multinode.cli.options import Json, RunIds
 from multinode.cli.output import choose_form, note, print_document
 from multinode.errors import UsageError
@@ -48,7 +49,8 @@ def report(
     from multinode.workflows.report import load_report, report_markdown, write_csv, write_markdown, write_page
 
     chosen = _choose_form(form, output, as_json=as_json)
-    found = load_report(runs_root(), run_ids or ["last"])
+    with show_stage() as say:
+        found = load_report(runs_root(), run_ids or ["last"], say)
     names = [one.run.run_id for one in found.runs]
     if chosen == "csv" and output is not None:
         written = write_csv(found, output)

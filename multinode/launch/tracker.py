@@ -31,6 +31,8 @@ _OF_STATUS = (
 
 # The first failure is among the first exceptions, and a node has fewer workers.
 _MOST_EXCEPTIONS = 200
+# Of each file of samples.
+_LAST_MINUTES_BYTES = 1 << 20
 
 
 class _NodeTrack(Evidence, kw_only=True):
@@ -107,7 +109,7 @@ class Tracker:
         at_s = failure.time_s if failure.time_s is not None else time.time()
         shares = {
             track.run.name: link_share(
-                parse_samples(self._directory.sample_lines(track.run.node_rank)),
+                parse_samples(self._directory.sample_tails(track.run.node_rank, _LAST_MINUTES_BYTES)),
                 track.progress,
                 at_s + (track.clock_offset_s or 0.0),
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import logging
 import os
 import re
@@ -15,7 +14,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +26,7 @@ from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
 from multinode.store.ownership import describe_stranger, ownership_fix
 from multinode.store.private_file import DIRECTORY_MODE, append, open_private, replace_file, writing
+from multinode.store.sample_files import LONGEST_LINE, EvenStretches, read_lines, read_tail
 
 __all__ = ["RunDirectory", "RunFolders", "SampleTail", "list_runs", "runs_root", "scan_runs"]
 
@@ -40,13 +40,6 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 # struct flock of fcntl(2): type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-# Of a record with the times of a million calls.
-_LONGEST_LINE = 1 << 24
-# The kind of a record stands at the beginning of its line; those of a step are as many as steps.
-_HEAD_BYTES = 64
-_OF_A_STEP = re.compile(rb'"kind": ?"(step|ddp)"')
-_STEP = re.compile(rb'"kind": ?"step"')
-_BLOCK_BYTES = 1 << 20
 # Names of files come from the nodes.
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 
@@ -304,34 +297,15 @@ class RunDirectory:
     def sample_tails(self, node_rank: int, size_bytes: int = 1 << 18) -> Iterator[bytes]:
         """The last lines of each of a node's files of samples, whole ones."""
         for path in self.sample_files(node_rank):
-            with path.open("rb") as file:
-                start = max(0, file.seek(0, os.SEEK_END) - size_bytes)
-                file.seek(start)
-                lines = file.read(size_bytes).splitlines()
-                yield from lines[1:] if start else lines
+            yield from read_tail(path, size_bytes)
 
-    def sample_lines(self, node_rank: int, last_steps: int | None = None) -> Iterator[bytes]:
-        """A node's samples, a line at a time, one file after the other; a line without end comes in pieces.
+    def sample_lines(self, node_rank: int, stretches: EvenStretches | None = None) -> Iterator[bytes]:
+        """A node's samples, a line at a time, one file after the other; of a line without end pieces.
 
-        Args:
-            node_rank: of the node.
-            last_steps: of the records that a step makes, those of so many last steps of each file come, and an empty
-                line for each earlier step; None is all of them.
+        `stretches` says what is read of them; None is everything.
         """
         for path in self.sample_files(node_rank):
-            with path.open("rb") as file:
-                lines = iter(functools.partial(file.readline, _LONGEST_LINE), b"")
-                begin = 0 if last_steps is None else _last_steps(file, last_steps)
-                file.seek(0)
-                at = 0
-                while at < begin and (line := next(lines, b"")):
-                    at += len(line)
-                    kind = _OF_A_STEP.search(line, 0, _HEAD_BYTES)
-                    if kind is None:
-                        yield line
-                    elif kind[1] == b"step":
-                        yield b""
-                yield from lines
+            yield from stretches.lines(path) if stretches is not None else (line for _, line in read_lines(path))
 
     def traces(self) -> Path:
         """Where the workers' traces lie, once there are any."""
@@ -340,25 +314,6 @@ class RunDirectory:
     def sample_files(self, node_rank: int) -> list[Path]:
         """A node's files of samples, as many as there are."""
         return sorted((self.path / "samples" / f"node-{node_rank}").glob("*.jsonl"))
-
-
-def _last_steps(file: BinaryIO, count: int) -> int:
-    """Where in a file of samples the last `count` steps begin, found from its end."""
-    end = file.seek(0, os.SEEK_END)
-    seen, rest = 0, b""
-    while end > 0:
-        size = min(end, _BLOCK_BYTES)
-        end -= size
-        file.seek(end)
-        # What a line began with in the block before; a longer beginning is none of a step's record.
-        block = file.read(size) + rest[:_HEAD_BYTES]
-        places = [found.start() for found in _STEP.finditer(block) if found.start() < size]
-        seen += len(places)
-        if seen > count:
-            # One step more is taken where that spares counting on.
-            return end + max(0, block.rfind(b"\n", 0, places[seen - count]) + 1)
-        rest = block[:size]
-    return 0
 
 
 class SampleTail:
@@ -370,17 +325,13 @@ class SampleTail:
         self._read: dict[Path, int] = {}
 
     def lines(self) -> Iterator[bytes]:
-        """What has come since it was last asked, whole lines alone; a line that is longer than any is passed over."""
+        """What has come since it was last asked, whole lines alone; of a line that is longer than any, pieces."""
         for path in self._directory.sample_files(self._node_rank):
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                while data := file.read(_LONGEST_LINE):
-                    end = data.rfind(b"\n") + 1
-                    if not end and len(data) < _LONGEST_LINE:
-                        break
-                    self._read[path] = self._read.get(path, 0) + (end or len(data))
-                    file.seek(self._read[path])
-                    yield from data[:end].splitlines()
+            for at, line in read_lines(path, self._read.get(path, 0)):
+                if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+                    break
+                self._read[path] = at + len(line)
+                yield line
 
 
 class RunFolders(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -47,8 +47,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return combined(tables) if len(tables) == len(self.runs) > 1 else None
 
 
-def load_report(root: Path, names: Sequence[str]) -> Report:
+def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = lambda _: None) -> Report:
     """Read runs back: an id each, the beginning of one, or `last`. One that is named twice is read once.
+
+    `say` is told how far reading is, where it takes a while.
 
     Raises:
         UsageError: there is no such run.
@@ -56,7 +58,7 @@ def load_report(root: Path, names: Sequence[str]) -> Report:
     """
     found = {(stored := load_run(root, name)).run.run_id: stored for name in names}
     return Report(
-        runs=tuple(_load(stored) for stored in found.values()),
+        runs=tuple(_load(stored, say) for stored in found.values()),
         directories=tuple(stored.directory.path for stored in found.values()),
     )
 
@@ -113,7 +115,7 @@ def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
     return csv_files(one.observed for one in runs if one.observed is not None) | files
 
 
-def _load(stored: StoredRun) -> ReportedRun:
+def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:
     directory = stored.directory
     attempts = stored.run.attempts
     # The figures of a run that was restarted are those of its last attempt.
@@ -124,7 +126,7 @@ def _load(stored: StoredRun) -> ReportedRun:
         run=stored.run,
         summary=stored.summary,
         # A contrast has no nodes of its own: its sides' runs lie beside it.
-        observed=observe_run(measured, plan) if plan is not None else None,
+        observed=observe_run(measured, plan, say) if plan is not None else None,
         scan=directory.read("nccl-test.json", ScanReport),
         contrast=contrast,
         cells=load_table(directory),

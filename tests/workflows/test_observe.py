@@ -1,73 +1,137 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from multinode.analyse.steps.summary import Summary, summarise
+from multinode.core.run.averaging import Averaging
 from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.quoting import Command
-from multinode.core.run.samples import SpeedSample, StepSample, TrafficSample
+from multinode.core.run.samples import (
+    AveragingSample,
+    LossSample,
+    ModelSample,
+    NicSample,
+    Sample,
+    StepSample,
+    SyncSample,
+    TrainEndSample,
+)
 from multinode.store.run_directory import RunDirectory
 from multinode.workflows.run.observe import observe_run
 
-# Of one worker; two of them are more than is kept of one.
-RECORDS = 26_000
-
-
-def test_records_of_the_first_worker_take_no_place_of_anothers(tmp_path: Path) -> None:
-    directory = RunDirectory.create(tmp_path, "r")
-    for rank, index in ((0, 1), (1, 0)):
-        sample = SpeedSample(rank=rank, index=index, test="copy", dtype="bf16")
-        directory.append_samples(0, f"rank-{rank}.jsonl", (msgspec.json.encode(sample) + b"\n") * RECORDS)
-    node = NodePlan(
-        node="a", node_rank=0, ranks=(0, 1), addr=None, ifname=None, run_dir="/r", command=Command(argv=("true",))
+NODES = tuple(
+    NodePlan(
+        node=name, node_rank=rank, ranks=(rank,), addr=None, ifname="eth0", link_gbit_per_s=10.0, run_dir="/r",
+        command=Command(argv=("true",)),
     )
-    plan = LaunchPlan(
-        run_id="r", engine="torchrun", job="j", master_addr="::1", master_port=1, nproc_per_node=2, world_size=2,
-        nodes=(node,),
-    )  # fmt: skip
-    samples = [sample for one in observe_run(directory, plan).nodes for sample in one.samples]
-    assert [sum(getattr(sample, "rank", None) == rank for sample in samples) for rank in (0, 1)] == [RECORDS] * 2
+    for rank, name in enumerate("ab")
+)  # fmt: skip
+PLAN = LaunchPlan(
+    run_id="r", engine="torchrun", job="j", master_addr="::1", master_port=1, nproc_per_node=1, world_size=2,
+    nodes=NODES,
+)  # fmt: skip
+FAST_MS, SLOW_MS, WARM_UP_MS = 100.0, 260.0, 30_000.0
 
 
-def step_lines(steps: range, rank: int) -> bytes:
-    samples = (StepSample(rank=rank, step=step, time_s=step / 10, mono_ns=step) for step in steps)
+def lines(samples: list[Sample]) -> bytes:
     return b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
 
 
-def test_of_many_workers_fewer_steps_are_held_and_the_rest_is_counted(tmp_path: Path) -> None:
+def slow_in_the_middle(tmp_path: Path, steps: int) -> RunDirectory:
+    """Most steps take long, by what the network takes, and none of those at either end."""
     directory = RunDirectory.create(tmp_path, "r")
-    ranks, kept = (0, 1), 40
-    traffic = msgspec.json.encode(TrafficSample(rank=0, traffic=0, calls=())) + b"\n"
-    for rank in ranks:
-        lines = step_lines(range(1, 5001), rank)
-        directory.append_samples(0, f"rank-{rank}.jsonl", traffic + lines if rank == 0 else lines)
-    node = NodePlan(
-        node="a", node_rank=0, ranks=ranks, addr=None, ifname=None, run_dir="/r", command=Command(argv=("true",))
-    )
-    plan = LaunchPlan(
-        run_id="r", engine="torchrun", job="j", master_addr="::1", master_port=1, nproc_per_node=2, world_size=10_000,
-        nodes=(node,),
-    )  # fmt: skip
-    (seen,) = observe_run(directory, plan).nodes
-    for rank in ranks:
-        steps = [one.step for one in seen.samples if isinstance(one, StepSample) and one.rank == rank]
-        assert steps == list(range(5001 - kept, 5001))
-    assert seen.left_out == 5000 - kept
-    # What is rare is kept from the beginning.
-    assert [one.traffic for one in seen.samples if isinstance(one, TrafficSample)] == [0]
+    chance = random.Random(1)
+    slow = range(steps * 2 // 10, steps * 8 // 10)
+    took_ms = [(SLOW_MS if n in slow else FAST_MS) * chance.gauss(1, 0.05) for n in range(steps)]
+    took_ms[0] = WARM_UP_MS
+    for rank in (0, 1):
+        samples: list[Sample] = [
+            ModelSample(rank=rank, wrapper="none", parameters=1, trainable=1, device="cpu"),
+            LossSample(rank=rank, step=1, loss=2.0),
+        ]
+        nic: list[Sample] = []
+        now_ms, sent = 0.0, 0
+        for number, step_ms in enumerate(took_ms, 1):
+            now_ms += step_ms
+            sent += 1_000_000
+            samples.append(
+                StepSample(
+                    rank=rank,
+                    step=number,
+                    time_s=now_ms / 1000,
+                    mono_ns=int(now_ms * 1e6),
+                    step_time_us=step_ms * 1000,
+                    samples=16,
+                    tokens=8192,
+                    micro_steps=1,
+                    phases_us={"backward": 80_000.0, "comm": max(0.0, step_ms - 90) * 1000},
+                )
+            )
+            if number % 10 == 0:
+                now_s = now_ms / 1000
+                nic.append(
+                    NicSample(ifname="eth0", tx_bytes=sent, rx_bytes=sent, time_s=now_s, mono_ns=int(now_s * 1e9))
+                )
+        samples += [LossSample(rank=rank, step=steps, loss=1.0), TrainEndSample(rank=rank, time_s=now_ms / 1000)]
+        directory.append_samples(rank, f"rank-{rank}.jsonl", lines(samples))
+        directory.append_samples(rank, "sampler.jsonl", lines(nic))
+    return directory
 
 
-@pytest.mark.parametrize("count", [1, 2, 99, 9_999, 10_000, 10_001, 20_000])
-def test_the_last_steps_of_a_file_are_found_from_its_end(tmp_path: Path, count: int) -> None:
-    """Over the ends of the blocks in which it is read."""
+def figures(summary: Summary) -> dict[str, float]:
+    """Those that have an interval."""
+    median_ms = summary.step_time_ms.median if summary.step_time_ms is not None else None
+    others = {"step_time_ms": median_ms, "exposed_ms": summary.comm.exposed_ms}
+    return {name: others[name] if name in others else getattr(summary, name) for name in summary.intervals}
+
+
+@pytest.mark.parametrize("steps", [10_000, pytest.param(100_000, marks=pytest.mark.thorough)])
+def test_what_is_read_of_a_long_run_is_as_slow_as_the_whole(tmp_path: Path, steps: int) -> None:
+    """Each figure lies within the interval that the whole run has for it, and the whole run's within its own."""
+    directory = slow_in_the_middle(tmp_path, steps)
+    size = sum(path.stat().st_size for rank in (0, 1) for path in directory.sample_files(rank))
+    said: list[str] = []
+    whole = summarise(observe_run(directory, PLAN, said.append))
+    assert said == []
+    part = summarise(observe_run(directory, PLAN, said.append, most_bytes=size // 5))
+    assert [text.rpartition(": ")[2] for text in said] == ["0%", "50%"]
+    assert part.steps == whole.steps == steps
+    assert part.steady_steps < steps / 3
+    assert f"of {steps} steps {part.steady_steps + 5} are read" in part.rule
+    assert set(part.intervals) == set(whole.intervals) >= {"samples_per_s", "tgs", "step_time_ms", "exposed_ms"}
+    of_whole = figures(whole)
+    for name, figure in figures(part).items():
+        # Heads and tails alone would say twice as much, or less than half.
+        assert figure == pytest.approx(of_whole[name], rel=0.05), name
+        for summary in (part, whole):
+            low, high = summary.intervals[name]
+            assert low <= figure <= high, name
+    assert part.all_steps_samples_per_s == pytest.approx(whole.all_steps_samples_per_s, rel=0.05)
+    assert (part.first_loss, part.last_loss) == (2.0, 1.0)
+    rates = [summary.nodes[0].cards[0].out_gbit_per_s for summary in (part, whole)]
+    assert rates[0] == pytest.approx(rates[1], rel=0.02)
+
+
+def test_whole_rounds_of_averaging_are_read(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "r")
-    data = step_lines(range(1, 30_001), 0)
-    directory.append_samples(0, "rank-0.jsonl", data)
-    lines = list(directory.sample_lines(0, count))
-    whole = data.splitlines(keepends=True)
-    held = [line for line in lines if line]
-    assert len(lines) == len(whole)
-    assert held == whole[-len(held) :]
-    assert len(held) in {count, count + 1}
+    every, steps = 60, 12_000
+    for rank in (0, 1):
+        samples: list[Sample] = [AveragingSample(rank=rank, nodes=2, every=every)]
+        for step in range(1, steps + 1):
+            took_us = 2e5 if step % every == 0 else 1e5
+            if step % every == 0:
+                sync = SyncSample(rank=rank, step=step, steps=every, reason="round", size_bytes=1, sync_us=1e5, drift=1)
+                samples.append(sync)
+            samples.append(StepSample(rank=rank, step=step, time_s=step, mono_ns=step * 10**8, step_time_us=took_us))
+        directory.append_samples(rank, f"rank-{rank}.jsonl", lines(samples))
+    plan = msgspec.structs.replace(PLAN, averaging=Averaging(every=every))
+    found = observe_run(directory, plan, most_bytes=600_000)
+    assert len(found.steps) < steps / 3
+    assert len(found.counted) == every * len(found.syncs) > 0
+    spread = summarise(found).step_time_ms
+    assert spread is not None
+    assert spread.median == pytest.approx(100 * (every + 1) / every)

@@ -5,6 +5,7 @@ Which steps count is decided by `steady`; nothing is averaged here.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from typing import TypeVar
@@ -38,8 +39,7 @@ class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
         ranks: its workers' global ranks.
         ifname: its data-plane interface; None is unknown.
         link_gbit_per_s: what that interface says of its speed; None is unknown.
-        samples: all of them, in the order of their files.
-        left_out: steps of a worker that are not among them, as they were too many.
+        samples: in the order of their files.
     """
 
     name: str
@@ -48,7 +48,6 @@ class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
     ifname: str | None = None
     link_gbit_per_s: float | None = None
     samples: tuple[Sample, ...] = ()
-    left_out: int = 0
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
         """Its samples of one kind."""
@@ -92,8 +91,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         return [self.steps[number] for number in self.counted]
 
 
-def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
-    """Sort what was recorded, and choose the measured steps.
+def observe(run_id: str, nodes: Sequence[ObservedNode], recorded: int = 0) -> Observed:
+    """Sort what was recorded, and choose the measured steps; `recorded` says how many there are, where more than here.
 
     A node is believed about its own workers alone: a step of a rank that is not on it is passed over. Where a worker's
     steps began anew (its launcher started it again, or a script trains twice), what came before is left out.
@@ -107,9 +106,8 @@ def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
             if sample.rank in node.ranks:
                 steps.setdefault(sample.step, {})[sample.rank] = sample
     steps = {number: steps[number] for number in sorted(steps)}
-    left_out = max((node.left_out for node in nodes), default=0)
-    if left_out:
-        rules.append(f"of {left_out + len(steps)} steps the last {len(steps)} are looked at")
+    if recorded > len(steps):
+        rules.append(f"of {recorded} steps {len(steps)} are read, in stretches that are spread evenly")
     timed = [number for number, workers in steps.items() if _times(workers)]
     steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
     counted, rule = _without_traced(timed[steady.first :], nodes, steady.rule)
@@ -121,7 +119,7 @@ def observe(run_id: str, nodes: Sequence[ObservedNode]) -> Observed:
         run_id=run_id,
         world_size=sum(len(node.ranks) for node in nodes),
         nodes=nodes,
-        recorded=left_out + len(steps),
+        recorded=max(recorded, len(steps)),
         steps=steps,
         counted=counted,
         rule="; ".join([rule, *rules]),
@@ -137,10 +135,9 @@ def _whole_rounds(
     A median step leaves the averaging out, and a part of a round has too much or too little of it.
     """
     ended = {sync.step for node in nodes for sync in node.of(SyncSample) if sync.rank in node.ranks}
-    since = [step for step in sorted(ended) if counted and step >= counted[0] - 1]
-    # A round that ends with every step begins with the first measured one.
-    first, last = (since[0], since[-1]) if since else (0, 0)
-    whole = tuple(number for number in counted if first < number <= last)
+    measured = set(counted)
+    rounds = [range(before + 1, after + 1) for before, after in itertools.pairwise(sorted(ended))]
+    whole = tuple(number for one in rounds if measured.issuperset(one) for number in one)
     if not whole:
         return (), (), "no whole round was measured after the warm-up"
     syncs = tuple(sorted(ended.intersection(whole)))

@@ -99,7 +99,7 @@ def view_inspector(observed: Observed) -> InspectorView:
         raise UnknownError("the times of NCCL's Inspector are impossible")
     if recorded < 1.0:
         return InspectorView(busbw_gb_per_s=busbw, operations=len(whole), recorded=recorded)
-    steps = max(1, len(observed.counted))
+    steps = observed.counted[-1] - observed.counted[0] + 1
     counts = {size: round(count / steps) for size, count in Counter(sizes).items()}
     return InspectorView(
         busbw_gb_per_s=busbw,

@@ -162,7 +162,12 @@ def _attention_length(records: Iterable[StepSample]) -> float | None:
 def all_steps_samples_per_s(observed: Observed) -> float | None:
     """Samples per second with the warm-up, as the Trainer counts; None where a worker does not know its samples."""
     rate = attempt({}, "", lambda: _rate(observed, list(observed.steps.values()), _SAMPLES))
-    return rate.per_s if rate is not None else None
+    measured = attempt({}, "", lambda: _rate(observed, observed.counted_steps, _SAMPLES))
+    if rate is None or measured is None:
+        return rate.per_s if rate is not None else None
+    # Of those that were not read none is warm-up.
+    more = (observed.recorded - len(observed.steps)) * measured.total / len(observed.counted)
+    return (rate.total + more) / (rate.total / rate.per_s + more / measured.per_s)
 
 
 def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Work) -> _Rate:

@@ -31,7 +31,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
         sm_percent: part of the time in which a kernel ran.
         peak_memory_gib: by all processes, of `memory_total_gib`.
         power_w: drawn, of `power_limit_w`.
-        energy_j: drawn in the window; None where NVML does not count it.
+        energy_j: drawn in the measured steps; None where NVML does not count it.
         sm_clock_mhz: of `sm_clock_max_mhz`.
         temperature_c: the highest.
         pcie: as "gen 3 x8 of gen 4 x16", the lowest seen under load; None is unknown.
@@ -58,22 +58,25 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
         return self.pcie_reduced or 0 < _link_rate(self.pcie) < _link_rate(other.pcie)
 
 
-def use_of_gpus(node: ObservedNode, span: Span) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
+def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
     """The GPUs that were sampled, by index; and what could not be said of which, with the reason.
 
     Args:
         node: what it recorded.
-        span: of the measured steps.
+        span: from the first of the measured steps to the last.
+        measured_s: that the measured steps took; of a long run only some of those in the span are read.
     """
     gpus: dict[int, list[GpuSample]] = {}
     for sample in node.of(GpuSample):
         gpus.setdefault(sample.index, []).append(sample)
     missing: dict[str, str] = {}
-    used = tuple(use for index in sorted(gpus)[:_MOST_GPUS] if (use := _use(gpus[index], span, missing)) is not None)
+    used = tuple(
+        use for index in sorted(gpus)[:_MOST_GPUS] if (use := _use(gpus[index], span, measured_s, missing)) is not None
+    )
     return used, missing
 
 
-def _use(samples: Sequence[GpuSample], span: Span, missing: dict[str, str]) -> GpuUse | None:
+def _use(samples: Sequence[GpuSample], span: Span, measured_s: float, missing: dict[str, str]) -> GpuUse | None:
     name = f"gpu {samples[0].index}"
     within = [one for one in samples if span.start_ns <= one.mono_ns <= span.end_ns]
     if not within:
@@ -87,7 +90,7 @@ def _use(samples: Sequence[GpuSample], span: Span, missing: dict[str, str]) -> G
         memory_total_gib=known_max(one.memory_total_gib for one in within),
         power_w=known_median(one.power_w for one in within),
         power_limit_w=known_median(one.power_limit_w for one in within),
-        energy_j=_energy_j(samples, span, name, missing),
+        energy_j=_energy_j(samples, span, measured_s, f"{name} energy_j", missing),
         sm_clock_mhz=known_median(one.sm_clock_mhz for one in within),
         sm_clock_max_mhz=known_max(one.sm_clock_max_mhz for one in within),
         temperature_c=known_max(one.temperature_c for one in within),
@@ -97,12 +100,14 @@ def _use(samples: Sequence[GpuSample], span: Span, missing: dict[str, str]) -> G
     )
 
 
-def _energy_j(samples: Sequence[GpuSample], span: Span, name: str, missing: dict[str, str]) -> float | None:
+def _energy_j(
+    samples: Sequence[GpuSample], span: Span, measured_s: float, name: str, missing: dict[str, str]
+) -> float | None:
     readings = [Reading(one.mono_ns, one.energy_j) for one in samples if one.energy_j is not None]
     if not readings:
         return None
-    # Of the whole span, should sampling have begun or ended in it.
-    return attempt(missing, f"{name} energy_j", lambda: grown_in(readings, span).per_s * span.seconds)
+    # Of all measured steps, should sampling have begun or ended among them.
+    return attempt(missing, name, lambda: grown_in(readings, span).per_s * measured_s)
 
 
 def _pcie(samples: Sequence[GpuSample]) -> tuple[str | None, bool]:

@@ -5,6 +5,7 @@ Cards are `cards`', GPUs `gpus`'. What is not known is None, and `missing` says 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -93,7 +94,7 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     missing: dict[str, str] = {}
     span = attempt(missing, "window", lambda: _span(node, observed))
     cards, why_no_rates = use_of_cards(node, span)
-    gpus, why_no_gpus = use_of_gpus(node, span) if span is not None else ((), {})
+    gpus, why_no_gpus = use_of_gpus(node, span, _measured_s(observed)) if span is not None else ((), {})
     missing = why_no_rates | missing | why_no_gpus
     figures = figures_in(node, span, missing) if span is not None else {}
     figures["retransmitted_share"] = attempt(missing, "retransmitted_share", lambda: _retransmitted(node.of(TcpSample)))
@@ -180,6 +181,11 @@ def _span(node: ObservedNode, observed: Observed) -> Span:
     if not 0 <= start_ns < end_ns:
         raise UnknownError(f"the times of its clock at the ends of the steps up to {own[-1]} are implausible")
     return Span(start_ns=start_ns, end_ns=end_ns)
+
+
+def _measured_s(observed: Observed) -> float:
+    times = ([one.step_time_us for one in step.values() if one.step_time_us] for step in observed.counted_steps)
+    return sum(statistics.median(one) for one in times if one) / _US_PER_S
 
 
 def _ends(node: ObservedNode, workers: dict[int, StepSample]) -> list[int]:

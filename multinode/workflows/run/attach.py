@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -140,7 +140,7 @@ def attach(known: Known, context: RunContext, options: ExecuteOptions) -> Launch
     """
     run = known.run
     if run.status != "running":
-        return _summarise(known, run)
+        return _summarise(known, run, context.say)
     options = msgspec.structs.replace(
         options,
         lease_s=None if run.detached else run.lease_s,
@@ -272,8 +272,8 @@ def _wait_ended(known: Known, directory: RunDirectory, within_s: float) -> Launc
     )
 
 
-def _summarise(known: Known, run: Run) -> Launched:
-    summary = summarise_run(known.directory, known.plan)
+def _summarise(known: Known, run: Run, say: Callable[[str], None] = lambda _: None) -> Launched:
+    summary = summarise_run(known.directory, known.plan, say)
     return Launched(run=run, summary=summary, plan=known.plan, directory=known.directory)
 
 

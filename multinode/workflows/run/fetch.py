@@ -202,5 +202,5 @@ def _trace_name(rank: int) -> str:
 
 
 def _recorded(directory: RunDirectory, node_rank: int) -> list[TraceSample]:
-    samples = parse_samples(directory.sample_lines(node_rank))
+    samples = parse_samples(line for line in directory.sample_lines(node_rank) if b'"trace"' in line)
     return [sample for sample in samples if isinstance(sample, TraceSample) and sample.file is not None]

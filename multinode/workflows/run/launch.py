@@ -140,7 +140,7 @@ def follow_run(
         with context.stop.heard():
             run = execution.run()
         fetch_traces(context.agent, cluster, plan, directory, context.say)
-        summary = summarise_run(directory, plan)
+        summary = summarise_run(directory, plan, context.say)
     return Launched(run=run, summary=summary, plan=plan, directory=directory)
 
 

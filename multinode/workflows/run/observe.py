@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 
 from multinode.analyse.nccl_test.size_scan import ScanReport
@@ -13,80 +12,67 @@ from multinode.analyse.steps.utilisation import ModelWork
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.run.plan import LaunchPlan
 from multinode.core.run.quoting import as_steps
-from multinode.core.run.samples import Sample, StepSample, parse_samples
+from multinode.core.run.samples import parse_samples
 from multinode.errors import MultinodeError
 from multinode.report.steps.bottleneck_words import with_words
 from multinode.store.run_directory import RunDirectory, list_runs
+from multinode.store.sample_files import EvenStretches
+from multinode.units import format_size
 from multinode.workflows.run.fetch import read_traces
 
 __all__ = ["observe_run", "summarise_run"]
 
 _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
-# Of one kind and one worker, card or GPU: hours of steps, days of samples once a second. Of many workers fewer, as a
-# record takes some 2 KB of memory.
-_MOST_RECORDS = 50_000
-_MOST_OF_ALL = 400_000
-# Kinds of a node's workers, cards and GPUs: several times as many as there are.
-_MOST_SERIES = 2000
+# Of a run's samples; a record takes some five times as much memory as it has bytes.
+_MOST_BYTES = 96 << 20
+# About so often it is said how far reading is.
+_MOST_WORDS = 4
 
 
-def observe_run(directory: RunDirectory, plan: LaunchPlan) -> Observed:
-    """What the nodes of a run recorded, as far as it has come home."""
-    most = max(1, min(_MOST_RECORDS, _MOST_OF_ALL // max(1, plan.world_size)))
-    return observe(
-        plan.run_id,
-        [
+def observe_run(
+    directory: RunDirectory,
+    plan: LaunchPlan,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    most_bytes: int = _MOST_BYTES,
+) -> Observed:
+    """What the nodes of a run recorded, as far as it has come home.
+
+    Args:
+        directory: the run's.
+        plan: likewise.
+        say: is told that reading takes a while.
+        most_bytes: of more samples than that, so much is read, in stretches that are spread evenly.
+    """
+    paths = [path for node in plan.nodes for path in directory.sample_files(node.node_rank)]
+    size_bytes = sum(path.stat().st_size for path in paths)
+    stretches = None
+    if size_bytes > most_bytes:
+        # So long that whole rounds of averaging are among them.
+        rounds = 3 * plan.averaging.every if plan.averaging is not None else 0
+        stretches = EvenStretches(paths, most_bytes, rounds)
+    nodes = []
+    for number, node in enumerate(plan.nodes):
+        if stretches is not None and number % max(1, len(plan.nodes) // _MOST_WORDS) == 0:
+            done = number / len(plan.nodes)
+            say(f"reading {format_size(most_bytes)} of {format_size(size_bytes)} of samples: {done:.0%}")
+        nodes.append(
             ObservedNode(
                 name=node.node,
                 node_rank=node.node_rank,
                 ranks=node.ranks,
                 ifname=node.ifname,
                 link_gbit_per_s=node.link_gbit_per_s,
-                samples=samples,
-                left_out=left_out,
+                samples=tuple(parse_samples(directory.sample_lines(node.node_rank, stretches))),
             )
-            for node in plan.nodes
-            for samples, left_out in [_latest(directory, node.node_rank, most)]
-        ],
-    )
+        )
+    return observe(plan.run_id, nodes, stretches.recorded if stretches is not None else 0)
 
 
-def _latest(directory: RunDirectory, node_rank: int, most: int) -> tuple[tuple[Sample, ...], int]:
-    """Samples in their order, of each worker and kind the last ones alone, and how many steps of a worker went missing.
-
-    A training may go on for weeks; what all nodes recorded of it need not fit into this machine's memory.
-    """
-    kept: dict[tuple[type[Sample], int | str], deque[tuple[int, Sample]]] = {}
-    left_out: Counter[int] = Counter()
-    passed_over = 0
-
-    def lines() -> Iterator[bytes]:
-        nonlocal passed_over
-        for line in directory.sample_lines(node_rank, most):
-            if line:
-                yield line
-            else:
-                passed_over += 1
-
-    for place, sample in enumerate(parse_samples(lines())):
-        named = (getattr(sample, name, None) for name in ("rank", "ifname", "index"))
-        whose = next((one for one in named if one is not None), 0)
-        if (type(sample), whose) not in kept and len(kept) >= _MOST_SERIES:
-            continue
-        mine = kept.setdefault((type(sample), whose), deque(maxlen=most))
-        if isinstance(sample, StepSample):
-            # Those before it in its file were passed over.
-            left_out[sample.rank] += passed_over + (len(mine) == most)
-            passed_over = 0
-        mine.append((place, sample))
-    ordered = sorted((one for mine in kept.values() for one in mine), key=lambda one: one[0])
-    return tuple(sample for _, sample in ordered), max(left_out.values(), default=0)
-
-
-def summarise_run(directory: RunDirectory, plan: LaunchPlan) -> Summary:
-    """Summarise a run's stored samples, and keep the summary beside them."""
-    observed = observe_run(directory, plan)
+def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str], None] = lambda _: None) -> Summary:
+    """Summarise a run's stored samples, and keep the summary beside them; `say` as `observe_run` has it."""
+    observed = observe_run(directory, plan, say)
     traces, unread = read_traces(directory, plan.trace.ranks if plan.trace else ())
     summary = summarise(
         observed,
