@@ -116,7 +116,7 @@ def measure(directory: RunDirectory, trees: Sequence[Path], *words: str) -> None
 
 def measure_renewal(recorded: RunDirectory, home: Path, trees: Sequence[Path]) -> None:
     """Attach to a run that goes on and has recorded as much, and say when the leases of all its nodes were renewed."""
-    nodes = tuple(Node(name=f"gpu-{rank}", addr="127.0.0.1", ifname="lo", workdir="/") for rank in range(2))
+    nodes = tuple(Node(name=f"gpu-{rank}", addr=f"127.0.0.{rank + 1}", ifname="lo", workdir="/") for rank in range(2))
     cluster = Cluster(nodes=nodes, source="this machine")
     context = RunContext(LocalTransport(home), recorded.path.parent)
     started = launch(
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8, help="per node")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--log-mib", type=int, default=256, help="of each node")
-    parser.add_argument("--keep", type=Path, help="where to make it, and leave it")
+    parser.add_argument("--keep", type=Path, help="where to make it, and leave it; one that is there is taken")
     parser.add_argument("--beside", type=Path, action="append", default=[], help="a checkout of another release")
     parser.add_argument("--attach", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -181,7 +181,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = options.keep or Path(temporary)
         began = time.monotonic()
-        directory = make_run(root, options.steps, options.ranks, options.nodes, options.log_mib << 20)
+        directory = RunDirectory(root / RUN)
+        if not directory.path.exists():
+            directory = make_run(root, options.steps, options.ranks, options.nodes, options.log_mib << 20)
         size = sum(path.stat().st_size for path in directory.path.rglob("*") if path.is_file())
         print(f"made {size / 2**30:.1f} GiB in {time.monotonic() - began:.0f} s", flush=True)
         # attach reads what came home, and summarises a run that is over; show is of what it left.

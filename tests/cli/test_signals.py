@@ -10,8 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.run.plan import LaunchPlan, NodePlan
+from multinode.core.run.quoting import Command
+from multinode.core.run.run import new_run
+from multinode.core.run.samples import CpuSample
+from multinode.store.run_directory import RunDirectory
 from tests.transport.silent_sshd import silent_sshd
 
 DEADLINE_S = 60.0
@@ -101,4 +108,47 @@ def test_one_ends_a_verb_that_waits_for_a_frozen_node(verb: str, step: str, tmp_
             process.send_signal(signal.SIGINT)
             said = process.communicate(timeout=DEADLINE_S)[0]
     assert process.returncode == 130, said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("verb", ["--verbose report", "attach"])
+def test_one_ends_the_reading_of_a_long_run(verb: str, tmp_path: Path) -> None:
+    """Of two nodes, before the second one is read."""
+    names = ("a", "b")
+    nodes = tuple(
+        NodePlan(
+            node=name, node_rank=rank, ranks=(rank,), addr=None, ifname="lo", run_dir="/r", command=Command(argv=("x",))
+        )
+        for rank, name in enumerate(names)
+    )  # fmt: skip
+    plan = LaunchPlan(
+        run_id="r", engine="exec", job="x", master_addr="::1", master_port=1, nproc_per_node=1, world_size=2,
+        nodes=nodes,
+    )  # fmt: skip
+    directory = RunDirectory.create(tmp_path / "runs", "r")
+    directory.write("plan.json", plan)
+    directory.write_cluster(Cluster(nodes=tuple(Node(name=name) for name in names), source="hosts"), "a\nb\n")
+    line = msgspec.json.encode(CpuSample(time_s=1.0, mono_ns=1, busy_percent=50.0)) + b"\n"
+    for rank in (0, 1):
+        directory.append_samples(rank, "sampler.jsonl", line * (60_000_000 // len(line)))
+    directory.write("run.json", msgspec.structs.replace(new_run(plan, 1.0), status="succeeded"))
+    with subprocess.Popen(
+        [sys.executable, "-m", "multinode", *verb.split(), "r"],
+        cwd=tmp_path,
+        env=os.environ | {"MULTINODE_RUNS": str(tmp_path / "runs")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "reading 96 MiB of" not in said:
+            more = process.stderr.readline()
+            assert more, said
+            said += more
+        process.send_signal(signal.SIGINT)
+        said += process.communicate(timeout=DEADLINE_S)[1]
+    assert process.returncode == 130, said
+    assert "of samples: 50%" not in said
     assert "Traceback" not in said

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,12 +28,12 @@ def written(path: Path, lines: Iterable[bytes]) -> Path:
     return path
 
 
-def read(stretches: EvenStretches, path: Path) -> list[dict[str, object]]:
+def read(stretches: EvenStretches, path: Path) -> list[dict[str, Any]]:
     """What is read, none of it torn."""
     return [json.loads(line) for line in stretches.lines(path)]
 
 
-def numbers(records: Iterable[dict[str, object]], kind: str = "step") -> list[object]:
+def numbers(records: Iterable[dict[str, Any]], kind: str = "step") -> list[int]:
     return [one["step"] for one in records if one["kind"] == kind]
 
 
@@ -60,8 +62,8 @@ def test_the_same_steps_are_read_of_workers_whose_records_are_unlike(tmp_path: P
     assert first == second == sorted(first)
     assert ended == [number for number in first if number < STEPS // 2]
     assert (first[0], first[-1]) == (1, STEPS)
-    begins = [here for before, here in zip(first, first[1:], strict=False) if here != before + 1]
-    apart = [here - before for before, here in zip(begins, begins[1:], strict=False)]
+    begins = [here for before, here in itertools.pairwise(first) if here != before + 1]
+    apart = [here - before for before, here in itertools.pairwise(begins)]
     assert len(begins) > 5
     assert max(apart) - min(apart) <= 1
     size = sum(path.stat().st_size for path in paths)
@@ -113,7 +115,7 @@ def test_what_is_rare_is_read_at_both_ends(tmp_path: Path) -> None:
     losses = numbers(records, "loss")
     assert (losses[0], losses[-1]) == (350, STEPS // 350 * 350)
     assert records[-1]["kind"] == "train_end"
-    assert len(set(map(str, losses))) == len(losses)
+    assert len(set(losses)) == len(losses)
 
 
 def test_a_file_without_steps_is_read_all_along(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_a_file_without_steps_is_read_all_along(tmp_path: Path) -> None:
     stretches = EvenStretches([steps, cards, small], PART_BYTES)
     at = [one["at"] for one in read(stretches, cards)]
     assert (at[0], at[-1]) == (0, count - 1)
-    assert at == sorted(set(map(int, map(str, at))))
+    assert at == sorted(set(at))
     assert len(at) < count / 2
-    assert max(int(str(b)) - int(str(a)) for a, b in zip(at, at[1:], strict=False)) < count / 3
+    assert max(after - before for before, after in itertools.pairwise(at)) < count / 3
     assert len(read(stretches, small)) == 1

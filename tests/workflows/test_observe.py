@@ -44,7 +44,7 @@ def lines(samples: list[Sample]) -> bytes:
 def slow_in_the_middle(tmp_path: Path, steps: int) -> RunDirectory:
     """Most steps take long, by what the network takes, and none of those at either end."""
     directory = RunDirectory.create(tmp_path, "r")
-    chance = random.Random(1)
+    chance = random.Random(1)  # noqa: S311 - no secret is made of it
     slow = range(steps * 2 // 10, steps * 8 // 10)
     took_ms = [(SLOW_MS if n in slow else FAST_MS) * chance.gauss(1, 0.05) for n in range(steps)]
     took_ms[0] = WARM_UP_MS

@@ -213,7 +213,7 @@ def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse
         gpu: the worker's, by index; None of a processor.
     """
     node = ObservedNode(name="", node_rank=0, ranks=(), samples=tuple(samples))
-    gpus, _ = use_of_gpus(node, span)
+    gpus, _ = use_of_gpus(node, span, span.seconds)
     figures = figures_in(node, span, {})
     return WorkerUse(
         seconds=span.seconds,
