@@ -32,13 +32,17 @@ from multinode.core.run.run import NodeRun, Run
 from multinode.launch.request import ExecuteOptions
 from multinode.store.run_directory import RunDirectory
 from multinode.transport.local import LocalTransport
-from multinode.workflows.run.attach import attach, find_known, stop
+from multinode.workflows.run.attach import Known, attach, stop
 from multinode.workflows.run.context import Launch, RunContext
 from multinode.workflows.run.launch import launch
 
 RUN = "20260102-030405-abcd"
 STEP_S = 0.25
 _DEADLINE_S = 600.0
+HERE = Cluster(
+    nodes=tuple(Node(name=f"gpu-{rank}", addr="127.0.0.1", ifname="lo", workdir="/") for rank in range(2)),
+    source="this machine",
+)
 _STEP = (
     '{"schema": 1, "kind": "step", "rank": %d, "time_s": %.4f, "mono_ns": %d, "step_time_us": %.3f, "phases_us": '
     '{"forward": 70372.704, "backward": %.3f, "optimizer": 3291.905, "comm": 5213.079}, '
@@ -116,13 +120,11 @@ def measure(directory: RunDirectory, trees: Sequence[Path], *words: str) -> None
 
 def measure_renewal(recorded: RunDirectory, home: Path, trees: Sequence[Path]) -> None:
     """Attach to a run that goes on and has recorded as much, and say when the leases of all its nodes were renewed."""
-    nodes = tuple(Node(name=f"gpu-{rank}", addr=f"127.0.0.{rank + 1}", ifname="lo", workdir="/") for rank in range(2))
-    cluster = Cluster(nodes=nodes, source="this machine")
     context = RunContext(LocalTransport(home), recorded.path.parent)
     started = launch(
         Launch(
-            cluster=cluster,
-            hostfile=render_hostfile(cluster),
+            cluster=HERE,
+            hostfile=render_hostfile(HERE),
             job=ScriptJob(argv=("sleep", "3600")),
             options=LaunchOptions(workers_per_node=1, engine=Engine(name="exec")),
             execute=ExecuteOptions(leave_when_running=True),
@@ -143,7 +145,7 @@ def measure_renewal(recorded: RunDirectory, home: Path, trees: Sequence[Path]) -
         argv = [sys.executable, __file__, "--attach", str(started.directory), str(home), str(time.monotonic()), *leases]
         subprocess.run(argv, env=dict(os.environ) | {"PYTHONPATH": str(tree)}, check=True, timeout=_DEADLINE_S)
         print(f"  by {tree.name}", flush=True)
-    stop(find_known(context.runs, started.run.run_id), context, 2.0)
+    stop(_known(started.directory), context, 2.0)
     context.agent.close()
 
 
@@ -160,7 +162,15 @@ def attach_until_renewed(run: Path, home: Path, began_s: float, leases: Sequence
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-    attach(find_known(run.parent, run.name), RunContext(LocalTransport(home), run.parent), ExecuteOptions())
+    attach(_known(RunDirectory(run)), RunContext(LocalTransport(home), run.parent), ExecuteOptions())
+
+
+def _known(directory: RunDirectory) -> Known:
+    """A hostfile has no two nodes of one address."""
+    run, plan = directory.read("run.json", Run), directory.read("plan.json", LaunchPlan)
+    assert run is not None
+    assert plan is not None
+    return Known(run=run, plan=plan, cluster=HERE, directory=directory)
 
 
 def main() -> None:
