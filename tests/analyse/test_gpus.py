@@ -19,7 +19,7 @@ START_S, END_S = 15, 30
 def used(samples: list[GpuSample]) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
     """What is said of a node's GPUs, and why the rest is not."""
     node = ObservedNode(name="node0", node_rank=0, ranks=(0,), samples=tuple(samples))
-    return use_of_gpus(node, Span(start_ns=START_S * SECOND, end_ns=END_S * SECOND))
+    return use_of_gpus(node, Span(start_ns=START_S * SECOND, end_ns=END_S * SECOND), float(END_S - START_S))
 
 
 def gpus(index: int = 0, **figures: Callable[[int], Any]) -> list[GpuSample]:

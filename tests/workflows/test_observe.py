@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -82,7 +83,7 @@ def slow_in_the_middle(tmp_path: Path, steps: int) -> RunDirectory:
     return directory
 
 
-def figures(summary: Summary) -> dict[str, float]:
+def figures(summary: Summary) -> dict[str, Any]:
     """Those that have an interval."""
     median_ms = summary.step_time_ms.median if summary.step_time_ms is not None else None
     others = {"step_time_ms": median_ms, "exposed_ms": summary.comm.exposed_ms}
