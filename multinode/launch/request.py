@@ -76,7 +76,7 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
         | {
             "run_id": node_run_id(plan.run_id, node.node_rank),
             "files": [*map(_file, node.files), *([] if node.node_rank else [plan_file])],
-            "sample_ifnames": [node.ifname] if node.ifname else [],
+            "sample_ifnames": list(node.ifnames) or ([node.ifname] if node.ifname else []),
             "sample_gpus": list(node.gpus) if node.gpus is not None else None,
         }
         for node in plan.nodes

@@ -98,7 +98,7 @@ def _remarks(node: Node, found: NodeFacts) -> Iterator[str]:
     torch = f", torch {found.packages['torch']}" if "torch" in found.packages else ""
     yield f"{node.name}: {count}{models}, {found.cores} cores{memory}{torch}"
     for interface in found.interfaces:
-        if interface.name == node.ifname and interface.speed_gbit_per_s:
+        if interface.name in node.ifnames and interface.speed_gbit_per_s:
             yield f"{interface.name}: {interface.speed_gbit_per_s:g} Gbit/s, MTU {interface.mtu}"
     if "torch" not in found.packages:
         yield f"{found.python or 'python3'} has no torch: python= must name the training environment's interpreter"

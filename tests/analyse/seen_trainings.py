@@ -56,6 +56,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     cards: Callable[[int, int], Passed] | None = None
     model: Mapping[str, Any] | None = None
     ifname: str | None = "ens1f0"
+    ifnames: tuple[str, ...] = ()
     more: Callable[[int], Sequence[Sample]] | None = None
     micro_steps: int | None = None
 
@@ -76,6 +77,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             node_rank=node,
             ranks=ranks,
             ifname=self.ifname,
+            ifnames=self.ifnames,
             samples=(*samples, *(self.more(node) if self.more else ())),
         )
 

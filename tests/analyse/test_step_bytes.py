@@ -111,6 +111,16 @@ def test_all_nodes_over_another_interface_leave_the_cards_figure_small() -> None
     assert "1 more nodes differ likewise" in sentence
 
 
+def test_all_interfaces_that_the_hostfile_names_count() -> None:
+    def cards(_node: int, _step: int) -> Passed:
+        return {"ens1f0": (S / 2, S / 2), "ens1f1": (S / 2, S / 2)}
+
+    rails = seen(DDP, backend="nccl", cards=cards, ifnames=("ens1f0", "ens1f1"))
+    assert rails.bytes_per_step.card == pytest.approx(S, rel=0.002)
+    assert rails.explained == ()
+    assert seen(DDP, backend="nccl", cards=cards).explained != ()
+
+
 def test_rdma_ports_count_where_they_carry_more_than_the_card() -> None:
     traffic = seen(DDP, backend="nccl", cards=lambda _node, _step: {"ens1f0": (1000, 1000), "mlx5_0/1": (S, S)})
     assert traffic.bytes_per_step.card == pytest.approx(S, rel=0.002)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
-from multinode.core.cluster.facts import Interface, NodeFacts, Route
+from multinode.core.cluster.facts import Interface, NodeFacts, RdmaPort, Route
 from multinode.errors import UsageError
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback")
@@ -116,6 +117,56 @@ def test_what_the_node_does_not_have_is_an_error_that_says_what_it_has(node: Nod
     assert caught.value.message == complaint
     assert caught.value.node == "a"
     assert hint in str(caught.value.hint)
+
+
+RAILS = (card("ens1f0", "10.1.0.1/24", gbit=100), card("ens1f1", "10.2.0.1/24", gbit=100))
+
+
+def test_of_several_interfaces_the_first_that_is_named_has_the_address_and_all_are_kept() -> None:
+    node = Node(name="a", ifname="ens1f1,ens1f0")
+    place, _ = choose_endpoints(Cluster(nodes=(node, B), source="h"), {"a": facts("a", *RAILS)})
+    assert (place.addr, place.ifname, place.ifnames) == ("10.2.0.1", "ens1f1", ("ens1f1", "ens1f0"))
+    # addr= may be on any of them.
+    placed = msgspec.structs.replace(node, addr="10.1.0.1")
+    place, _ = choose_endpoints(Cluster(nodes=(placed, B), source="h"), {"a": facts("a", *RAILS)})
+    assert (place.addr, place.ifname) == ("10.1.0.1", "ens1f0")
+    (unprobed,) = choose_endpoints(Cluster(nodes=(node,), source="h"), {})
+    assert unprobed.ifnames == ("ens1f1", "ens1f0")
+
+
+def test_the_others_join_the_network_of_the_first_interface_that_a_node_names() -> None:
+    found = facts("b", card("ens1f0", "10.1.0.2/24", gbit=200), card("ens1f1", "10.2.0.2/24", gbit=10))
+    assert choose([Node(name="a", ifname="ens1f1,ens1f0"), B], facts("a", *RAILS), found)[1] == ("10.2.0.2", "ens1f1")
+
+
+@pytest.mark.parametrize(
+    ("node", "complaint", "there"),
+    [
+        (
+            Node(name="a", ifname="ens1f0,ens9"),
+            "it has no interface ens9 with an address",
+            "lo, docker0, ens1f0, ens1f1",
+        ),
+        (Node(name="a", addr="10.1.0.1", ifname="ens1f0,ens9"), "it has no interface ens9 with an address", "ens1f1"),
+        (Node(name="a", hca="mlx5_0,mlx5_2"), "it has no RDMA device mlx5_2", "mlx5_0:1, mlx5_1:1"),
+        (Node(name="a", hca="mlx5_0:2"), "it has no RDMA device mlx5_0:2", "mlx5_0:1, mlx5_1:1"),
+    ],
+)
+def test_each_name_of_a_list_has_to_be_there(node: Node, complaint: str, there: str) -> None:
+    ports = tuple(RdmaPort(device=device, port=1) for device in ("mlx5_0", "mlx5_1"))
+    found = msgspec.structs.replace(facts("a", *RAILS), rdma=ports)
+    with pytest.raises(UsageError) as caught:
+        choose([node, B], found)
+    assert (caught.value.message, caught.value.node) == (complaint, "a")
+    assert there in str(caught.value.hint)
+    whole = Node(name="a", ifname="ens1f0,ens1f1", hca="mlx5_0:1,mlx5_1")
+    assert choose([whole, B], found)[0] == ("10.1.0.1", "ens1f0")
+
+
+def test_an_rdma_device_is_missing_where_there_is_none() -> None:
+    with pytest.raises(UsageError, match="it has no RDMA device mlx5_0") as caught:
+        choose([Node(name="a", hca="mlx5_0"), B], facts("a", *RAILS))
+    assert "the node has: none" in str(caught.value.hint)
 
 
 def test_a_node_alone_talks_to_itself_over_loopback() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from multinode.agent.hang.diagnose import list_flight_records
+from multinode.core.cluster.accelerators import accelerator_named
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.measure.benchmark import CollectiveTest, Message
 from multinode.core.run.engine_commands import (
@@ -53,6 +54,18 @@ def test_nccl_gets_the_interface_as_an_exact_match_gloo_its_plain_name_and_what_
     env = run("torchrun", PLACE).env
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ens1f0", "ens1f0")
     assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"} & set(run("torchrun", BARE).env)
+
+
+def test_of_what_the_hostfile_names_several_nccl_gets_the_list_and_who_knows_no_lists_the_first() -> None:
+    rails = msgspec.structs.replace(PLACE, ifnames=("ens1f0", "ens1f1"), hcas=("mlx5_0:1", "mlx5_1"))
+    env = run("torchrun", rails).env
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ens1f0,ens1f1", "ens1f0")
+    assert env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1"
+    assert "NCCL_IB_GID_INDEX" not in env
+    assert run("torchrun", rails, env={"NCCL_IB_GID_INDEX": "3"}).env["NCCL_IB_GID_INDEX"] == "3"
+    assert "NCCL_IB_HCA" not in run("torchrun", PLACE).env
+    intel = run("torchrun", msgspec.structs.replace(rails, hcas=(), accelerator=accelerator_named("xpu"))).env
+    assert (intel["CCL_KVS_IFACE"], intel["FI_TCP_IFACE"]) == ("ens1f0", "ens1f0")
 
 
 def test_torchs_flight_recorder_writes_where_a_diagnosis_looks(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def complaint(text: str) -> HostfileError:
 
 def test_every_key_lands_where_it_belongs() -> None:
     line = (
-        "box gpus=6,7 addr=192.0.2.11 ifname=ens1f0 user=alice port=2222 key=~/.ssh/k jump=bob@gate:22 "
+        "box gpus=6,7 addr=192.0.2.11 ifname=ens1f0 hca=mlx5_0 user=alice port=2222 key=~/.ssh/k jump=bob@gate:22 "
         "ssh_config=~/ssh.conf slurm_job=4711 python=~/env/bin/python workdir=/work price=0.35 price_purchase=15000 "
         "env.A=1 env.B_2='two words'"
     )
@@ -47,6 +47,7 @@ def test_every_key_lands_where_it_belongs() -> None:
         gpus=(6, 7),
         addr="192.0.2.11",
         ifname="ens1f0",
+        hca="mlx5_0",
         user="alice",
         port=2222,
         key="~/.ssh/k",
@@ -210,8 +211,15 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("node1 addr=10.0.0.300", "addr='10.0.0.300': expected an IP address"),
         ("node[1-2] addr=10.0.0.1", "addr='10.0.0.1' gives 1 address(es) to 2 node(s)"),
         ("node[1-2] addr=10.0.0.[1-3]", "addr='10.0.0.[1-3]' gives 3 address(es) to 2 node(s)"),
-        ("node1 ifname==eth0", "ifname='=eth0': expected the name of one network interface"),
-        ("node1 ifname=eth0,eth1", "ifname='eth0,eth1': expected the name of one network interface"),
+        *(
+            (f"node1 ifname={names}", f"ifname='{names}': expected names of network interfaces such as ens1f0,ens1f1")
+            for names in ("=eth0", "^eth0", "eth0,", "eth0,eth0", "sixteen_letters_")
+        ),
+        *(
+            (f"node1 hca={names}", f"hca='{names}': expected names of RDMA devices such as mlx5_0,mlx5_1:1")
+            for names in ("=mlx5_0", "^mlx5_0", "mlx5_0:", "mlx5_0:0", "mlx5_0,mlx5_0", "../../etc", "")
+        ),
+        ("node1 hca=mlx5_0 env.NCCL_IB_HCA=mlx5", "hca= and env.NCCL_IB_HCA= are both given"),
         ("node1 price=-1", "price='-1': expected a price per hour such as 0.35"),
         ("node1 price=1e3", "price='1e3': expected a price per hour such as 0.35"),
         ("node1 price=nan", "price='nan': expected a price per hour such as 0.35"),
@@ -344,6 +352,7 @@ def test_the_errors_of_the_reference_are_those_that_are_shown() -> None:
 _printable = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" \t"), max_size=12)
 _path = _printable.filter(lambda text: text.strip() != "" and not text.startswith("-"))
 _word = st.text(string.ascii_letters + string.digits + "_.", min_size=1, max_size=12)
+_names = st.lists(_word.filter(lambda name: name[0] != "."), min_size=1, max_size=3, unique=True).map(",".join)
 _address = st.ip_addresses().map(str).filter(lambda text: text not in {"0.0.0.0", "::"})
 _gpus = st.lists(st.integers(0, 1023), min_size=1, max_size=4, unique=True).map(tuple)
 _money = st.floats(0, allow_infinity=False, allow_nan=False).map(abs)
@@ -353,7 +362,8 @@ _optional_node = st.fixed_dictionaries(
         "slots": st.integers(1, 1024),
         "gpus": _gpus,
         "addr": _address,
-        "ifname": _word,
+        "ifname": _names,
+        "hca": _names,
         "user": _word,
         "port": st.integers(1, 65535),
         "key": _path,

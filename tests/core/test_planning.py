@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, Route
+from multinode.core.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort, Route
 from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import CollectiveTest, DeviceTest, Message
@@ -534,3 +534,22 @@ def test_what_cannot_work_is_refused_with_a_way_out(job: Job, options: dict[str,
 def test_a_configuration_of_accelerate_that_makes_ddp_is_no_reason_to_refuse() -> None:
     engine = Engine(name="accelerate", accelerate={"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"})
     assert plan(BARE_SCRIPT, engine=engine, grad_compress="bf16").grad_compress == "bf16"
+
+
+def test_a_plan_carries_what_the_hostfile_names_and_only_nccl_has_hcas() -> None:
+    rails = (Interface(name="ens1f1", addresses=("10.1.0.1/24",), up=True),)
+    found = msgspec.structs.replace(
+        FACTS["box1"],
+        interfaces=FACTS["box1"].interfaces + rails,
+        rdma=(RdmaPort(device="mlx5_0", port=1, state="ACTIVE"),),
+    )
+    named = msgspec.structs.replace(TWO_4090.nodes[0], ifname="ens1f0,ens1f1", hca="mlx5_0")
+    cluster = msgspec.structs.replace(TWO_4090, nodes=(named, TWO_4090.nodes[1]))
+    first, second = plan_launch(cluster, SCRIPT, FACTS | {"box1": found}, "r", LaunchOptions()).nodes
+    assert (first.ifname, first.ifnames, second.ifnames) == ("ens1f0", ("ens1f0", "ens1f1"), ())
+    assert (first.command.env["NCCL_SOCKET_IFNAME"], first.command.env["NCCL_IB_HCA"]) == ("=ens1f0,ens1f1", "=mlx5_0")
+    assert "NCCL_IB_HCA" not in second.command.env
+    intel = msgspec.structs.replace(found, accelerator="xpu")
+    with pytest.raises(UsageError, match="hca= is NCCL's, and the node's workers speak xccl") as caught:
+        plan_launch(cluster, SCRIPT, FACTS | {"box1": intel}, "r", LaunchOptions())
+    assert caught.value.node == "box1"

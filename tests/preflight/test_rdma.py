@@ -133,7 +133,32 @@ def test_half_a_card_without_an_address_is_named() -> None:
     found = only(check_rdma_ports(halves(linked("10.1.0.1/24", None), B)))
     assert (found.severity, found.node) == ("warning", "a")
     assert "rocep1s0f1:1 is active with 200 Gbit/s, and its interface ens1 has no IP address" in found.message
-    assert "env.NCCL_IB_HCA=rocep1s0f0" in str(found.hint)
+    assert "in the hostfile: hca=rocep1s0f0" in str(found.hint)
+
+
+def naming(known: Inspection, hca: str) -> Inspection:
+    nodes = tuple(msgspec.structs.replace(node, hca=hca) for node in known.cluster.nodes)
+    return msgspec.structs.replace(known, cluster=Cluster(nodes=nodes, source="hosts"))
+
+
+def test_ports_that_the_hostfile_does_not_name_are_not_looked_at() -> None:
+    half = halves(linked("10.1.0.1/24", None), B)
+    for names in ("rocep1s0f0", "rocep1s0f0:1"):
+        silent(check_rdma_ports(naming(half, names)))
+    assert "rocep1s0f1:1" in only(check_rdma_ports(naming(half, "rocep1s0f0,rocep1s0f1"))).message
+    # The only port that may be used is down.
+    mixed = having((UP, roce(0, state="DOWN")), (UP, roce(0)))
+    assert "here it is not (rocep1s0f0:1 Ethernet DOWN)" in only(check_rdma(naming(mixed, "rocep1s0f0"))).message
+
+
+def test_a_port_that_the_hostfile_names_has_to_be_active() -> None:
+    known = halves(A, B)
+    down = but(known, "a", rdma=(roce(0), roce(1, state="DOWN")))
+    named, stray = check_rdma_ports(naming(down, "rocep1s0f0,rocep1s0f1"))
+    assert (named.severity, named.node, stray.node) == ("warning", "a", "b")
+    assert named.message.startswith("hca= in the hostfile names rocep1s0f1:1, which is DOWN")
+    assert [one.node for one in check_rdma_ports(down)] == ["b"]
+    silent(check_rdma_ports(naming(down, "rocep1s0f0")))
 
 
 def test_a_port_in_a_network_of_its_own_is_named() -> None:
@@ -142,7 +167,7 @@ def test_a_port_in_a_network_of_its_own_is_named() -> None:
     found = only(check_rdma_ports(stray))
     assert (found.severity, found.node) == ("warning", "a")
     assert "rocep1s0f1:1 is in 10.9.0.0/24, and no active RoCE port of b is" in found.message
-    assert "env.NCCL_IB_HCA=rocep1s0f0" in str(found.hint)
+    assert "in the hostfile: hca=rocep1s0f0" in str(found.hint)
 
 
 def test_frames_too_small_for_roces_largest_packets_are_noted() -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster, Node
+from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import Gpu, Interface
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import CollectiveTest, Message
@@ -110,6 +111,16 @@ def test_a_prefix_that_takes_more_than_it_names() -> None:
 
 def test_several_cards_that_are_named_exactly_are_meant() -> None:
     silent(check_interface_names(hostfile(NCCL_SOCKET_IFNAME="=eth0,eth1")))
+
+
+def test_of_several_interfaces_in_the_hostfile_a_preset_may_name_no_other_set() -> None:
+    both = Endpoint(addr="10.0.0.1", ifname="eth0", ifnames=("eth0", "eth1"))
+    for value, count in (("=eth0,eth1", 0), ("=eth0", 1), ("=eth1", 1), ("eth", 1)):
+        found = preset(env={"NCCL_SOCKET_IFNAME": value})
+        found = replace(found, endpoints=found.endpoints | {"a": both})
+        assert len(list(check_interface_names(found))) == count, value
+    # Gloo gets the first alone.
+    silent(check_interface_names(replace(preset(env={"GLOO_SOCKET_IFNAME": "eth0"}), endpoints={"a": both})))
 
 
 @pytest.mark.parametrize("name", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])

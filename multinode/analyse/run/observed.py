@@ -38,6 +38,7 @@ class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: its workers' global ranks.
         ifname: its data-plane interface; None is unknown.
+        ifnames: all that the hostfile names, where those are several.
         link_gbit_per_s: what that interface says of its speed; None is unknown.
         samples: in the order of their files.
     """
@@ -46,6 +47,7 @@ class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int
     ranks: tuple[int, ...]
     ifname: str | None = None
+    ifnames: tuple[str, ...] = ()
     link_gbit_per_s: float | None = None
     samples: tuple[Sample, ...] = ()
 

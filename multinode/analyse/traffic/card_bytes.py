@@ -130,7 +130,8 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
     rdma = tuple(name for name in rates if is_rdma(name))
     if sum(rates[name].both for name in rdma) <= rates.get(node.ifname, Carried()).both:
         rdma = ()
-    mine = [rates[name] for name in (node.ifname, *rdma) if name in rates]
+    ifnames = tuple(dict.fromkeys((node.ifname, *node.ifnames)))
+    mine = [rates[name] for name in (*ifnames, *rdma) if name in rates]
     card = series.get(node.ifname)
     no_counters = f"no counters of {node.ifname} were recorded in the measured steps"
     return NodeCards(
@@ -138,8 +139,8 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
         ifname=node.ifname,
         carried=sum(mine, Carried()) if mine else None,
         rdma=rdma,
-        others=_without(rates, (node.ifname, *rdma)),
-        typical=_typical(card) if by_steps and not rdma and card is not None else None,
+        others=_without(rates, (*ifnames, *rdma)),
+        typical=_typical(card) if by_steps and not rdma and len(ifnames) == 1 and card is not None else None,
         idle=_idle(node, card) if card is not None and card.steps else None,
         interpolated=not by_steps,
         reason="" if mine else reasons.get(node.ifname, no_counters),

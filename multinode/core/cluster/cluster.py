@@ -14,7 +14,11 @@ __all__ = ["Cluster", "Node", "local_cluster"]
 _Text = Annotated[str, Meta(pattern=r"\A(?!-)\s*\S")]
 _User = Annotated[str, Meta(pattern=r"\A[^\s-]\S*\Z")]
 # The kernel's limit is 15 characters. `^`, `=` and `,` are NCCL's syntax: the plan writes that itself.
-_InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}\Z")]
+_NAME = r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}"
+_InterfaceNames = Annotated[str, Meta(pattern=rf"\A{_NAME}(?:,{_NAME}){{0,15}}\Z")]
+# Of a device and, if it has several, of its port: `mlx5_0`, `mlx5_0:1`.
+_HCA = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}(?::[1-9]\d{0,2})?"
+_HcaNames = Annotated[str, Meta(pattern=rf"\A{_HCA}(?:,{_HCA}){{0,31}}\Z")]
 _JumpHost = Annotated[str, Meta(pattern=r"\A(?:[^\s@-][^\s@]*@)?[A-Za-z0-9_.:][A-Za-z0-9_.:%-]*\Z")]
 _Price = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
@@ -27,7 +31,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         slots: workers on this node.
         gpus: GPU ids of the workers, in order; their number equals `slots`.
         addr: the node's IP address on the data plane.
-        ifname: the node's interface on the data plane.
+        ifname: the node's interface on the data plane; of several with commas between, the first has the address.
+        hca: the RDMA devices that NCCL may use, with commas between, each with or without its port.
         user: SSH user.
         port: SSH port.
         key: path of the SSH private key, on the controller.
@@ -45,7 +50,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     slots: Annotated[int, Meta(ge=1, le=1024)] | None = None
     gpus: tuple[Annotated[int, Meta(ge=0, le=1023)], ...] | None = None
     addr: str | None = None
-    ifname: _InterfaceName | None = None
+    ifname: _InterfaceNames | None = None
+    hca: _HcaNames | None = None
     user: _User | None = None
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     key: _Text | None = None
@@ -59,6 +65,20 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     price_purchase: _Price | None = None
     price_purchase_gpu: _Price | None = None
     env: dict[str, str] = {}
+
+    @property
+    def ifnames(self) -> tuple[str, ...]:
+        """The interfaces that the line names."""
+        return _split(self.ifname)
+
+    @property
+    def hcas(self) -> tuple[str, ...]:
+        """The RDMA devices that the line names."""
+        return _split(self.hca)
+
+    def may_use(self, device: str, port: int) -> bool:
+        """Whether the line leaves this port of an RDMA device to NCCL."""
+        return not self.hcas or device in self.hcas or f"{device}:{port}" in self.hcas
 
     def hourly(self, workers: int) -> float | None:
         """What the node costs per hour with so many workers on it, one a GPU; None is unknown."""
@@ -85,6 +105,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def first(self, count: int) -> Cluster:
         """The same cluster with its first `count` nodes only."""
         return msgspec.structs.replace(self, nodes=self.nodes[:count])
+
+
+def _split(names: str | None) -> tuple[str, ...]:
+    return tuple(names.split(",")) if names is not None else ()
 
 
 def _price_of(whole: float | None, gpu: float | None, workers: int) -> float | None:

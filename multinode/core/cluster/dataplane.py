@@ -31,12 +31,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         addr: its address; None where nothing tells.
         ifname: the interface of that address; None where nothing tells.
         link_gbit_per_s: what the card negotiated.
+        ifnames: the interfaces that the hostfile names, where those are several.
         assumed: what was taken from the hostfile without a probe to confirm it.
     """
 
     addr: str | None
     ifname: str | None
     link_gbit_per_s: float | None = None
+    ifnames: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
 
@@ -44,11 +46,16 @@ def choose_endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[
     """Each node's endpoint, in node-rank order.
 
     Raises:
-        UsageError: the hostfile names an address or interface that the node does not have, or the nodes share no
-            network and the hostfile names none.
+        UsageError: the hostfile names an address, interface or RDMA device that the node does not have, or the nodes
+            share no network and the hostfile names none.
     """
     shared = _shared_network(cluster, facts)
-    return tuple(_endpoint(node, facts.get(node.name), shared, alone=len(cluster.nodes) == 1) for node in cluster.nodes)
+    alone = len(cluster.nodes) == 1
+    places = ((node, _endpoint(node, facts.get(node.name), shared, alone=alone)) for node in cluster.nodes)
+    return tuple(
+        msgspec.structs.replace(place, ifnames=node.ifnames) if len(node.ifnames) > 1 else place
+        for node, place in places
+    )
 
 
 def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mapping[str, NodeFacts]) -> Iterator[str]:
@@ -68,10 +75,12 @@ def _endpoint(node: Node, found: NodeFacts | None, shared: _Network | None, *, a
     if found is None or not found.interfaces:
         return _unprobed(node, alone=alone)
     there = list(_addresses(found))
-    if node.addr is not None:
-        return _at_address(node, there, node.addr)
+    at = _at_address(node, there, node.addr) if node.addr is not None else None
+    _require_named(node, found)
+    if at is not None:
+        return at
     if node.ifname is not None:
-        return _on_interface(node, found, node.ifname)
+        return next(_place(*one) for one in there if one[0].name == node.ifnames[0])
     if alone:
         return Endpoint(addr="127.0.0.1", ifname="lo")
     for interface, address in there:
@@ -97,13 +106,14 @@ def _unprobed(node: Node, *, alone: bool) -> Endpoint:
         assumed.append("addr: the node's name is used; addr= in the hostfile settles it")
     if node.ifname is None:
         assumed.append("ifname: not known without a probe; ifname= in the hostfile settles it")
-    return Endpoint(addr=node.addr or node.name, ifname=node.ifname, assumed=tuple(assumed))
+    ifname = next(iter(node.ifnames), None)
+    return Endpoint(addr=node.addr or node.name, ifname=ifname, assumed=tuple(assumed))
 
 
 def _at_address(node: Node, there: list[tuple[Interface, _Address]], addr: str) -> Endpoint:
     for interface, address in there:
         if str(address.ip) == addr:
-            if node.ifname not in {None, interface.name}:
+            if node.ifnames and interface.name not in node.ifnames:
                 raise UsageError(
                     f"addr={addr} is on {interface.name}, and the hostfile says ifname={node.ifname}",
                     node=node.name,
@@ -118,16 +128,22 @@ def _at_address(node: Node, there: list[tuple[Interface, _Address]], addr: str) 
     )
 
 
-def _on_interface(node: Node, found: NodeFacts, ifname: str) -> Endpoint:
-    for interface, address in _addresses(found):
-        if interface.name == ifname:
-            return _place(interface, address)
-    names = ", ".join(interface.name for interface in found.interfaces)
-    raise UsageError(
-        f"it has no interface {ifname} with an address",
-        node=node.name,
-        hint=f"correct ifname= in the hostfile; the node has: {names}",
-    )
+def _require_named(node: Node, found: NodeFacts) -> None:
+    """Refuse a line that names an interface or an RDMA device which is not there."""
+    ports = tuple(f"{port.device}:{port.port}" for port in found.rdma)
+    interfaces = tuple(one.name for one in found.interfaces)
+    addressed = {one.name for one in found.interfaces if one.addresses}
+    for key, what, named, usable, there in (
+        ("ifname", "interface {} with an address", node.ifnames, addressed, interfaces),
+        ("hca", "RDMA device {}", node.hcas, {*ports, *(port.device for port in found.rdma)}, ports),
+    ):
+        for name in named:
+            if name not in usable:
+                raise UsageError(
+                    f"it has no {what.format(name)}",
+                    node=node.name,
+                    hint=f"correct {key}= in the hostfile; the node has: {', '.join(there) or 'none'}",
+                )
 
 
 def _addresses(found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
@@ -150,7 +166,7 @@ def _shared_network(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> _Networ
 def _candidates(node: Node, found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
     settled = node.addr is not None or node.ifname is not None
     for interface, address in _addresses(found):
-        named = str(address.ip) == node.addr or interface.name == node.ifname
+        named = str(address.ip) == node.addr or interface.name in node.ifnames[:1]
         if named or (not settled and interface.up and interface.kind not in _NEVER_CHOSEN):
             yield interface, address
 

@@ -29,6 +29,8 @@ __all__ = [
 # What a node says travels into commands that a person pastes elsewhere: what has a shape must keep it.
 Version = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}\Z")]
 InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")]
+# The kernel's limit is 63 characters.
+DeviceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,64}\Z")]
 # A zone, behind `%`, may be any text to the module ipaddress.
 _ADDRESS = r"[0-9A-Fa-f.:]{2,45}"
@@ -92,7 +94,7 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
         pcie_gbit_per_s: what goes through its slot in each direction; `pcie_max_gbit_per_s` at the most.
     """
 
-    device: str
+    device: DeviceName
     port: int
     state: str | None = None
     link_layer: str | None = None

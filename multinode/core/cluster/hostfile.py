@@ -58,7 +58,8 @@ KEYS = {
     "slots": Key("a number of workers, 1 to 1024", "leave out the line of a node that has none"),
     "gpus": Key("GPU ids such as 6,7, none of them twice", "as nvidia-smi -L numbers them on the node"),
     "addr": Key("an IP address", "of this node, on the network that the training uses"),
-    "ifname": Key("the name of one network interface", "as `ip addr` names it on the node"),
+    "ifname": Key("names of network interfaces such as ens1f0,ens1f1, none of them twice", "as `ip addr` names them"),
+    "hca": Key("names of RDMA devices such as mlx5_0,mlx5_1:1, none of them twice", "as `rdma link` names them"),
     "user": Key("a user's name"),
     "port": Key("a port, 1 to 65535"),
     "key": Key("the path of a private key", "on the controller"),
@@ -72,6 +73,7 @@ KEYS = {
     "price_purchase": Key("a price to buy the node such as 15000", _ONE_CURRENCY),
     "price_purchase_gpu": Key("a price to buy one GPU such as 15000", _ONE_CURRENCY),
 }
+_HCA_VARIABLE = "NCCL_IB_HCA"
 # Two ways to say one thing: for the whole node, and for each GPU in use.
 _EXCLUSIVE = (("price", "price_gpu"), ("price_purchase", "price_purchase_gpu"))
 # A word as a shell has it: bare characters, escapes and quotes side by side.
@@ -468,6 +470,8 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
     for one, other in _EXCLUSIVE:
         if one in texts and other in texts:
             raise WrongLine(f"{one}= and {other}= are both given", "a price of the whole node, or of each of its GPUs")
+    if "hca" in texts and _HCA_VARIABLE in env:
+        raise WrongLine(f"hca= and env.{_HCA_VARIABLE}= are both given", "keep one of them")
     return texts, env
 
 
@@ -492,6 +496,9 @@ def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
     except msgspec.ValidationError as error:
         found = _FIELD.search(str(error))
         raise _unexpected(found[1] if found is not None else "", texts) from None
+    for key, names in (("ifname", node.ifnames), ("hca", node.hcas)):
+        if len(set(names)) != len(names):
+            raise _unexpected(key, texts)
     if node.gpus is None:
         return node
     if len(set(node.gpus)) != len(node.gpus):

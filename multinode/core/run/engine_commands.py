@@ -81,6 +81,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         workers: of each node, in node-rank order.
         master_addr: address of node 0, where the rendezvous is.
         ifname: this node's data-plane interface; None is unknown. Likewise `addr`, its address there.
+        ifnames: the interfaces for NCCL's sockets, where the hostfile names several; likewise `hcas`, RDMA devices.
         devices: for its workers, as the accelerator's variable names them; None leaves the choice to the engine.
         accelerator: what kind they are.
         python: the job's interpreter on the node; None is `python3` of its PATH.
@@ -98,6 +99,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str] | None
     agent: str | None = None
     addr: str | None = None
+    ifnames: tuple[str, ...] = ()
+    hcas: tuple[str, ...] = ()
     accelerator: Accelerator = NVIDIA
 
     @property
@@ -218,8 +221,15 @@ def _command(
         if accelerator.has_ras:
             common["NCCL_RAS_ADDR"] = f"127.0.0.1:{_ras_port(place)}"
     if place.ifname is not None:
-        common |= {name: form.format(place.ifname) for name, form in accelerator.sockets.items()}
+        # NCCL's syntax, which `=` begins, has lists; of anything else one is sure to be read.
+        names = ",".join(place.ifnames or (place.ifname,))
+        common |= {
+            name: form.format(names if form.startswith("=") else place.ifname)
+            for name, form in accelerator.sockets.items()
+        }
         common["GLOO_SOCKET_IFNAME"] = place.ifname
+    if place.hcas:
+        common["NCCL_IB_HCA"] = f"={','.join(place.hcas)}"
     if place.addr is not None and is_ipv6(place.addr) and accelerator.family is not None:
         common[accelerator.family] = "AF_INET6"
     if accelerator.backend == "nccl":

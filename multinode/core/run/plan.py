@@ -32,6 +32,7 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ifname: its data-plane interface; None is unknown.
+        ifnames: all that the hostfile names, where those are several.
         gpus: ids of the GPUs that its workers use; None where it has none.
         files: what is written into the run directory first.
         assumed: what a probe would have told and was taken for granted instead.
@@ -43,6 +44,7 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     addr: str | None
     ifname: str | None
     link_gbit_per_s: float | None = None
+    ifnames: tuple[str, ...] = ()
     gpus: tuple[int, ...] | None = None
     run_dir: str
     command: Command

@@ -126,6 +126,8 @@ def plan_launch(
             master_port=options.master_port,
             ifname=endpoint.ifname,
             addr=endpoint.addr,
+            ifnames=endpoint.ifnames,
+            hcas=_hcas(node, found),
             devices=_devices(
                 node, found, None if task.engine.name == "exec" else workers[node_rank], options.environment.env
             ),
@@ -309,12 +311,29 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
         addr=endpoint.addr,
         ifname=endpoint.ifname,
         link_gbit_per_s=endpoint.link_gbit_per_s,
+        ifnames=endpoint.ifnames,
         gpus=_gpu_ids(command.env.get(place.accelerator.visible[0]), place.nproc, found),
         run_dir=place.run_dir,
         command=command,
         files=_job_files(task.job, place) + engine_files(task.engine, place),
         assumed=endpoint.assumed + _assumed(node, found, task),
     )
+
+
+def _hcas(node: Node, found: NodeFacts | None) -> tuple[str, ...]:
+    """The RDMA devices that the hostfile names.
+
+    Raises:
+        UsageError: the node's workers do not speak NCCL.
+    """
+    accelerator = accelerator_named(found.accelerator if found else None)
+    if node.hcas and accelerator.backend != "nccl":
+        raise UsageError(
+            f"hca= is NCCL's, and the node's workers speak {accelerator.backend}",
+            node=node.name,
+            hint="leave hca= out",
+        )
+    return node.hcas
 
 
 def _devices(node: Node, found: NodeFacts | None, count: int | None, env: dict[str, str]) -> tuple[str, ...] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from multinode.core.cluster.cluster import Node
 from multinode.core.cluster.facts import Interface, NodeFacts, RdmaPort
 from multinode.preflight.checks.gpus import used_gpus
@@ -54,6 +56,14 @@ RDMA_SLOT = Rule(
     hint="another slot, the slot's width in the BIOS, or, of a card with two halves, both halves in use; LnkCap and "
     "LnkSta on {node}:\nlspci -vv",
 )
+RDMA_NAMED_IDLE = Rule(
+    "rdma",
+    "warning",
+    catches="a port that the hostfile names by hca= and that is not active",
+    message="hca= in the hostfile names {port}, which is {state}: NCCL passes it over, and without any other port the "
+    "training goes over the network interface",
+    hint="cable, switch port and, of InfiniBand, the subnet manager of {port}; or leave it out of hca=",
+)
 RDMA_WITHOUT_ADDRESS = Rule(
     "rdma",
     "warning",
@@ -61,7 +71,7 @@ RDMA_WITHOUT_ADDRESS = Rule(
     message="{port} is active with {rate:g} Gbit/s, and its interface {ifname} has no IP address: RoCE addresses ports "
     "by these, so NCCL leaves it idle or fails there, while {other} carries everything",
     hint="give {ifname} an address in a network of its own, on every node; or name the ports that NCCL shall use, in "
-    "the hostfile: env.NCCL_IB_HCA={device}",
+    "the hostfile: hca={device}",
 )
 RDMA_OTHER_NETWORK = Rule(
     "rdma",
@@ -70,7 +80,7 @@ RDMA_OTHER_NETWORK = Rule(
     message="{port} is in {networks}, and no active RoCE port of {peer} is: NCCL connects the ports of both nodes in "
     "their order, and a connection between these has no way",
     hint="compare cables and addresses of {node} and {peer}; or name the ports that meet, in the hostfile: "
-    "env.NCCL_IB_HCA={others}",
+    "hca={others}",
 )
 RDMA_MTU = Rule(
     "rdma",
@@ -99,7 +109,7 @@ _LOCKED_BYTES = 1 << 28
 @Check
 def check_rdma(inspection: Inspection) -> Iterator[Case]:
     """RDMA is active on all nodes where NCCL runs, or on none."""
-    nodes = [(node, found) for node, found in inspection.known if used_gpus(inspection, node, found)]
+    nodes = _nodes(inspection)
     # gloo knows no RDMA, and a single node no network.
     if len(nodes) < 2 or all(_is_off(inspection, node, found) for node, found in nodes):  # noqa: PLR2004
         return
@@ -119,27 +129,25 @@ def check_rdma(inspection: Inspection) -> Iterator[Case]:
 @Check
 def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
     """NCCL may lock the buffers that it hands to an RDMA card."""
-    for node, found in inspection.known:
+    for node, found in _nodes(inspection):
         locked = found.limits.get("locked_memory_bytes")
         # The kernel does not hold root to the limit; it does hold a container's root to it.
         is_free = (found.user == "root" and found.container is None) or _is_off(inspection, node, found)
-        on_gpus = bool(used_gpus(inspection, node, found))
-        if locked is not None and locked < _LOCKED_BYTES and on_gpus and _active(found) and not is_free:
+        if locked is not None and locked < _LOCKED_BYTES and _active(found) and not is_free:
             yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
 
 
 @Check
 def check_rdma_ports(inspection: Inspection) -> Iterator[Case]:
     """Each active port carries what it has negotiated, to every other node."""
-    nodes = [
-        (node, found)
-        for node, found in inspection.known
-        if used_gpus(inspection, node, found) and not _is_off(inspection, node, found)
-    ]
+    nodes = [(node, found) for node, found in _nodes(inspection) if not _is_off(inspection, node, found)]
     if len(nodes) < 2:  # noqa: PLR2004 - a single node needs no network
         return
     for node, found in nodes:
         ports = [port for port in found.rdma if port.state == "ACTIVE"]
+        for port in found.rdma if node.hcas else ():
+            if port.state not in {"ACTIVE", None}:
+                yield RDMA_NAMED_IDLE.found(node.name, port=_name(port), state=port.state)
         for port in ports:
             slot, rate = port.pcie_gbit_per_s, port.rate_gbit_per_s
             if slot is not None and rate is not None and slot < rate:
@@ -209,6 +217,18 @@ def check_rdma_firmware(inspection: Inspection) -> Iterator[Case]:
         known = {name: version for name, version in versions.items() if version is not None}
         for name, version, peer, expected in disagreements(known, majority=True):
             yield RDMA_FIRMWARE.found(name, board=board, version=version, peer=peer, expected=expected)
+
+
+def _nodes(inspection: Inspection) -> list[tuple[Node, NodeFacts]]:
+    """Those where NCCL may run, each with the RDMA ports that the hostfile leaves to it."""
+    return [
+        (
+            node,
+            msgspec.structs.replace(found, rdma=tuple(one for one in found.rdma if node.may_use(one.device, one.port))),
+        )
+        for node, found in inspection.known
+        if used_gpus(inspection, node, found)
+    ]
 
 
 def _roce(found: NodeFacts) -> list[RdmaPort]:

@@ -164,7 +164,8 @@ _SET_BY_US = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PO
 def check_interface_names(inspection: Inspection) -> Iterator[Case]:
     """What the job gets as names of its interface names its data plane, and that alone."""
     for node, found in inspection.known:
-        ifname = inspection.place(node.name).ifname
+        place = inspection.place(node.name)
+        ifname = place.ifname
         for name in (_NCCL, _GLOO) if found.interfaces else ():
             source, value = _preset(inspection, node, found, name)
             if value is None:
@@ -172,7 +173,8 @@ def check_interface_names(inspection: Inspection) -> Iterator[Case]:
             taken = _taken(found, name, value)
             values = {"name": name, "source": source, "value": _shown_of(inspection, name, value)}
             if source not in _GIVEN and ifname is not None:
-                if _is_read(inspection, name) and taken != (ifname,):
+                due = {ifname, *(place.ifnames if name == _NCCL else ())}
+                if _is_read(inspection, name) and set(taken) != due:
                     yield NAME_OVERRIDDEN.found(node.name, **values, way=_way(name, source))
                 continue
             meant = ifname if ifname != "lo" else None

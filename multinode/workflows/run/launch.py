@@ -230,7 +230,9 @@ def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: Launc
 
 def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext) -> tuple[Finding, ...]:
     endpoints = {
-        node.node: Endpoint(addr=node.addr, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s)
+        node.node: Endpoint(
+            addr=node.addr, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s, ifnames=node.ifnames
+        )
         for node in plan.nodes
     }
     inspection = Inspection(

@@ -63,6 +63,7 @@ def observe_run(
                 node_rank=node.node_rank,
                 ranks=node.ranks,
                 ifname=node.ifname,
+                ifnames=node.ifnames,
                 link_gbit_per_s=node.link_gbit_per_s,
                 samples=tuple(parse_samples(directory.sample_lines(node.node_rank, stretches))),
             )
