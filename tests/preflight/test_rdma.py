@@ -6,10 +6,12 @@ import msgspec
 
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.facts import Interface, RdmaPort
+from multinode.core.job.job_environment import JobEnvironment
 from multinode.preflight.checks.rdma import (
     check_locked_memory,
     check_rdma,
     check_rdma_firmware,
+    check_rdma_path,
     check_rdma_ports,
 )
 from multinode.preflight.inspection import Inspection
@@ -176,6 +178,30 @@ def test_frames_too_small_for_roces_largest_packets_are_noted() -> None:
     assert (first.severity, second.severity) == ("note", "note")
     assert "whose MTU is 1500: RoCE's packets are then of 1024 bytes and not of 4096" in first.message
     silent(check_rdma_ports(halves(linked("10.1.0.1/24", "10.2.0.1/24", mtu=4200), B)))
+
+
+def test_access_control_between_a_port_and_a_gpu_is_named_with_the_commands_against_it() -> None:
+    """Four cards of 200 Gbit/s reached 80 each with ACS on, where ib_write_bw reached 180: nccl#700."""
+    bridges = ("0000:82:04.0", "0000:82:08.0")
+    apart = halves(A, B, acs=bridges, iommu="dmar3")
+    found = only(check_rdma_path(apart))
+    assert (found.severity, found.node) == ("warning", "a")
+    assert (
+        "(ACS) of 0000:82:04.0 and 0000:82:08.0 sends what rocep1s0f0:1 and rocep1s0f1:1 and the GPUs" in found.message
+    )
+    assert str(found.hint).splitlines()[1:] == [f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges]
+    off = msgspec.structs.replace(apart, environment=JobEnvironment(env={"NCCL_NET": "Socket"}))
+    silent(check_rdma_path(off), check_rdma_path(but(apart, "ab", gpus=())), check_rdma_path(halves(A, B)))
+    silent(check_rdma_path(halves(A, B, acs=bridges, state="DOWN")))
+
+
+def test_an_iommu_that_translates_is_noted_and_arms_is_not() -> None:
+    for iommu in ("dmar3", "ivhd0"):
+        found = only(check_rdma_path(halves(A, B, iommu=iommu)))
+        assert (found.severity, found.node) == ("note", "a")
+        assert f"an IOMMU ({iommu}) translates the addresses of what rocep1s0f0:1 and rocep1s0f1:1" in found.message
+        assert "iommu=pt" in str(found.hint)
+    silent(check_rdma_path(halves(A, B, iommu="smmu3.0x0000000011000000")))
 
 
 def test_other_firmware_on_one_node_is_noted() -> None:

@@ -5,12 +5,14 @@ Which files count is `multinode_cards`' to say, which reads them in the training
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Optional
 
 from ..channel import Record
 from ..instrument.multinode_cards import counter_paths, rdma_ports
 from ..kernel_files import list_names, read_number, try_read
+from .pcie import read_pcie_path
 
 __all__ = ["Counters", "added", "grown", "list_rdma_ports", "read_card", "read_cards"]
 
@@ -104,6 +106,7 @@ def _describe(name: str, folder: str, classes: str) -> Record:
         "firmware": try_read(f"{card}/fw_ver") or None,
         **_find_gid(folder),
         **_read_pcie(f"{card}/device"),
+        **read_pcie_path(f"{card}/device", f"{os.path.dirname(classes)}/bus/pci/devices"),
     }
     return {
         "device": device,
@@ -113,7 +116,7 @@ def _describe(name: str, folder: str, classes: str) -> Record:
         "link_layer": try_read(f"{folder}/link_layer"),
         "rate_gbit_per_s": float(rate["gbit"]) if rate else None,
         # What not every card has.
-        **{name: value for name, value in more.items() if value is not None},
+        **{name: value for name, value in more.items() if value not in (None, [])},
     }
 
 

@@ -31,6 +31,7 @@ Version = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}\Z")]
 InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")]
 # The kernel's limit is 63 characters.
 DeviceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")]
+PciAddress = Annotated[str, Meta(pattern=r"\A[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,64}\Z")]
 # A zone, behind `%`, may be any text to the module ipaddress.
 _ADDRESS = r"[0-9A-Fa-f.:]{2,45}"
@@ -91,6 +92,8 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
         ifname: the network interface of the same port.
         gid_index: by which RoCE v2 addresses it, that of an IPv4 address first; what NCCL_IB_GID_INDEX would name.
         board: the card's model, as its maker numbers it; `firmware` its version.
+        acs: PCIe bridges between it and a GPU on its switch whose access control sends what they exchange to the CPU.
+        iommu: what translates the addresses of what it sends, `dmar1` (Intel), `ivhd0` (AMD), `smmu3...` (Arm).
         pcie_gbit_per_s: what goes through its slot in each direction; `pcie_max_gbit_per_s` at the most.
     """
 
@@ -103,6 +106,8 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     gid_index: int | None = None
     board: str | None = None
     firmware: str | None = None
+    acs: tuple[PciAddress, ...] = ()
+    iommu: str | None = None
     pcie_gbit_per_s: float | None = None
     pcie_max_gbit_per_s: float | None = None
 

@@ -12,7 +12,7 @@ from multinode.preflight.checks.gpus import used_gpus
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.rule import Case, Check, Rule, disagreements, listed
 
-__all__ = ["check_locked_memory", "check_rdma", "check_rdma_firmware", "check_rdma_ports"]
+__all__ = ["check_locked_memory", "check_rdma", "check_rdma_firmware", "check_rdma_path", "check_rdma_ports"]
 
 RDMA_ON_SOME = Rule(
     "rdma",
@@ -90,6 +90,22 @@ RDMA_MTU = Rule(
     hint="an MTU of 4200 or more on the switch and on every node, where the switch has 9000, as root:\n"
     "ip link set {ifname} mtu 9000",
 )
+RDMA_ACS = Rule(
+    "rdma",
+    "warning",
+    catches="PCIe access control (ACS) between an RDMA NIC and a GPU on its switch: GPUDirect goes through the CPU",
+    message="PCIe access control (ACS) of {bridges} sends what {ports} and the GPUs on the same switch exchange to the "
+    "CPU and back: GPUDirect RDMA reaches about half of its rate, or hangs",
+    hint="off in the BIOS, with VT-d or AMD-Vi; or after every boot, on {node} as root:{commands!s}",
+)
+RDMA_IOMMU = Rule(
+    "rdma",
+    "note",
+    catches="an IOMMU that translates addresses of an RDMA NIC: GPUDirect may be slow or hang",
+    message="an IOMMU ({iommu}) translates the addresses of what {ports} sends: with GPUDirect RDMA that goes through "
+    "the CPU, slower, and may hang",
+    hint="off in the BIOS (VT-d, AMD-Vi); or iommu=pt on the kernel's command line, in /etc/default/grub of {node!s}",
+)
 RDMA_FIRMWARE = Rule(
     "rdma",
     "note",
@@ -102,6 +118,7 @@ _ROCE_MTU = 4200
 # What is around a RoCE packet's payload, at the most; payloads are powers of two.
 _ROCE_HEADERS = 58
 _SHOWN = 4
+_IOMMUS = ("dmar", "ivhd")
 # Less than a few channels of NCCL need for their buffers.
 _LOCKED_BYTES = 1 << 28
 
@@ -203,6 +220,30 @@ def _judge_roce(
                 others=",".join(meeting) or "NAMES",
             )
             return
+
+
+@Check
+def check_rdma_path(inspection: Inspection) -> Iterator[Case]:
+    """What an active port and a GPU on its switch exchange stays below the switch."""
+    for node, found in _nodes(inspection):
+        ports = [port for port in found.rdma if port.state == "ACTIVE"]
+        if len(inspection.cluster.nodes) == 1 or _is_off(inspection, node, found):
+            continue
+        apart = [port for port in ports if port.acs]
+        if apart:
+            bridges = tuple(dict.fromkeys(bridge for port in apart for bridge in port.acs))
+            yield RDMA_ACS.found(
+                node.name,
+                bridges=listed(bridges, _SHOWN),
+                ports=listed(map(_name, apart), _SHOWN),
+                commands=("", *(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges)),
+            )
+            continue
+        # Arm's are always on, and do no such harm.
+        translated = [port for port in ports if (port.iommu or "").startswith(_IOMMUS)]
+        if translated:
+            names = listed(map(_name, translated), _SHOWN)
+            yield RDMA_IOMMU.found(node.name, iommu=translated[0].iommu, ports=names)
 
 
 @Check
