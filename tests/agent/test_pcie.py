@@ -1,4 +1,4 @@
-"""ACS and IOMMU, from trees that stand in for /sys: a switch with a card and a GPU below it, as Linux 6.8 shows them."""
+"""ACS and IOMMU, from trees that stand in for /sys: a switch with a card and a GPU below it, as Linux shows them."""
 
 from __future__ import annotations
 

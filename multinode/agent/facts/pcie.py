@@ -7,6 +7,7 @@ without ACS. Where an IOMMU is on, its groups tell that ACS kept two devices apa
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def read_pcie_path(device: str, pci: str) -> Record:
     bridges: dict[str, None] = {}
     for gpu in _gpus(pci):
         other = _chain(gpu)
-        shared = len(os.path.commonprefix([card, other]))
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(card, other)))
         between = [*card[shared:-1], *other[shared:-1]] if shared else []
         controls = {bridge: _redirects(f"{pci}/{bridge}") for bridge in between}
         bridges.update(dict.fromkeys(bridge for bridge, redirects in controls.items() if redirects))
