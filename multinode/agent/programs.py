@@ -86,10 +86,14 @@ class Query:
         text = stdout.decode(errors="replace")
         if self._process.returncode != 0:
             lines = (stderr.decode(errors="replace").strip() or text.strip()).splitlines()
-            raise QueryFailed(
-                f"{self._name} ended with code {self._process.returncode}: {lines[-1] if lines else 'no message'}"
-            )
+            said = lines[-1].strip() if lines else "no message"
+            raise QueryFailed(f"{self._name} ended with code {self._process.returncode}: {said}")
         return text
+
+    def close(self) -> None:
+        """End it, where it runs still; there is no answer then."""
+        if self._process is not None and self._process.poll() is None:
+            self._kill(self._process)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         # Its session is its own: what a wrapper script started goes with it. It is not reaped yet, so the id is its.

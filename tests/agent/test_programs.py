@@ -36,3 +36,12 @@ def test_an_answer_or_why_there_is_none_may_be_asked_for_twice() -> None:
         assert answered.answer() == "yes\n"
         with pytest.raises(QueryFailed, match="code 3: no"):
             failed.answer()
+
+
+def test_a_program_that_is_closed_is_gone_with_what_it_started() -> None:
+    query = Query(["sh", "-c", "sleep 60 & echo; wait"], deadline_s=60.0)
+    process = query._process  # noqa: SLF001 - as above
+    assert process is not None
+    query.close()
+    assert process.poll() is not None
+    query.close()

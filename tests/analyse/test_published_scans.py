@@ -11,7 +11,7 @@ from multinode.analyse.collectives.collectives import CollectiveRow, bus_factor
 from multinode.analyse.nccl_test.nic_path_check import MessagePath, NicPathCheck
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RawTcp
 from multinode.analyse.nccl_test.scan_verdict import Evidence, Verdict, judge_scan
-from multinode.core.cluster.facts import Interface
+from multinode.core.cluster.facts import Interface, RdmaPort
 from multinode.report.nccl_test.scan_words import verdict_with_words
 
 MIB = 1 << 20
@@ -70,6 +70,17 @@ def codes(verdict: Verdict) -> list[str]:
 RDMA: dict[str, Any] = {"layout": BOXES, "over_rdma": True}
 
 
+def raw_rdma(gbit_per_s: float) -> dict[str, Any]:
+    return {**RDMA, "rdma": streams(gbit_per_s)}
+
+
+def halves(gbit_per_s: float | None) -> dict[str, Any]:
+    """Of a Spark: each half tells the 200 Gbit/s of the whole, and its slot carries 126."""
+    half = RdmaPort(device="rocep1s0f0", port=1, rate_gbit_per_s=200, pcie_gbit_per_s=126).carries_gbit_per_s
+    rates = {"nics_gbit_per_s": dict.fromkeys("ab", (half, half))}
+    return {"over_rdma": True, "rdma": streams(gbit_per_s) if gbit_per_s else (), **rates}
+
+
 def several_nics(count: int, rate: float) -> dict[str, Any]:
     return {**RDMA, "nics_gbit_per_s": dict.fromkeys("ab", (rate,) * count)}
 
@@ -82,6 +93,17 @@ def several_nics(count: int, rate: float) -> dict[str, Any]:
         pytest.param(judged(14.8 / 8, 32, layout=BOXES, one=30), "slow", ["few_sockets"], id="gcp-2x8"),
         # nccl#700: RoCE of 200 Gbit/s, PCIe access control on.
         pytest.param(judged(9.84, 200, **RDMA), "slow", ["slow_rdma"], id="roce-acs"),
+        # The same with ib_write_bw's 180 Gbit/s; nccl#2409: 392 of 400.
+        pytest.param(judged(9.84, 200, **raw_rdma(180)), "slow", ["slow_over_rdma"], id="roce-acs-raw"),
+        pytest.param(
+            judged(216.5, 400, **several_nics(8, 400) | raw_rdma(8 * 392)), "slow", ["slow_over_rdma"], id="8x400-raw"
+        ),
+        # dgx-spark-playbooks#103: two halves on slots of 126 Gbit/s; NCCL of a development branch, and of a release.
+        pytest.param(judged(3.04, 200, layout=TWO, **halves(97.28 + 92.57)), "slow", ["slow_over_rdma"], id="spark-3"),
+        pytest.param(judged(23.74, 200, layout=TWO, **halves(97.28 + 92.57)), "ok", [], id="spark-24"),
+        # #102: the same without a figure of ib_write_bw; #108: a NIC that started degraded.
+        pytest.param(judged(3, 200, layout=TWO, **halves(None)), "slow", ["slow_rdma"], id="spark-102"),
+        pytest.param(judged(1.6, 200, layout=TWO, **halves(13.23)), "slow", ["slow_raw_rdma"], id="spark-108"),
         # DLPerf: what its BERT implies of EDR.
         pytest.param(judged(6.07, 100, **RDMA), "slow", ["slow_rdma"], id="edr"),
         # nccl#1048: four NICs of 200 Gbit/s; nccl#2409: eight of 400.
@@ -125,6 +147,16 @@ def test_published_figures_are_judged_as_those_who_met_them_found(
     hints = [one.hint for one in verdict.causes if one.hint]
     assert len(set(hints)) == len(hints)
     assert bool(hints) == bool(cause)
+
+
+def test_raw_rdma_is_told_beside_the_busbw_and_what_it_rules_out() -> None:
+    slow = judged(9.84, 200, **raw_rdma(180))
+    assert "39% of line rate (200 Gbit/s) and 44% of raw RDMA" in slow.text
+    assert slow.causes[0].text.startswith("ib_write_bw reaches 22.5 GB/s between the same ports, which rules out")
+    degraded = judged(1.6, 200, layout=TWO, **halves(13.23))
+    assert degraded.causes[0].text.startswith("ib_write_bw reaches 1.65 of 31.5 GB/s as well: the network or the NIC's")
+    # Where the collective went over sockets, it says nothing.
+    assert "RDMA" not in judged(1.1, 10, one=9.4, rdma=streams(180)).text
 
 
 def test_sockets_that_are_too_many_are_told_where_large_messages_fall_behind() -> None:

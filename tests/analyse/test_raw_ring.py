@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from multinode.analyse.nccl_test.pair_speeds import PairSpeed, RawTcp, RoundTrip
-from multinode.analyse.nccl_test.raw_ring import read_ring
+from multinode.analyse.nccl_test.raw_ring import read_rdma, read_ring
 from multinode.core.run.samples import PingSample, Sample, StreamResult, StreamSample
 
 from .test_size_scan import measured, plan, report
@@ -47,6 +47,20 @@ def test_the_turns_of_one_message_are_told_from_those_of_others() -> None:
     both = [stream(0.9, index=1), stream(0.3, index=2)]
     assert speeds(ring(both, [], index=2).one) == [("a", "b", 0.3, None)]
     assert ring(both, [], index=0) == RawTcp()
+
+
+def test_raw_rdma_is_the_sum_of_a_nodes_ports_and_no_raw_tcp() -> None:
+    def written(rank: int, *gbit_per_s: float) -> StreamSample:
+        results = tuple(
+            StreamResult(port="mlx5_0:1", size_bytes=round(one * GBIT_BYTES), time_s=1) for one in gbit_per_s
+        )
+        return StreamSample(rank=rank, index=2, network="rdma", results=results)
+
+    failed = StreamSample(rank=1, index=2, network="rdma", results=(StreamResult(port="mlx5_0:1", error="no device"),))
+    samples = {0: [written(0, 92.57, 97.28), stream(0.9)], 1: [failed]}
+    assert speeds(read_rdma(plan(), samples)) == [("a", "b", 189.85, None), ("b", "a", None, "no device")]
+    found = read_ring(plan(), samples)
+    assert (speeds(found.one), found.several) == ([("a", "b", 0.9, None)], ())
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ from multinode.core.run.samples import (
     LossSample,
     NcclSample,
     Sample,
+    StreamResult,
+    StreamSample,
 )
+from multinode.report.nccl_test.scan_text import scan_lines
 from multinode.report.nccl_test.scan_words import with_words
 from multinode.units import goodput_gb_per_s
 from tests.analyse.test_nccl_log import SOCKETS
@@ -248,7 +251,7 @@ def test_the_root_of_a_broadcast_is_nobodys_straggler() -> None:
     assert not any("straggler" in cause.text for cause in report(of, samples).verdict.causes)
 
 
-def over_two_ports(*, log: bool) -> ScanReport:
+def over_two_ports(*, log: bool, raw_gbit_per_s: float | None = None, raw_error: str | None = None) -> ScanReport:
     """A link of 1 Gbit/s, and two RDMA ports of 0.5 that carried the data, by the counters, and by NCCL's log."""
     of = plan()
     samples = measured(of, card="mlx5_0/1", backend="nccl")
@@ -258,6 +261,10 @@ def over_two_ports(*, log: bool) -> ScanReport:
         for rank, mine in samples.items():
             lines = tuple(f"n:1:1 [0] NCCL INFO {line}" for line in ("Using network IB", listed, *used))
             mine.append(NcclSample(rank=rank, lines=lines))
+    size = round((raw_gbit_per_s or 1) * 1e9 / 8 / 2)
+    written = tuple(StreamResult(port=f"mlx5_{port}:1", size_bytes=size, time_s=1, error=raw_error) for port in (0, 1))
+    for rank, mine in samples.items() if raw_gbit_per_s or raw_error else ():
+        mine.append(StreamSample(rank=rank, index=0, network="rdma", results=written))
     ports = tuple(RdmaPort(device=f"mlx5_{port}", port=1, rate_gbit_per_s=0.5) for port in range(3))
     known = {name: msgspec.structs.replace(each, rdma=ports) for name, each in facts().items()}
     return with_words(summarise_scan(of, known, TCP, samples, "/runs/r"))
@@ -272,6 +279,19 @@ def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used() -> None:
     seen = over_two_ports(log=False)
     assert (seen.link_gbit_per_s, seen.verdict.status) == (0.5, "inconclusive")
     assert "more NICs than the one known" in seen.verdict.causes[0].text
+
+
+def test_raw_rdma_stands_beside_what_went_over_rdma() -> None:
+    plain, raw = over_two_ports(log=True), over_two_ports(log=True, raw_gbit_per_s=0.25)
+    assert plain.rdma_gb_per_s is None
+    assert raw.rdma_gb_per_s == pytest.approx(0.25 / 8)
+    assert raw.levels["raw RDMA"] == raw.rdma_gb_per_s
+    assert any("raw rdma: ib_write_bw 0.031 GB/s" in line for line in scan_lines(raw))
+    # Half of the line: not all is well, however much of that the collective reaches.
+    assert [cause.code for cause in raw.verdict.causes] == ["slow_raw_rdma"]
+    failed = over_two_ports(log=True, raw_error="ib_write_bw did not answer within 20 s")
+    assert (failed.rdma_gb_per_s, failed.verdict.status) == (None, "ok")
+    assert "raw rdma: from a to b: ib_write_bw did not answer within 20 s" in scan_lines(failed)
 
 
 def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() -> None:

@@ -14,12 +14,13 @@ import json
 import os
 import re
 import time
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from ..facts.cards import Counters, added, grown, read_cards
 from .collective_ops import Operation, make_operation
 from .device_ops import find_device, time_events
 from .raw_ring import RawRing
+from .rdma_ring import RdmaRing, used_ports
 
 __all__ = ["join_group", "main", "read_nccl_log"]
 
@@ -100,11 +101,9 @@ class _Worker:
     def join_ring(self) -> None:
         """Let the first workers of the nodes know each other, and time round trips."""
         ring = RawRing(self._request["addr"]) if self._local_rank == 0 else None
-        # Of the other workers an empty answer: what a node whose port could not be opened has to say is None.
-        places: list[Any] = [()] * self._dist.get_world_size()
-        self._dist.all_gather_object(places, () if ring is None else ring.place)
+        places = self._gather_places(ring)
         if ring is not None:
-            ring.join([place for place in places if place != ()])
+            ring.join(places)
             self._ring = ring
             for result in ring.ping():
                 self.record({"kind": "ping", "times_us": result["times_us"], "error": result["error"]})
@@ -116,7 +115,10 @@ class _Worker:
         checks = self._request["check"]
         wrong = sum(operation.count_wrong() for _ in range(checks)) if checks else None
         operation.clear()
+        before = self._read_cards() if message["turns"] else None
         iters = self._agree_iters(self._time(operation, self._request["warmup_iters"]))
+        if message["turns"]:
+            self._write_rdma(index, before)
         turns = min(message["turns"], iters)
         parts = [iters] if not turns else [iters // turns + (turn < iters % turns) for turn in range(turns)]
         times_us: list[float] = []
@@ -163,6 +165,34 @@ class _Worker:
                 self.record({"kind": "stream", "index": index, "results": told})
             if any(one["error"] is not None for one in results):
                 self._ring = None
+
+    def _write_rdma(self, index: int, before: Optional[Counters]) -> None:
+        """Over the ports that the warm-up went over, where there are such on every node, and the program for it."""
+        after = self._read_cards()
+        ring: Optional[RdmaRing] = None
+        if before is not None and after is not None and self._request["addr"] is not None:
+            ring = RdmaRing(self._request["addr"], used_ports(before, after))
+        places = self._gather_places(ring)
+        if None in places or len(places) < 2:  # noqa: PLR2004 - somebody, and another
+            return
+        if ring is not None:
+            ring.serve(places)
+        self._dist.barrier()
+        results = ring.write() if ring is not None else []
+        if results:
+            self.record({"kind": "stream", "index": index, "network": "rdma", "results": results})
+        # Nobody ends a server that is written to.
+        self._dist.barrier()
+        if ring is not None:
+            ring.close()
+
+    def _gather_places(self, ring: Union[RawRing, RdmaRing, None]) -> list[Any]:
+        """Of all nodes, in node-rank order; None of one that has none to offer."""
+        # Of the other workers of a node an empty answer.
+        places: list[Any] = [()] * self._dist.get_world_size()
+        mine = None if ring is None else ring.place
+        self._dist.all_gather_object(places, mine if self._local_rank == 0 else ())
+        return [place for place in places if place != ()]
 
     def _time(self, operation: Operation, iters: int) -> list[float]:
         """Microseconds of each of so many calls, one after the other."""

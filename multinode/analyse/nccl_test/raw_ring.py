@@ -1,4 +1,4 @@
-"""What raw TCP reached around the ring of nodes in its turns with the collectives. Pure."""
+"""What raw TCP and raw RDMA reached around the ring of nodes in their turns with the collectives. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from multinode.analyse.nccl_test.pair_speeds import Pair, PairSpeed, RawTcp, RoundTrip, stream_speed
 from multinode.analyse.stats.spread import spread_of
-from multinode.core.run.plan import LaunchPlan
+from multinode.core.run.plan import LaunchPlan, NodePlan
 from multinode.core.run.samples import PingSample, Sample, StreamSample
 
-__all__ = ["read_ring"]
+__all__ = ["read_rdma", "read_ring"]
 
 
 def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: int | None = None) -> RawTcp:
@@ -26,7 +26,7 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
     connections = 0
     for node, peer in zip(plan.nodes, names[1:] + names[:1], strict=True):
         pair, mine = (node.node, peer), samples.get(node.node_rank, ())
-        streams = [sample for sample in mine if isinstance(sample, StreamSample) and sample.rank in node.ranks]
+        streams = _streams(node, mine, "tcp")
         if index is not None:
             streams = [sample for sample in streams if sample.index == index]
         connections = max([connections, *(len(sample.results) for sample in streams)])
@@ -35,6 +35,24 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
         pings = [sample for sample in mine if isinstance(sample, PingSample) and sample.rank in node.ranks]
         latency += [_round_trip(pair, sample) for sample in pings[:1]]
     return RawTcp(one=tuple(one), several=tuple(several), connections=connections, latency=tuple(latency))
+
+
+def read_rdma(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> tuple[PairSpeed, ...]:
+    """Of each node and the next, what all its RDMA ports in use wrote together; empty where that was not measured."""
+    names = [node.node for node in plan.nodes]
+    return tuple(
+        speed
+        for node, peer in zip(plan.nodes, names[1:] + names[:1], strict=True)
+        for speed in _speed((node.node, peer), _streams(node, samples.get(node.node_rank, ()), "rdma"))
+    )
+
+
+def _streams(node: NodePlan, mine: Iterable[Sample], network: str) -> list[StreamSample]:
+    return [
+        sample
+        for sample in mine
+        if isinstance(sample, StreamSample) and sample.rank in node.ranks and sample.network == network
+    ]
 
 
 def _speed(pair: Pair, streams: Iterable[StreamSample]) -> list[PairSpeed]:

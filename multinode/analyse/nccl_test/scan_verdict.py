@@ -23,7 +23,7 @@ from multinode.analyse.collectives.algorithms import (
 )
 from multinode.analyse.collectives.collectives import CollectiveRow
 from multinode.analyse.nccl_test.nic_path_check import NicPathCheck
-from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
+from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
 from multinode.core.cluster.facts import Interface
 from multinode.units import goodput_gb_per_s
 
@@ -41,6 +41,8 @@ _START_MOST_US = 2000.0
 # 10 Gbit/s; a collective there shares the processor with it.
 _COLLECTIVE_ENOUGH = (0.85, 0.7)
 _TCP_ENOUGH = (0.8, 0.5)
+# What RDMA carries of a link; a slot's own packets take some of what it says.
+_RDMA_ENOUGH = 0.7
 # More than that no link carries: frames that are larger than its MTU says, and clocks, make less of a difference.
 _MORE_THAN_A_LINK = 1.05
 # AWS caps a flow at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2 instance network bandwidth").
@@ -72,7 +74,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
         card_gb_per_s: what passed the busiest card one way.
         busbw_gb_per_s: as nccl-tests has it.
         share_of_ceiling: of the TCP line rate of the slowest link; None where its rate is not known.
-        share_of_tcp: of what raw TCP reached around the ring; None where it was not tried.
+        share_of_tcp: of what raw TCP reached around the ring; None where it was not tried. Likewise `share_of_rdma`.
         usual_share: the share of a link that the backend gets for this collective where all is well.
         fill: of the lesser of the two and of `usual_share`, less the time that a small message takes as well; None
             where neither is known.
@@ -84,6 +86,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     busbw_gb_per_s: float
     share_of_ceiling: float | None = None
     share_of_tcp: float | None = None
+    share_of_rdma: float | None = None
     usual_share: float = 1.0
     fill: float | None = None
 
@@ -141,6 +144,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         backend: `nccl` or `gloo`.
         cards: of the data plane, by node, as far as nodes tell; empty of a single node, whose workers use none.
         nics_gbit_per_s: by node, the rates of the NICs that the collectives used, where that is known.
+        rdma: what ib_write_bw reached around the ring.
         over_rdma: whether the collectives went by RDMA, for which TCP is no peer.
         wait_share_by_node: part of the operations' time in which the node's workers waited for others, 0 to 1.
         busy_percent_by_node: processors, while the collectives ran.
@@ -152,6 +156,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cards: dict[str, Interface] = {}
     nics_gbit_per_s: dict[str, tuple[float, ...]] = {}
     tcp: RawTcp = RawTcp()
+    rdma: tuple[PairSpeed, ...] = ()
     path: NicPathCheck = NicPathCheck(ok=None)
     over_rdma: bool = False
     wait_share_by_node: dict[str, float] = {}
@@ -184,6 +189,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def tcp_gb_per_s(self) -> float | None:
         """What to hold the collectives against: raw TCP at the slowest place of the ring."""
         return None if self.over_rdma else slowest_gb_per_s(self.tcp.ring)
+
+    @functools.cached_property
+    def rdma_gb_per_s(self) -> float | None:
+        """Likewise raw RDMA, where they went by it."""
+        return slowest_gb_per_s(self.rdma) if self.over_rdma else None
 
     @functools.cached_property
     def ceiling_gb_per_s(self) -> float | None:
@@ -238,6 +248,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.tcp_gb_per_s < min(_TCP_ENOUGH[is_faster] * self.ceiling_gb_per_s, _TCP_MOST_GB_PER_S)
 
     @property
+    def rdma_is_slow(self) -> bool | None:
+        """Whether raw RDMA stays below what the link gives; None is not known."""
+        if self.rdma_gb_per_s is None or self.ceiling_gb_per_s is None:
+            return None
+        return self.rdma_gb_per_s < _RDMA_ENOUGH * self.ceiling_gb_per_s
+
+    @property
     def collective_is_slow(self) -> bool | None:
         """Whether `worst` stays below what raw TCP, or else the link, gives; None is not known."""
         if self.worst is None or self.worst.fill is None or self.beyond is not None:
@@ -246,8 +263,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_well(self) -> bool:
-        """Whether neither TCP nor a collective is slow, and something is known to say so."""
-        return self.collective_is_slow is False and not self.tcp_is_slow
+        """Whether neither TCP, RDMA nor a collective is slow, and something is known to say so."""
+        return self.collective_is_slow is False and not self.tcp_is_slow and not self.rdma_is_slow
 
 
 def card_ceilings(cards: dict[str, Interface]) -> dict[str, float]:
@@ -279,7 +296,8 @@ def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
     across = seen.layout.nodes > 1
     what = (seen.backend, row.collective, seen.layout)
     speed = card_factor(*what, seen.algorithm_of(row)) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
-    best = min((each for each in (ceiling, tcp) if each), default=None)
+    rdma = seen.rdma_gb_per_s
+    best = min((each for each in (ceiling, tcp, rdma) if each), default=None)
     usual_share = link_share(*what)
     fill = None
     if best is not None and speed > 0:
@@ -295,6 +313,7 @@ def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
         busbw_gb_per_s=row.busbw_gb_per_s,
         share_of_ceiling=speed / ceiling if ceiling else None,
         share_of_tcp=speed / tcp if tcp else None,
+        share_of_rdma=speed / rdma if rdma else None,
         usual_share=usual_share,
         fill=fill,
     )
@@ -319,6 +338,10 @@ def _find_causes(seen: Evidence) -> tuple[Cause, ...]:
     causes = [cause for find in _IN_ORDER if not (seen.over_rdma and find in _OF_TCP) for cause in find(seen)]
     if not causes and seen.tcp_is_slow:
         return (Cause(code="slow_tcp", figures={"tcp_gb_per_s": seen.tcp_gb_per_s or 0.0}),)
+    if not causes and seen.rdma_gb_per_s is not None and not seen.is_well and seen.collective_is_slow is not None:
+        code = "slow_raw_rdma" if seen.rdma_is_slow else "slow_over_rdma"
+        figures = {"rdma_gb_per_s": seen.rdma_gb_per_s, "ceiling_gb_per_s": seen.ceiling_gb_per_s or 0.0}
+        return (Cause(code=code, figures={**figures}),)
     if not causes and seen.collective_is_slow:
         known = "slow_rdma" if seen.over_rdma else "no_tcp" if seen.tcp_gb_per_s is None else "slow_collective"
         return (Cause(code=known),)

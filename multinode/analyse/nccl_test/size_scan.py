@@ -16,8 +16,8 @@ from multinode.analyse.collectives.collectives import CollectiveRow, collective_
 from multinode.analyse.job.step_messages import StepMessage, StepMessages, estimate_step_us
 from multinode.analyse.nccl_test.nccl_log import NcclPath, parse_nccl_log
 from multinode.analyse.nccl_test.nic_path_check import NicPathCheck, check_nic_path
-from multinode.analyse.nccl_test.pair_speeds import Odd, RawTcp, slowest_gb_per_s
-from multinode.analyse.nccl_test.raw_ring import read_ring
+from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed, RawTcp, slowest_gb_per_s
+from multinode.analyse.nccl_test.raw_ring import read_rdma, read_ring
 from multinode.analyse.nccl_test.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
 from multinode.analyse.nccl_test.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
@@ -63,6 +63,8 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
         ceiling_gb_per_s: payload that TCP carries over such a link at best.
         tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, each pair over as many
             connections as were best; None where it was not tried.
+        rdma: what ib_write_bw reached around the same ring, over all RDMA ports that the collectives used; empty where
+            it is not installed on every node, or they used none. `rdma_gb_per_s` is its slowest place.
         rows: a row a message.
         curves: time over size, by collective, where several sizes were measured.
         nccl: how NCCL connected, by its own log; None with gloo.
@@ -83,6 +85,8 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int | None = None
     ceiling_gb_per_s: float | None = None
     tcp_gb_per_s: float | None = None
+    rdma: tuple[PairSpeed, ...] = ()
+    rdma_gb_per_s: float | None = None
     rows: tuple[CollectiveRow, ...]
     curves: dict[str, SizeCurve] = {}
     tcp: RawTcp = RawTcp()
@@ -115,7 +119,7 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def levels(self) -> dict[str, float]:
         """Bounds of busbw, in GB/s, by their names."""
-        levels = {"TCP line rate": self.ceiling_gb_per_s, "raw TCP": self.tcp_gb_per_s}
+        levels = {"TCP line rate": self.ceiling_gb_per_s, "raw TCP": self.tcp_gb_per_s, "raw RDMA": self.rdma_gb_per_s}
         return {name: level for name, level in levels.items() if level is not None}
 
 
@@ -167,6 +171,7 @@ def summarise_scan(
         backend=backend,
         node_names=[node.node for node in plan.nodes],
     )
+    rdma = read_rdma(plan, samples)
     evidence = Evidence(
         rows=rows,
         layout=layout,
@@ -174,6 +179,7 @@ def summarise_scan(
         cards=cards_of(plan.nodes, facts) if layout.nodes > 1 else {},
         nics_gbit_per_s=_nics(facts, by_node, path) if layout.nodes > 1 else {},
         tcp=tcp,
+        rdma=rdma,
         path=path,
         over_rdma=path.over_rdma or (nccl is not None and nccl.over_rdma),
         wait_share_by_node=_wait_shares(plan, measured),
@@ -195,6 +201,8 @@ def summarise_scan(
         mtu=evidence.mtu,
         ceiling_gb_per_s=ceiling_gb_per_s,
         tcp_gb_per_s=tcp_gb_per_s,
+        rdma=rdma,
+        rdma_gb_per_s=slowest_gb_per_s(rdma),
         rows=rows,
         curves=_curves(rows),
         tcp=tcp,
@@ -258,7 +266,7 @@ def _nics(
         names = [name.split("/")[0] for name in (nccl.used if nccl is not None else ())] or ports
         known = facts.get(node) or NodeFacts(node=node)
         rates: dict[str, float | None] = {card.name: card.speed_gbit_per_s for card in known.interfaces}
-        rates |= {f"{port.device}:{port.port}": port.rate_gbit_per_s for port in known.rdma}
+        rates |= {f"{port.device}:{port.port}": port.carries_gbit_per_s for port in known.rdma}
         each = tuple(rate for name in dict.fromkeys(names) if (rate := rates.get(name)))
         if each and len(each) == len(dict.fromkeys(names)):
             found[node] = each

@@ -111,6 +111,12 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     pcie_gbit_per_s: float | None = None
     pcie_max_gbit_per_s: float | None = None
 
+    @property
+    def carries_gbit_per_s(self) -> float | None:
+        """Its rate, or less where the slot carries less: half of a card may tell the rate of the whole."""
+        rate = self.rate_gbit_per_s
+        return min(rate, self.pcie_gbit_per_s or rate) if rate is not None else None
+
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The way the kernel would send to a peer.

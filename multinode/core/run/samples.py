@@ -6,7 +6,7 @@ Untrusted: a line that is not one of these is passed over and counted, never an 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -613,8 +613,13 @@ class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class StreamResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrived of a stream over one TCP connection, its beginning left out; None where it failed."""
+    """What arrived of a stream over one TCP connection, its beginning left out; None where it failed.
 
+    Attributes:
+        port: of RDMA, that which sent it, `mlx5_0:1`.
+    """
+
+    port: str | None = None
     size_bytes: Count | None = None
     time_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     error: str | None = None
@@ -626,11 +631,13 @@ class StreamSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     Attributes:
         rank: global rank.
         index: of the message in the request.
-        results: by connection; all of them streamed at once.
+        network: `rdma` is what perftest's ib_write_bw wrote.
+        results: by connection, or by RDMA port; all of them streamed at once.
     """
 
     rank: Count
     index: Count
+    network: Literal["tcp", "rdma"] = "tcp"
     results: tuple[StreamResult, ...]
 
 

@@ -144,6 +144,10 @@ def _path(report: ScanReport) -> Iterator[tuple[str, str]]:
     """Where NCCL and the counters say that the traffic went; a wrong path is a cause already."""
     if report.nccl is not None:
         yield "NCCL", report.nccl.sentence
+    if report.rdma_gb_per_s is not None:
+        yield "Raw RDMA", f"ib_write_bw {_slowest(report.rdma)}, around the ring of nodes over the RDMA ports in use"
+    elif failed := [one for one in report.rdma if one.error]:
+        yield "Raw RDMA", f"from {failed[0].source} to {failed[0].target}: {failed[0].error}"
     if report.path is not None and report.path.ok is not False:
         yield from (("Path", sentence) for sentence in report.path.sentences)
 

@@ -126,6 +126,18 @@ _CAUSES = {
         "ibstat, and ib_write_bw between the nodes; GPUDirect: NCCL_DEBUG=INFO prints GDRDMA or not; PCIe access "
         "control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; nvidia-smi topo -m",
     ),
+    "slow_raw_rdma": _Words(
+        "ib_write_bw reaches {rdma_gb_per_s:.3g} of {ceiling_gb_per_s:.3g} GB/s as well: the network or the NIC's "
+        "slot, not NCCL",
+        "the slot, the other half of a NIC and its network: multinode check; cable and switch port: ibstat; a NIC that "
+        "started degraded: power both nodes off, and on again",
+    ),
+    "slow_over_rdma": _Words(
+        "ib_write_bw reaches {rdma_gb_per_s:.3g} GB/s between the same ports, which rules out cable and switch: the "
+        "path from GPU to NIC, or NCCL itself",
+        "PCIe access control (ACS) and IOMMU: multinode check, as root; whether NCCL_DEBUG=INFO prints GDRDMA; which "
+        "NICs NCCL uses: hca= in the hostfile; another release of NCCL",
+    ),
     "no_tcp": _Words(
         "raw TCP was not measured: it would show whether the network or the collective is slow",
         "multinode check --bandwidth",
@@ -280,6 +292,8 @@ def _shares(worst: SizeShare, verdict: Verdict, backend: str, link_gbit_per_s: f
         parts.append(f"{worst.share_of_ceiling:.0%} of {'' if verdict.over_rdma else 'TCP '}line rate{rate}")
     if worst.share_of_tcp is not None:
         parts.append(f"{worst.share_of_tcp:.0%} of raw TCP")
+    if worst.share_of_rdma is not None:
+        parts.append(f"{worst.share_of_rdma:.0%} of raw RDMA")
     turns = ""
     if worst.usual_share < 1:
         turns = f"; {backend} sends and receives large messages in turns: {worst.usual_share:.0%} is its maximum"
