@@ -96,7 +96,7 @@ RDMA_ACS = Rule(
     catches="PCIe access control (ACS) between an RDMA NIC and a GPU on its switch: GPUDirect goes through the CPU",
     message="PCIe access control (ACS) of {bridges} sends what {ports} and the GPUs on the same switch exchange to the "
     "CPU and back: GPUDirect RDMA reaches about half of its rate, or hangs",
-    hint="off in the BIOS, with VT-d or AMD-Vi; or after every boot, on {node} as root:{commands!s}",
+    hint="off in the BIOS, with VT-d or AMD-Vi; or after every boot, on {node} as root:{fix!s}",
 )
 RDMA_IOMMU = Rule(
     "rdma",
@@ -104,7 +104,7 @@ RDMA_IOMMU = Rule(
     catches="an IOMMU that translates addresses of an RDMA NIC: GPUDirect may be slow or hang",
     message="an IOMMU ({iommu}) translates the addresses of what {ports} sends: with GPUDirect RDMA that goes through "
     "the CPU, slower, and may hang",
-    hint="off in the BIOS (VT-d, AMD-Vi); or iommu=pt on the kernel's command line, in /etc/default/grub of {node!s}",
+    hint="off in the BIOS (VT-d, AMD-Vi); or iommu=pt on the kernel's command line, in /etc/default/grub of {node}",
 )
 RDMA_FIRMWARE = Rule(
     "rdma",
@@ -236,7 +236,7 @@ def check_rdma_path(inspection: Inspection) -> Iterator[Case]:
                 node.name,
                 bridges=listed(bridges, _SHOWN),
                 ports=listed(map(_name, apart), _SHOWN),
-                commands=("", *(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges)),
+                fix=("", *(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges)),
             )
             continue
         # Arm's are always on, and do no such harm.
