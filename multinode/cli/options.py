@@ -144,8 +144,14 @@ Synthetic = Annotated[
     ),
 ]
 MasterPort = Annotated[
-    int,
-    typer.Option(min=1, max=65535, rich_help_panel=_NODES, metavar="PORT", help="Port of the rendezvous on node 0."),
+    int | None,
+    typer.Option(
+        min=1,
+        max=65535,
+        rich_help_panel=_NODES,
+        metavar="PORT",
+        help="Port of the rendezvous on node 0; else one of 20000 to 29999 that is free there, another for each run.",
+    ),
 ]
 Check = Annotated[
     bool, typer.Option("--check/--no-check", rich_help_panel=_RUN, help="Check first what would break the run.")
@@ -376,7 +382,7 @@ class NodeOptions:
 
     env: Variables = None
     setup: Setup = None
-    master_port: MasterPort = 29500
+    master_port: MasterPort = None
 
     def make_launch(
         self,

@@ -2098,8 +2098,8 @@ ERRORS = (
         ),
         kind="connection",
         cause="The node cannot reach MASTER_ADDR:MASTER_PORT: node 0 has not started or has failed, the address is "
-        "not one of the data plane, a firewall "
-        "blocks the port, or two jobs share it (29400 and 29500 are the defaults) and the other one's torchrun ended.",
+        "not one of the data plane, a firewall blocks the port, or two jobs share it (29400 and 29500 are torchrun's "
+        "defaults) and the other one's torchrun ended.",
         fix="multinode check says which node cannot reach which port; by hand, MASTER_ADDR has to be an address of "
         "node 0 that the others reach, and each job needs a MASTER_PORT of its own",
         source="PyTorch torch/csrc/distributed/c10d/socket.cpp, "

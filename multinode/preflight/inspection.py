@@ -27,9 +27,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cluster: all nodes of the hostfile.
         facts: by node name, of those that answered.
+        master_port: port of the rendezvous on node 0.
         job: what shall run; None is any training.
         workers: on each node, where that is asked for; None is as hostfile and GPUs have it.
-        master_port: port of the rendezvous on node 0.
         environment: what the command line adds to the job on every node.
         endpoints: by node name, the data plane of those that answered; empty where none could be chosen.
         connectivity: how connections between them went; empty where none were tried.
@@ -39,9 +39,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: Cluster
     facts: dict[str, NodeFacts]
+    master_port: int
     job: Job | Benchmark | None = None
     workers: int | None = None
-    master_port: int = 29500
     environment: JobEnvironment = JobEnvironment()
     endpoints: dict[str, Endpoint] = {}
     connectivity: ConnectivityResult = ConnectivityResult()

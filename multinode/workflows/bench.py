@@ -207,7 +207,8 @@ def _node_run(one: Measured) -> NodeRun:
 
 def _launch_of(what: Launch, test: DeviceTest, phase: str, node_rank: int) -> Launch:
     """A node's run of a bench, which is named after it; its port is its own: some nodes may be of one machine."""
-    port = min(what.options.master_port + node_rank, _LAST_PORT)
+    asked = what.options.master_port
+    port = min(asked + node_rank, _LAST_PORT) if asked is not None else None
     return msgspec.structs.replace(
         what,
         job=msgspec.structs.replace(test, turns=phase == "alone"),

@@ -16,6 +16,7 @@ from multinode.core.run.averaging import Averaging
 from multinode.core.run.engine_commands import ENGINES, Engine
 from multinode.core.run.plan import LaunchPlan, NodePlan, TraceWindow
 from multinode.core.run.planning import LaunchOptions, plan_launch, workers_per_node
+from multinode.core.run.rendezvous import candidate_ports
 from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import UsageError
 from tests.golden import Golden
@@ -105,6 +106,33 @@ def test_planning_twice_gives_the_same_plan() -> None:
     assert plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions()) == plan_launch(
         TWO_4090, SCRIPT, FACTS, "r", LaunchOptions()
     )
+
+
+def port_of(run_id: str, node: str = "", taken: tuple[int, ...] = (), asked: int | None = None) -> int:
+    """The port of a run, where these of a node are taken."""
+    users = dict.fromkeys(map(str, taken), "somebody")
+    facts = {
+        name: msgspec.structs.replace(found, port_users=users if name == node else {}) for name, found in FACTS.items()
+    }
+    return plan_launch(TWO_4090, SCRIPT, facts, run_id, LaunchOptions(master_port=asked)).master_port
+
+
+def test_each_run_meets_at_a_port_of_its_own() -> None:
+    runs = [f"20260102-030405-{number:04x}" for number in range(200)]
+    ports = [port_of(run_id) for run_id in runs]
+    assert ports == [port_of(run_id) for run_id in runs]
+    assert len(set(ports)) > 190
+    assert set(ports) <= set(range(20000, 30000))
+
+
+def test_a_run_meets_at_the_next_port_that_node_0_has_free_unless_one_was_asked_for() -> None:
+    first, second = (node.name for node in TWO_4090.nodes)
+    last = next(run_id for run_id in map(str, range(100_000)) if candidate_ports(run_id, None)[0] == 29999)
+    assert port_of(last) == 29999
+    assert port_of(last, first, (29999,)) == 20000
+    assert port_of(last, first, (29999, 20000)) == 20001
+    assert port_of(last, second, (29999,)) == 29999
+    assert port_of(last, first, (29500,), asked=29500) == 29500
 
 
 def test_ranks_follow_the_order_of_the_hostfile_and_meet_at_its_first_node() -> None:

@@ -49,7 +49,7 @@ PORTS: list[Row] = [
     for ports, check, message, hint in (
         (Ports(node="node1", first=30000, last=60999, action="drop"), "ports", "collective would hang", "ufw"),
         (Ports(node="node1", first=30000, last=60999, action="reject"), "ports", "collective would hang", "ufw"),
-        (Ports(node="node0", first=29500, last=29500, action="drop"), "master-port", "29500", "--master-port"),
+        (Ports(node="node0", first=20000, last=29999, action="drop"), "master-port", "the rendezvous", "20000:29999"),
     )
 ]
 ALL_PORTS: Row = (Ports(node="node1", first=1, last=65535, action="drop"), "error", "ports", "on any port", "firewall")
@@ -194,7 +194,7 @@ def test_large_packets_that_vanish_are_found(command: Command) -> None:
 
 def test_master_port_in_use_names_who_holds_it(lab: Lab, command: Command) -> None:
     with listener(lab.nodes[0], 29500):
-        code, document = check(command, "--no-bandwidth")
+        code, document = check(command, "--no-bandwidth", "--master-port", "29500")
     (finding,) = serious(document)
     assert (code, finding["node"], finding["check"]) == (1, "node0", "master-port")
     assert "pid" in finding["message"]

@@ -288,7 +288,7 @@ def test_a_command_runs_once_a_node_and_knows_its_place(prepared: tuple[Command,
     command, document = prepared
     plan = json.loads((command.runs / document["run_id"] / "plan.json").read_text())
     for rank in (0, 1):
-        place = f"place {rank}/2 x2 {plan['master_addr']}:29500 rank=none"
+        place = f"place {rank}/2 x2 {plan['master_addr']}:{plan['master_port']} rank=none"
         assert log(command, document, rank).splitlines()[:-1] == [place]
 
 
@@ -310,7 +310,8 @@ def test_a_commands_exit_code_is_the_runs_failure(command: Command, script: Call
     code, document = command.code_and_document(*LAUNCH, *options)
     assert (code, document["status"]) == (1, "failed")
     assert (document["first_failure"]["node"], document["first_failure"]["exit_code"]) == ("node1", 7)
-    assert log(command, document, 1).endswith(":29500 rank=none two words\n")
+    plan = json.loads((command.runs / document["run_id"] / "plan.json").read_text())
+    assert log(command, document, 1).endswith(f":{plan['master_port']} rank=none two words\n")
     assert_nothing_left(document)
 
 

@@ -193,7 +193,7 @@ def test_a_disk_of_the_controller_that_stays_full_ends_no_run_and_its_end_is_tol
 
 def test_a_master_port_that_is_taken_after_the_check(command: Command, lab: Lab) -> None:
     with listener(lab.nodes[0], 29500):
-        code, ended = command.code_and_document(*OPTIONS, *COUNT)
+        code, ended = command.code_and_document(*OPTIONS, "--master-port", "29500", *COUNT)
     assert (code, ended["status"]) == (1, "failed")
     assert (ended["first_failure"]["node"], ended["first_failure"]["kind"]) == ("node0", "connection")
 

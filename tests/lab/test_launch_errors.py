@@ -58,7 +58,7 @@ def test_a_wrong_line_in_the_hostfile(  # noqa: PLR0917 - a row of the table
 
 def test_a_port_in_use(lab: Lab) -> None:
     with listener(lab.nodes[0], 29500):
-        done = launch(lab.hostfile, "--workers-per-node", "1")
+        done = launch(lab.hostfile, "--workers-per-node", "1", "--master-port", "29500")
     assert done.returncode == 1
     assert "error: node0: port 29500, the rendezvous, is in use" in done.stderr
     assert "python" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -107,6 +108,25 @@ def test_logs_are_followed_to_the_end_and_a_second_attach_watches(command: Comma
     assert {rank for rank, _ in found} == {b"2", b"3"}, "node1 has ranks 2 and 3, and a log for both"
 
 
+def test_two_launches_at_once_on_the_same_nodes_both_run_to_their_end(
+    command: Command, go_file: GoFile, tmp_path: Path
+) -> None:
+    commands = command, Command(tmp_path / "beside")
+    job = *LAUNCH, "--check", *COUNT, *go_file.argument
+    with commands[0].running(*job) as first, commands[1].running(*job) as second:
+        for one in commands:
+            run_id = one.run_id()
+            wait_for(lambda one=one, run_id=run_id: set(lines(one, run_id)) == {0, 1, 2, 3})  # type: ignore[misc]
+        go_file.end()
+        for one, controller in zip(commands, (first, second), strict=True):
+            ended = read_document(controller)
+            assert_succeeded(ended)
+            expect_all(one, ended["run_id"])
+    ports = {json.loads((one.runs / one.run_id() / "plan.json").read_text())["master_port"] for one in commands}
+    assert len(ports) == 2
+    assert ports <= set(range(20000, 30000))
+
+
 def test_stop_from_another_terminal_ends_an_attached_run(command: Command) -> None:
     with command.running(*LAUNCH, *COUNT) as controller:
         run_id = command.run_id()
@@ -121,7 +141,7 @@ def test_of_two_runs_that_do_not_disturb_each_other_clean_removes_what_ended_and
     command: Command, lab: Lab
 ) -> None:
     goes_on = detached(command)
-    code, second = command.code_and_document(*LAUNCH, "--master-port", "29600", *COUNT, "--steps", "20")
+    code, second = command.code_and_document(*LAUNCH, *COUNT, "--steps", "20")
     assert_succeeded(second)
     ended = second["run_id"]
     assert code == 0

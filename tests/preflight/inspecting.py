@@ -45,6 +45,7 @@ def inspection(names: str = "ab", **changes: Any) -> Inspection:
             for number, name in enumerate(names, 1)
         },
         "job": SFT,
+        "master_port": 29500,
     }
     return Inspection(**{**everything, **changes})
 

@@ -102,6 +102,28 @@ def test_a_job_whose_files_are_missing_is_not_started(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(("asked", "busy"), [(None, 2), (29500, 1)])
+def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
+    tmp_path: Path, asked: int | None, busy: int
+) -> None:
+    ports: list[int] = []
+
+    def answer(_node: Node, _command: str, stdin: bytes) -> list[bytes]:
+        ports.extend(json.loads(stdin)["ports"])
+        users = dict.fromkeys(map(str, ports[:busy]), "python3 (pid 7, user eve)")
+        paths = [{"path": path, "kind": "file"} for path in json.loads(stdin)["paths"]]
+        return [json.dumps({**FACTS, "port_users": users, "paths": paths}).encode() + b"\n"]
+
+    context = RunContext(FakeTransport(answer), tmp_path / "runs")
+    what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=LaunchOptions(master_port=asked), check=True)
+    if asked is None:
+        assert prepare(what, context).plan.master_port == ports[busy]
+        return
+    with pytest.raises(NodeFailed, match="port 29500, the rendezvous, is in use by python3"):
+        prepare(what, context)
+    assert ports == [29500]
+
+
 class Unverified(FakeTransport):
     """Nobody compares host keys."""
 

@@ -28,12 +28,12 @@ from multinode.core.run.engine_commands import (
 from multinode.core.run.node_groups import node_groups_of
 from multinode.core.run.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.core.run.quoting import Command
+from multinode.core.run.rendezvous import choose_master_port
 from multinode.core.run.run_id import node_run_id
 from multinode.core.run.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.errors import UsageError
 
 __all__ = [
-    "DEFAULT_MASTER_PORT",
     "LaunchOptions",
     "gradient_sender",
     "plan_launch",
@@ -42,7 +42,6 @@ __all__ = [
     "workers_per_node",
 ]
 
-DEFAULT_MASTER_PORT = 29500
 _DEEPSPEED_FILE = "deepspeed.json"
 _FEWER = "--workers-per-node {}, or equal slots= in the hostfile"
 _OUTPUT = "output"
@@ -53,7 +52,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workers_per_node: None takes each node's own slots.
-        master_port: of the rendezvous, on node 0.
+        master_port: of the rendezvous, on node 0; None takes one that the run id gives and that is free there.
         profile: whether the workers record where the time of their steps goes.
         trace_steps: how many steps torch.profiler records after the warm-up; None is none.
         trace_ranks: on these workers; empty takes the first one of each node.
@@ -67,7 +66,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     workers_per_node: int | None = None
-    master_port: int = DEFAULT_MASTER_PORT
+    master_port: int | None = None
     profile: bool = True
     trace_steps: int | None = None
     trace_ranks: tuple[int, ...] = ()
@@ -111,6 +110,7 @@ def plan_launch(
     master_addr = endpoints[0].addr
     if master_addr is None:
         raise UsageError("node 0 has no address on the data plane", hint="name it in the hostfile: addr=")
+    master_port = choose_master_port(run_id, options.master_port, facts.get(cluster.nodes[0].name))
     task = _task(job, options, len(cluster.nodes))
     if not isinstance(job, Benchmark):
         refuse_unequal(job, task.engine.accelerate, task.environment.env, cluster, workers)
@@ -123,7 +123,7 @@ def plan_launch(
             node_rank=node_rank,
             workers=workers,
             master_addr=master_addr,
-            master_port=options.master_port,
+            master_port=master_port,
             ifname=endpoint.ifname,
             addr=endpoint.addr,
             ifnames=endpoint.ifnames,
@@ -144,7 +144,7 @@ def plan_launch(
         job=describe_benchmark(job) if isinstance(job, Benchmark) else describe_job(job),
         config_path=job.config_path if isinstance(job, LlamaFactoryJob) else "",
         master_addr=master_addr,
-        master_port=options.master_port,
+        master_port=master_port,
         nproc_per_node=max(workers),
         world_size=sum(workers),
         profile=options.profile,

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from multinode.core.run.rendezvous import RENDEZVOUS_PORTS
 from multinode.preflight.inspection import Inspection
 from multinode.preflight.network.connectivity import Attempted
 from multinode.preflight.rule import Case, Rule, listed, meeting_check
@@ -25,8 +26,10 @@ MASTER_PORT_BLOCKED = Rule(
     catches="a firewall blocks MASTER_PORT alone",
     message="{callers} cannot reach its port {port}, the rendezvous ({error}), while other ports can be reached: "
     "probably a firewall rule for this port. The rendezvous would hang",
-    hint="choose another port (--master-port), or allow this one on {node}:\n"
-    "sudo ufw allow proto tcp from {network} to any port {port}",
+    hint="choose a port that is open: --master-port; or open, on {node}, this one for --master-port {port}, or all "
+    "that launches choose from:\n"
+    "sudo ufw allow proto tcp from {network} to any port {port}\n"
+    "sudo ufw allow proto tcp from {network} to any port {choice}",
 )
 EPHEMERAL_BLOCKED = Rule(
     "ports",
@@ -210,6 +213,7 @@ def _case(group: list[_Edge], inspection: Inspection) -> Case:
         "addr": place.addr,
         "port": inspection.master_port,
         "ports": ", ".join(map(str, ports)),
+        "choice": f"{RENDEZVOUS_PORTS[0]}:{RENDEZVOUS_PORTS[-1]}",
         "error": edge.error,
         "ifname": place.ifname or "IFNAME",
         "mtu": card.mtu if card else None,

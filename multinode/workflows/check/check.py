@@ -18,6 +18,8 @@ from multinode.core.job.job import Job
 from multinode.core.run.job_files import job_files
 from multinode.core.run.planning import LaunchOptions, plan_launch
 from multinode.core.run.quoting import as_steps
+from multinode.core.run.rendezvous import candidate_ports, choose_master_port
+from multinode.core.run.run_id import make_run_id
 from multinode.errors import NodeError, UsageError
 from multinode.lab.cluster import refresh_lab
 from multinode.preflight.catalogue import CHECK_NAMES, check_all, sort_findings
@@ -101,7 +103,8 @@ def check_cluster(
     if agent.has_asked:
         refresh_lab(cluster)
     say(f"probing {len(cluster.nodes)} nodes")
-    outcomes = probe(agent, cluster, _questions(cluster, job, options))
+    run_id, asked = make_run_id(), options.launch.master_port
+    outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, asked)))
     facts = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
     launch = options.launch
     accelerate = launch.engine.accelerate if launch.engine is not None else {}
@@ -110,7 +113,7 @@ def check_cluster(
         facts=facts,
         job=with_accelerate(job, accelerate) if job is not None else None,
         workers=launch.workers_per_node,
-        master_port=launch.master_port,
+        master_port=choose_master_port(run_id, asked, facts.get(cluster.nodes[0].name)),
         environment=launch.environment,
         controller_cwd=str(Path.cwd()),
         absent_here=absent_files(job_files(job).needed),
@@ -148,13 +151,13 @@ def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> lis
     return []
 
 
-def _questions(cluster: Cluster, job: Job | None, options: CheckOptions) -> Questions:
+def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: tuple[int, ...]) -> Questions:
     files = job_files(job)
     return Questions(
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(cluster.nodes),
         paths=files.looked_at,
-        ports=(options.launch.master_port,),
+        ports=ports,
         tools=needed_tools(job) or ("torchrun",),
         contents=files.compared,
         datasets=files.datasets,
@@ -189,7 +192,7 @@ def _inspect_network(
     bandwidth = by_default if options.bandwidth is None else options.bandwidth
     plan = ConnectivityPlan(
         pairs=choose_pairs([node.name for node in present], random.Random()),  # noqa: S311 - no secret
-        master_port=options.launch.master_port,
+        master_port=inspection.master_port,
         stream_s=_STREAM_S if bandwidth else None,
         least_gbit_per_s=least_speeds(inspection),
     )

@@ -54,7 +54,8 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
         name: msgspec.structs.replace(found, gpus=tuple(map(_of_strangers, found.gpus)))
         for name, found in facts.items()
     }
-    inspection = Inspection(cluster=msgspec.structs.replace(cluster, nodes=nodes), facts=strangers)
+    cluster = msgspec.structs.replace(cluster, nodes=nodes)
+    inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.master_port)
     return next(check_gpus_free(inspection), None)
 
 

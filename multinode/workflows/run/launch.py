@@ -22,6 +22,7 @@ from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import LaunchPlan, redact_plan
 from multinode.core.run.planning import LaunchOptions, plan_launch
+from multinode.core.run.rendezvous import candidate_ports
 from multinode.core.run.run_id import make_run_id
 from multinode.errors import Interrupted, RunFailed, UsageError
 from multinode.lab.cluster import refresh_lab
@@ -86,9 +87,10 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
         # Which the workers run in the place of a training.
         options = msgspec.structs.replace(what.options, agent=load_archive().path)
         what = msgspec.structs.replace(what, options=options)
+    run_id = what.run_id or make_run_id()
     context.say(f"probing {_nodes(what.cluster)}")
-    facts = probe_nodes(what, context.agent)
-    plan = plan_launch(what.cluster, what.job, facts, what.run_id or make_run_id(), what.options)
+    facts = probe_nodes(what, context.agent, candidate_ports(run_id, what.options.master_port))
+    plan = plan_launch(what.cluster, what.job, facts, run_id, what.options)
     _keep_secrets(what.cluster, plan, context.agent)
     findings = _check(what, facts, plan, context) if what.check else ()
     directory = RunDirectory.create(context.runs, plan.run_id)
@@ -202,8 +204,8 @@ def create_parent(runs: Path, what: Launch) -> RunDirectory:
     return directory
 
 
-def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
-    """What each node is, by its name.
+def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:
+    """What each node is, by its name, and which of these ports are taken there.
 
     Raises:
         NodeError: one could not be reached.
@@ -212,7 +214,7 @@ def probe_nodes(what: Launch, agent: AgentTransport) -> dict[str, NodeFacts]:
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(what.cluster.nodes),
         paths=job_files(what.job).needed if what.check else (),
-        ports=(what.options.master_port,),
+        ports=ports,
         packages=what.check or what.execute.kind in _COMPARED,
         model=job_files(what.job).model if what.options.profile else None,
         arguments=argument_names(what.job, what.cluster, what.options) if what.check else (),
