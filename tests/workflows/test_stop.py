@@ -17,7 +17,7 @@ from multinode.store.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
 from multinode.workflows.run import attach
-from multinode.workflows.run.attach import Known, stop
+from multinode.workflows.run.attach import Known, find_known, stop
 from multinode.workflows.run.context import RunContext
 from multinode.workflows.run.stop_by_id import stop_by_id
 from tests.launch.scripted import make_plan
@@ -170,3 +170,19 @@ def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(l
     ]
     with pytest.raises(UsageError, match="no run 'nosuch' on the nodes of hosts"):
         stop_by_id(agent, left.cluster, "nosuch", 0.1)
+
+
+def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_an_attempt_of_ours(
+    tmp_path: Path,
+) -> None:
+    attempt, whole = RunDirectory.create(tmp_path, "r-1"), RunDirectory.create(tmp_path, "r")
+    plan = make_plan("a")
+    attempt.write("plan.json", plan)
+    attempt.write_cluster(Cluster(nodes=(Node(name="a"),), source="hosts"), "a\n")
+    for directory in (attempt, whole):
+        directory.write("run.json", new_run(plan, 1.0))
+    found = find_known(tmp_path, "r-1").whole
+    assert found is not None
+    assert found.path == whole.path
+    whole.path.chmod(0o777)
+    assert find_known(tmp_path, "r-1").whole is None

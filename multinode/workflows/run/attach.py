@@ -80,16 +80,14 @@ def find_known(runs: Path, run_id: str) -> Known:
 
 def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirectory | None]:
     """Of a run that is restarted, or of an attempt: the run, and its last attempt, which is what runs on nodes."""
+    # Ours alone: another user's directory may have the name of a run that is no more.
+    ours = {path.name: path for path in list_runs(directory.path.parent)}
     for run_id in (directory.run_id, re.sub(r"-\d+$", "", directory.run_id)):
         whole = RunDirectory(directory.path.with_name(run_id))
-        run = whole.read("run.json", Run)
+        run = whole.read("run.json", Run) if run_id in ours else None
         if run is not None and run.kind == "launch" and not (whole.path / PLAN_FILE).is_file():
             number = re.compile(re.escape(run_id) + r"-(\d+)")
-            attempts = [
-                (int(found[1]), path)
-                for path in list_runs(directory.path.parent)
-                if (found := number.fullmatch(path.name)) and (path / "run.json").is_file()
-            ]
+            attempts = [(int(found[1]), path) for name, path in ours.items() if (found := number.fullmatch(name))]
             return whole, RunDirectory(max(attempts)[1]) if attempts else None
     return None, None
 
