@@ -61,7 +61,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first: at the end of a parallel run no worker is left with one of them."""
-    items.sort(key=lambda item: ("long" not in item.keywords, "lab" not in item.keywords, "torch" not in item.keywords))
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("long", "lab", "torch")])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

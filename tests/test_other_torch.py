@@ -18,9 +18,15 @@ ENVIRONMENTS = {"oldest": "2.4.0", "cuda": "2.11.0"}
 # As scripts/setup has it.
 NEEDED_GB = 12
 DEADLINE_S = 800.0
-# What waits for what, on torch.cuda's stand-in; the compression and the averaging that are ours, in real trainings over
-# gloo. Others are of functions that one of these torches does not have, or of what its profiler loses now and then.
+# What waits for what, on torch.cuda's stand-in; the rest in real trainings over gloo. Left out are trainings of
+# DeepSpeed, which these environments are without, and what is compared with torch's profiler
+# (test_instrument_ddp.py), which loses events of gloo now and then in both.
 TESTS = (
+    "tests/agent/test_instrument.py",
+    "tests/agent/test_instrument_batches.py",
+    "tests/agent/test_instrument_cards.py",
+    "tests/agent/test_instrument_timing.py",
+    "tests/agent/test_instrument_traffic.py",
     "tests/agent/test_instrument_exposed.py",
     "tests/agent/test_instrument_compress.py",
     "tests/agent/test_instrument_power_sgd.py",
@@ -28,6 +34,9 @@ TESTS = (
     "tests/agent/test_instrument_sequence.py",
     "tests/agent/test_instrument_robust.py",
 )
+# fully_shard of torch 2.4 needs a GPU, whatever its mesh is of: its order of calls is replayed. Beside the CUDA build
+# stands no transformers.
+CHOSEN = {"oldest": "not fully_shard", "cuda": "not the_trainer_counts"}
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default")
 
 pytestmark = [pytest.mark.torch, pytest.mark.thorough, pytest.mark.long]
@@ -50,10 +59,11 @@ def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_hooks_do_the_same_there(python: Path | None) -> None:
+@pytest.mark.parametrize("tests", TESTS)
+def test_hooks_do_the_same_there(python: Path | None, tests: str) -> None:
     if python is None:
         return
-    done = run(python, *PYTEST, *TESTS)
+    done = run(python, *PYTEST, tests, "-k", CHOSEN[python.parents[1].name])
     assert done.returncode == 0, done.stdout
 
 

@@ -105,6 +105,10 @@ class Imported:
         self.order = order
         names = [name for names in order.imported_by.values() for name in names]
         self.modules = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+        # Some releases of torch import these where they are first asked for as attributes.
+        for name in FURTHER:
+            package, _, attribute = name.rpartition(".")
+            vars(self.modules[package]).pop(attribute, None)
         # An attribute of a package that has the name of one of its modules, and is another thing.
         self._shadows: dict[tuple[str, str], Any] = {}
         for name, module in self.modules.items():

@@ -117,8 +117,9 @@ def test_a_run_with_restarts_loads_to_a_cpu_that_has_a_number(
         "try:\n"
         "    loaded = torch.load(path, map_location=torch.device('cpu', 1), weights_only=True)['exp_avg']\n"
         "    print(loaded.sum().item(), loaded.device)\n"
-        "except RuntimeError as error:\n"
-        "    print(error)\n",
+        # Of torch 2.4 an error of pickle's, with torch's own at its end.
+        "except Exception as error:\n"
+        "    print('don\\'t know' + str(error).rpartition('don\\'t know')[2].partition('\\n')[0])\n",
         **changes,
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", said)

@@ -86,6 +86,7 @@ def test_each_kind_of_input_is_counted_for_what_it_is(worker: Worker) -> None:
         "from deepspeed.runtime.engine import DeepSpeedEngine\nmodel = DeepSpeedEngine(Net())",
         "model = torch.compile(torch.nn.parallel.DistributedDataParallel(Net()), backend='eager')",
     ],
+    ids=["ddp", "fsdp", "fully_shard", "deepspeed", "compiled"],
 )
 def test_a_step_counts_the_batches_that_were_trained_on_once_each(worker: Worker, wrapping: str) -> None:
     worker.module(

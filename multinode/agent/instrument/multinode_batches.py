@@ -143,7 +143,9 @@ class Batches:
     def begin(self, model: Any, *args: Any, **kwargs: Any) -> bool:
         """A model is called; False where the call belongs to one that is watched already, or is none of training."""
         torch = sys.modules.get("torch")
-        if self._inside or torch is None or not (model.training and torch.is_grad_enabled()):
+        # A compiled module of torch 2.4 trains for ever, by its own account.
+        trained = getattr(model, "_orig_mod", model)
+        if self._inside or torch is None or not (trained.training and torch.is_grad_enabled()):
             return False
         if self._clock.within("backward"):
             return False
