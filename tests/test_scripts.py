@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -60,6 +62,9 @@ class Checkout:
         for name in ("scripts/setup", "scripts/demo", "scripts/test", "scripts/isolate", "scripts/gpu-report"):
             shutil.copy(_ROOT / name, self.root / name)
         (self.root / "pyproject.toml").write_text("[project]\n")
+        self.lock = self.root / "requirements/lock.txt"
+        self.lock.parent.mkdir()
+        self.lock.touch()
         self.programs.mkdir()
         for name in ("ip", "sshd", "ssh", "nft", "nsenter", "apt-get"):
             self.add(name, f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\n')
@@ -112,10 +117,13 @@ def test_a_script_can_be_run_and_stops_at_the_first_error(script: str) -> None:
     subprocess.run(["bash", "-n", _ROOT / script], check=True, timeout=10)
 
 
-def test_setup_without_a_gpu_pins_torch_in_the_one_call_of_pip(checkout: Checkout) -> None:
+def test_setup_without_a_gpu_installs_what_is_locked_and_then_pins_torch_beside_what_asks_for_it(
+    checkout: Checkout,
+) -> None:
     assert checkout.run("scripts/setup").returncode == 0
-    [install] = checkout.installs()
-    assert install.endswith("-e .[dev,train] torch==2.13.0")
+    [locked, rest] = checkout.installs()
+    assert locked.endswith("--require-hashes --no-deps --requirement requirements/lock.txt")
+    assert rest.endswith("-e .[dev,train] torch==2.13.0")
 
 
 def test_setup_installs_what_the_tests_need_where_that_is_asked_for_and_missing(checkout: Checkout) -> None:
@@ -182,8 +190,9 @@ def test_setup_warns_of_a_cuda_build_without_a_gpu_and_leaves_it(checkout: Check
 
 def test_setup_with_a_gpu_pins_and_removes_nothing(checkout: Checkout) -> None:
     assert checkout.run("scripts/setup", NO_GPU="0").returncode == 0
-    [install] = checkout.installs()
-    assert install.endswith("-e .[dev,train]")
+    [locked, rest] = checkout.installs()
+    assert locked.endswith("--require-hashes --no-deps --requirement requirements/lock.txt")
+    assert rest.endswith("-e .[dev,train]")
     assert not any("uninstall" in call for call in checkout.calls("python"))
 
 
@@ -215,8 +224,15 @@ def test_setup_installs_again_when_the_project_has_changed_and_keeps_the_environ
     (checkout.root / ".venv" / "kept").touch()
     (checkout.root / "pyproject.toml").write_text("[project]\nname = 'changed'\n")
     assert checkout.run("scripts/setup").returncode == 0
-    assert len(checkout.installs()) == 1
+    assert len(checkout.installs()) == 2
     assert (checkout.root / ".venv" / "kept").exists()
+
+
+def test_setup_installs_again_when_the_lock_file_has_changed(checkout: Checkout) -> None:
+    checkout.run("scripts/setup")
+    checkout.lock.write_text("a==1\n")
+    assert (checkout.run("scripts/setup").returncode, len(checkout.installs())) == (0, 2)
+    assert (checkout.run("scripts/setup").returncode, checkout.installs()) == (0, [])
 
 
 def test_setup_shows_the_end_of_what_pip_said_and_starts_anew_the_next_time(checkout: Checkout) -> None:
@@ -227,7 +243,7 @@ def test_setup_shows_the_end_of_what_pip_said_and_starts_anew_the_next_time(chec
     (checkout.root / ".venv" / "half-installed").touch()
     assert checkout.run("scripts/setup").returncode == 0
     assert not (checkout.root / ".venv" / "half-installed").exists()
-    assert len(checkout.installs()) == 1
+    assert len(checkout.installs()) == 2
 
 
 def test_setup_keeps_an_environment_that_somebody_else_made(checkout: Checkout) -> None:
@@ -235,7 +251,7 @@ def test_setup_keeps_an_environment_that_somebody_else_made(checkout: Checkout) 
     shutil.copy(checkout.programs / "python3", checkout.root / ".venv/bin/python")
     (checkout.root / ".venv" / "kept").touch()
     assert checkout.run("scripts/setup").returncode == 0
-    assert len(checkout.installs()) == 1
+    assert len(checkout.installs()) == 2
     assert (checkout.root / ".venv" / "kept").exists()
 
 
@@ -338,6 +354,37 @@ def _with_multinode(checkout: Checkout) -> None:
     program = checkout.root / ".venv/bin/multinode"
     program.write_text(_MULTINODE)
     program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("now", "code"),
+    [("{}", 0), ("# A comment.\n{}", 0), ('{}new = ["a"]\n', 1)],
+)
+def test_a_lock_file_is_for_what_the_project_asks_for(tmp_path: Path, now: str, code: int) -> None:
+    for name in ("scripts/setup", "scripts/make_lock.py", "requirements/lock.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(_ROOT / name, tmp_path / name)
+    section = "[project.optional-dependencies]\n"
+    project = (_ROOT / "pyproject.toml").read_text()
+    (tmp_path / "pyproject.toml").write_text(project.replace(section, now.format(section)))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "scripts/make_lock.py", "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "scripts/make_lock.py" in done.stdout) == (code, code == 1)
+
+
+def test_a_lock_file_has_versions_and_hashes_alone_and_no_torch() -> None:
+    _, *lines = (_ROOT / "requirements/lock.txt").read_text().splitlines()
+    line = re.compile(r"(?P<name>[a-z0-9-]+)==[\w.]+(?: ; [\w.<>='* ()]+)?(?: --hash=sha256:[0-9a-f]{64})+")
+    names = [found["name"] for found in map(line.fullmatch, lines) if found is not None]
+    assert len(names) == len(lines)
+    assert names == sorted(names)
+    assert {"msgspec", "pytest", "llamafactory", "nvidia-ml-py"} < set(names)
+    assert not {"torch", "torchaudio", "triton"} & set(names)
 
 
 def test_a_release_is_not_checked_without_the_python_that_was_asked_for() -> None:
