@@ -25,6 +25,8 @@ _UV = "uv==0.13.9"
 _DEADLINE_S = 600
 # Their builds depend on the machine's GPU (docs/adr/0012).
 _NOT_LOCKED = re.compile(r"(?:torch|torchvision|torchaudio|triton|cuda-.+|nvidia-(?!ml-py$).+)$")
+# Not held to what is installed: their newest releases need a later 3.11 than some systems have.
+_DOCS = ("torch", "mkdocs", "pymdown")
 # Wheels for Linux and CPython 3.11 to 3.14.
 _TAKEN = re.compile(
     r"-(?:(?:py2\.)?py3\d*(?:\.\w+)*-none|cp31[1-4]-(?:cp31[1-4]|none)|cp3\d+-abi3(?:\.\w+)*)"
@@ -36,14 +38,16 @@ def main() -> int:
     """Write the lock file, or with --check say whether it was made for this pyproject.toml."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where another is asked for")
+    parser.add_argument("--of", metavar="PYTHON", help="lock what this interpreter has, as it was tested")
+    asked = parser.parse_args()
     head = f"# Written by scripts/make_lock.py for {_wanted()}.\n"
-    if parser.parse_args().check:
+    if asked.check:
         if _LOCK.read_text().startswith(head):
             return 0
         print("requirements/lock.txt is not for what pyproject.toml and scripts/setup ask for: scripts/make_lock.py")
         return 1
     _LOCK.parent.mkdir(exist_ok=True)
-    _LOCK.write_text(head + "".join(f"{line}\n" for line in _lines(_resolve()["packages"])))
+    _LOCK.write_text(head + "".join(f"{line}\n" for line in _lines(_resolve(asked.of)["packages"])))
     return 0
 
 
@@ -59,15 +63,19 @@ def _torch() -> str:
     return pinned[0] if pinned else sys.exit("scripts/setup pins no torch")
 
 
-def _resolve() -> dict[str, Any]:
+def _resolve(python: str | None) -> dict[str, Any]:
+    freeze = (python, "-m", "pip", "freeze", "--exclude-editable") if python is not None else ("true",)
+    tested = subprocess.run(freeze, check=True, timeout=_DEADLINE_S, capture_output=True, text=True).stdout
     with tempfile.TemporaryDirectory() as folder:
         venv.create(f"{folder}/venv", with_pip=True)
         _run(f"{folder}/venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", _UV)
-        Path(folder, "torch.txt").write_text(_torch())
+        pinned = re.findall(r"^[\w.-]+==[\w.]+$", tested, re.MULTILINE)
+        same = (line for line in pinned if not line.startswith(_DOCS))
+        Path(folder, "same.txt").write_text("\n".join((_torch(), *same)))
         _run(
             *(f"{folder}/venv/bin/uv", "pip", "compile", "--quiet", "--no-cache", "pyproject.toml"),
             *("--extra", "dev", "--extra", "train", "--universal", "--python-version", "3.11"),
-            *("--constraint", f"{folder}/torch.txt", "--output-file", f"{folder}/pylock.toml"),
+            *("--constraint", f"{folder}/same.txt", "--output-file", f"{folder}/pylock.toml"),
         )
         return tomllib.loads(Path(folder, "pylock.toml").read_text())
 
