@@ -92,7 +92,7 @@ def _build(language: Language, version: str, staged: Path, output: Path) -> None
         str(ROOT / "mkdocs.yml"),
         docs_dir=str(staged),
         site_dir=str(output),
-        nav=list(_contents()) if language == ENGLISH else None,
+        nav=_contents(language),
     )
     config.theme["language"] = language.code
     here = f"{language.folder}{version}"
@@ -103,19 +103,21 @@ def _build(language: Language, version: str, staged: Path, output: Path) -> None
     build(config)
 
 
-def _contents() -> Iterator[dict[str, Any]]:
-    """The pages in the order of docs/README.md, under its headings."""
-    yield {"Overview": "README.md"}
-    yield {"Documentation": _CONTENTS}
+def _contents(language: Language) -> list[dict[str, Any]]:
+    """The pages of a language in the order of its docs/README.md, under its headings."""
+    contents = _CONTENTS if language == ENGLISH else _CONTENTS.replace(".md", _TRANSLATED)
+    first, *lines = (ROOT / contents).read_text().splitlines()
+    found: list[dict[str, Any]] = [{"multinode": "README.md"}, {first.removeprefix("# "): _CONTENTS}]
     section: list[dict[str, str]] = []
-    for line in (ROOT / _CONTENTS).read_text().splitlines():
+    for line in lines:
         if (title := _SECTION.fullmatch(line)) is not None:
             section = []
-            yield {title["title"]: section}
+            found.append({title["title"]: section})
         for link in _TEXT_LINK.finditer(line):
             path = posixpath.normpath(posixpath.join("docs", link["path"]))
-            if path.endswith(".md") and not path.endswith(_TRANSLATED):
-                section.append({link["text"][0].upper() + link["text"][1:]: path})
+            if path.endswith(".md") and path.endswith(_TRANSLATED) == (language == CHINESE):
+                section.append({link["text"][0].upper() + link["text"][1:]: _staged(path)})
+    return [one for one in found if all(one.values())]
 
 
 class Pages:

@@ -91,8 +91,14 @@ def test_versions_stand_beside_each_other_and_the_newest_is_first(site: Path) ->
 
 def test_pages_in_chinese_are_a_site_of_their_own_and_lead_to_each_other(site: Path) -> None:
     locations = {one["location"].partition("#")[0] for one in documents(site, "zh")}
-    assert locations == {"", "docs/reference/troubleshooting/"}
+    pages = ("tutorial/first-steps", "faq", "reference/hostfile", "reference/troubleshooting")
+    guides = ("launch-on-your-nodes", "come-from-another-launcher", "train-over-slow-ethernet")
+    assert locations == {"", "docs/", *(f"docs/{one}/" for one in pages), *(f"docs/how-to/{one}/" for one in guides)}
     number = version(site)
+    sections = re.findall(r"\n\*\*(.+)\*\*\n", (_ROOT / "docs" / "README.zh-CN.md").read_text())
+    top = (site / "zh" / number / "index.html").read_text()
+    # Of the third, no page is in Chinese.
+    assert [one in top for one in sections] == [True, True, False]
     chinese = (site / "zh" / number / "docs" / "reference" / "troubleshooting" / "index.html").read_text()
     assert '<html lang="zh"' in chinese
     assert f"/{number}/docs/reference/checks/#rdma" in chinese
@@ -122,6 +128,7 @@ def test_a_dead_link_in_a_page_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "docs" / "faq.md").write_text("# Questions\n")
     (tmp_path / "README.md").write_text("# Top\n\n[gone](docs/nowhere.md)\n[a heading](docs/faq.md#nowhere)\n")
     (tmp_path / "README.zh-CN.md").write_text("# Top\n")
+    (tmp_path / "docs" / "README.zh-CN.md").write_text("# Documentation\n")
     built = build(tmp_path / "site", tmp_path / "scripts")
     assert built.returncode != 0
     assert "docs/nowhere.md" in built.stderr
