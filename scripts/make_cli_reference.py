@@ -42,8 +42,8 @@ _FAULT_HEADER = """\
 
 <!-- Written by scripts/make_cli_reference.py. -->
 
-What each fault does: [the lab](../explanation/lab.md). What happens to a run: [faults](../explanation/faults.md). All
-other commands: [the command line](cli.md).
+About [the lab](../explanation/lab.md). What happens to a run: [faults](../explanation/faults.md). All other commands:
+[the command line](cli.md).
 """
 
 
