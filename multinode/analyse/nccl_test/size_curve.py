@@ -15,7 +15,7 @@ import msgspec
 
 from multinode.core.text.plausible import plausible_us
 
-__all__ = ["HeldBack", "SizeCurve", "fit_curve", "held_back", "median_error"]
+__all__ = ["HeldBack", "ScanCurves", "SizeCurve", "fit_curve", "held_back", "median_error"]
 
 Point = tuple[int, float]
 
@@ -55,6 +55,22 @@ class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
         if self.method == "fit":
             return _line_us(self.alpha_us, self.bandwidth_gb_per_s, size_bytes)
         return _interpolate_us(self.points, size_bytes)
+
+
+class ScanCurves(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a size scan other runs can use.
+
+    Attributes:
+        link_gbit_per_s: of the slowest node, the rate of the NICs that the collectives used, together; None where one
+            does not tell, or there is one node.
+        curves: time over size, by collective, where several sizes were measured.
+    """
+
+    run_id: str
+    world_size: int
+    nodes: tuple[str, ...]
+    link_gbit_per_s: float | None = None
+    curves: dict[str, SizeCurve] = {}
 
 
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True):

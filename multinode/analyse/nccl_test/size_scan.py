@@ -20,7 +20,7 @@ from multinode.analyse.nccl_test.pair_speeds import Odd, PairSpeed, RawTcp, slow
 from multinode.analyse.nccl_test.raw_ring import read_rdma, read_ring
 from multinode.analyse.nccl_test.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
 from multinode.analyse.nccl_test.scan_verdict import Evidence, Verdict, judge_scan
-from multinode.analyse.nccl_test.size_curve import SizeCurve, fit_curve
+from multinode.analyse.nccl_test.size_curve import ScanCurves, SizeCurve, fit_curve
 from multinode.core.cluster.facts import Interface, NodeFacts
 from multinode.core.measure.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.core.run.log import clean_log
@@ -49,7 +49,7 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
+class ScanReport(ScanCurves, frozen=True, kw_only=True):
     """What `nccl-test --json` prints; `nccl-test.json` of the run.
 
     Attributes:
@@ -57,16 +57,13 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
         timer: `cuda` (CUDA events) or `clock`.
         devices: a line for each worker, in the order of ranks.
         test: what was asked for.
-        link_gbit_per_s: of the slowest node, the rate of the NICs that the collectives used, together; None where one
-            does not tell, or there is one node.
-        mtu: the smallest of the cards, in bytes; likewise.
+        mtu: the smallest of the NICs, in bytes; None where one does not tell, or there is one node.
         ceiling_gb_per_s: payload that TCP carries over such a link at best.
         tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, each pair over as many
             connections as were best; None where it was not tried.
         rdma: what ib_write_bw reached around the same ring, over all RDMA ports that the collectives used; empty where
             it is not installed on every node, or they used none. `rdma_gb_per_s` is its slowest place.
         rows: a row a message.
-        curves: time over size, by collective, where several sizes were measured.
         nccl: how NCCL connected, by its own log; None with gloo.
         like: the training whose messages were measured; None where sizes were given.
         changes: since the earlier scan that it was to be compared with; None where there is none.
@@ -74,21 +71,16 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = "multinode.nccl-test/1"
-    run_id: str
     backend: str
     timer: str = "clock"
-    world_size: int
-    nodes: tuple[str, ...]
     devices: tuple[str, ...] = ()
     test: CollectiveTest
-    link_gbit_per_s: float | None = None
     mtu: int | None = None
     ceiling_gb_per_s: float | None = None
     tcp_gb_per_s: float | None = None
     rdma: tuple[PairSpeed, ...] = ()
     rdma_gb_per_s: float | None = None
     rows: tuple[CollectiveRow, ...]
-    curves: dict[str, SizeCurve] = {}
     tcp: RawTcp = RawTcp()
     odd: tuple[Odd, ...] = ()
     path: NicPathCheck | None = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from multinode.analyse.job.flops import Utilisation
-from multinode.analyse.nccl_test.size_scan import ScanReport
+from multinode.analyse.nccl_test.size_curve import ScanCurves
 from multinode.analyse.run.observed import Observed
 from multinode.analyse.stats.estimate import Bounds, Estimate, estimate_median, estimate_rate
 from multinode.analyse.stats.spread import Spread, spread_of
@@ -114,7 +114,7 @@ def summarise(
     *,
     work: ModelWork | None = None,
     traces: Mapping[int, TraceEvents] | None = None,
-    sweep: ScanReport | None = None,
+    scan: ScanCurves | None = None,
     unread: Mapping[str, str] | None = None,
 ) -> Summary:
     """The summary of what all nodes recorded.
@@ -123,7 +123,7 @@ def summarise(
         observed: sorted already.
         work: what the job's files say of the computation.
         traces: windows of the profiler, by rank; None where none was asked for.
-        sweep: an nccl-test of the same nodes and workers, to stand beside the training's own bandwidth.
+        scan: an nccl-test of the same nodes and workers, to stand beside the training's own bandwidth.
         unread: reason by name of what could not be read.
     """
     speed, calls, exposure = measure_throughput(observed), read_calls(observed), find_exposure(observed)
@@ -156,7 +156,7 @@ def summarise(
         trainer_samples_per_s=_trainers_own(observed),
         first_loss=losses[0].loss if losses else None,
         last_loss=losses[-1].loss if losses else None,
-        comm=_comm(seen, split, _in_training(observed, trace, sweep, seen.calls)),
+        comm=_comm(seen, split, _in_training(observed, trace, scan, seen.calls)),
         split=split,
         bottleneck=_bottleneck(strategy, split, stragglers, find_waiting(observed, exposure)),
         stragglers=stragglers,
@@ -196,14 +196,14 @@ def _trainers_own(observed: Observed) -> float | None:
 
 
 def _in_training(
-    observed: Observed, trace: TraceView | None, sweep: ScanReport | None, calls: Sequence[SeenCall]
+    observed: Observed, trace: TraceView | None, scan: ScanCurves | None, calls: Sequence[SeenCall]
 ) -> InTraining:
     asked = [one for one in calls if one.op == "all_reduce" and one.ranks == observed.world_size]
     found = reconciled(in_training(observed, trace), sum(one.count * one.size_bytes for one in asked))
-    curve = sweep.curves.get("all_reduce") if sweep is not None else None
-    if sweep is None or curve is None:
+    curve = scan.curves.get("all_reduce") if scan is not None else None
+    if scan is None or curve is None:
         return found
-    return beside(found, sweep.run_id, curve, observed.world_size)
+    return beside(found, scan.run_id, curve, observed.world_size)
 
 
 def _comm(seen: SeenTraffic, split: StepSplit, bandwidth: InTraining) -> Comm:

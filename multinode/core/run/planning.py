@@ -12,10 +12,11 @@ from multinode.core.cluster.accelerators import accelerator_named
 from multinode.core.cluster.cluster import Cluster, Node
 from multinode.core.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.core.cluster.facts import NodeFacts, common_backend, select_gpus
-from multinode.core.job.job import Job, LlamaFactoryJob, describe_job, render_job
+from multinode.core.job.averaging_rules import refuse_averaging
+from multinode.core.job.job import Job, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.core.job.job_environment import JobEnvironment
 from multinode.core.measure.benchmark import Benchmark, CollectiveTest, describe_benchmark
-from multinode.core.run.averaging import Averaging, averaging_environment, refuse_averaging
+from multinode.core.run.averaging import Averaging, averaging_environment
 from multinode.core.run.engine_commands import (
     JOB_FILE,
     Engine,
@@ -35,6 +36,7 @@ from multinode.errors import UsageError
 
 __all__ = [
     "LaunchOptions",
+    "argument_names",
     "gradient_sender",
     "plan_launch",
     "refuse_unequal",
@@ -77,6 +79,14 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine | None = None
     environment: JobEnvironment = JobEnvironment()
     nccl_inspector: bool = False
+
+
+def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: LaunchOptions) -> tuple[str, ...]:
+    """Those that are looked for in the nodes' LLaMA-Factory; a setup may lead to another one than is found without."""
+    if options.environment.prelude is not None:
+        return ()
+    names = (name for node in cluster.nodes for name in node.env)
+    return argument_keys(job, (*options.environment.env, *names))
 
 
 class _Task(NamedTuple):

@@ -16,7 +16,7 @@ from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.dataplane import choose_endpoints
 from multinode.core.job.job import Job
 from multinode.core.run.job_files import job_files
-from multinode.core.run.planning import LaunchOptions, plan_launch
+from multinode.core.run.planning import LaunchOptions, argument_names, plan_launch
 from multinode.core.run.quoting import as_steps
 from multinode.core.run.rendezvous import candidate_ports, choose_master_port
 from multinode.core.run.run_id import make_run_id
@@ -32,7 +32,6 @@ from multinode.preflight.network.connectivity_test import ConnectivityPlan, run_
 from multinode.preflight.probe import Questions, check_host_keys, check_ssh, peer_addresses, probe
 from multinode.store.job import absent_files
 from multinode.transport.agent import AgentTransport
-from multinode.workflows.run.launch import argument_names
 
 __all__ = ["CheckOptions", "CheckReport", "CheckedNode", "check_cluster"]
 

@@ -16,12 +16,12 @@ from multinode.core.check.finding import Finding
 from multinode.core.cluster.cluster import Cluster
 from multinode.core.cluster.dataplane import Endpoint
 from multinode.core.cluster.facts import NodeFacts
-from multinode.core.job.job import Job, LlamaFactoryJob, argument_keys, benchmark_job
+from multinode.core.job.job import LlamaFactoryJob, benchmark_job
 from multinode.core.job.job_environment import with_same_threads
 from multinode.core.measure.benchmark import Benchmark
 from multinode.core.run.job_files import job_files
 from multinode.core.run.plan import LaunchPlan, redact_plan
-from multinode.core.run.planning import LaunchOptions, plan_launch
+from multinode.core.run.planning import argument_names, plan_launch
 from multinode.core.run.rendezvous import candidate_ports
 from multinode.core.run.run_id import make_run_id
 from multinode.errors import Interrupted, RunFailed, UsageError
@@ -47,7 +47,6 @@ from multinode.workflows.run.fetch import fetch_traces
 from multinode.workflows.run.observe import summarise_run
 
 __all__ = [
-    "argument_names",
     "benchmark_mode",
     "create_parent",
     "follow_run",
@@ -220,14 +219,6 @@ def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()
         arguments=argument_names(what.job, what.cluster, what.options) if what.check else (),
     )
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
-
-
-def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: LaunchOptions) -> tuple[str, ...]:
-    """Those that are looked for in the nodes' LLaMA-Factory; a setup may lead to another one than is found without."""
-    if options.environment.prelude is not None:
-        return ()
-    names = (name for node in cluster.nodes for name in node.env)
-    return argument_keys(job, (*options.environment.env, *names))
 
 
 def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext) -> tuple[Finding, ...]:

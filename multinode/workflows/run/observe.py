@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from multinode.analyse.nccl_test.size_scan import ScanReport
+from multinode.analyse.nccl_test.size_curve import ScanCurves
 from multinode.analyse.run.observed import Observed, ObservedNode, observe
 from multinode.analyse.steps.summary import Summary, summarise
 from multinode.analyse.steps.utilisation import ModelWork
@@ -79,7 +79,7 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
         observed,
         work=directory.read(_MODEL, ModelWork) or ModelWork(),
         traces=traces,
-        sweep=_latest_scan(directory, plan),
+        scan=_latest_scan(directory, plan),
         unread=unread,
     )
     cluster = directory.read("cluster.json", Cluster)
@@ -90,7 +90,7 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
     return summary
 
 
-def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanReport | None:
+def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanCurves | None:
     """The newest nccl-test of the same nodes, links and as many workers; None where there is none that can be read."""
     names = [node.node for node in plan.nodes]
     links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
@@ -98,7 +98,7 @@ def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanReport | None
     alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
     for path in reversed(list_runs(directory.path.parent)):
         try:
-            report = RunDirectory(path).read(_SWEEP, ScanReport)
+            report = RunDirectory(path).read(_SWEEP, ScanCurves)
         except MultinodeError:
             # Of an older release: what it measured is not worth failing a run that went well.
             continue
