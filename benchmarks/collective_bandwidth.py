@@ -20,8 +20,8 @@ from typing import Any
 
 from command import MULTINODE, run
 
-from multinode.analyse.collectives.collectives import bus_factor
-from multinode.analyse.nccl_test.size_curve import held_back, median_error
+from multinode.traffic.collectives import bus_factor
+from multinode.traffic.size_curve import held_back, median_error
 
 PLAIN = Path(__file__).parent / "plain_all_reduce.py"
 SIZE_BYTES = 64 << 20

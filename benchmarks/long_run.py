@@ -21,20 +21,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.cluster.hostfile import render_hostfile
-from multinode.core.job.job import ScriptJob
-from multinode.core.run.engine_commands import Engine
-from multinode.core.run.plan import LaunchPlan, NodePlan
-from multinode.core.run.planning import LaunchOptions
-from multinode.core.run.quoting import Command
-from multinode.core.run.run import NodeRun, Run
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.hostfile import render_hostfile
+from multinode.cluster.quoting import Command
+from multinode.job.engine_commands import Engine
+from multinode.job.job import ScriptJob
+from multinode.job.planning import LaunchOptions
+from multinode.launch.attach import Known, attach, stop
+from multinode.launch.context import Launch, RunContext
+from multinode.launch.launch import launch
 from multinode.launch.request import ExecuteOptions
-from multinode.store.run_directory import RunDirectory
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
 from multinode.transport.local import LocalTransport
-from multinode.workflows.run.attach import Known, attach, stop
-from multinode.workflows.run.context import Launch, RunContext
-from multinode.workflows.run.launch import launch
 
 RUN = "20260102-030405-abcd"
 STEP_S = 0.25

@@ -23,23 +23,23 @@ import tempfile
 import time
 from pathlib import Path
 
+from multinode.check.probe import Questions, probe
 from multinode.cli.live import live_view
-from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.cluster.hostfile import render_hostfile
-from multinode.core.job.job import ScriptJob
-from multinode.core.run.engine_commands import Engine
-from multinode.core.run.planning import LaunchOptions
-from multinode.core.run.progress import RunProgress
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.hostfile import render_hostfile
+from multinode.job.engine_commands import Engine
+from multinode.job.job import ScriptJob
+from multinode.job.planning import LaunchOptions
 from multinode.lab.cluster import lab_hostfile
+from multinode.launch.context import Launch, RunContext
+from multinode.launch.launch import launch
 from multinode.launch.request import ExecuteOptions, StopRequest
-from multinode.preflight.probe import Questions, probe
-from multinode.store.hostfile import load_hostfile
+from multinode.records.hostfile import load_hostfile
+from multinode.records.progress import RunProgress
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport
 from multinode.transport.local import LocalStream, LocalTransport
 from multinode.transport.openssh import OpensshTransport
-from multinode.workflows.run.context import Launch, RunContext
-from multinode.workflows.run.launch import launch
 
 # What the instrumentation writes of a step, without torch: hundreds of them would not fit into one machine.
 WORKER = """\

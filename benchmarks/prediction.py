@@ -45,10 +45,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from multinode.analyse.prediction.back_test import LEAST_RUNS, Trial, residual_quantile
-from multinode.analyse.prediction.forecast import ForecastRequest, PredictedScenario
+from multinode.predict.forecast import ForecastRequest, PredictedScenario
+from multinode.predict.leave_one_out import LEAST_RUNS, Trial, residual_quantile
+from multinode.predict.request import forecast_runs
 from multinode.units import goodput_gb_per_s
-from multinode.workflows.prediction.predict import forecast_runs
 
 MULTINODE = str(Path(sys.executable).parent / "multinode")
 REPOSITORY = Path(__file__).parent.parent

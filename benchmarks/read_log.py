@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from multinode.launch.log_words import read_log
+from multinode.diagnose.log_words import read_log
 
 _FAILURE = (
     "[rank3]: Traceback (most recent call last):\n"

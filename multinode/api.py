@@ -18,31 +18,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multinode.analyse.collectives.traffic import Strategy
-    from multinode.analyse.comparison.contrast_figures import Contrast
-    from multinode.analyse.nccl_test.size_scan import ScanReport
-    from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
-    from multinode.analyse.steps.summary import Summary
-    from multinode.core.check.finding import Finding
-    from multinode.core.cluster.cluster import Cluster, Node
-    from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
-    from multinode.core.job.job_environment import JobEnvironment
-    from multinode.core.measure.benchmark import CollectiveTest, Message, scan_messages, scan_sizes
-    from multinode.core.run.engine_commands import Engine
-    from multinode.core.run.plan import LaunchPlan
-    from multinode.core.run.planning import LaunchOptions
-    from multinode.core.run.restart import RestartOptions
-    from multinode.core.run.run import Run
-    from multinode.core.run.synthetic import with_synthetic
+    from multinode.check.check import CheckOptions, CheckReport
+    from multinode.check.finding import Finding
+    from multinode.cluster.cluster import Cluster, Node
+    from multinode.contrast.figures import Contrast
+    from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
+    from multinode.job.engine_commands import Engine
+    from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+    from multinode.job.job_environment import JobEnvironment
+    from multinode.job.planning import LaunchOptions
+    from multinode.job.synthetic import with_synthetic
+    from multinode.launch.connection import connect
+    from multinode.launch.context import Launch, Launched, RunContext
+    from multinode.launch.nodes import Nodes, load_nodes, local_nodes, parse_nodes
     from multinode.launch.request import ExecuteOptions
-    from multinode.workflows.check.check import CheckOptions, CheckReport
-    from multinode.workflows.comparison.contrast import Contrasted, ContrastRequest, cut_job
-    from multinode.workflows.nccl_test import Extent
-    from multinode.workflows.run.connection import connect
-    from multinode.workflows.run.context import Launch, Launched, RunContext
-    from multinode.workflows.run.nodes import Nodes, load_nodes, local_nodes, parse_nodes
-    from multinode.workflows.run.runs import StoredRun
+    from multinode.launch.restart import RestartOptions
+    from multinode.launch.runs import StoredRun
+    from multinode.network.measure import Extent
+    from multinode.network.size_scan import ScanReport
+    from multinode.predict.forecast import Forecast, ForecastRequest
+    from multinode.profile.summary import Summary
+    from multinode.records.benchmark import CollectiveTest, Message, scan_messages, scan_sizes
+    from multinode.records.plan import LaunchPlan
+    from multinode.records.run import Run
+    from multinode.traffic.traffic import Strategy
 
 __all__ = [
     "CheckOptions",
@@ -104,31 +104,31 @@ __all__ = [
 
 # Where the names are defined that are not defined here. Each is imported when it is used: a verb needs few of them.
 _FROM = {
-    "analyse.collectives.traffic": ("Strategy",),
-    "analyse.comparison.contrast_figures": ("Contrast",),
-    "analyse.nccl_test.size_scan": ("ScanReport",),
-    "analyse.prediction.forecast": ("Forecast", "ForecastRequest"),
-    "analyse.steps.summary": ("Summary",),
-    "core.check.finding": ("Finding",),
-    "core.cluster.cluster": ("Cluster", "Node"),
-    "core.job.job": ("Job", "LlamaFactoryJob", "ScriptJob"),
-    "core.job.job_environment": ("JobEnvironment",),
-    "core.measure.benchmark": ("CollectiveTest", "Message", "scan_messages", "scan_sizes"),
-    "core.run.engine_commands": ("Engine",),
-    "core.run.plan": ("LaunchPlan",),
-    "core.run.planning": ("LaunchOptions",),
-    "core.run.restart": ("RestartOptions",),
-    "core.run.run": ("Run",),
-    "core.run.synthetic": ("with_synthetic",),
+    "traffic.traffic": ("Strategy",),
+    "contrast.figures": ("Contrast",),
+    "network.size_scan": ("ScanReport",),
+    "predict.forecast": ("Forecast", "ForecastRequest"),
+    "profile.summary": ("Summary",),
+    "check.finding": ("Finding",),
+    "cluster.cluster": ("Cluster", "Node"),
+    "job.job": ("Job", "LlamaFactoryJob", "ScriptJob"),
+    "job.job_environment": ("JobEnvironment",),
+    "records.benchmark": ("CollectiveTest", "Message", "scan_messages", "scan_sizes"),
+    "job.engine_commands": ("Engine",),
+    "records.plan": ("LaunchPlan",),
+    "job.planning": ("LaunchOptions",),
+    "launch.restart": ("RestartOptions",),
+    "records.run": ("Run",),
+    "job.synthetic": ("with_synthetic",),
     "errors": ("Interrupted", "MultinodeError", "NodeError", "NodeFailed", "RunFailed", "UsageError"),
     "launch.request": ("ExecuteOptions",),
-    "workflows.check.check": ("CheckOptions", "CheckReport"),
-    "workflows.comparison.contrast": ("Contrasted", "ContrastRequest", "cut_job"),
-    "workflows.nccl_test": ("Extent",),
-    "workflows.run.connection": ("connect",),
-    "workflows.run.context": ("Launch", "Launched", "RunContext"),
-    "workflows.run.nodes": ("Nodes", "load_nodes", "local_nodes", "parse_nodes"),
-    "workflows.run.runs": ("StoredRun",),
+    "check.check": ("CheckOptions", "CheckReport"),
+    "contrast.measure": ("Contrasted", "ContrastRequest", "cut_job"),
+    "network.measure": ("Extent",),
+    "launch.connection": ("connect",),
+    "launch.context": ("Launch", "Launched", "RunContext"),
+    "launch.nodes": ("Nodes", "load_nodes", "local_nodes", "parse_nodes"),
+    "launch.runs": ("StoredRun",),
 }
 _MODULES = {name: f"multinode.{module}" for module, names in _FROM.items() for name in names}
 
@@ -156,8 +156,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequenc
     Raises:
         UsageError: a file cannot be read or is wrong, or there is no JSON to edit.
     """
-    from multinode.core.job.deepspeed import parse_deepspeed_edits
-    from multinode.store.job import load_job as load
+    from multinode.job.deepspeed import parse_deepspeed_edits
+    from multinode.job.stored_job import load_job as load
 
     return load(Path(path), tuple(overrides), parse_deepspeed_edits(deepspeed))
 
@@ -175,7 +175,7 @@ def check(
         job: what is to be trained; None checks what any training needs.
         options: how it is to be launched, and whether the nodes stream to each other.
     """
-    from multinode.workflows.check.check import CheckOptions, check_cluster
+    from multinode.check.check import CheckOptions, check_cluster
 
     return check_cluster(context.agent, cluster, job, options or CheckOptions(), context.say)
 
@@ -188,7 +188,7 @@ def plan(what: Launch) -> LaunchPlan:
     Raises:
         UsageError: the job cannot be laid out over these nodes.
     """
-    from multinode.workflows.run.launch import plan_offline
+    from multinode.launch.launch import plan_offline
 
     return plan_offline(what)
 
@@ -210,10 +210,10 @@ def launch(what: Launch, context: RunContext, restarts: RestartOptions | None = 
         NodeFailed: a check found what would break the run. Nothing was started, as with the other two.
     """
     if restarts is not None:
-        from multinode.workflows.run.restart import launch_with_restarts
+        from multinode.launch.restarts import launch_with_restarts
 
         return launch_with_restarts(what, context, restarts)
-    from multinode.workflows.run.launch import launch as launch_once
+    from multinode.launch.launch import launch as launch_once
 
     return launch_once(what, context)
 
@@ -231,8 +231,8 @@ def nccl_test(what: Launch, context: RunContext, extent: Extent | None = None) -
         Interrupted: it was stopped.
         UsageError, NodeError, NodeFailed: as `launch`.
     """
-    from multinode.workflows.nccl_test import Extent
-    from multinode.workflows.nccl_test import nccl_test as measure
+    from multinode.network.measure import Extent
+    from multinode.network.measure import nccl_test as measure
 
     return measure(_of_kind(what, "nccl-test"), extent or Extent(), context)
 
@@ -256,8 +256,8 @@ def contrast(
         Interrupted: it was stopped.
         NodeError, NodeFailed: as `launch`.
     """
-    from multinode.workflows.comparison.contrast import ContrastRequest
-    from multinode.workflows.comparison.contrast import contrast as measure
+    from multinode.contrast.measure import ContrastRequest
+    from multinode.contrast.measure import contrast as measure
 
     return measure(_of_kind(what, "contrast"), context, request or ContrastRequest(), repeats=repeats)
 
@@ -273,8 +273,8 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
     Raises:
         UsageError: there is no such run, they say too little, or what is asked for cannot be.
     """
-    from multinode.store.run_directory import runs_root
-    from multinode.workflows.prediction.predict import forecast_runs
+    from multinode.predict.request import forecast_runs
+    from multinode.records.run_directory import runs_root
 
     return forecast_runs(runs or runs_root(), names, request)
 
@@ -285,7 +285,7 @@ def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = 
     Raises:
         UsageError: the file is not what it should be, or what is asked for cannot be.
     """
-    from multinode.workflows.prediction.predict import forecast_benchmarks
+    from multinode.predict.request import forecast_benchmarks
 
     return forecast_benchmarks(Path(path), request)
 
@@ -300,8 +300,8 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
     Raises:
         UsageError: there is no such run.
     """
-    from multinode.store.run_directory import runs_root
-    from multinode.workflows.run.runs import load_run as load
+    from multinode.launch.runs import load_run as load
+    from multinode.records.run_directory import runs_root
 
     return load(runs or runs_root(), name)
 
@@ -310,8 +310,8 @@ def document(result: object) -> Any:
     """A result as the command prints it with `--json`: dicts, lists, text and numbers, without secrets."""
     import msgspec
 
-    from multinode.core.text.secret_values import redact
     from multinode.decoding import decode_json
+    from multinode.secret_values import redact
 
     told = getattr(result, "document", None)
     return redact(decode_json(msgspec.json.encode(result if told is None else told()), object))

@@ -8,20 +8,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
-from multinode.analyse.comparison.contrast import SideRun, compare, make_side
-from multinode.analyse.comparison.contrast_figures import Contrast, Side
-from multinode.analyse.stats.estimate import Estimate, inverse
 from multinode.cli.contrast import print_contrast
 from multinode.cli.output import print_table
-from multinode.core.run.run import Run
-from multinode.report.comparison.contrast_words import with_words
-from multinode.report.prediction.needed_words import link_words
-from multinode.report.render.sheet import PLUS_MINUS, percent, plus_minus, range_of_times, times
-from multinode.report.render.table import make_table
-from multinode.store.run_directory import RunDirectory, list_runs, runs_root
+from multinode.contrast.compare import load_side_run
+from multinode.contrast.figures import Contrast, Side
+from multinode.contrast.judge import SideRun, compare, make_side
+from multinode.contrast.measure import with_outlook
+from multinode.contrast.words import with_words
+from multinode.predict.needed_words import link_words
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from multinode.render.sheet import PLUS_MINUS, percent, plus_minus, range_of_times, times
+from multinode.render.table import make_table
+from multinode.stats.estimate import Estimate, inverse
 from multinode.units import format_rate
-from multinode.workflows.comparison.compare import load_side_run
-from multinode.workflows.comparison.contrast import with_outlook
 
 
 def main() -> None:

@@ -17,16 +17,16 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from multinode.analyse.comparison.contrast_figures import Contrast
 from multinode.cli.contrast import print_contrast
-from multinode.core.run.plan import LaunchPlan
-from multinode.core.run.progress import NodeProgress, RunProgress, advance_node, start_progress
-from multinode.core.run.run import Run
-from multinode.core.run.samples import Sample, StepSample, parse_samples
-from multinode.report.run.progress_table import progress_table
-from multinode.store.run_directory import RunDirectory, list_runs, runs_root
-from multinode.workflows.comparison.compare import load_contrast
-from multinode.workflows.report import load_report, write_page
+from multinode.cli.report_page import load_report, write_page
+from multinode.contrast.compare import load_contrast
+from multinode.contrast.figures import Contrast
+from multinode.launch.progress_table import progress_table
+from multinode.records.plan import LaunchPlan
+from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from multinode.records.samples import Sample, StepSample, parse_samples
 from tests.browser.chromium import View, chromium
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from multinode.core.job.job import ScriptJob
-from multinode.core.measure.benchmark import DeviceTest
+from multinode.bench.measure import bench
+from multinode.cli.report_page import load_report, report_markdown
+from multinode.contrast.measure import ContrastRequest, contrast
+from multinode.job.job import ScriptJob
+from multinode.launch.context import RunContext
+from multinode.launch.launch import launch
 from multinode.launch.request import ExecuteOptions
+from multinode.records.benchmark import DeviceTest
 from multinode.transport.local import LocalTransport
-from multinode.workflows.bench import bench
-from multinode.workflows.comparison.contrast import ContrastRequest, contrast
-from multinode.workflows.report import load_report, report_markdown
-from multinode.workflows.run.context import RunContext
-from multinode.workflows.run.launch import launch
 from tests.gpu.one_gpu import TRAIN, launch_of
 
 _QUERY_S = 60

@@ -15,20 +15,20 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from reference_pages import write_or_check
 
-from multinode.analyse.collectives.traffic import Layout
-from multinode.analyse.job.flops import flops_per_token
-from multinode.analyse.job.model_size import lora_parameters, parse_model
-from multinode.analyse.prediction.break_even import Needed, break_even
-from multinode.analyse.prediction.calibration import sent_as
-from multinode.analyse.prediction.cost_model import Scenario
-from multinode.analyse.prediction.evidence import Evidence
-from multinode.analyse.prediction.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
-from multinode.analyse.prediction.predict import calls_of, sent_bytes
-from multinode.analyse.prediction.published_benchmarks import evidence_of_benchmarks
-from multinode.core.prediction.published_benchmarks import Lora, Model, Network, PublishedBenchmarks, Speed
-from multinode.core.run.averaging import Averaging
+from multinode.job.flops import flops_per_token
+from multinode.job.model_size import lora_parameters, parse_model
+from multinode.predict.break_even import Needed, break_even
+from multinode.predict.calibration import sent_as
+from multinode.predict.cost_model import Scenario
+from multinode.predict.evidence import Evidence
+from multinode.predict.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
+from multinode.predict.predict import calls_of, sent_bytes
+from multinode.predict.published_benchmarks import evidence_of_benchmarks
+from multinode.predict.published_form import Lora, Model, Network, PublishedBenchmarks, Speed
+from multinode.predict.request import forecast_benchmarks
+from multinode.records.averaging import Averaging
+from multinode.traffic.traffic import Layout
 from multinode.units import format_rate
-from multinode.workflows.prediction.predict import forecast_benchmarks
 
 _ROOT = Path(__file__).parent.parent
 REFERENCE = _ROOT / "docs" / "reference" / "bandwidth.md"

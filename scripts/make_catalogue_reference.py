@@ -16,7 +16,7 @@ import yaml
 from reference_pages import write_or_check
 
 from multinode.cli.main import VERBS
-from multinode.launch.known_errors import ERRORS, PROJECTS, KnownError
+from multinode.diagnose.known_errors import ERRORS, PROJECTS, KnownError
 
 _FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 _CHINESE = _FOLDER / "troubleshooting.zh-CN.yaml"

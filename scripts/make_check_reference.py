@@ -7,9 +7,9 @@ from pathlib import Path
 
 from reference_pages import write_or_check
 
-from multinode.core.check.finding import SEVERITIES
-from multinode.preflight.catalogue import CHECK_NAMES, CHECKS, RULES
-from multinode.preflight.rule import Rule
+from multinode.check.catalogue import CHECK_NAMES, CHECKS, RULES
+from multinode.check.finding import SEVERITIES
+from multinode.check.rule import Rule
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "checks.md"
 

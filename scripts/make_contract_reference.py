@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 import multinode
-from multinode.core.run.samples import Sample
+from multinode.records.samples import Sample
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 # Who writes a document; one that is missing here is an error.

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 - commands stand here as they are run
 """Runs programs and trainings that end well, or fail of something of their own, and keeps the ends of what they print.
 
-`tests/launch/unrelated.jsonl` has them, at most three of a program: no error of the catalogue may be found in one. Run it
+`tests/diagnose/unrelated.jsonl` has them, at most three of a program: no error of the catalogue may be found in one. Run it
 anew after a change here; a program that is not installed is left out. It takes some minutes.
 
     python scripts/make_unrelated_logs.py [PROGRAM...]     (default: all; else these, and the others stay)

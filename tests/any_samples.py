@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from multinode.core.run.samples import Sample
+from multinode.records.samples import Sample
 
 __all__ = ["any_samples"]
 

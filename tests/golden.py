@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.report.render.screen import Part, screen_text
+from multinode.render.screen import Part, screen_text
 
 __all__ = ["Golden"]
 

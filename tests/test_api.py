@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from multinode import api
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import NodeGone
+from multinode.launch.context import RunContext
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.run.context import RunContext
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.job.workload import read_settings
-from multinode.core.job.deepspeed import parse_deepspeed, require_known
-from multinode.core.job.job import LlamaFactoryJob
-from multinode.core.run.engine_commands import parse_accelerate
-from multinode.core.run.synthetic import with_synthetic
 from multinode.errors import JobError
-from multinode.store.job import load_job
+from multinode.job.deepspeed import parse_deepspeed, require_known
+from multinode.job.engine_commands import parse_accelerate
+from multinode.job.job import LlamaFactoryJob
+from multinode.job.stored_job import load_job
+from multinode.job.synthetic import with_synthetic
+from multinode.job.workload import read_settings
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("full_zero3_offload", "lora_sft", "qlora_sft")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from multinode.check.catalogue import CHECK_NAMES
 from multinode.cli.main import VERBS
-from multinode.launch.known_errors import ERRORS_BY_ID, find_error
-from multinode.preflight.catalogue import CHECK_NAMES
+from multinode.diagnose.known_errors import ERRORS_BY_ID, find_error
 
 _ROOT = Path(__file__).parent.parent
 
@@ -83,14 +83,14 @@ _SUBJECTS = """
 @pytest.mark.parametrize(
     ("name", "text", "complaints"),
     [
-        ("multinode/core/run/plan.py", "from multinode.core.job.job import Job\n", []),
-        ("multinode/analyse/run/seen.py", "def f():\n    from multinode.core.job.job import Job\n", []),
-        ("multinode/launch/run.py", "from multinode.core.job.job import Job\n", ["run may import job, and does not"]),
+        ("multinode/records/plan.py", "from multinode.job.job import Job\n", []),
+        ("multinode/analyse/run/seen.py", "def f():\n    from multinode.job.job import Job\n", []),
+        ("multinode/launch/run.py", "from multinode.job.job import Job\n", ["run may import job, and does not"]),
         (
-            "multinode/core/job/job.py",
-            "import os\nfrom multinode.core.run.plan import Plan\n",
+            "multinode/job/job.py",
+            "import os\nfrom multinode.records.plan import Plan\n",
             [
-                "multinode/core/job/job.py:2: job may not import run (docs/explanation/architecture.md)",
+                "multinode/job/job.py:2: job may not import run (docs/explanation/architecture.md)",
                 "docs/explanation/architecture.md: run may import job, and does not",
             ],
         ),

@@ -29,16 +29,16 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import is_quiet, print_directory, print_document, print_screen
 from multinode.cli.running import open_context
-from multinode.core.run.planning import LaunchOptions
-from multinode.core.run.quoting import hosts_option
+from multinode.cluster.quoting import hosts_option
 from multinode.errors import UsageError
+from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
-from multinode.store.run_directory import runs_root
+from multinode.records.run_directory import runs_root
 from multinode.units import parse_rate
 
 if TYPE_CHECKING:
-    from multinode.analyse.advice.advice import Recommendations
-    from multinode.core.job.job import Job
+    from multinode.job.job import Job
+    from multinode.predict.advice import Recommendations
 
 __all__ = ["register"]
 
@@ -114,9 +114,9 @@ def advise(
         raise UsageError("--link is for predicting: a try uses the link that is there", hint="leave one of them out")
     recommendations = _recommendations(run_ids, link, link_measured)
     if try_ is None:
-        from multinode.analyse.advice.advice import pays
-        from multinode.report.advice.advice_sheet import is_one_node
-        from multinode.report.prediction.forecast_words import launch_command
+        from multinode.predict.advice import pays
+        from multinode.predict.advice_sheet import is_one_node
+        from multinode.predict.words import launch_command
 
         again = f"multinode advise{given_options(ctx)} --details"
         paying = [one for one in recommendations.advice if one.change is not None and pays(one)]
@@ -129,10 +129,10 @@ def advise(
         _tell(recommendations, _Shown(top=top, details=details, as_json=as_json, more=again, next_command=following))
         return
 
-    from multinode.analyse.advice.advice import best_tried
-    from multinode.analyse.run.steady import steps_to_run
-    from multinode.core.job.job import LlamaFactoryJob
-    from multinode.workflows.advice.try_advice import Trials, try_advice
+    from multinode.job.job import LlamaFactoryJob
+    from multinode.predict.advice import best_tried
+    from multinode.predict.try_advice import Trials, try_advice
+    from multinode.profile.steady import steps_to_run
 
     there = read_cluster(hosts, nodes)
     script = ctx.meta[SCRIPT]
@@ -165,7 +165,7 @@ def _given(ctx: typer.Context) -> str:
 
 
 def _recommendations(run_ids: list[str] | None, link: str | None, link_measured: str | None) -> Recommendations:
-    from multinode.workflows.advice.advise import advise_runs
+    from multinode.predict.advise import advise_runs
 
     return advise_runs(
         runs_root(),
@@ -181,7 +181,7 @@ def _rate(option: str, text: str | None) -> float | None:
     Raises:
         UsageError: it is none, or none that a link can have.
     """
-    from multinode.analyse.prediction.run_selection import is_rate
+    from multinode.predict.run_selection import is_rate
 
     rate = parse_option(option, text, parse_rate) if text is not None else None
     if rate is not None and not is_rate(rate):
@@ -196,9 +196,9 @@ def _job(
     edits: list[str] | None,
 ) -> Job:
     """The YAML or the script that was named; else the job that was measured, from its stored run."""
-    from multinode.core.run.change import Change
-    from multinode.workflows.advice.advise import measured_job
-    from multinode.workflows.advice.try_advice import changed_job
+    from multinode.launch.change import Change
+    from multinode.predict.advise import measured_job
+    from multinode.predict.try_advice import changed_job
 
     if named != (None, None):
         return read_job(*named, overrides, edits)
@@ -222,8 +222,8 @@ def _tell(recommendations: Recommendations, shown: _Shown) -> None:
     """What was tried is shown whatever its rank."""
     import msgspec
 
-    from multinode.analyse.advice.advice import shortlist
-    from multinode.report.advice.advice_screen import advice_parts
+    from multinode.predict.advice import shortlist
+    from multinode.predict.advice_screen import advice_parts
 
     if shown.top is None and not (shown.as_json or shown.details):
         advice = shortlist(recommendations.advice, _TOP)

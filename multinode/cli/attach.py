@@ -28,13 +28,13 @@ from multinode.cli.panels import PanelCommand
 from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.request import ExecuteOptions
-from multinode.store.run_directory import runs_root
+from multinode.records.run_directory import runs_root
 from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from multinode.workflows.run.attach import Known
-    from multinode.workflows.run.clean import Cleaned
-    from multinode.workflows.run.stop_by_id import NodeStop
+    from multinode.launch.attach import Known
+    from multinode.launch.clean import Cleaned
+    from multinode.launch.stop_by_id import NodeStop
 
 __all__ = ["register"]
 
@@ -70,7 +70,7 @@ def attach(
 
     A run that another multinode follows, as in a batch job of Slurm, is watched by what that one writes.
     """
-    from multinode.workflows.run.attach import attach as follow
+    from multinode.launch.attach import attach as follow
 
     require_terminal(if_slower)
     known = _known(run_id) if hosts is None else _known_elsewhere(hosts, run_id)
@@ -101,8 +101,8 @@ def attach(
 
 def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
     from multinode.cli.log_lines import print_followed
-    from multinode.workflows.run.attach import look_again
-    from multinode.workflows.run.logs import follow_logs
+    from multinode.launch.attach import look_again
+    from multinode.launch.logs import follow_logs
 
     if fetch:
         raise UsageError("--fetch: another multinode follows this run", hint="attach again once it has ended")
@@ -124,8 +124,8 @@ def stop(
     run_id: RunId = "last", hosts: Elsewhere = None, grace_period: GracePeriod = 10.0, as_json: Json = False
 ) -> None:
     """Stop a run on all its nodes: TERM, after the grace period KILL, and then see that nothing of it is left."""
-    from multinode.workflows.run.attach import stop as stop_run
-    from multinode.workflows.run.attach import with_hosts
+    from multinode.launch.attach import stop as stop_run
+    from multinode.launch.attach import with_hosts
 
     known = _known(run_id) if hosts is None or run_id == "last" else _known_here(run_id)
     if known is None:
@@ -143,7 +143,7 @@ def stop(
 
 
 def _stop_without_record(hosts: str | None, run_id: str, grace_s: float, *, as_json: bool) -> NoReturn:
-    from multinode.workflows.run.stop_by_id import stop_by_id
+    from multinode.launch.stop_by_id import stop_by_id
 
     cluster, _ = read_cluster(hosts)
     with open_context(cluster) as context:
@@ -168,8 +168,8 @@ def clean(
 
     cluster, _ = read_cluster(hosts)
     with api.connect(cluster) as context:
-        from multinode.workflows.run.clean import clean as clean_nodes
-        from multinode.workflows.run.clean import find_runs
+        from multinode.launch.clean import clean as clean_nodes
+        from multinode.launch.clean import find_runs
 
         named = find_runs(context.agent, cluster, runs_root(), run_ids) if run_ids else None
         cleaned = clean_nodes(context.agent, cluster, named, older_than * _SECONDS_PER_DAY)
@@ -198,7 +198,7 @@ def _describe_cleaned(node: Cleaned) -> str:
 
 def _known(run_id: str) -> Known:
 
-    from multinode.workflows.run.attach import find_known
+    from multinode.launch.attach import find_known
 
     return find_known(runs_root(), run_id)
 
@@ -213,7 +213,7 @@ def _known_here(run_id: str) -> Known | None:
 
 def _known_elsewhere(hosts: str | None, run_id: str) -> Known:
     from multinode import api
-    from multinode.workflows.run.attach import find_on_nodes
+    from multinode.launch.attach import find_on_nodes
 
     cluster, text = read_cluster(hosts)
     with api.connect(cluster) as context:

@@ -23,8 +23,8 @@ from multinode.cli.options import (
 from multinode.cli.output import print_document, print_screen
 from multinode.cli.panels import PanelCommand
 from multinode.cli.running import open_context
-from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
+from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 
 __all__ = ["register"]
@@ -79,8 +79,8 @@ def bench(
 
     Each is measured alone, and then all at once, which heat, power and shared CPUs may slow down.
     """
-    from multinode.core.measure.benchmark import PHASES, make_device_test
-    from multinode.workflows.bench import bench as run_bench
+    from multinode.bench.measure import bench as run_bench
+    from multinode.records.benchmark import PHASES, make_device_test
 
     test = make_device_test(
         kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats
@@ -105,7 +105,7 @@ def bench(
     if as_json:
         print_document(report)
     else:
-        from multinode.report.bench.bench_sheets import bench_parts, next_step
+        from multinode.bench.screen import bench_parts, next_step
 
         print_screen(bench_parts(report, details=details))
         typer.echo(next_step(report, given_options(ctx, {"hosts", "nodes"})))

@@ -24,11 +24,11 @@ from multinode.cli.options import (
     given_options,
 )
 from multinode.cli.output import fail_gate, print_document, print_screen
-from multinode.core.run.planning import LaunchOptions
+from multinode.job.planning import LaunchOptions
 from multinode.units import format_count
 
 if TYPE_CHECKING:
-    from multinode.core.job.job import Job
+    from multinode.job.job import Job
 
 __all__ = ["register"]
 
@@ -78,7 +78,7 @@ def check(
         what = api.with_synthetic(what) if synthetic else what
         options = training.with_engine(what, options)
     with api.connect(cluster) as context, show_stage() as context.say:
-        from multinode.report.check.check_report import check_parts, next_step
+        from multinode.check.screen import check_parts, next_step
 
         report = api.check(cluster, context, what, api.CheckOptions(launch=options, bandwidth=bandwidth))
     severities = {"error", "warning"} if strict else {"error"}

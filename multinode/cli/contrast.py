@@ -29,14 +29,14 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import fail_gate, is_quiet, note, print_directory, print_document, print_screen
 from multinode.cli.running import open_context
-from multinode.core.run.planning import LaunchOptions
+from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
-from multinode.store.run_directory import runs_root
+from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:
-    from multinode.analyse.comparison.contrast_figures import Contrast
-    from multinode.workflows.comparison.contrast import ContrastRequest
-    from multinode.workflows.run.context import Launch
+    from multinode.contrast.figures import Contrast
+    from multinode.contrast.measure import ContrastRequest
+    from multinode.launch.context import Launch
 
 __all__ = ["one_node_command", "print_contrast", "register"]
 
@@ -143,7 +143,7 @@ def contrast(
 
 def one_node_command(contrast: Contrast, given: str) -> str | None:
     """The launch on one node where that was measured to be the better; `given` are the job and the hostfile."""
-    from multinode.report.comparison.contrast_words import prefers_one_node
+    from multinode.contrast.words import prefers_one_node
 
     if not prefers_one_node(contrast) or not given:
         return None
@@ -151,9 +151,9 @@ def one_node_command(contrast: Contrast, given: str) -> str | None:
 
 
 def _print_plan(what: Launch, request: ContrastRequest, *, as_json: bool) -> None:
-    from multinode.core.run.plan import redact_plan
-    from multinode.report.run.plan_text import plan_text
-    from multinode.workflows.comparison.contrast import plan_offline_sides
+    from multinode.contrast.measure import plan_offline_sides
+    from multinode.launch.plan_text import plan_text
+    from multinode.records.plan import redact_plan
 
     sides, plans = plan_offline_sides(what, request)
     if as_json:
@@ -189,7 +189,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two stored runs as `contrast` compares its sides."""
-    from multinode.workflows.comparison.compare import compare_runs
+    from multinode.contrast.compare import compare_runs
 
     contrast = compare_runs(runs_root(), run_a, run_b, anyway=force)
     if as_json:
@@ -212,7 +212,7 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
 
 def print_contrast(contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = "") -> None:
     """The screen of a contrast, on stdout."""
-    from multinode.report.comparison.contrast_screen import contrast_parts
+    from multinode.contrast.screen import contrast_parts
 
     following = "" if is_quiet() else next_command
     print_screen(contrast_parts(contrast, details=details, more=more, next_command=following))

@@ -15,14 +15,14 @@ import typer
 
 from multinode.cli.output import is_quiet
 from multinode.errors import MultinodeError, UsageError
-from multinode.store.run_directory import RunDirectory, runs_root
+from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.units import format_count
 
 if TYPE_CHECKING:
-    from multinode.core.run.early_verdict import EarlyVerdict
-    from multinode.core.run.progress import RunProgress
-    from multinode.workflows.advice.early_verdict import Judged
-    from multinode.workflows.run.context import RunContext
+    from multinode.launch.context import RunContext
+    from multinode.launch.early_verdict import EarlyVerdict
+    from multinode.predict.early_verdict_watch import Judged
+    from multinode.records.progress import RunProgress
 
 __all__ = ["IfSlower", "Mode", "require_terminal", "running_verdict", "watch"]
 
@@ -61,8 +61,8 @@ def require_terminal(mode: Mode, *, detach: bool = False) -> None:
 
 def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
     """On a run that is still running, by what has come home of it so far, and in words; empty where there is none."""
-    from multinode.workflows.advice.early_verdict import judge
-    from multinode.workflows.run.attach import find_known
+    from multinode.launch.attach import find_known
+    from multinode.predict.early_verdict_watch import judge
 
     try:
         judged = judge(find_known(runs_root(), run_id).directory)
@@ -91,7 +91,7 @@ class _Watch:
     """
 
     def __init__(self, context: RunContext, mode: Mode) -> None:
-        from multinode.core.run.early_verdict import LEAST_STEPS
+        from multinode.launch.early_verdict import LEAST_STEPS
 
         self._context = context
         self._observe = context.observe
@@ -138,13 +138,13 @@ class _Watch:
             return progress
         if self._asks:
             self._read_answer(running=all(node.state == "running" for node in progress.nodes))
-        from multinode.report.advice.early_verdict_words import verdict_line
+        from multinode.predict.early_verdict_words import verdict_line
 
         return msgspec.structs.replace(progress, note=verdict_line(self._verdict, step))
 
     def _judge(self, run_id: str) -> None:
-        from multinode.core.run.early_verdict import VERDICT_FILE
-        from multinode.workflows.advice.early_verdict import judge
+        from multinode.launch.early_verdict import VERDICT_FILE
+        from multinode.predict.early_verdict_watch import judge
 
         directory = RunDirectory(self._context.runs / run_id)
         try:
@@ -156,7 +156,7 @@ class _Watch:
             self._judged = error
 
     def _take(self, step: int) -> None:
-        from multinode.core.run.early_verdict import CERTAIN_STEPS
+        from multinode.launch.early_verdict import CERTAIN_STEPS
 
         judged, self._judged = self._judged, None
         if isinstance(judged, Exception):
@@ -195,7 +195,7 @@ class _Watch:
                 self._stop()
 
     def _stop(self) -> None:
-        from multinode.core.run.run import SLOWER_THAN_ONE_NODE
+        from multinode.records.run import SLOWER_THAN_ONE_NODE
 
         self._context.say("stopping on all nodes: one node alone is faster (--if-slower-than-one-node)")
         self._context.stop.ask(SLOWER_THAN_ONE_NODE)

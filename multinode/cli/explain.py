@@ -15,8 +15,8 @@ from multinode.errors import UsageError
 from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from multinode.launch.explanation import Explanation, LogFailure
-    from multinode.report.render.screen import Part
+    from multinode.diagnose.explanation import Explanation, LogFailure
+    from multinode.render.screen import Part
 
 __all__ = ["register"]
 
@@ -37,7 +37,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Name the first failure in logs of torchrun, DeepSpeed, accelerate, LLaMA-Factory, Slurm or NCCL; the fix too."""
-    from multinode.workflows.run.explain_logs import explain_logs
+    from multinode.diagnose.explain_logs import explain_logs
 
     if not logs and sys.stdin.isatty():
         raise UsageError("no log is named", hint="multinode explain node0.log node1.log; or pipe one in")
@@ -62,7 +62,7 @@ class _Progress:
 
 
 def _parts(explanation: Explanation) -> Iterator[Part]:
-    from multinode.report.render.screen import labelled, paragraph
+    from multinode.render.screen import labelled, paragraph
 
     first = explanation.first_failure
     if first is None:

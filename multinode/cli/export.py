@@ -13,11 +13,11 @@ import typer
 from multinode.cli.options import ExportTo, Json, MetricsPort, RunId
 from multinode.cli.output import note, print_document
 from multinode.errors import UsageError
-from multinode.store.run_directory import runs_root
+from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:
-    from multinode.core.run.progress import RunProgress
-    from multinode.workflows.run.context import RunContext
+    from multinode.launch.context import RunContext
+    from multinode.records.progress import RunProgress
 
 __all__ = ["ExportOptions", "register"]
 
@@ -47,7 +47,7 @@ def export(
     Of a contrast, a sweep, or a launch with restarts, each of its runs is exported.
     """
     from multinode.export.target import parse_targets
-    from multinode.workflows.run.export import export_runs, follow_export
+    from multinode.launch.export import export_runs, follow_export
 
     where = parse_targets(targets or (), metrics_port)
     if not where:

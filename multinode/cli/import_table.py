@@ -11,7 +11,7 @@ from multinode.cli.options import Json
 from multinode.cli.output import print_directory, print_document
 from multinode.cli.table import print_cells
 from multinode.errors import UsageError
-from multinode.store.run_directory import runs_root
+from multinode.records.run_directory import runs_root
 
 __all__ = ["register"]
 
@@ -44,8 +44,8 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Import a table of benchmarks measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
-    from multinode.core.grid.imported_table import Extras
-    from multinode.workflows.grid.import_table import import_table
+    from multinode.experiment.import_table import import_table
+    from multinode.experiment.imported_table import Extras
 
     extras = Extras(
         defaults=_pairs("--default", "COLUMN=VALUE", "--default samples=1100 --default epochs=1", default or []),

@@ -11,9 +11,9 @@ import typer
 from multinode.cli.live import show_stage
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
-from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
-from multinode.store.text_file import write_new_text
+from multinode.records.text_file import write_new_text
 
 __all__ = ["register"]
 
@@ -52,7 +52,7 @@ def init(
 
 
 def _copy_example(folder: Path, *, as_json: bool) -> None:
-    from multinode.store.example import copy_example
+    from multinode.records.example import copy_example
 
     files = copy_example(folder)
     if as_json:
@@ -71,7 +71,7 @@ def _describe(nodes: list[str], output: Path, *, as_json: bool) -> None:
     if output.exists():
         raise UsageError(f"{output} already exists", hint="name another: -o FILE")
     with api.connect(cluster) as context, show_stage() as say:
-        from multinode.workflows.init import describe_nodes
+        from multinode.check.init import describe_nodes
 
         say(f"probing {len(cluster.nodes)} nodes")
         described = describe_nodes(context.agent, cluster)

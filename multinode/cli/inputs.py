@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from multinode.cli.output import note
-from multinode.core.job.job import Job, LlamaFactoryJob, ScriptJob
-from multinode.core.job.job_environment import JobEnvironment, parse_job_environment
-from multinode.core.run.change import Change, parse_change
-from multinode.core.run.engine_commands import Engine, choose_engine, parse_accelerate
 from multinode.errors import UsageError
-from multinode.store.text_file import read_text
+from multinode.job.engine_commands import Engine, choose_engine, parse_accelerate
+from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.job.job_environment import JobEnvironment, parse_job_environment
+from multinode.launch.change import Change, parse_change
+from multinode.records.text_file import read_text
 
 if TYPE_CHECKING:
-    from multinode.workflows.run.nodes import Nodes
+    from multinode.launch.nodes import Nodes
 
 __all__ = [
     "parse_option",
@@ -96,7 +96,7 @@ def read_job(
         UsageError: both or neither, or it cannot be understood.
     """
     from multinode import api
-    from multinode.store.settings import default_job, load_settings
+    from multinode.records.settings import default_job, load_settings
 
     if script is not None:
         if path is not None:
@@ -116,8 +116,8 @@ def read_job(
 
 def _show_diff(job: LlamaFactoryJob) -> None:
     """What the run's own DeepSpeed JSON has otherwise than the user's file, on stderr."""
-    from multinode.core.text.secret_values import redact_text
-    from multinode.report.render.escaping import sanitize
+    from multinode.render.escaping import sanitize
+    from multinode.secret_values import redact_text
 
     if job.deepspeed_diff is None:
         return
@@ -144,7 +144,7 @@ def read_job_environment(variables: list[str] | None, setup: str | None) -> JobE
     Raises:
         UsageError: one cannot be understood, or a variable is not set here.
     """
-    from multinode.store.settings import load_settings
+    from multinode.records.settings import load_settings
 
     text = setup if setup is not None else load_settings(Path.cwd()).defaults.setup
     return parse_job_environment(variables or [], text, os.environ)

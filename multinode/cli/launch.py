@@ -40,13 +40,13 @@ from multinode.cli.options import (
 from multinode.cli.output import note, print_document
 from multinode.cli.restarts import Restarts
 from multinode.cli.running import fetch_results, open_context, tell_result
-from multinode.core.run.planning import LaunchOptions
 from multinode.errors import UsageError
+from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.units import parse_size
 
 if TYPE_CHECKING:
-    from multinode.workflows.run.context import Launch
+    from multinode.launch.context import Launch
 
 __all__ = ["contrast_command", "register"]
 
@@ -198,8 +198,8 @@ def contrast_command(ctx: typer.Context) -> str:
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:
     from multinode import api
-    from multinode.core.run.plan import redact_plan
-    from multinode.report.run.plan_text import plan_text
+    from multinode.launch.plan_text import plan_text
+    from multinode.records.plan import redact_plan
 
     plan = api.plan(what)
     if as_json:

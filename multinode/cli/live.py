@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.markup import escape
 
 from multinode.cli.output import is_quiet
-from multinode.core.run.progress import RunProgress
-from multinode.core.run.run import Stall
-from multinode.report.render.escaping import sanitize
-from multinode.report.run.progress_table import progress_line, progress_table, stall_line
+from multinode.launch.progress_table import progress_line, progress_table, stall_line
+from multinode.records.progress import RunProgress
+from multinode.records.run import Stall
+from multinode.render.escaping import sanitize
 
 __all__ = ["LiveView", "live_view", "show_stage", "within_share"]
 

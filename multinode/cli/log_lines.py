@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from multinode.cli.output import note
-from multinode.core.run.log import LogPiece, LogReader
-from multinode.core.text.secret_values import redact_text
+from multinode.records.log import LogPiece, LogReader
+from multinode.secret_values import redact_text
 
 __all__ = ["print_followed", "print_logs", "print_logs_document"]
 

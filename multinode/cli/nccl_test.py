@@ -24,18 +24,18 @@ from multinode.cli.options import (
 from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
 from multinode.cli.panels import PanelCommand
 from multinode.cli.running import open_context
-from multinode.core.cluster.hostfile import with_variables
-from multinode.core.run.planning import LaunchOptions
+from multinode.cluster.hostfile import with_variables
 from multinode.errors import UsageError
+from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
-from multinode.store.text_file import read_text, write_text
+from multinode.records.text_file import read_text, write_text
 from multinode.units import parse_size
 
 if TYPE_CHECKING:
     from multinode import api
-    from multinode.analyse.nccl_test.size_scan import ScanReport
-    from multinode.workflows.nccl_test import Extent
-    from multinode.workflows.run.context import Launch
+    from multinode.launch.context import Launch
+    from multinode.network.measure import Extent
+    from multinode.network.size_scan import ScanReport
 
 __all__ = ["register"]
 
@@ -138,7 +138,7 @@ def nccl_test(
     Columns, units and busbw are those of nccl-tests.
     """
     from multinode import api
-    from multinode.core.measure.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice, check_reduction
+    from multinode.records.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice, check_reduction
 
     sizes = api.scan_sizes(
         parse_option("-b", begin, parse_size),
@@ -198,8 +198,8 @@ def nccl_test(
 
 
 def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
-    from multinode.report.nccl_test.tune_text import env_keys, tune_parts, tune_warnings
-    from multinode.workflows.nccl_tune import nccl_tune
+    from multinode.network.tune import nccl_tune
+    from multinode.network.tune_screen import env_keys, tune_parts, tune_warnings
 
     path = Path(what.cluster.source)
     if write and not (path.is_file() and read_text(path, "the hostfile") == what.hostfile):
@@ -232,8 +232,8 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nod
 
 def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -> None:
     """The screen; or rows as nccl-tests prints them, for programs, and everything else as a comment."""
-    from multinode.report.nccl_test.scan_tables import nccl_tests_text, pair_table
-    from multinode.report.nccl_test.scan_text import next_step, scan_lines, scan_parts
+    from multinode.network.scan_tables import nccl_tests_text, pair_table
+    from multinode.network.screen import next_step, scan_lines, scan_parts
 
     if form != "nccl-tests":
         print_screen(scan_parts(report, details=details))
@@ -247,8 +247,8 @@ def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -
 
 
 def _write_page(report: ScanReport, path: Path) -> None:
-    from multinode.report.nccl_test.scan_chart import scan_page
-    from multinode.report.nccl_test.scan_text import scan_lines
+    from multinode.network.scan_chart import scan_page
+    from multinode.network.screen import scan_lines
 
     write_text(path, scan_page(report.rows, report.levels, report.title, "\n".join(scan_lines(report))))
     note(f"chart: {path}")

@@ -13,10 +13,10 @@ from multinode.cli.options import Notify, OnEnd
 from multinode.errors import MultinodeError
 
 if TYPE_CHECKING:
-    from multinode.core.run.progress import RunProgress
-    from multinode.core.run.run import Run
-    from multinode.report.run.notice import Notice
-    from multinode.workflows.run.context import RunContext
+    from multinode.launch.context import RunContext
+    from multinode.launch.notice import Notice
+    from multinode.records.progress import RunProgress
+    from multinode.records.run import Run
 
 __all__ = ["NoticeOptions"]
 
@@ -43,14 +43,14 @@ class NoticeOptions:
         if not self.are_wanted:
             yield lambda _: None
             return
-        from multinode.launch.notify import LOG, Notifier, check_url
-        from multinode.report.run.notice import (
+        from multinode.launch.notice import (
             end_notice,
             interrupted_notice,
             new_notices,
             notice_document,
             notice_environment,
         )
+        from multinode.launch.notify import LOG, Notifier, check_url
 
         notifier = Notifier(self.on_end, check_url(self.notify) if self.notify is not None else None)
         observe = context.observe

@@ -19,12 +19,12 @@ from multinode.errors import MultinodeError
 
 if TYPE_CHECKING:
     from multinode import api
-    from multinode.core.job.job import Job
-    from multinode.core.measure.benchmark import Benchmark
-    from multinode.core.run.averaging import Averaging
-    from multinode.core.run.planning import LaunchOptions
+    from multinode.job.job import Job
+    from multinode.job.planning import LaunchOptions
+    from multinode.launch.context import Launch
     from multinode.launch.request import ExecuteOptions
-    from multinode.workflows.run.context import Launch
+    from multinode.records.averaging import Averaging
+    from multinode.records.benchmark import Benchmark
 
 __all__ = [
     "SCRIPT",
@@ -77,7 +77,7 @@ __all__ = [
 
 def complete_runs(incomplete: str) -> list[str]:
     """Ids of runs, the newest first, for a shell's completion."""
-    from multinode.store.run_directory import list_runs, runs_root
+    from multinode.records.run_directory import list_runs, runs_root
 
     with contextlib.suppress(MultinodeError):
         names = ("last", *(path.name for path in reversed(list_runs(runs_root()))))
@@ -398,7 +398,7 @@ class NodeOptions:
         Raises:
             UsageError: as `read_engine` and `read_job_environment`.
         """
-        from multinode.workflows.run.context import Launch
+        from multinode.launch.context import Launch
 
         options = self.with_environment(options)
         return Launch(
@@ -469,7 +469,7 @@ class AveragingOptions:
         Raises:
             UsageError: as `read_averaging`.
         """
-        from multinode.core.run.averaging import read_averaging
+        from multinode.records.averaging import read_averaging
 
         return read_averaging(self.sync_every, self.diloco, self.sync_dtype)
 
@@ -503,7 +503,7 @@ def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
         ctx: the verb's context.
         only: names of the parameters that are meant; None means all.
     """
-    from multinode.core.text.secret_values import redact_words
+    from multinode.secret_values import redact_words
 
     words: list[str] = []
     arguments: list[str] = []

@@ -15,12 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from multinode.core.run.run import Failure
-from multinode.core.text.secret_values import redact_text
 from multinode.errors import UsageError, printable, printable_line
-from multinode.report.render.screen import WIDE, Part, print_parts, screen_text
-from multinode.store.run_directory import RunDirectory
-from multinode.store.text_file import require_directory
+from multinode.records.run import Failure
+from multinode.records.run_directory import RunDirectory
+from multinode.records.text_file import require_directory
+from multinode.render.screen import WIDE, Part, print_parts, screen_text
+from multinode.secret_values import redact_text
 
 __all__ = [
     "choose_form",
@@ -135,7 +135,7 @@ def print_directory(directory: RunDirectory | Path) -> None:
 
 def print_failure(failure: Failure, directory: str) -> None:
     """The first failure: its last lines first, then the sentence, its cause and what fixes it."""
-    from multinode.report.run.outcome import failure_notes
+    from multinode.launch.outcome import failure_notes
 
     for line in failure.log_tail.splitlines():
         typer.echo(f"  {failure.node} | {line}", err=True)

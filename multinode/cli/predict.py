@@ -15,9 +15,9 @@ from multinode.errors import UsageError
 from multinode.units import parse_rate
 
 if TYPE_CHECKING:
-    from multinode.analyse.collectives.traffic import Strategy
-    from multinode.analyse.prediction.forecast import Forecast, ForecastRequest
-    from multinode.core.run.averaging import Averaging
+    from multinode.predict.forecast import Forecast, ForecastRequest
+    from multinode.records.averaging import Averaging
+    from multinode.traffic.traffic import Strategy
 
 __all__ = ["register"]
 
@@ -119,7 +119,7 @@ def predict(
         print_document(forecast)
         return
 
-    from multinode.report.prediction.forecast_screen import forecast_parts
+    from multinode.predict.screen import forecast_parts
 
     # Published figures name no run whose settings could be changed.
     advise = "" if benchmarks is not None or is_quiet() else f"multinode advise{given_options(ctx, _FOR_ADVISE)}"
@@ -164,7 +164,7 @@ def _averagings(sync_every: str | None, diloco: str | None, sync_dtype: str | No
     Raises:
         UsageError: one cannot be read, or there are widths alone.
     """
-    from multinode.core.run.averaging import read_averaging
+    from multinode.records.averaging import read_averaging
 
     dtypes = _read("--sync-dtype", sync_dtype, lambda word: None if word == "none" else word) or (None,)
     rounds = _read("--sync-every", sync_every, lambda word: None if word == "none" else int(word))

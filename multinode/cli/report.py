@@ -11,7 +11,7 @@ from multinode.cli.live import show_stage
 from multinode.cli.options import Json, RunIds
 from multinode.cli.output import choose_form, note, print_document
 from multinode.errors import UsageError
-from multinode.store.run_directory import runs_root
+from multinode.records.run_directory import runs_root
 
 __all__ = ["register"]
 
@@ -46,7 +46,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page with charts of a run, or of several; it needs nothing from outside and can be passed on."""
-    from multinode.workflows.report import load_report, report_markdown, write_csv, write_markdown, write_page
+    from multinode.cli.report_page import load_report, report_markdown, write_csv, write_markdown, write_page
 
     chosen = _choose_form(form, output, as_json=as_json)
     with show_stage() as say:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from multinode.core.run.restart import RestartOptions
 from multinode.errors import UsageError
+from multinode.launch.restart import RestartOptions
 from multinode.units import parse_duration
 
 __all__ = ["Restarts"]

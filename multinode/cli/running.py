@@ -15,17 +15,17 @@ import typer
 
 from multinode.cli.exit_codes import OF_RUNS, OF_STOPS
 from multinode.cli.output import note, print_directory, print_document, print_failure, print_screen
-from multinode.core.run.run import SLOWER_THAN_ONE_NODE
 from multinode.errors import ContactLost, Interrupted, MultinodeError
 from multinode.launch.request import StopRequest
+from multinode.records.run import SLOWER_THAN_ONE_NODE
 from multinode.units import format_size
 
 if TYPE_CHECKING:
-    from multinode.analyse.steps.summary import Summary
-    from multinode.core.cluster.cluster import Cluster
-    from multinode.core.run.run import Run
-    from multinode.store.run_directory import RunDirectory
-    from multinode.workflows.run.context import Launched, RunContext
+    from multinode.cluster.cluster import Cluster
+    from multinode.launch.context import Launched, RunContext
+    from multinode.profile.summary import Summary
+    from multinode.records.run import Run
+    from multinode.records.run_directory import RunDirectory
 
 __all__ = ["fetch_results", "open_context", "print_next_step", "stop_on_signals", "tell_result"]
 
@@ -153,7 +153,7 @@ def fetch_results(
         return None
     if run.nodes[0].state == "lost":
         return ContactLost("nothing was fetched: contact with it was lost", node=node.name)
-    from multinode.workflows.run.fetch import Wanted, fetch_files
+    from multinode.launch.fetch import Wanted, fetch_files
 
     wanted = Wanted(node=node, paths=tuple(paths), cwd=launched.plan.nodes[0].command.cwd)
     try:
@@ -198,7 +198,7 @@ def tell_result(
 
 
 def _print_result(launched: Launched, contrast: str | None) -> None:
-    from multinode.report.run.outcome import run_parts
+    from multinode.launch.outcome import run_parts
 
     run = launched.run
     if run.first_failure is not None:
@@ -213,11 +213,11 @@ def _print_result(launched: Launched, contrast: str | None) -> None:
 
 def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, contrast: str | None = None) -> None:
     """The next command after a run, where there is one; `contrast` as `tell_result` takes it."""
-    from multinode.report.run.outcome import next_step
+    from multinode.launch.outcome import next_step
 
     if run.status == "succeeded" and run.kind == "launch" and contrast != "":
-        from multinode.workflows.comparison.contrast_of_launch import contrast_of_launch
-        from multinode.workflows.prediction.predict import lacks_one_node
+        from multinode.contrast.contrast_of_launch import contrast_of_launch
+        from multinode.predict.request import lacks_one_node
 
         contrast = (contrast or contrast_of_launch(directory)) if lacks_one_node(directory) else ""
     step = next_step(run, summary, hosts=directory.read_hosts(), contrast=contrast or "")

@@ -13,8 +13,8 @@ from multinode.cli.log_lines import print_followed, print_logs, print_logs_docum
 from multinode.cli.options import Details, Json, RunId
 from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
 from multinode.cli.running import open_context, print_next_step
-from multinode.core.run.quoting import hosts_option
-from multinode.store.run_directory import RunDirectory, runs_root
+from multinode.cluster.quoting import hosts_option
+from multinode.records.run_directory import RunDirectory, runs_root
 
 __all__ = ["register"]
 
@@ -28,8 +28,8 @@ def register(app: typer.Typer) -> None:
 
 def runs(as_json: Json = False) -> None:
     """List the runs; what changed last stands at the end."""
-    from multinode.report.run.outcome import runs_document, runs_table
-    from multinode.workflows.run.runs import load_runs
+    from multinode.launch.outcome import runs_document, runs_table
+    from multinode.launch.runs import load_runs
 
     found = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if as_json:
@@ -42,10 +42,10 @@ def runs(as_json: Json = False) -> None:
 
 def show(run_id: RunId = "last", details: Details = False, as_json: Json = False) -> None:
     """Show one run: how it ended, what limits it, what is next; or what a bench, nccl-test, contrast or sweep found."""
-    from multinode.report.render.table import sheet_table
-    from multinode.report.run.outcome import run_parts, run_table
-    from multinode.report.steps.summary_sheets import summary_sheets
-    from multinode.workflows.run.runs import load_run
+    from multinode.launch.outcome import run_parts, run_table
+    from multinode.launch.runs import load_run
+    from multinode.profile.summary_sheets import summary_sheets
+    from multinode.render.table import sheet_table
 
     found = load_run(runs_root(), run_id)
     running = found.run.status == "running" and found.run.kind == "launch"
@@ -67,16 +67,16 @@ def show(run_id: RunId = "last", details: Details = False, as_json: Json = False
 
 def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     """What a contrast, a sweep or import, a bench, an nccl-test and a tuning found; whether there was any."""
-    from multinode.analyse.nccl_test.nccl_tuning import TuneReport
+    from multinode.bench.measure import load_bench
+    from multinode.bench.screen import bench_parts
     from multinode.cli.contrast import one_node_command, print_contrast
     from multinode.cli.table import print_cells
-    from multinode.report.bench.bench_sheets import bench_parts
-    from multinode.report.nccl_test.scan_text import scan_parts
-    from multinode.report.nccl_test.tune_text import tune_parts
-    from multinode.workflows.bench import load_bench
-    from multinode.workflows.comparison.compare import load_contrast
-    from multinode.workflows.grid.sweep_table import load_table
-    from multinode.workflows.nccl_test import load_scan
+    from multinode.contrast.compare import load_contrast
+    from multinode.experiment.sweep_table import load_table
+    from multinode.network.measure import load_scan
+    from multinode.network.nccl_tuning import TuneReport
+    from multinode.network.screen import scan_parts
+    from multinode.network.tune_screen import tune_parts
 
     if _show_tuning(directory):
         return True
@@ -105,9 +105,9 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
 
 def _show_tuning(directory: RunDirectory) -> bool:
     """What short runs of changes came to; a tuning is a grid, and its verdict stands for the table of that."""
-    from multinode.analyse.tuning.tuning import Tuning
-    from multinode.report.tuning.tuning_screen import tuning_parts
-    from multinode.workflows.tuning.asked_tuning import TUNING_FILE
+    from multinode.experiment.asked_tuning import TUNING_FILE
+    from multinode.experiment.tuning import Tuning
+    from multinode.experiment.tuning_screen import tuning_parts
 
     tuning = directory.read(TUNING_FILE, Tuning)
     if tuning is None:
@@ -131,8 +131,8 @@ def logs(
 
     Progress bars are reduced to their last state.
     """
-    from multinode.workflows.run.logs import choose_logs, node_logs
-    from multinode.workflows.run.runs import load_run
+    from multinode.launch.logs import choose_logs, node_logs
+    from multinode.launch.runs import load_run
 
     found = load_run(runs_root(), run_id)
     chosen = choose_logs(runs_root(), found, node, rank)
@@ -145,8 +145,8 @@ def logs(
 
 
 def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
-    from multinode.workflows.run.attach import find_known
-    from multinode.workflows.run.logs import follow_logs, needs_follower
+    from multinode.launch.attach import find_known
+    from multinode.launch.logs import follow_logs, needs_follower
 
     known = find_known(runs_root(), run_id)
     with contextlib.ExitStack() as stack:

@@ -10,8 +10,8 @@ import typer
 
 from multinode.cli.options import SCRIPT, Json, ScriptCommand
 from multinode.cli.output import note, print_document
-from multinode.core.run.batch_script import BatchJob, batch_script
-from multinode.store.run_directory import runs_root
+from multinode.launch.batch_script import BatchJob, batch_script
+from multinode.records.run_directory import runs_root
 
 __all__ = ["register"]
 

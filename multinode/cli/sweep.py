@@ -28,18 +28,18 @@ from multinode.cli.options import (
 from multinode.cli.output import note, print_directory, print_document
 from multinode.cli.running import open_context
 from multinode.cli.table import FormOptions, ViewOptions
-from multinode.core.run.planning import LaunchOptions
-from multinode.core.run.run import Run
 from multinode.errors import UsageError
+from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
-from multinode.store.run_directory import RunDirectory, runs_root
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory, runs_root
 
 if TYPE_CHECKING:
-    from multinode.core.grid.grid import Cell, Grid
-    from multinode.core.job.job import Job
-    from multinode.workflows.grid.sweep import Resume, Swept
-    from multinode.workflows.grid.sweep_cell import AskedGrid
-    from multinode.workflows.run.nodes import Nodes
+    from multinode.experiment.grid import Cell, Grid
+    from multinode.experiment.sweep import Resume, Swept
+    from multinode.experiment.sweep_cell import AskedGrid
+    from multinode.job.job import Job
+    from multinode.launch.nodes import Nodes
 
 __all__ = ["register"]
 
@@ -95,8 +95,8 @@ class GridOptions:
         Raises:
             UsageError: numbers of nodes or workers are none.
         """
-        from multinode.core.grid.grid import Grid
-        from multinode.core.grid.grid_plan import parse_counts
+        from multinode.experiment.grid import Grid
+        from multinode.experiment.grid_plan import parse_counts
 
         workers = self.workers_per_node
         return Grid(
@@ -143,7 +143,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Measure a job over a grid of settings, nodes and workers; interrupted, the same command resumes it."""
-    from multinode.workflows.grid.sweep import Resume
+    from multinode.experiment.sweep import Resume
 
     if grid.steps is not None and grid.minutes is not None:
         raise UsageError("--steps and --minutes both say how long a cell trains", hint="give one of them")
@@ -175,8 +175,8 @@ def _read_grid(
             names cannot be read, or a setting is wrong.
     """
     there, execute, check = launch
-    from multinode.core.grid.grid_plan import plan_grid
-    from multinode.workflows.grid.sweep_cell import AskedGrid, CellTraining
+    from multinode.experiment.grid_plan import plan_grid
+    from multinode.experiment.sweep_cell import AskedGrid, CellTraining
 
     (axes, arguments), edits = _read_axes(script, options), training.deepspeed_set or []
     fixed = [*(options.set_ or ()), *(() if arguments else _fixed(axes))]
@@ -202,7 +202,7 @@ def _read_axes(
     Raises:
         UsageError: the one's axes were given for the other, or a key or argument is set elsewhere as well.
     """
-    from multinode.core.grid.grid_plan import parse_arguments, parse_axes
+    from multinode.experiment.grid_plan import parse_arguments, parse_axes
 
     if script is None:
         if options.grid_arg:
@@ -230,10 +230,10 @@ def _read_axes(
 
 def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     """The cells in the order in which they would be measured; of an earlier sweep that would go on, how far it is."""
-    from multinode.core.grid.grid_state import retry_failed as again
-    from multinode.report.grid.grid_progress import plan_lines
-    from multinode.workflows.grid.sweep import require_plannable
-    from multinode.workflows.grid.sweep_store import find_sweep, new_record
+    from multinode.experiment.grid_progress import plan_lines
+    from multinode.experiment.grid_state import retry_failed as again
+    from multinode.experiment.sweep import require_plannable
+    from multinode.experiment.sweep_store import find_sweep, new_record
 
     require_plannable(asked)
     planned = new_record(asked)
@@ -251,9 +251,9 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
 
 def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
     """Measure what is left; where nothing is, no node is asked."""
-    from multinode.workflows.grid.sweep import find_finished
-    from multinode.workflows.grid.sweep import sweep as measure
-    from multinode.workflows.grid.sweep_table import build_table
+    from multinode.experiment.sweep import find_finished
+    from multinode.experiment.sweep import sweep as measure
+    from multinode.experiment.sweep_table import build_table
 
     finished = find_finished(asked, runs_root(), resume)
     if finished is not None:
@@ -272,7 +272,7 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
 
 def _tell_end(swept: Swept) -> NoReturn:
     """Where everything lies, and whether all went well, as an exit code says it to a script."""
-    from multinode.report.grid.grid_progress import end_line
+    from multinode.experiment.grid_progress import end_line
 
     failed = [cell for cell in swept.record.cells if cell.state == "failed"]
     for cell in failed:
@@ -292,10 +292,10 @@ def _cell_jobs(
 
     A setting may name another file, a model or a DeepSpeed JSON; so each is read as a job of its own.
     """
-    from multinode.core.grid.grid_plan import cell_arguments, cell_overrides
-    from multinode.core.job.deepspeed import parse_deepspeed_edits
-    from multinode.core.job.job import ScriptJob
-    from multinode.store.job import load_job
+    from multinode.experiment.grid_plan import cell_arguments, cell_overrides
+    from multinode.job.deepspeed import parse_deepspeed_edits
+    from multinode.job.job import ScriptJob
+    from multinode.job.stored_job import load_job
 
     if isinstance(plain, ScriptJob):
         return {cell.label: ScriptJob(argv=(*plain.argv, *cell_arguments(grid, cell))) for cell in cells}
@@ -310,7 +310,7 @@ def _cell_jobs(
 
 def _fixed(axes: Mapping[str, Sequence[Any]]) -> list[str]:
     """What has one value, as `launch` takes it."""
-    from multinode.core.job.job import override_text
+    from multinode.job.job import override_text
 
     return [override_text(key, values[0]) for key, values in axes.items() if len(values) == 1]
 
@@ -321,8 +321,8 @@ def _require_fit(asked: AskedGrid, look: ViewOptions) -> None:
     Raises:
         UsageError: it cannot.
     """
-    from multinode.analyse.grid.cell_table import look_at
-    from multinode.analyse.grid.cells import CellRow, CellTable
+    from multinode.experiment.cell_table import look_at
+    from multinode.experiment.cells import CellRow, CellTable
 
     rows = tuple(CellRow(label=cell.label, state="waiting", varied=cell.settings) for cell in asked.cells)
     look_at(CellTable(run_id="", job="", cells=rows), look.read(beside=False))
@@ -333,7 +333,7 @@ def _require_fit(asked: AskedGrid, look: ViewOptions) -> None:
 
 def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
     """The stored table, on stdout; beside another baseline where the one has no speed."""
-    from multinode.workflows.grid.sweep_table import load_tables
+    from multinode.experiment.sweep_table import load_tables
 
     names = [swept.directory.name]
     try:

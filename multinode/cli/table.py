@@ -12,13 +12,13 @@ from multinode.cli.inputs import parse_option
 from multinode.cli.options import Deadline, Details, Json, PricesFile, RunIds, Where, expand_options
 from multinode.cli.output import choose_form, print_document, print_screen
 from multinode.errors import UsageError
-from multinode.store.run_directory import runs_root
-from multinode.store.text_file import write_text
+from multinode.records.run_directory import runs_root
+from multinode.records.text_file import write_text
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
-    from multinode.analyse.grid.cell_table import Look
-    from multinode.analyse.grid.cells import CellTable
+    from multinode.experiment.cell_table import Look
+    from multinode.experiment.cells import CellTable
 
 __all__ = ["FormOptions", "ViewOptions", "print_cells", "register"]
 
@@ -54,8 +54,8 @@ class ViewOptions:
         Raises:
             UsageError: the prices cannot be read, or the deadline is none.
         """
-        from multinode.analyse.grid.cell_table import Look
-        from multinode.store.hostfile import load_prices
+        from multinode.experiment.cell_table import Look
+        from multinode.records.hostfile import load_prices
 
         return Look(
             baseline=self.baseline if beside else None,
@@ -118,7 +118,7 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Show the table of a sweep or an import, or several in one; sorted, filtered, priced, relative to any row."""
-    from multinode.workflows.grid.sweep_table import load_tables
+    from multinode.experiment.sweep_table import load_tables
 
     form.validate(as_json=as_json)
     form.show(load_tables(runs_root(), run_ids or ["last"], look.read()), look.sort, as_json=as_json)
@@ -134,9 +134,9 @@ def print_cells(
     """A table on stdout, in as many columns as the terminal has; what it is sorted by is among them."""
     from rich.console import Console
 
-    from multinode.analyse.grid.cells import our_name
-    from multinode.report.grid.cell_screen import cell_parts
-    from multinode.report.render.screen import WIDE
+    from multinode.experiment.cell_screen import cell_parts
+    from multinode.experiment.cells import our_name
+    from multinode.render.screen import WIDE
 
     if form != "table":
         typer.echo(_text(found, form), nl=False)
@@ -149,14 +149,14 @@ def print_cells(
 
 def _text(found: CellTable, form: str) -> str:
     if form == "html":
-        from multinode.report.grid.cell_page import cell_page
+        from multinode.experiment.cell_page import cell_page
 
         return cell_page(found)
     if form == "table":
-        from multinode.report.grid.cell_screen import cell_parts
-        from multinode.report.render.screen import WIDE, screen_text
+        from multinode.experiment.cell_screen import cell_parts
+        from multinode.render.screen import WIDE, screen_text
 
         return screen_text(cell_parts(found, WIDE, details=True))
-    from multinode.report.grid.cell_export import cell_csv, cell_markdown
+    from multinode.experiment.cell_export import cell_csv, cell_markdown
 
     return cell_csv(found) if form == "csv" else "".join(cell_markdown(found))

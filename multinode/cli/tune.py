@@ -28,17 +28,17 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import is_quiet, note, print_directory, print_document, print_screen
 from multinode.cli.running import open_context
-from multinode.core.job.trial_job import parse_learning_rates
-from multinode.core.run.planning import LaunchOptions
+from multinode.job.planning import LaunchOptions
+from multinode.job.trial_job import parse_learning_rates
 from multinode.launch.request import ExecuteOptions
-from multinode.store.run_directory import runs_root
-from multinode.store.text_file import require_directory
+from multinode.records.run_directory import runs_root
+from multinode.records.text_file import require_directory
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
-    from multinode.workflows.grid.sweep import Resume
-    from multinode.workflows.tuning.asked_tuning import AskedTuning
-    from multinode.workflows.tuning.tune import Tuned
+    from multinode.experiment.asked_tuning import AskedTuning
+    from multinode.experiment.sweep import Resume
+    from multinode.experiment.tune import Tuned
 
 __all__ = ["register"]
 
@@ -105,8 +105,8 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the change that reaches the loss of a training soonest; interrupted, the same command resumes it."""
-    from multinode.workflows.grid.sweep import Resume
-    from multinode.workflows.tuning.asked_tuning import AskedTuning
+    from multinode.experiment.asked_tuning import AskedTuning
+    from multinode.experiment.sweep import Resume
 
     if output is not None:
         require_directory(output.parent)
@@ -137,15 +137,15 @@ def tune(
     if as_json:
         print_document(tuned)
     else:
-        from multinode.report.tuning.tuning_screen import tuning_parts
+        from multinode.experiment.tuning_screen import tuning_parts
 
         print_screen(tuning_parts(tuned.tuning, next_command=following))
     print_directory(tuned.directory)
 
 
 def _print_plan(asked: AskedTuning, resume: Resume, *, as_json: bool) -> None:
-    from multinode.report.tuning.tuning_screen import plan_parts
-    from multinode.workflows.tuning.tuning_plan import plan_tuning
+    from multinode.experiment.tuning_plan import plan_tuning
+    from multinode.experiment.tuning_screen import plan_parts
 
     planned = plan_tuning(asked, runs_root(), resume)
     if as_json:
@@ -156,9 +156,9 @@ def _print_plan(asked: AskedTuning, resume: Resume, *, as_json: bool) -> None:
 
 def _carry_out(asked: AskedTuning, resume: Resume) -> Tuned:
     """Measure what is left; where nothing is, no node is asked."""
-    from multinode.workflows.tuning.asked_tuning import require_tunable
-    from multinode.workflows.tuning.tune import find_tuned
-    from multinode.workflows.tuning.tune import tune as measure
+    from multinode.experiment.asked_tuning import require_tunable
+    from multinode.experiment.tune import find_tuned
+    from multinode.experiment.tune import tune as measure
 
     require_tunable(asked)
     finished = find_tuned(asked, runs_root(), resume)

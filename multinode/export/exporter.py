@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from multinode.analyse.run.observed import Observed
-from multinode.analyse.steps.summary import Summary
-from multinode.core.run.progress import NodeProgress
-from multinode.core.run.run import Run
 from multinode.export.step_figures import StepFigures
+from multinode.profile.observed import Observed
+from multinode.profile.summary import Summary
+from multinode.records.progress import NodeProgress
+from multinode.records.run import Run
 
 __all__ = ["EndedRun", "Exporter"]
 

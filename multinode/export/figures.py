@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from multinode.analyse.steps.summary import Summary
-from multinode.core.run.progress import NodeProgress
+from multinode.profile.summary import Summary
+from multinode.records.progress import NodeProgress
 
 __all__ = ["NODE_FIGURES", "STEP_FIGURES", "SUMMARY_FIGURES", "Value", "node_values", "summary_values"]
 

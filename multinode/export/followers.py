@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from multinode.errors import printable
 from multinode.export.target import Target
-from multinode.store.private_file import open_private
+from multinode.records.private_file import open_private
 
 __all__ = ["Followers"]
 

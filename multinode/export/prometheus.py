@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from multinode.core.run.progress import NodeProgress
-from multinode.core.run.run import Run
 from multinode.export.exporter import EndedRun, Exporter
 from multinode.export.figures import NODE_FIGURES, SUMMARY_FIGURES, Value, node_values, summary_values
+from multinode.records.progress import NodeProgress
+from multinode.records.run import Run
 
 __all__ = ["MetricsPort", "Textfile", "metrics_text"]
 

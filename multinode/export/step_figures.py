@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.analyse.run.observed import Observed, ObservedNode
-from multinode.analyse.steps.exposure import expose_each
-from multinode.analyse.steps.in_training import step_bandwidths
-from multinode.analyse.steps.step_split import transfers_us
-from multinode.core.run.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
 from multinode.export.figures import Value
+from multinode.profile.exposure import expose_each
+from multinode.profile.in_training import step_bandwidths
+from multinode.profile.observed import Observed, ObservedNode
+from multinode.profile.step_split import transfers_us
+from multinode.records.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
 
 __all__ = ["StepFigures", "StepStream"]
 

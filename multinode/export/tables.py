@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from multinode.export.exporter import EndedRun, Exporter
-from multinode.report.steps.export import csv_files, sample_tables
-from multinode.store.text_file import write_text
+from multinode.profile.export import csv_files, sample_tables
+from multinode.records.text_file import write_text
 
 __all__ = ["CsvFiles", "ParquetFiles"]
 

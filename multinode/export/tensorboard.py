@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from multinode.core.run.run import Run
 from multinode.export.exporter import EndedRun, Exporter
 from multinode.export.figures import Value, summary_values
 from multinode.export.step_figures import StepFigures
+from multinode.records.run import Run
 
 __all__ = ["TensorBoard"]
 

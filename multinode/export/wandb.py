@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from multinode.core.run.run import Run
 from multinode.export.exporter import EndedRun, Exporter
 from multinode.export.figures import summary_values
 from multinode.export.step_figures import StepFigures
+from multinode.records.run import Run
 
 __all__ = ["WandbRun"]
 

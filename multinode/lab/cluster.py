@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.core.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import Interrupted, NodeFailed, UsageError
 from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, SSH_CONFIG, make_keys, write_access_files
 from multinode.lab.cgroups import join_command

@@ -17,7 +17,7 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.store.private_file import replace_file
+from multinode.records.private_file import replace_file
 
 __all__ = [
     "DATA_IFNAME",

@@ -12,18 +12,18 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from multinode.core.cluster.cluster import Cluster
-from multinode.core.run.plan import LaunchPlan, redact_plan
-from multinode.core.run.progress import RunProgress
-from multinode.core.run.quoting import as_steps
-from multinode.core.run.run import SLOWER_THAN_ONE_NODE, Failure, Run, Stall, new_run
+from multinode.cluster.cluster import Cluster
+from multinode.cluster.quoting import as_steps
+from multinode.diagnose.failure import blame_machine, first_failure
 from multinode.errors import OURS_TO_FIX, MultinodeError
-from multinode.launch.failure import blame_machine, first_failure
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests
 from multinode.launch.session import Event, EventQueue, NodeSession, Status
 from multinode.launch.tracker import Tracker
-from multinode.store.run_directory import RunDirectory
+from multinode.records.plan import LaunchPlan, redact_plan
+from multinode.records.progress import RunProgress
+from multinode.records.run import SLOWER_THAN_ONE_NODE, Failure, Run, Stall, new_run
+from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 
 __all__ = ["Execution", "Observer"]

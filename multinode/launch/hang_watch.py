@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from multinode.analyse.hang.stall import find_hang
-from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.run.plan import LaunchPlan, NodePlan
-from multinode.core.run.run import NodeDiagnosis, Stall, StallRecord
-from multinode.core.run.run_id import node_run_id
-from multinode.launch.hang_words import stall_cause
+from multinode.cluster.cluster import Cluster, Node
+from multinode.diagnose.hang_words import stall_cause
+from multinode.diagnose.stall import find_hang
 from multinode.launch.session import Chunk, Event, Hello, Status
-from multinode.store.run_directory import RunDirectory
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.run import NodeDiagnosis, Stall, StallRecord
+from multinode.records.run_directory import RunDirectory
+from multinode.records.run_id import node_run_id
 from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.fan_out import gather
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from multinode.core.run.plan import NodePlan
+from multinode.diagnose.log_words import LogReading, read_log
 from multinode.errors import MultinodeError
-from multinode.launch.log_words import LogReading, read_log
-from multinode.store.run_directory import RunDirectory
+from multinode.records.plan import NodePlan
+from multinode.records.run_directory import RunDirectory
 from multinode.units import format_size
 
 __all__ = ["KeptFiles", "KeptLimits"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from multinode.errors import UsageError, printable
-from multinode.store.private_file import open_private
+from multinode.records.private_file import open_private
 from multinode.transport.base import time_left
 
 __all__ = ["LOG", "Notifier", "check_url"]

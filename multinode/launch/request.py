@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.core.run.plan import LaunchPlan, PlanFile, redact_plan
-from multinode.core.run.run_id import node_run_id
-from multinode.core.text.secret_values import redact_file
 from multinode.launch.lease import LEASE_S
+from multinode.records.plan import LaunchPlan, PlanFile, redact_plan
+from multinode.records.run_id import node_run_id
+from multinode.secret_values import redact_file
 
 __all__ = ["STOP_FILE", "ExecuteOptions", "StopOrder", "StopRequest", "supervise_requests"]
 

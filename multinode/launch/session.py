@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError, NodeFailed, NodeGone
 from multinode.launch.lease import LeaseKeeper, LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer

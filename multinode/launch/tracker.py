@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from multinode.core.run.log import next_stage
-from multinode.core.run.plan import LaunchPlan
-from multinode.core.run.progress import NodeProgress, RunProgress, advance_node, start_progress
-from multinode.core.run.run import Failure, NodeRun
-from multinode.core.run.samples import ExceptionSample, NcclWarningSample, parse_samples
+from multinode.diagnose.failure import Evidence
+from multinode.diagnose.failure_kinds import explain_timeout, link_share
+from multinode.diagnose.machine_faults import FaultWatch
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
-from multinode.launch.failure import Evidence
-from multinode.launch.failure_kinds import explain_timeout, link_share
 from multinode.launch.kept_files import KeptFiles, KeptLimits
-from multinode.launch.machine_faults import FaultWatch
 from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s
-from multinode.store.run_directory import RunDirectory
+from multinode.records.log import next_stage
+from multinode.records.plan import LaunchPlan
+from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress
+from multinode.records.run import Failure, NodeRun
+from multinode.records.run_directory import RunDirectory
+from multinode.records.samples import ExceptionSample, NcclWarningSample, parse_samples
 
 __all__ = ["Tracker"]
 

@@ -24,8 +24,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, overload
 import msgspec
 
 import multinode
-from multinode.core.cluster.cluster import Node
-from multinode.core.run.quoting import quote_path
+from multinode.cluster.cluster import Node
+from multinode.cluster.quoting import quote_path
 from multinode.decoding import convert, decode_json, printable_values
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable, printable_line
 from multinode.transport import refusals

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError
 
 __all__ = ["MAX_ANSWER_BYTES", "BufferedStream", "Completed", "Stream", "Transport", "held", "time_left"]

@@ -22,7 +22,7 @@ from typing import Any
 import fabric
 import paramiko
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, UsageError
 from multinode.transport import refusals
 from multinode.transport.base import BufferedStream, Transport, held, time_left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.transport.base import Completed, Stream, Transport
 
 __all__ = ["GREETING", "FakeStream", "FakeTransport"]

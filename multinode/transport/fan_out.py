@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from multinode.core.cluster.cluster import Node
-from multinode.core.run.quoting import as_steps
+from multinode.cluster.cluster import Node
+from multinode.cluster.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError
 from multinode.transport.base import time_left
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost, NodeFailed
 from multinode.transport.base import BufferedStream, Transport
 from multinode.units import signal_name

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.core.cluster.cluster import Node
-from multinode.core.run.quoting import destination, ssh_words
+from multinode.cluster.cluster import Node
+from multinode.cluster.quoting import destination, ssh_words
 from multinode.errors import ContactLost, MultinodeError, NodeError, UsageError
 from multinode.transport import refusals
 from multinode.transport.base import Transport, held, time_left

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from multinode.core.cluster.cluster import Node
-from multinode.core.run.quoting import as_steps, destination, ssh_words
+from multinode.cluster.cluster import Node
+from multinode.cluster.quoting import as_steps, destination, ssh_words
 from multinode.errors import (
     AuthError,
     ConnectError,

@@ -13,14 +13,14 @@ import subprocess
 import threading
 from collections.abc import Mapping
 
-from multinode.core.cluster.allocation import (
+from multinode.cluster.allocation import (
     Allocation,
     allocation_hostfile,
     parse_gpu_nodes,
     parse_job,
     parse_node_addresses,
 )
-from multinode.core.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError, printable
 from multinode.transport.base import Transport
 from multinode.transport.local import LocalStream, ask_program, start_piped

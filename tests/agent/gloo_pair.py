@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import multinode
-from multinode.core.run.samples import Sample, parse_samples
+from multinode.records.samples import Sample, parse_samples
 from tests.warm import ColdProcess, WarmProcess
 
 INSTRUMENT = Path(multinode.__file__).parent / "agent" / "instrument"

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from multinode.core.run.samples import parse_samples
+from multinode.records.samples import parse_samples
 
 Record = dict[str, Any]
 

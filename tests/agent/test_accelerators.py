@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.agent.facts.accelerators import TOOLS, parse_npu, parse_rocm, parse_xpu
-from multinode.core.cluster.accelerators import ACCELERATORS
+from multinode.cluster.accelerators import ACCELERATORS
 
 # rocm-smi of ROCm 6 with an RX 6800 and the processor's own graphics (mudler/LocalAI#7761; its id is masked there,
 # and the last twelve digits are zeros here).

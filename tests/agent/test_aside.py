@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from multinode.agent.facts.aside import Aside, LateError, Readings
-from multinode.core.cluster.facts import NodeFacts
+from multinode.cluster.facts import NodeFacts
 from multinode.decoding import convert
 
 from .localnode import LocalNode

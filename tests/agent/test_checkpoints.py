@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from multinode.agent.run.checkpoints import look_at
-from multinode.core.run.checkpoint import Checkpoint, CheckpointChoice, choose_checkpoint
+from multinode.launch.checkpoint import Checkpoint, CheckpointChoice, choose_checkpoint
 
 from .localnode import LocalNode
 

@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from multinode.agent.bench.device_ops import LAYERS, Layer, layer_sizes, make_layer
-from multinode.analyse.bench.bench_work import work_of
-from multinode.core.run.samples import SpeedSample
+from multinode.bench.work import work_of
+from multinode.records.samples import SpeedSample
 
 pytestmark = pytest.mark.torch
 

@@ -21,7 +21,7 @@ from multinode.agent.facts.files import (
     read_revision,
 )
 from multinode.agent.kernel_files import Mount, read_mounts
-from multinode.core.cluster.facts import ContentFact, NodeFacts
+from multinode.cluster.facts import ContentFact, NodeFacts
 
 from .localnode import LocalNode
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.run.samples import GpuSample, parse_samples
+from multinode.records.samples import GpuSample, parse_samples
 
 from .localnode import LocalNode
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.samples import DdpSample, ModelSample, NoteSample, StepSample, TrafficSample
+from multinode.records.samples import DdpSample, ModelSample, NoteSample, StepSample, TrafficSample
 
 from .gloo_pair import Told, run_pair
 from .instrumented import Worker

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.samples import DdpSample
+from multinode.records.samples import DdpSample
 
 from .gloo_pair import Told, run_pair
 

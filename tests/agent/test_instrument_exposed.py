@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.run.progress import StepRecords
-from multinode.core.run.samples import DdpSample, DeviceWaitSample, StepSample
+from multinode.records.progress import StepRecords
+from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
 
 from .gloo_pair import Told, run_pair
 

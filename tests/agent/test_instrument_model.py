@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.samples import ModelSample
+from multinode.records.samples import ModelSample
 from tests.warm import free_port
 
 from .gloo_pair import run_pair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.run.samples import NoteSample, StepSample, TrafficSample
+from multinode.records.samples import NoteSample, StepSample, TrafficSample
 
 from .gloo_pair import Told, run_pair
 

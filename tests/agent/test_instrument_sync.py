@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.averaging import averaging_environment, read_averaging
-from multinode.core.run.samples import AveragingSample, SyncSample, TrafficSample
+from multinode.records.averaging import averaging_environment, read_averaging
+from multinode.records.samples import AveragingSample, SyncSample, TrafficSample
 
 from .gloo_pair import Told, run_pair
 

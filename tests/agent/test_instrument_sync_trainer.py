@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.samples import EvaluationSample, LossSample, NoteSample, SyncSample
+from multinode.records.samples import EvaluationSample, LossSample, NoteSample, SyncSample
 
 from .gloo_pair import Told, run_pair
 

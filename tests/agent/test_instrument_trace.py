@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.steps.trace_events import TraceEvents, read_trace
-from multinode.analyse.steps.trace_view import view_traces
+from multinode.profile.trace_events import TraceEvents, read_trace
+from multinode.profile.trace_view import view_traces
 from tests.warm import WarmProcess, free_port
 
 DEADLINE_S = 100.0

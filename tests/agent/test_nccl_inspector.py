@@ -6,7 +6,7 @@ import pytest
 
 from multinode.agent.facts.nccl_plugin import find_inspector
 from multinode.agent.sample.nccl_inspector import FOLDER, InspectorReader, shorten
-from tests.analyse.inspector_records import ALL_REDUCE, REDUCE_SCATTER, line
+from tests.profile.inspector_records import ALL_REDUCE, REDUCE_SCATTER, line
 
 
 def test_a_record_of_the_plugin_becomes_a_sample() -> None:

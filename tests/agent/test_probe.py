@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.cluster.facts import NodeFacts
+from multinode.cluster.facts import NodeFacts
 
 from .localnode import LocalNode
 from .test_accelerators import NPU

@@ -11,7 +11,7 @@ import pytest
 from multinode.agent.facts.memory import MemoryReader
 from multinode.agent.rundir import RunDir
 from multinode.agent.sample.sampler import KernelLog, NodeSampler, parse_snmp
-from multinode.core.run.samples import CgroupSample, CpuSample, NicSample, NoteSample, TcpSample, parse_samples
+from multinode.records.samples import CgroupSample, CpuSample, NicSample, NoteSample, TcpSample, parse_samples
 
 from .localnode import LocalNode
 from .own_group import own_group

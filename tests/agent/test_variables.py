@@ -14,7 +14,7 @@ from multinode.agent.facts.variables import (
     read_nccl_files,
     select_variables,
 )
-from multinode.core.text.secret_values import is_secret
+from multinode.secret_values import is_secret
 
 from .localnode import LocalNode
 

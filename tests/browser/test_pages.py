@@ -10,18 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.analyse.comparison.contrast_figures import Contrast
-from multinode.analyse.grid.cells import CellTable
-from multinode.analyse.nccl_test.scan_verdict import Verdict
-from multinode.analyse.nccl_test.size_scan import ScanReport
-from multinode.core.measure.benchmark import CollectiveTest, scan_messages
-from multinode.report.reported_run import ReportedRun
-from multinode.report.run_page import run_page
+from multinode.cli.reported_run import ReportedRun
+from multinode.cli.run_page import run_page
+from multinode.contrast.figures import Contrast
+from multinode.experiment.cells import CellTable
+from multinode.network.scan_verdict import Verdict
+from multinode.network.size_scan import ScanReport
+from multinode.records.benchmark import CollectiveTest, scan_messages
 from tests.browser.chromium import Chromium, View, chromium
-from tests.report.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
-from tests.report.contrasts import CONTRAST, CONTRAST_RUN, CURVE
-from tests.report.observing import RUN, SUMMARY, observed
-from tests.report.test_nccl_tests_text import row
+from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE
+from tests.experiment.cells import PUBLISHED, SWEEP, SWEEP_RUN, renamed
+from tests.network.test_nccl_tests_text import row
+from tests.profile.observing import RUN, SUMMARY, observed
 
 pytestmark = pytest.mark.browser
 

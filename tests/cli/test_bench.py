@@ -9,10 +9,10 @@ import typer
 from typer.testing import CliRunner
 
 from multinode.cli import bench, report, runs
-from multinode.core.run.run import NodeRun, Run
 from multinode.errors import RunFailed, UsageError
-from multinode.store.run_directory import RunDirectory
-from tests.analyse import made_up_bench as made
+from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
+from tests.bench import made_up_bench as made
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,18 @@ from typer.testing import CliRunner
 
 from multinode.cli.early_verdict import Mode, require_terminal, watch
 from multinode.cli.main import build_app
-from multinode.core.run.progress import NodeProgress, RunProgress
-from multinode.core.run.run import Run
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
+from multinode.launch.attach import attach, find_known
+from multinode.launch.context import RunContext
 from multinode.launch.request import ExecuteOptions
+from multinode.records.progress import NodeProgress, RunProgress
+from multinode.records.run import Run
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.run.attach import attach, find_known
-from multinode.workflows.run.context import RunContext
-from tests.analyse.made_up_steps import MadeUp, always
 from tests.launch.scripted import HELLO, RUNNING, ScriptedNodes, Talk
-from tests.workflows.running import keep_running
+from tests.profile.made_up_steps import MadeUp, always
+from tests.profile.running import keep_running
 
 DEADLINE_S = 60.0
 SLOW = MadeUp(steps=15, transfer_ms=always(1000.0))

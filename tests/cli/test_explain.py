@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from multinode.cli import explain
 from multinode.errors import UsageError
-from tests.launch.test_first_cause import ABORTS, aborted, text, torchrun
+from tests.diagnose.test_first_cause import ABORTS, aborted, text, torchrun
 
 UNREACHED = """\
 [rank8]: Traceback (most recent call last):

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from multinode.cli.live import live_view, within_share
-from multinode.core.run.progress import NodeProgress, RunProgress
-from multinode.core.run.run import Stall
+from multinode.records.progress import NodeProgress, RunProgress
+from multinode.records.run import Stall
 
 RUNNING = RunProgress(
     run_id="r",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.run.run import NodeRun, Run
-from multinode.store.run_directory import RunDirectory
+from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
 
 RUN = "20260102-030405-abcd"
 COMMAND = [sys.executable, "-m", "multinode"]

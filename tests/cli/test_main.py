@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from multinode.cli.main import VERBS, build_app
 from multinode.cli.output import note, set_verbosity
-from multinode.core.run.run import Run
 from multinode.errors import UsageError
-from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.nodes import load_nodes
+from multinode.launch.nodes import load_nodes
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
 
 RUN = "20260102-030405-abcd"
 # As `multinode completion bash` is used: the shell has words and a cursor, and asks its function.

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from multinode.cli.main import build_app, load_verb
 from multinode.cli.running import tell_result
-from multinode.core.run.plan import LaunchPlan
-from multinode.core.run.run import NodeRun, Run
+from multinode.contrast.contrast_of_launch import contrast_of_launch
 from multinode.decoding import decode_json
-from multinode.store.run_directory import RunDirectory
-from multinode.workflows.comparison.contrast_of_launch import contrast_of_launch
-from multinode.workflows.run.context import Launched
-from tests.analyse.stored import training_record
+from multinode.launch.context import Launched
+from multinode.records.plan import LaunchPlan
+from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
+from tests.predict.stored import training_record
 
 HOSTS = "a slots=2 addr=10.0.0.1 ifname=eth0\nb slots=2 addr=10.0.0.2 ifname=eth0\n"
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from multinode.cli.notices import NoticeOptions
-from multinode.core.run.progress import RunProgress
 from multinode.errors import MultinodeError, UsageError
+from multinode.launch.context import RunContext
+from multinode.records.progress import RunProgress
 from multinode.transport.fake import FakeTransport
-from multinode.workflows.run.context import RunContext
-from tests.report.observing import RUN
-from tests.report.test_notice import PROGRESS, STALL
+from tests.launch.test_notice import PROGRESS, STALL
+from tests.profile.observing import RUN
 
 TELL = 'echo "$MULTINODE_EVENT $MULTINODE_STATUS" >> told'
 HANGS = msgspec.structs.replace(PROGRESS, stall=STALL)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from multinode.analyse.collectives.traffic import Strategy
 from multinode.cli.main import build_app
 from multinode.errors import UsageError
-from tests.analyse.stored import comm_ms, sweep_record, training_record
-from tests.workflows.test_predict import store
+from multinode.traffic.traffic import Strategy
+from tests.predict.stored import comm_ms, sweep_record, training_record
+from tests.predict.test_request import store
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
 CLOUD = Path(__file__).parent.parent / "analyse" / "published_pairs" / "p3-roberta-25g.yaml"

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
-from multinode.core.run.plan import LaunchPlan, NodePlan
-from multinode.core.run.quoting import Command
+from multinode.cluster.quoting import Command
 from multinode.errors import MultinodeError, UsageError
-from multinode.store.run_directory import RunDirectory
-from tests.report.contrasts import CONTRAST, CONTRAST_RUN
-from tests.report.observing import RUN, SUMMARY, observed
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.run_directory import RunDirectory
+from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
+from tests.profile.observing import RUN, SUMMARY, observed
 
 PLAN = LaunchPlan(
     run_id=RUN.run_id,

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.run.plan import LaunchPlan, NodePlan
-from multinode.core.run.quoting import Command
-from multinode.core.run.run import new_run
-from multinode.core.run.samples import CpuSample
-from multinode.store.run_directory import RunDirectory
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.quoting import Command
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.run import new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.records.samples import CpuSample
 from tests.transport.silent_sshd import silent_sshd
 
 DEADLINE_S = 60.0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster.cluster import Cluster
-from multinode.core.run.run import NodeRun, Run
-from multinode.store.run_directory import RunDirectory
+from multinode.cluster.cluster import Cluster
+from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
 from tests.launch.scripted import make_plan
+from tests.predict.test_advise import JOB, keep
 from tests.transport.silent_sshd import silent_sshd
-from tests.workflows.test_advise import JOB, keep
 
 # Each verb's own: twice what its deadlines add up to. What waits without one reaches it.
 HANGS_S = 240.0

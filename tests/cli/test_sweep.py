@@ -10,12 +10,12 @@ import typer
 from typer.testing import CliRunner, Result
 
 from multinode.cli import sweep
-from multinode.core.grid.grid import GridRecord
-from multinode.core.run.run import Run
 from multinode.errors import UsageError
-from multinode.store.run_directory import RunDirectory
-from multinode.workflows.grid.sweep_store import GRID_FILE
-from tests.workflows.sweeping import Elsewhere, sweep_of
+from multinode.experiment.grid import GridRecord
+from multinode.experiment.sweep_store import GRID_FILE
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
+from tests.experiment.sweeping import Elsewhere, sweep_of
 
 BATCH = "per_device_train_batch_size"
 LAYOUT = ("--nodes", "1,2", "--workers-per-node", "1")

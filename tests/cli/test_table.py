@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from multinode.cli import report, runs, table
 from multinode.errors import UsageError
-from multinode.store.run_directory import RunDirectory
-from multinode.workflows.grid.sweep_table import build_table
-from tests.report.cells import PUBLISHED, SWEEP_RUN
-from tests.workflows.stored_sweep import store_sweep
+from multinode.experiment.sweep_table import build_table
+from multinode.records.run_directory import RunDirectory
+from tests.experiment.cells import PUBLISHED, SWEEP_RUN
+from tests.experiment.stored_sweep import store_sweep
 
 SWEEP_ID, IMPORT_ID = SWEEP_RUN.run_id, PUBLISHED.run_id
 

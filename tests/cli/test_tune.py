@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from multinode.cli.main import build_app
-from multinode.core.run.engine_commands import choose_engine
-from multinode.core.run.planning import LaunchOptions
 from multinode.errors import MultinodeError, UsageError
-from multinode.workflows.tuning.asked_tuning import AskedTuning
-from multinode.workflows.tuning.tune import Tuned
-from tests.workflows.tuning import HOSTS, YAML, Elsewhere, asked_tuning
+from multinode.experiment.asked_tuning import AskedTuning
+from multinode.experiment.tune import Tuned
+from multinode.job.engine_commands import choose_engine
+from multinode.job.planning import LaunchOptions
+from tests.experiment.tuning import HOSTS, YAML, Elsewhere, asked_tuning
 
 SHAPE = ("job.yaml", "--hosts", "hosts", "--steps", "64", "--candidates", "3", "--eval-samples", "8")
 

@@ -1,4 +1,4 @@
-"""The small run of tests/report/observing.py, as a launch stores it."""
+"""The small run of tests/profile/observing.py, as a launch stores it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.run.plan import LaunchPlan, NodePlan
-from multinode.core.run.quoting import Command
-from multinode.core.run.run import Run
-from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.observe import summarise_run
-from multinode.workflows.run.runs import load_run
-from tests.report.observing import RUN, observed
+from multinode.cluster.quoting import Command
+from multinode.launch.observe import summarise_run
+from multinode.launch.runs import load_run
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
+from tests.profile.observing import RUN, observed
 
 __all__ = ["make_plan", "shown", "store_run"]
 

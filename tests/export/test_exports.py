@@ -24,15 +24,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner, Result
 
 from multinode.cli.main import build_app
-from multinode.core.run.run import Run
 from multinode.errors import UsageError
 from multinode.export.figures import SUMMARY_FIGURES, summary_values
 from multinode.export.target import parse_targets
-from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.export import follow_export
-from multinode.workflows.run.runs import load_run
+from multinode.launch.export import follow_export
+from multinode.launch.runs import load_run
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
 from tests.export.stored_run import make_plan, shown, store_run
-from tests.report.observing import RUN, STEPS, observed
+from tests.profile.observing import RUN, STEPS, observed
 from tests.warm import free_port
 
 DEADLINE_S = 120.0

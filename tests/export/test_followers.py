@@ -13,7 +13,7 @@ import pytest
 from multinode.export.followers import Followers
 from multinode.export.target import Target
 from tests.export.stored_run import store_run
-from tests.report.observing import RUN
+from tests.profile.observing import RUN
 
 DEADLINE_S = 120.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.store.run_directory import RunDirectory
+from multinode.records.run_directory import RunDirectory
 from tests.export.stored_run import store_run
 from tests.export.test_exports import check_mlflow, export_alone
 from tests.warm import free_port

@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.analyse.run.observed import ObservedNode
-from multinode.core.run.samples import CardBytes, LossSample, Sample, StepSample
 from multinode.export.step_figures import StepFigures, StepStream
-from tests.report.observing import STEPS, observed
+from multinode.profile.observed import ObservedNode
+from multinode.records.samples import CardBytes, LossSample, Sample, StepSample
+from tests.profile.observing import STEPS, observed
 
 SECOND_NS = 10**9
 NODES = [ObservedNode(name=name, node_rank=rank, ranks=(rank,), ifname="eth0") for rank, name in enumerate("ab")]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from multinode.core.job.job import ScriptJob
-from multinode.core.run.planning import LaunchOptions
+from multinode.job.job import ScriptJob
+from multinode.job.planning import LaunchOptions
+from multinode.launch.context import Launched, RunContext
+from multinode.launch.launch import launch
 from multinode.transport.local import LocalTransport
-from multinode.workflows.run.context import Launched, RunContext
-from multinode.workflows.run.launch import launch
 
 from .one_gpu import TRAIN, launch_of
 

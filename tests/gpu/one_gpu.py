@@ -11,13 +11,13 @@ import socket
 import sys
 from pathlib import Path
 
-from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.job.job import Job
-from multinode.core.measure.benchmark import Benchmark
-from multinode.core.run.planning import LaunchOptions
+from multinode.cluster.cluster import Cluster, Node
+from multinode.job.job import Job
+from multinode.job.planning import LaunchOptions
+from multinode.launch.context import Launch
 from multinode.launch.request import ExecuteOptions
+from multinode.records.benchmark import Benchmark
 from multinode.transport.agent import load_archive
-from multinode.workflows.run.context import Launch
 
 TRAIN = Path(__file__).with_name("train.py")
 # Over sockets, whatever else the machine has; few channels, as two ranks share the GPU's multiprocessors.

@@ -12,12 +12,12 @@ from typing import Self
 import pytest
 import torch
 
-from multinode.core.measure.benchmark import CollectiveTest, DeviceTest, Message
-from multinode.core.run.samples import GpuSample, parse_samples
+from multinode.bench.measure import bench
+from multinode.launch.context import Launched, RunContext
 from multinode.launch.request import ExecuteOptions
-from multinode.workflows.bench import bench
-from multinode.workflows.nccl_test import Extent, nccl_test
-from multinode.workflows.run.context import Launched, RunContext
+from multinode.network.measure import Extent, nccl_test
+from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
+from multinode.records.samples import GpuSample, parse_samples
 
 from .one_gpu import launch_of
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from multinode.core.job.job import ScriptJob
-from multinode.core.run.run import StallRecord
+from multinode.contrast.measure import ContrastRequest, contrast
+from multinode.job.job import ScriptJob
+from multinode.launch.context import Launched, RunContext
+from multinode.launch.launch import launch
 from multinode.launch.request import ExecuteOptions
-from multinode.workflows.comparison.contrast import ContrastRequest, contrast
-from multinode.workflows.run.context import Launched, RunContext
-from multinode.workflows.run.launch import launch
+from multinode.records.run import StallRecord
 
 from .one_gpu import TRAIN, launch_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from multinode.workflows.run.context import Launched
+from multinode.launch.context import Launched
 
 pytestmark = pytest.mark.gpu
 

@@ -16,8 +16,8 @@ STRANGER, ANOTHER = 65534, 5
 # As the other user: a run directory that looks like one of a launch, whose hostfile names an SSH configuration.
 MAKE_RUN = """
 import pathlib, sys
-from multinode.core.run.run import NodeRun, Run
-from multinode.store.run_directory import RunDirectory
+from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
 root, folder = map(pathlib.Path, sys.argv[1:3])
 node = NodeRun(name="gpu-a", node_rank=0)
 run = Run(run_id=sys.argv[3], job="j", engine="torchrun", status="running", started_s=1.5, world_size=1, nodes=(node,))

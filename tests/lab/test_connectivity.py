@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.check.connection_test import ConnectivityPlan, ConnectivityTest
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.lab.faults import LinkSlow
 from multinode.lab.state import Lab
-from multinode.preflight.network.connectivity_test import ConnectivityPlan, ConnectivityTest
 from multinode.transport.agent import AgentTransport
 from multinode.transport.openssh import OpensshTransport
 

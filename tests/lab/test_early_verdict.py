@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.early_verdict import CERTAIN_STEPS
 from multinode.lab.cluster import Lab, LabSpec, set_rate
+from multinode.launch.early_verdict import CERTAIN_STEPS
 from tests.lab.conftest import stand_lab
 from tests.lab.launching import Command, assert_nothing_left
 from tests.lab.supervised import REAL_TORCH

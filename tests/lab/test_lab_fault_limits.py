@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from multinode.core.run.samples import CgroupSample, CpuSample, Sample, parse_samples
 from multinode.errors import UsageError
 from multinode.lab.access import SSH_CONFIG
 from multinode.lab.cgroups import Controller, find_groups, find_top
@@ -23,6 +22,7 @@ from multinode.lab.faults import Cpu, Fault, Memory, NodeState, SshdState, clear
 from multinode.lab.processes import is_alive
 from multinode.lab.state import STATE_DIR, Lab
 from multinode.lab.teardown import find_remains
+from multinode.records.samples import CgroupSample, CpuSample, Sample, parse_samples
 
 from . import launching
 from .conftest import DEADLINE_S

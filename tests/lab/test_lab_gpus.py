@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import msgspec
 import pytest
 
-from multinode.core.cluster.hostfile import parse_hostfile
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 from multinode.lab.access import hostfile_text
 from multinode.lab.cluster import require_lab, up_lab

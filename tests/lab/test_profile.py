@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from multinode.analyse.collectives.traffic import Layout
-from multinode.analyse.job.step_messages import step_messages
-from multinode.core.run.plan import LaunchPlan
+from multinode.job.step_messages import step_messages
 from multinode.lab.faults import LinkSlow, clear_faults, make_fault
 from multinode.lab.state import Lab
-from multinode.store.run_directory import RunDirectory
-from multinode.workflows.run.observe import observe_run
-from tests.analyse.seen_theory import theory
-from tests.analyse.trainings import FULL, TINY, training_job
+from multinode.launch.observe import observe_run
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory
+from multinode.traffic.traffic import Layout
+from tests.job.trainings import FULL, TINY, training_job
 from tests.lab.launching import Command, call_here
 from tests.lab.supervised import LAUNCH as QUICK
 from tests.lab.supervised import REAL_TORCH
+from tests.profile.seen_theory import theory
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 

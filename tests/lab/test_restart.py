@@ -2,7 +2,7 @@
 
 Most of it with a stand-in for LLaMA-Factory, whose checkpoints are framed as the real ones; the losses are the real
 one's. That a node is waited for, and what is said when it does not return, each commit sees without a lab
-(tests/workflows/test_restart.py).
+(tests/launch/test_restarts.py).
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from multinode.core.cluster.cluster import Cluster, Node
-from multinode.core.run.plan import LaunchPlan, NodePlan
-from multinode.core.run.progress import RunProgress
-from multinode.core.run.quoting import Command
-from multinode.core.run.run import Run
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.quoting import Command
 from multinode.errors import ContactLost
 from multinode.launch import execute
 from multinode.launch.request import ExecuteOptions, StopRequest
-from multinode.store.run_directory import RunDirectory
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.progress import RunProgress
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import MAX_ANSWER_BYTES, Completed, Transport
 from multinode.transport.fake import GREETING

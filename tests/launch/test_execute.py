@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.run.progress import RunProgress
-from multinode.core.run.run import Run
+from multinode.records.progress import RunProgress
+from multinode.records.run import Run
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from multinode.core.run.run import NodeRun
+from multinode.diagnose.failure import Evidence
 from multinode.errors import ContactLost
-from multinode.launch.failure import Evidence
 from multinode.launch.request import ExecuteOptions, supervise_requests
 from multinode.launch.session import Chunk, Ended, Event, EventQueue, Hello
+from multinode.records.run import NodeRun
+from tests.diagnose.test_failure import GLOO, NCCL, ended, find, raised
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk, make_plan
-from .test_failure import GLOO, NCCL, ended, find, raised
 
 PIECE = Event(node_rank=0, message=Chunk(file="log", offset=0, data=b"x"))
 

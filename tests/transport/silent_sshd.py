@@ -11,7 +11,7 @@ from pathlib import Path
 
 import paramiko
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 
 from .sshd import make_key
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from tests.warm import free_port
 
 _SSHD = "/usr/sbin/sshd"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, printable
 from multinode.transport.agent import AgentArchive, AgentStream, AgentTransport
 from multinode.transport.base import Completed

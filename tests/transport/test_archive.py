@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import NodeFailed
 from multinode.transport.agent import AgentArchive, AgentStream, AgentTransport, build_archive, load_archive
 from multinode.transport.base import Completed

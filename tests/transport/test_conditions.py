@@ -23,7 +23,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import MultinodeError
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fabric_ssh import FabricTransport

@@ -8,7 +8,7 @@ import fabric
 import msgspec
 import pytest
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.transport.fabric_ssh import make_connection
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost
 from multinode.transport.base import Completed, Stream, Transport
 from multinode.transport.fake import GREETING, FakeTransport

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, MultinodeError, NodeFailed
 from multinode.transport.fan_out import DEFAULT_FAN_OUT, gather
 

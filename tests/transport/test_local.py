@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from multinode.core.cluster.cluster import Cluster, Node, local_cluster
-from multinode.core.measure.benchmark import CollectiveTest, Message
-from multinode.core.run.planning import LaunchOptions, plan_launch
+from multinode.check.probe import Questions, probe
+from multinode.cluster.cluster import Cluster, Node, local_cluster
 from multinode.errors import ContactLost, NodeFailed
-from multinode.preflight.probe import Questions, probe
+from multinode.job.planning import LaunchOptions, plan_launch
+from multinode.records.benchmark import CollectiveTest, Message
 from multinode.transport.agent import AgentStream, AgentTransport, load_archive
 from multinode.transport.local import LocalTransport
 from tests.agent.localnode import LocalNode, wait_until

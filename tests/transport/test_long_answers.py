@@ -11,8 +11,8 @@ import pytest
 # Asks an agent that prints what is named, and says what came of it and the most memory, in MiB, that it took.
 ASK = """
 import resource, sys
-from multinode.core.cluster.cluster import Node
-from multinode.core.cluster.facts import NodeFacts
+from multinode.cluster.cluster import Node
+from multinode.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError
 from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.local import LocalTransport

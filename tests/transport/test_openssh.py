@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.transport import openssh
 from multinode.transport.fan_out import gather
@@ -24,7 +24,7 @@ DEADLINE_S = 20.0
 # A controller that asks, says so, and is killed. Its masters go sooner than by default, for the test's sake.
 CONTROLLER = """
 import sys, time
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.transport import openssh
 openssh._PERSIST_S = 1
 transport = openssh.OpensshTransport()

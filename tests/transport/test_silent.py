@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, NodeError
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fabric_ssh import FabricStream, FabricTransport

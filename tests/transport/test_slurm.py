@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.transport.agent import AgentTransport
 from multinode.transport.slurm import SLURM_REFUSALS, SlurmTransport, read_allocation, step_environment, submit_script
-from tests.core.test_allocation import JOB, NODES
+from tests.cluster.test_allocation import JOB, NODES
 
 DEADLINE_S = 20.0
 NODE = Node(name="node0", slurm_job=7)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from multinode.core.cluster.cluster import Node
+from multinode.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.transport.base import Transport

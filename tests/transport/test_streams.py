@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from multinode.core.cluster.cluster import Node, local_cluster
+from multinode.cluster.cluster import Node, local_cluster
 from multinode.errors import ContactLost
 from multinode.transport.base import Completed, Stream, Transport
 from multinode.transport.local import LocalTransport

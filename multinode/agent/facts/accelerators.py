@@ -124,4 +124,4 @@ TOOLS = {
     "xpu": Tool("xpu-smi", ["discovery", "-j"], parse_xpu),
     "npu": Tool("npu-smi", ["info"], parse_npu),
 }
-"""By kind, as core/cluster/accelerators.py has them."""
+"""By kind, as cluster/accelerators.py has them."""

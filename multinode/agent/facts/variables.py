@@ -18,7 +18,7 @@ _MATTERS = re.compile(
     r"|(LOCAL_|NODE_|GROUP_)(RANK|WORLD_SIZE)|(MASTER_|PET_|NCCL_|GLOO_|HCCL_|CCL_|TORCH).*|FI_TCP_IFACE|PYTHONHOME",
     re.DOTALL,
 )
-# All that the controller takes for one (core/text/secret_values.py), and rather more.
+# All that the controller takes for one (secret_values.py), and rather more.
 _SECRET = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(API|ACCESS)_?KEY|PRIVATE|AUTHORIZATION|WEBHOOK|_PWD(?![A-Z])",
     re.IGNORECASE,

@@ -1,6 +1,6 @@
 """The warnings that NCCL wrote into its own logs in the run's directory: on failure and on a hang they say most.
 
-A launch sends these logs there (core/run/engine_commands.py), away from the job's log, a file a process.
+A launch sends these logs there (job/engine_commands.py), away from the job's log, a file a process.
 """
 
 from __future__ import annotations

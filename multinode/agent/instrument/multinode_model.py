@@ -126,7 +126,7 @@ class _Parameter(NamedTuple):
 
 
 class _Spread(NamedTuple):
-    """A wrapper's account of the model; as ModelSample has it (core/run/samples.py)."""
+    """A wrapper's account of the model; as ModelSample has it (records/samples.py)."""
 
     wrapper: str
     parameters: List[_Parameter]

@@ -24,7 +24,7 @@ _MEMORY_INTERVAL_S = 1.0
 _MAXRSS_BYTES = 1024
 
 Meter = Callable[[int], Dict[str, Any]]
-"""Called with its number at the end of each step; returns fields of the step's record (core/run/samples.py)."""
+"""Called with its number at the end of each step; returns fields of the step's record (records/samples.py)."""
 
 
 class Steps:

@@ -23,7 +23,7 @@ from multinode_steps import Steps
 
 __all__ = ["Tracer", "hooks"]
 
-# The marks that the controller cuts a trace into steps by (analyse/steps/trace_events.py).
+# The marks that the controller cuts a trace into steps by (profile/trace_events.py).
 _MARK = "multinode step %d ends"
 _LARGEST_CHUNK = 1 << 20
 _EXPORT_DEADLINE_S = 120.0

@@ -17,7 +17,7 @@ from ..channel import Record
 __all__ = ["FOLDER", "InspectorReader", "shorten"]
 
 FOLDER = "nccl-inspector"
-"""Below the run's directory (core/run/planning.py)."""
+"""Below the run's directory (job/planning.py)."""
 _MOST_FILES = 64
 _MOST_READ_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 16

@@ -1,1 +1,0 @@
-"""Pure numbers: summaries of samples, comparisons, the cost model."""

@@ -1,1 +1,0 @@
-"""Which change of a measured training pays: training states, tuning options and their ranking."""

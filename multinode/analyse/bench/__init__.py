@@ -1,1 +1,0 @@
-"""Measured devices: which is slow, which dropped, and what explains it."""

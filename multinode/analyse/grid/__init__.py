@@ -1,1 +1,0 @@
-"""The cells of a training grid: values, prices, fit, the cheapest, and imported tables."""

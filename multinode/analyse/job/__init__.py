@@ -1,1 +1,0 @@
-"""What a job asks of a machine: its workload, gradients, FLOPs and memory."""

@@ -1,1 +1,0 @@
-"""nccl-test: a size scan's verdict, pairs of nodes, raw TCP, and the path that NCCL took."""

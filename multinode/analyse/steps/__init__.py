@@ -1,1 +1,0 @@
-"""Where the time of a step goes: exposure, split, stragglers, traces, and the summary of a run."""

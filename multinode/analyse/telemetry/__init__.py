@@ -1,1 +1,0 @@
-"""What the nodes' counters tell during a run: CPU, NICs and GPUs."""

@@ -1,1 +1,0 @@
-"""What was sent: calls, flows and NIC counters held against what the strategy should send."""

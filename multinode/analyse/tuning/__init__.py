@@ -1,1 +1,0 @@
-"""Tuning: which change reaches the loss of the training as it stands sooner."""

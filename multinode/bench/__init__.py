@@ -1,0 +1,1 @@
+"""Nodes measured one by one."""

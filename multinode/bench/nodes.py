@@ -1,0 +1,236 @@
+"""Bench nodes: from what the workers of `bench` recorded to nodes, workers, tests and speeds. Judges nothing. Pure.
+
+Nodes are not trusted: what cannot be is left out, and of what was not asked for nothing is taken.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from multinode.bench.figures import BenchNode, BenchTest, BenchWorker, Speed, WorkerUse
+from multinode.bench.work import TestKey, key_of, sheet_of, work_of
+from multinode.cluster.facts import NodeFacts
+from multinode.profile.gpus import use_of_gpus
+from multinode.profile.machine_use import figures_in
+from multinode.profile.observed import ObservedNode
+from multinode.records.benchmark import LAUNCH_US
+from multinode.records.samples import DeviceSample, Sample, SpeedSample
+from multinode.stats.counter_rates import Span
+from multinode.stats.estimate import estimate_median, of_repeats
+from multinode.stats.spread import spread_of
+
+__all__ = ["BenchPart", "bench_nodes"]
+
+_Kind = TypeVar("_Kind")
+
+_MOST_TESTS = 100
+_LONGEST_TEXT = 100
+_LONGEST_ERROR = 300
+_DEVICES = frozenset({"cpu", "cuda"})
+# Of any unit a test has: nothing that will be built is faster.
+_FASTEST = 1e7
+_BYTES_PER_MIB = 1 << 20
+# Of what a machine did, what bench keeps.
+_FIGURES = ("cpu_busy_percent", "cpu_steal_percent", "job_cores", "quota_cores", "throttled_share")
+_MOST_HOLDERS = 8
+_LONGEST_NAME = 40
+# Contexts that a driver keeps for itself, and the like.
+_LEAST_HELD_MIB = 64.0
+
+
+class BenchPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One node in one phase.
+
+    Attributes:
+        phase: of PHASES.
+        run_id: of its run; None where it never began.
+        ranks: of its workers in that run.
+        gpus: theirs, by local rank; None where it has none.
+        facts: of the node; None is unknown.
+        samples: that came home.
+        error: why it did not end well; None where it did.
+    """
+
+    phase: str
+    node: str
+    node_rank: int
+    run_id: str | None = None
+    ranks: tuple[int, ...] = ()
+    gpus: tuple[int, ...] | None = None
+    facts: NodeFacts | None = None
+    samples: tuple[Sample, ...] = ()
+    error: str | None = None
+
+
+def bench_nodes(parts: Sequence[BenchPart]) -> tuple[BenchNode, ...]:
+    """The nodes, in node-rank order, each with what all its parts say."""
+    by_rank: dict[int, list[BenchPart]] = {}
+    for part in parts:
+        by_rank.setdefault(part.node_rank, []).append(part)
+    return tuple(_node(by_rank[node_rank]) for node_rank in sorted(by_rank))
+
+
+def _node(parts: Sequence[BenchPart]) -> BenchNode:
+    ranks = sorted({rank for part in parts for rank in part.ranks})
+    workers = (_worker(rank, parts) for rank in ranks)
+    return BenchNode(
+        node=parts[0].node,
+        node_rank=parts[0].node_rank,
+        workers=tuple(worker for worker in workers if worker is not None),
+        runs={part.phase: part.run_id for part in parts if part.run_id is not None},
+        failures={part.phase: part.error for part in parts if part.error is not None},
+    )
+
+
+def _worker(rank: int, parts: Sequence[BenchPart]) -> BenchWorker | None:
+    """What it is and did; None where it never said on what it measures."""
+    told = [one for part in parts for one in _of(part, DeviceSample) if one.rank == rank and one.device in _DEVICES]
+    if not told:
+        return None
+    about = told[0]
+    part = next(part for part in parts if rank in part.ranks)
+    place = part.ranks.index(rank)
+    gpu = part.gpus[place] if about.device == "cuda" and part.gpus and place < len(part.gpus) else None
+    timed = {one.phase: [speed for speed in _of(one, SpeedSample) if speed.rank == rank] for one in parts}
+    return BenchWorker(
+        rank=rank,
+        device=about.device,
+        name=_text(about.name),
+        gpu=gpu,
+        threads=about.threads,
+        cores=about.cores,
+        node_cores=about.node_cores,
+        capability=_text(about.capability),
+        torch=_text(about.torch),
+        cuda=_text(about.cuda),
+        tests=_tests(about, timed),
+        use=_uses(parts, timed, gpu),
+        gpu_holders=_find_holders(part.facts, gpu),
+    )
+
+
+def _of(part: BenchPart, kind: type[_Kind]) -> list[_Kind]:
+    return [sample for sample in part.samples if isinstance(sample, kind)]
+
+
+def _text(value: str | None) -> str | None:
+    return value[:_LONGEST_TEXT] if value is not None else None
+
+
+def _tests(about: DeviceSample, timed: Mapping[str, Sequence[SpeedSample]]) -> tuple[BenchTest, ...]:
+    by_key: dict[TestKey, dict[str, list[SpeedSample]]] = {}
+    for phase, samples in timed.items():
+        for sample in samples:
+            key = key_of(sample)
+            if key is not None and (key in by_key or len(by_key) < _MOST_TESTS):
+                by_key.setdefault(key, {}).setdefault(phase, []).append(sample)
+    return tuple(_test(about, key, phases) for key, phases in by_key.items())
+
+
+def _test(about: DeviceSample, key: TestKey, phases: Mapping[str, Sequence[SpeedSample]]) -> BenchTest:
+    sheet = sheet_of(about.device, about.name, key)
+    samples = [sample for one in phases.values() for sample in one]
+    work = work_of(samples[0])
+    speeds = {phase: _speed(one, about.device, sheet.peak) for phase, one in phases.items()}
+    errors = [sample.error for sample in samples if sample.error]
+    named = msgspec.structs.asdict(key) | {"size": key.size or _buffer(samples[0])}
+    return BenchTest(
+        **named,
+        **msgspec.structs.asdict(sheet),
+        unit=work.unit if work is not None else "",
+        alone=speeds.get("alone"),
+        together=speeds.get("together"),
+        error=errors[0][:_LONGEST_ERROR] if errors else None,
+    )
+
+
+def _buffer(sample: SpeedSample) -> str:
+    return f"{(sample.size or 0) * (sample.width_bytes or 0) / _BYTES_PER_MIB:.0f} MiB"
+
+
+def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> Speed | None:
+    """By the medians of the repeats; buffers may have differed in size, so that rates are compared."""
+    repeats = [rates for sample in samples if (rates := _rates(sample))]
+    if not repeats:
+        return None
+    medians = [estimate_median(rates) for rates in repeats]
+    found = of_repeats([one.value for one in medians]) if len(medians) > 1 else medians[0]
+    timings = [rate for rates in repeats for rate in rates]
+    return Speed(
+        value=found.value,
+        interval=(found.low, found.high),
+        cv=spread_of(timings).cv,
+        timings=len(timings),
+        of_peak=found.value / peak if peak is not None else None,
+        launch_bound=device == "cuda" and any(_is_launch_bound(sample) for sample in samples),
+    )
+
+
+def _is_launch_bound(sample: SpeedSample) -> bool:
+    return not sample.graph and bool(sample.times_us) and statistics.median(sample.times_us) < LAUNCH_US
+
+
+def _rates(sample: SpeedSample) -> list[float]:
+    work = work_of(sample)
+    if work is None:
+        return []
+    rates = (work.amount / work.scale / (time_us / 1e6) for time_us in sample.times_us)
+    return [rate for rate in rates if 0 < rate <= _FASTEST]
+
+
+def _uses(
+    parts: Sequence[BenchPart], timed: Mapping[str, Sequence[SpeedSample]], gpu: int | None
+) -> dict[str, WorkerUse]:
+    uses = {}
+    for part in parts:
+        span = _span(timed[part.phase])
+        if span is not None:
+            uses[part.phase] = _use_in(part.samples, span, gpu)
+    return uses
+
+
+def _span(samples: Iterable[SpeedSample]) -> Span | None:
+    """From the beginning of the first timing to the end of the last one."""
+    ends = [
+        (one.began_mono_ns, one.ended_mono_ns)
+        for one in samples
+        if one.began_mono_ns is not None and one.ended_mono_ns is not None
+    ]
+    ends = [(began, ended) for began, ended in ends if began < ended]
+    return Span(start_ns=min(one[0] for one in ends), end_ns=max(one[1] for one in ends)) if ends else None
+
+
+def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse:
+    """The use of device and node in a span of the node's monotonic clock.
+
+    Args:
+        samples: of the node's sampler, among others.
+        span: in which the worker measured.
+        gpu: the worker's, by index; None of a processor.
+    """
+    node = ObservedNode(name="", node_rank=0, ranks=(), samples=tuple(samples))
+    gpus, _ = use_of_gpus(node, span, span.seconds)
+    figures = figures_in(node, span, {})
+    return WorkerUse(
+        seconds=span.seconds,
+        gpu=next((one for one in gpus if one.index == gpu), None),
+        **{name: figures.get(name) for name in _FIGURES},
+    )
+
+
+def _find_holders(facts: NodeFacts | None, gpu: int | None) -> tuple[str, ...]:
+    """The processes that held much memory of a GPU when the node was probed, each in a few words."""
+    found = next((one for one in facts.gpus if one.index == gpu), None) if facts is not None else None
+    held = [one for one in found.processes if (one.memory_mib or 0) >= _LEAST_HELD_MIB] if found is not None else []
+    return tuple(
+        f"process {one.pid} ({_short(one.command)} of {_short(one.user)}, {one.memory_mib:.0f} MiB)"
+        for one in held[:_MOST_HOLDERS]
+    )
+
+
+def _short(name: str | None) -> str:
+    return (name or "unknown")[:_LONGEST_NAME]

@@ -1,0 +1,355 @@
+"""What a bench prints: who is slow, the likely cause and what fixes it; then its tables, with best and worst below."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, Speed
+from multinode.bench.words import describe_anomaly, describe_outcome
+from multinode.records.benchmark import LAUNCH_US
+from multinode.render.screen import Part, labelled, paragraph
+from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
+from multinode.render.table import sheet_table
+from multinode.stats.estimate import Estimate
+
+__all__ = ["bench_lines", "bench_parts", "bench_sheets", "next_step"]
+
+# Of more rows the slowest are shown.
+_MOST_ROWS = 32
+_MOST_SMALL = 16
+# Below it, digits are counted from the first one that is none.
+_SMALL = 0.1
+_SLOW_NOTE = "! is slow: below 90 % of its peers, and the 95 % confidence interval of that share does not reach 1"
+_LAUNCH_NOTE = (
+    f"~ is a lower bound: a call takes less than {LAUNCH_US:.0f} us, which launching it from Python takes too"
+)
+_WAYS = (" forward", " forward + backward")
+_WHERE = (Column("node", words=True), Column("worker"), Column("phase", words=True))
+
+# What stands in a column: the fastest of the tests that each of these takes, with a stroke between them.
+_Picks = tuple[Callable[[BenchTest], bool], ...]
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A worker in a phase, and a tuple of speeds a column."""
+
+    node: str
+    rank: int
+    phase: str
+    cells: tuple[tuple[Speed | None, ...], ...]
+
+    @property
+    def speeds(self) -> list[Speed]:
+        return [speed for cell in self.cells for speed in cell if speed is not None]
+
+    @property
+    def standing(self) -> float:
+        """Its median share of what its peers reach."""
+        ratios = [speed.of_peers for speed in self.speeds if speed.of_peers is not None]
+        return statistics.median(ratios) if ratios else 1.0
+
+
+def bench_parts(report: BenchReport, *, details: bool = False) -> Iterator[Part]:
+    """The screen: the verdict, a small table, causes with their fixes; `details` adds every table."""
+    headline, *others = _findings(report)
+    yield paragraph(headline[0], style="bold")
+    small = _small_sheet(report)
+    if small.rows:
+        yield ""
+        yield sheet_table(small)
+    rows = [*headline[1], *(row for text, causes in others for row in (("Also", text), *causes))]
+    if rows:
+        yield ""
+        yield labelled(rows)
+    if not details:
+        yield f"details: multinode show {report.run_id} --details"
+        return
+    for sheet in bench_sheets(report):
+        yield ""
+        yield sheet_table(sheet)
+    yield ""
+    yield from (paragraph(note) for note in report.notes)
+
+
+def next_step(report: BenchReport, given: str) -> str:
+    """The next command; `given` are the hostfile and the like, as they were typed."""
+    if report.anomalies:
+        return f"next: fix that, then: multinode bench{given}"
+    return f"next: multinode nccl-test{given}" if len(report.nodes) > 1 else f"next: multinode check{given}"
+
+
+_Rows = tuple[tuple[str, str], ...]
+
+
+def _findings(report: BenchReport) -> list[tuple[str, _Rows]]:
+    """What there is to say first, the gravest first, each with its likely cause and fix."""
+    said = {one.text for one in report.anomalies}
+    explained: set[str] = set()
+    found: list[tuple[str, _Rows]] = []
+    for one in report.anomalies:
+        found.append((describe_anomaly(one), () if _cause(one) in explained else _cause_rows(one)))
+        explained.add(_cause(one))
+    outcome = describe_outcome(report)
+    # Failures, and what is left to be measured.
+    others: list[tuple[str, _Rows]] = [(text, ()) for text in report.verdict if text not in said | {outcome}]
+    last: list[tuple[str, _Rows]] = [(outcome, ())] if outcome else []
+    return others + found + last
+
+
+def _cause(one: Anomaly) -> str:
+    return one.likely_causes[0].cause if one.likely_causes else "unknown"
+
+
+def _cause_rows(one: Anomaly) -> _Rows:
+    """The likeliest cause; the others are in the page and in the JSON document."""
+    if not one.likely_causes:
+        return (("Cause", "unknown: nothing that was recorded explains it"),)
+    cause = one.likely_causes[0]
+    return (("Cause", cause.sentence), ("Fix", cause.hint))
+
+
+def _small_sheet(report: BenchReport) -> Sheet:
+    """A row per worker and phase: the fastest type of matrix product, and a copy in memory."""
+    tests = [test for worker in report.workers for test in worker.tests]
+    products = [test for test in tests if test.kind == "matmul" and test.speeds]
+    fastest = max(products, key=lambda test: max(speed.value for speed in test.speeds), default=None)
+    columns: dict[str, tuple[str, _Picks]] = {}
+    if fastest is not None:
+        columns[f"matmul {fastest.dtype}"] = ("TFLOP/s", (_of(kind="matmul", dtype=fastest.dtype),))
+    columns["copy"] = ("GB/s", (_of(kind="memory", name="copy"),))
+    rows = [
+        _Row(node.node, worker.rank, phase, tuple(_fastest(worker, phase, picks) for _, picks in columns.values()))
+        for node in report.nodes
+        for worker in node.workers
+        for phase in report.phases
+    ]
+    rows = [row for row in rows if row.speeds]
+    shown = rows if len(rows) <= _MOST_SMALL else sorted(rows, key=lambda row: row.standing)[:_MOST_SMALL]
+    marked = any(speed.slow for row in shown for speed in row.speeds)
+    left_out = f"the slowest {len(shown)} of {len(rows)} rows" if len(rows) > len(shown) else ""
+    return Sheet(
+        title="",
+        columns=(*_WHERE, *(Column(name, unit) for name, (unit, _) in columns.items())),
+        rows=tuple(
+            (row.node, str(row.rank), row.phase, *(_measured(speed) for (speed,) in row.cells)) for row in shown
+        ),
+        notes=tuple(filter(None, ("! below 90 % of its peers" if marked else "", left_out))),
+    )
+
+
+def _measured(speed: Speed | None) -> str:
+    if speed is None:
+        return UNKNOWN
+    low, high = speed.interval or (speed.value, speed.value)
+    return f"{plus_minus(Estimate(value=speed.value, low=low, high=high))}{'!' if speed.slow else ''}"
+
+
+def bench_lines(report: BenchReport) -> list[str]:
+    """Lines of plain text: the verdict, and below each of its sentences what is to be done."""
+    causes = {one.text: one.likely_causes for one in report.anomalies}
+    lines = []
+    for sentence in report.verdict:
+        lines.append(sentence)
+        # The first cause stands in the sentence already.
+        for number, cause in enumerate(causes.get(sentence, ())):
+            lines += [f"  also: {cause.sentence}"] if number else []
+            lines.append(f"  hint: {cause.hint}")
+    return lines
+
+
+def bench_sheets(report: BenchReport) -> tuple[Sheet, ...]:
+    """Devices; products; memory; layers, by type; products by size; what could not be measured. None of them empty."""
+    tests = [test for worker in report.workers for test in worker.tests]
+    products = {test.dtype: (_of(kind="matmul", dtype=test.dtype),) for test in tests if test.kind == "matmul"}
+    memory = {test.name: (_of(kind=test.kind, name=test.name),) for test in tests if test.kind in {"memory", "bus"}}
+    sheets = [
+        _device_sheet(report),
+        _speed_sheet(
+            report,
+            "matrix products",
+            products,
+            "TFLOP/s",
+            "the fastest size of each type; % is of the data sheet's figure",
+        ),
+        _speed_sheet(report, "memory", memory, "GB/s"),
+    ]
+    layers = [test for test in tests if test.kind == "layers"]
+    for dtype in dict.fromkeys(test.dtype for test in layers):
+        names = dict.fromkeys(test.name.removesuffix(_WAYS[1]).removesuffix(_WAYS[0]) for test in layers)
+        columns = {name: tuple(_of(kind="layers", dtype=dtype, name=name + way) for way in _WAYS) for name in names}
+        title = f"transformer layers in {dtype}, TFLOP/s forward / forward + backward"
+        sheets.append(_speed_sheet(report, title, columns))
+    sheets += [_size_sheet(report), _unmeasured_sheet(report)]
+    return tuple(sheet for sheet in sheets if sheet.rows)
+
+
+def _of(**wanted: str) -> Callable[[BenchTest], bool]:
+    return lambda test: all(getattr(test, name) == value for name, value in wanted.items())
+
+
+def _device_sheet(report: BenchReport) -> Sheet:
+    columns = (
+        Column("node", words=True),
+        Column("worker"),
+        Column("device", words=True),
+        Column("threads"),
+        Column("cores"),
+        Column("kernels for", words=True),
+        Column("torch", words=True),
+    )
+    return _cut(
+        "devices", columns, [_device_row(node.node, worker) for node in report.nodes for worker in node.workers]
+    )
+
+
+def _cut(title: str, columns: tuple[Column, ...], rows: Sequence[tuple[str, ...]]) -> Sheet:
+    notes = (f"and {len(rows) - _MOST_ROWS} more",) if len(rows) > _MOST_ROWS else ()
+    return Sheet(title=title, columns=columns, rows=tuple(rows[:_MOST_ROWS]), notes=notes)
+
+
+def _device_row(node: str, worker: BenchWorker) -> tuple[str, ...]:
+    place = f"GPU {worker.gpu}" if worker.gpu is not None else worker.device
+    return (
+        node,
+        str(worker.rank),
+        f"{place}: {worker.name or 'unknown'}",
+        str(worker.threads) if worker.device == "cpu" and worker.threads is not None else UNKNOWN,
+        str(worker.cores) if worker.cores is not None else UNKNOWN,
+        worker.capability or UNKNOWN,
+        worker.torch or UNKNOWN,
+    )
+
+
+def _speed_sheet(
+    report: BenchReport, title: str, columns: Mapping[str, _Picks], unit: str = "", note: str = ""
+) -> Sheet:
+    """Speeds, with their share of the data sheet's where `unit` is not empty: else the title names it, for space."""
+    rows = [
+        _Row(node.node, worker.rank, phase, tuple(_fastest(worker, phase, picks) for picks in columns.values()))
+        for node in report.nodes
+        for worker in node.workers
+        for phase in report.phases
+    ]
+    rows = [row for row in rows if row.speeds]
+    shown = rows if len(rows) <= _MOST_ROWS else sorted(rows, key=lambda row: row.standing)[:_MOST_ROWS]
+    marked = any(speed.slow for row in shown for speed in row.speeds)
+    bound = any(speed.launch_bound for row in shown for speed in row.speeds)
+    left_out = f"the slowest {len(shown)} of {len(rows)} rows" if len(rows) > len(shown) else ""
+    cells = [
+        (
+            row.node,
+            str(row.rank),
+            row.phase,
+            *(" / ".join(_cell(one, shares=bool(unit)) for one in cell) for cell in row.cells),
+        )
+        for row in shown
+    ]
+    extremes: dict[str, Callable[[list[float]], float]] = {"best": max, "worst": min} if len(rows) > 1 else {}
+    return Sheet(
+        title=title,
+        columns=(*_WHERE, *(Column(name, unit) for name in columns)),
+        rows=(*cells, *((name, "", "", *_extreme(rows, choose)) for name, choose in extremes.items())),
+        notes=tuple(filter(None, (_SLOW_NOTE if marked else "", _LAUNCH_NOTE if bound else "", note, left_out))),
+    )
+
+
+def _fastest(worker: BenchWorker, phase: str, picks: _Picks) -> tuple[Speed | None, ...]:
+    speeds = [[speed for test in worker.tests if pick(test) and (speed := test.speed(phase))] for pick in picks]
+    return tuple(max(some, key=lambda speed: speed.value, default=None) for some in speeds)
+
+
+def _extreme(rows: Sequence[_Row], choose: Callable[[list[float]], float]) -> Iterator[str]:
+    for column in zip(*(row.cells for row in rows), strict=True):
+        values = [[speed.value for speed in one if speed is not None] for one in zip(*column, strict=True)]
+        yield " / ".join(_rate(choose(some)) if some else UNKNOWN for some in values)
+
+
+def _cell(speed: Speed | None, *, shares: bool) -> str:
+    """Its value, as asked for with the share of the data sheet's figure, and a mark where it is slow."""
+    if speed is None:
+        return UNKNOWN
+    share = f" {percent(speed.of_peak, '.0f')}" if shares and speed.of_peak is not None else ""
+    return f"{_rate(speed.value)}{_bound(speed)}{share}{'!' if speed.slow else ''}"
+
+
+def _bound(speed: Speed) -> str:
+    return "~" if speed.launch_bound else ""
+
+
+def _rate(value: float) -> str:
+    """With as many digits as a reader can use; a processor makes thousandths of a TFLOP/s."""
+    return format_sig(value) if value >= _SMALL else f"{value:.2g}"
+
+
+def _size_sheet(report: BenchReport) -> Sheet:
+    """A row a type and size: the fastest, the median and the slowest worker, and how much timings scatter."""
+    by_label: dict[str, list[tuple[str, BenchTest]]] = {}
+    for whose, test in _named_tests(report):
+        if test.kind == "matmul":
+            by_label.setdefault(test.label, []).append((whose, test))
+    bound = any(speed.launch_bound for tests in by_label.values() for _, test in tests for speed in test.speeds)
+    return Sheet(
+        title="matrix products by type and size",
+        columns=(
+            Column("type", words=True),
+            Column("rows"),
+            Column("phase", words=True),
+            Column("best", "TFLOP/s"),
+            Column("whose", words=True),
+            Column("median", "TFLOP/s"),
+            Column("worst", "TFLOP/s"),
+            Column("whose", words=True),
+            Column("of sheet"),
+            Column("cv"),
+        ),
+        rows=tuple(row for tests in by_label.values() for phase in report.phases for row in _size_row(tests, phase)),
+        notes=(
+            *((_LAUNCH_NOTE,) if bound else ()),
+            "of sheet: the best, of the data sheet's figure; cv: of the timings, median over workers",
+        ),
+    )
+
+
+def _unmeasured_sheet(report: BenchReport) -> Sheet:
+    """A row a test and reason, with the workers that have it."""
+    workers: dict[tuple[str, str], list[str]] = {}
+    for whose, test in _named_tests(report):
+        if test.error is not None:
+            workers.setdefault((test.label, test.error), []).append(whose)
+    columns = (Column("test", words=True), Column("whose", words=True), Column("why", words=True))
+    return _cut(
+        "not measured", columns, [(label, _first_of(names), error) for (label, error), names in workers.items()]
+    )
+
+
+def _named_tests(report: BenchReport) -> Iterator[tuple[str, BenchTest]]:
+    for node in report.nodes:
+        for worker in node.workers:
+            yield from ((f"{node.node}/{worker.rank}", test) for test in worker.tests)
+
+
+def _first_of(workers: Sequence[str]) -> str:
+    return workers[0] + (f" and {len(workers) - 1} others" if len(workers) > 1 else "")
+
+
+def _size_row(tests: Sequence[tuple[str, BenchTest]], phase: str) -> Iterator[tuple[str, ...]]:
+    test = tests[0][1]
+    timed = [(who, speed) for who, one in tests if (speed := one.speed(phase)) is not None]
+    if not timed:
+        return
+    best, worst = (choose(timed, key=lambda one: one[1].value) for choose in (max, min))
+    yield (
+        test.dtype,
+        test.size,
+        phase,
+        _rate(best[1].value) + _bound(best[1]),
+        best[0],
+        _rate(statistics.median(speed.value for _, speed in timed)),
+        _rate(worst[1].value) + _bound(worst[1]),
+        worst[0],
+        percent(best[1].of_peak, ".0f"),
+        percent(statistics.median(speed.cv for _, speed in timed), ".1f"),
+    )

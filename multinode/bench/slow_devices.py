@@ -1,0 +1,232 @@
+"""Slow devices: beside like devices, all at once beside each alone, and below their data sheet. Pure.
+
+A worker is held against the workers of other nodes with the same device, in the same phase and test; without any,
+against those of its own node. It is slow where its median over the tests of a kind is below nine tenths of the peers'
+median, and in half of them the confidence interval of that share does not reach 1.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from multinode.bench.causes import Case, find_causes, sensor_causes, shared_processors
+from multinode.bench.figures import BelowSheet, BenchNode, BenchTest, BenchWorker, Drop, Slow, Speed
+from multinode.bench.work import KINDS
+from multinode.profile.likely_causes import LikelyCause, Peers
+from multinode.records.benchmark import PHASES
+from multinode.stats.estimate import Estimate, ratio
+
+__all__ = ["SLOW_BELOW", "find_below_sheet", "find_drops", "find_slow", "with_peers"]
+
+SLOW_BELOW = 0.9
+"""Of the peers' median: what is below is slow."""
+# Large products of half precision reach from two thirds to nine tenths on sound GPUs (A100, H100, RTX 4090, A6000),
+# a copy in memory from eight to nine tenths.
+_LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
+# In smaller matrices, starting and ending weigh as much as the product.
+_LARGE_ROWS = 4096
+# By phase and kind of test, a median share of what the peers reach.
+_Ratios = dict[str, dict[str, float]]
+
+
+class _Placed(msgspec.Struct, frozen=True):
+    """A worker and where it is."""
+
+    node: BenchNode
+    worker: BenchWorker
+
+    @property
+    def name(self) -> str:
+        return f"{self.node.node}/{self.worker.rank}"
+
+
+def with_peers(nodes: Sequence[BenchNode]) -> tuple[BenchNode, ...]:
+    """The nodes with each speed as a share of the peers', and marked where it is slow."""
+    placed = _placed(nodes)
+    marked = {
+        each.name: msgspec.structs.replace(each.worker, tests=_compared(each.worker.tests, _peers(each, placed)))
+        for each in placed
+    }
+    return tuple(
+        msgspec.structs.replace(node, workers=tuple(marked[f"{node.node}/{one.rank}"] for one in node.workers))
+        for node in nodes
+    )
+
+
+def find_slow(nodes: Sequence[BenchNode]) -> tuple[Slow, ...]:
+    """Nodes and workers slower than their peers, the slowest first; a node whose workers all are is named as a whole.
+
+    Args:
+        nodes: as `with_peers` marked them.
+    """
+    placed = _placed(nodes)
+    found = []
+    for node in nodes:
+        slow = [(each, ratios) for each in placed if each.node is node and (ratios := _slow_ratios(each.worker))]
+        whole = len(slow) == len(node.workers)
+        groups = [slow] if whole else [[one] for one in slow]
+        found += [_slow(members, placed, whole=whole) for members in groups if members]
+    return tuple(sorted(found, key=lambda one: min(ratio for kinds in one.ratios.values() for ratio in kinds.values())))
+
+
+def find_drops(nodes: Sequence[BenchNode]) -> tuple[Drop, ...]:
+    """Nodes slower while all workers measure than each alone; the ones with the same cause are named together."""
+    placed = _placed(nodes)
+    by_cause: dict[str, list[tuple[_Placed, float, tuple[LikelyCause, ...]]]] = {}
+    for each in placed:
+        pairs = [(test.together, test.alone) for test in each.worker.tests]
+        ratios = [ratio(_estimate(late), _estimate(early)) for late, early in pairs if late and early]
+        if ratios and _is_slow(ratios):
+            causes = _drop_causes(each, alone=len(placed) == 1)
+            share = statistics.median(one.value for one in ratios)
+            by_cause.setdefault(_cause(causes), []).append((each, share, causes))
+    return tuple(_drop(cause, members) for cause, members in by_cause.items())
+
+
+def find_below_sheet(nodes: Sequence[BenchNode]) -> tuple[BelowSheet, ...]:
+    """GPUs whose best test of a kind is too little of the data sheet's figure; like ones are named together."""
+    found: dict[tuple[str, str], list[tuple[_Placed, BenchTest, float]]] = {}
+    for each in _placed(nodes):
+        for kind, least in _LEAST_SHARE.items():
+            best = max(_shares(each.worker, kind), key=lambda one: one[1], default=None)
+            if best is not None and best[1] < least:
+                found.setdefault((each.worker.name or "", kind), []).append((each, *best))
+    return tuple(_below(device, kind, members) for (device, kind), members in found.items())
+
+
+def _placed(nodes: Iterable[BenchNode]) -> list[_Placed]:
+    return [_Placed(node, worker) for node in nodes for worker in node.workers]
+
+
+def _peers(one: _Placed, placed: Sequence[_Placed]) -> list[_Placed]:
+    """Like devices on other nodes, else on its own, else any of the same kind elsewhere."""
+    alike = [each for each in placed if each.worker.device == one.worker.device and each.worker is not one.worker]
+    same = [each for each in alike if each.worker.name == one.worker.name]
+    elsewhere, here = ([each for each in same if (each.node is one.node) is own] for own in (False, True))
+    return elsewhere or here or [each for each in alike if each.node is not one.node]
+
+
+def _compared(tests: Iterable[BenchTest], peers: Sequence[_Placed]) -> tuple[BenchTest, ...]:
+    compared = []
+    for test in tests:
+        like = [other for peer in peers for other in peer.worker.tests if other.key == test.key]
+        speeds = {phase: _against(test.speed(phase), [other.speed(phase) for other in like]) for phase in PHASES}
+        compared.append(msgspec.structs.replace(test, **speeds))
+    return tuple(compared)
+
+
+def _against(mine: Speed | None, others: Iterable[Speed | None]) -> Speed | None:
+    theirs = [other for other in others if other is not None]
+    if mine is None or not theirs:
+        return mine
+    peers = [_estimate(other) for other in theirs]
+    middle = {name: statistics.median(getattr(one, name) for one in peers) for name in ("value", "low", "high")}
+    found = ratio(_estimate(mine), Estimate(**middle))
+    return msgspec.structs.replace(mine, of_peers=found.value, slow=_is_slow([found]))
+
+
+def _is_slow(ratios: Sequence[Estimate]) -> bool:
+    certain = sum(one.high < 1 for one in ratios)
+    return statistics.median(one.value for one in ratios) < SLOW_BELOW and 2 * certain >= len(ratios)
+
+
+def _estimate(speed: Speed) -> Estimate:
+    low, high = speed.interval or (speed.value, speed.value)
+    return Estimate(value=speed.value, low=low, high=high)
+
+
+def _slow_ratios(worker: BenchWorker) -> _Ratios:
+    """By phase and kind of test, where it is slow, its median share of what the peers reach."""
+    found: _Ratios = {}
+    for phase in PHASES:
+        for kind in KINDS:
+            speeds = [test.speed(phase) for test in worker.tests if test.kind == kind]
+            judged = [(one.of_peers, one.slow) for one in speeds if one is not None and one.of_peers is not None]
+            ratio = statistics.median(each for each, _ in judged) if judged else 1.0
+            if ratio < SLOW_BELOW and 2 * sum(slow for _, slow in judged) >= len(judged):
+                found.setdefault(phase, {})[kind] = ratio
+    return found
+
+
+def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed], *, whole: bool) -> Slow:
+    worst: _Ratios = {}
+    for _, ratios in members:
+        for phase, kinds in ratios.items():
+            mine = worst.setdefault(phase, {})
+            mine |= {kind: min(ratio, mine.get(kind, ratio)) for kind, ratio in kinds.items()}
+    first = members[0][0]
+    peers = _peers(first, placed)
+    elsewhere = tuple(dict.fromkeys(each.node.node for each in peers if each.node is not first.node))
+    they = Peers(names=elsewhere) if elsewhere else Peers(kind="workers")
+    phase = next(phase for phase in PHASES if phase in worst)
+    # Of all members, one of each cause.
+    causes: dict[str, LikelyCause] = {}
+    for each, _ in members:
+        case = Case(
+            node=each.node.node, me=each.worker, phase=phase, they=they, peers=tuple(peer.worker for peer in peers)
+        )
+        for cause in find_causes(case):
+            causes.setdefault(cause.cause, cause)
+    found = tuple(causes.values())
+    return Slow(
+        node=first.node.node,
+        rank=None if whole else first.worker.rank,
+        ratios=worst,
+        compared_with=they,
+        cause=_cause(found),
+        likely_causes=found,
+    )
+
+
+def _drop_causes(each: _Placed, *, alone: bool) -> tuple[LikelyCause, ...]:
+    worker, name = each.worker, each.node.node
+    case = Case(
+        node=name,
+        me=worker,
+        phase="together",
+        they=Peers(kind="alone"),
+        peers=(worker,),
+        peer_phase="alone",
+    )
+    shared = None if alone else shared_processors(case)
+    found = find_causes(case)
+    # The other nodes' workers are those other processes.
+    return found if shared is None else (shared, *(cause for cause in found if cause.cause != "other_load"))
+
+
+def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[LikelyCause, ...]]]) -> Drop:
+    names = tuple(dict.fromkeys(each.node.node for each, _, _ in members))
+    ratio = statistics.median(ratio for _, ratio, _ in members)
+    causes = members[0][2]
+    return Drop(
+        nodes=names,
+        ratio=ratio,
+        cause=cause,
+        likely_causes=causes,
+    )
+
+
+def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]:
+    """Its tests of a kind that say how it stands to the data sheet, each with its share in each phase."""
+    for test in worker.tests:
+        if test.kind == kind and (kind != "matmul" or int(test.size) >= _LARGE_ROWS):
+            yield from ((test, speed.of_peak) for speed in test.speeds if speed.of_peak is not None)
+
+
+def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
+    best, test, share = max(members, key=lambda one: one[2])
+    causes = (*sensor_causes(best.worker), LikelyCause(cause="usual", code=f"usual_{kind}"))
+    return BelowSheet(
+        device=device,
+        label=test.label,
+        of_peak=share,
+        workers=tuple(each.name for each, _, _ in members),
+        likely_causes=causes,
+    )
+
+
+def _cause(causes: Sequence[LikelyCause]) -> str:
+    return causes[0].cause if causes else "unknown"

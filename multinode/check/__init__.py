@@ -1,0 +1,1 @@
+"""What is wrong before a launch, and what fixes it."""

@@ -1,0 +1,235 @@
+"""Prove the data plane: every node opens ports there, the others call at them and stream to them, nothing remains."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from multinode.check.connectivity import Attempted, ConnectivityResult, Listening, stream_pairs
+from multinode.cluster.cluster import Node
+from multinode.errors import ContactLost, MultinodeError, NodeFailed
+from multinode.records.samples import StreamResult
+from multinode.traffic.pair_speeds import Pair, PairSpeed, stream_speed
+from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
+from multinode.transport.base import time_left
+from multinode.transport.fan_out import Outcomes, gather
+
+__all__ = ["ConnectivityPlan", "ConnectivityTest", "run_connectivity_test"]
+
+_ANSWER_S = 15.0
+_CONNECT_S = 3.0
+# Many nodes share the controller, and in a lab one machine: each may take longer, and none of that is the network's.
+_CONNECT_S_PER_NODE = 0.15
+_STREAM_ANSWER_S = 10.0
+
+_Kind = TypeVar("_Kind")
+
+
+class ConnectivityPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tried.
+
+    Attributes:
+        pairs: caller and peer.
+        master_port: opened on every node beside the ephemeral ones, where it is free; None opens only those.
+        ephemeral: how many ephemeral ports each node opens.
+        stream_s: length of a stream between each pair, both ways; None tries none.
+        least_gbit_per_s: by pair, what a stream reaches unless something is wrong; one that does not is tried again.
+        deadline_s: how long all of it may take; streams that would end later are left out.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    master_port: int | None
+    ephemeral: int = 4
+    stream_s: float | None = None
+    least_gbit_per_s: dict[Pair, float] = {}
+    deadline_s: float = 600.0
+
+
+def run_connectivity_test(
+    agent: AgentTransport,
+    nodes: Sequence[Node],
+    addresses: Mapping[str, str],
+    plan: ConnectivityPlan,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[ConnectivityResult, tuple[MultinodeError, ...]]:
+    """What came of it, and the errors of nodes that could not be asked; the others go on without them.
+
+    Args:
+        agent: the way to the nodes.
+        nodes: who takes part, in node-rank order.
+        addresses: on the data plane, by name.
+        plan: what is tried.
+        say: is told each stage in a few words.
+    """
+    with ConnectivityTest(agent, nodes, addresses, plan) as test:
+        attempts = test.connect(plan.pairs)
+        streams: tuple[PairSpeed, ...] = ()
+        if (seconds := plan.stream_s) is not None:
+            streams = stream_pairs(
+                [node.name for node in test.present],
+                lambda pairs: test.stream(pairs, seconds) if test.has_time_for(seconds) else (),
+                lambda _: plan.least_gbit_per_s,
+                say,
+            )
+    return ConnectivityResult(listening=test.listening, attempts=attempts, streams=streams), tuple(test.errors)
+
+
+class ConnectivityTest:
+    """The nodes, each with its ports open, until the end of the `with`.
+
+    Args:
+        agent: the way to the nodes.
+        nodes: who takes part, in node-rank order.
+        addresses: on the data plane, by name.
+        plan: says which ports are opened.
+
+    Attributes:
+        errors: of nodes that could not be asked, or no more.
+        listening: what was opened, by node.
+    """
+
+    def __init__(
+        self, agent: AgentTransport, nodes: Sequence[Node], addresses: Mapping[str, str], plan: ConnectivityPlan
+    ) -> None:
+        self.errors: list[MultinodeError] = []
+        self.listening: tuple[Listening, ...] = ()
+        self._agent = agent
+        self._addresses = addresses
+        self._nodes = tuple(nodes)
+        self._ends = time.monotonic() + plan.deadline_s
+        self._master_port = plan.master_port
+        self._request = {
+            "schema": 1,
+            "ports": [] if plan.master_port is None else [plan.master_port],
+            "ephemeral": plan.ephemeral,
+            "token": secrets.token_hex(16),
+            "deadline_s": plan.deadline_s,
+            "then": True,
+        }
+        self._streams: dict[str, AgentStream] = {}
+
+    def __enter__(self) -> Self:
+        opened = gather(self._nodes, self._open, deadline_s=_ANSWER_S)
+        self.listening = self._note(opened)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Their end is waited for: the ports must be free again before the job binds them.
+        gather(self.present, self._end, deadline_s=_ANSWER_S)
+        for stream in self._streams.values():
+            stream.close()
+
+    @property
+    def present(self) -> tuple[Node, ...]:
+        """The nodes that take part."""
+        return tuple(node for node in self._nodes if node.name in self._streams)
+
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether a stream of such a length would be over before the nodes close their ports by themselves."""
+        return time.monotonic() + seconds + _STREAM_ANSWER_S < self._ends
+
+    def connect(self, pairs: Sequence[Pair]) -> tuple[Attempted, ...]:
+        """Let each caller call at every port of its peers, with packets of full size at one of them."""
+        timeout_s = _CONNECT_S + _CONNECT_S_PER_NODE * len(self._nodes)
+        ports = {one.node: one.ports for one in self.listening}
+        targets: dict[str, list[tuple[str, Record]]] = {}
+        for caller, peer in pairs:
+            for port in ports.get(peer, ()):
+                target = {"addr": self._addresses[peer], "port": port, "whole": port == ports[peer][-1]}
+                targets.setdefault(caller, []).append((peer, target))
+
+        def ask(node: Node) -> list[Attempted]:
+            mine = targets[node.name]
+            self._order(node, {"attempts": [target for _, target in mine], "timeout_s": timeout_s})
+            results = self._hear(node, "attempts", timeout_s)
+            if len(results) != len(mine):
+                raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
+            found = zip(mine, results, strict=True)
+            return [_read(result, Attempted, node.name, peer=peer) for (peer, _), result in found]
+
+        callers = [node for node in self.present if node.name in targets]
+        answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
+        return tuple(one for answer in answers for one in answer)
+
+    def stream(self, pairs: Sequence[Pair], seconds: float) -> tuple[PairSpeed, ...]:
+        """Let each caller send to its peer over one connection; the pairs should be disjoint."""
+        timeout_s = seconds + _STREAM_ANSWER_S
+        peers = dict(pairs)
+        ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
+
+        def order(node: Node) -> None:
+            peer = peers[node.name]
+            target = {"addr": self._addresses[peer], "port": ports[peer], "seconds": seconds}
+            self._order(node, {"streams": [target], "timeout_s": timeout_s})
+
+        def hear(node: Node) -> PairSpeed:
+            results = self._hear(node, "streams", timeout_s)
+            return stream_speed(node.name, peers[node.name], [_read(one, StreamResult, node.name) for one in results])
+
+        callers = [node for node in self.present if peers.get(node.name) in ports]
+        # All are told before any is heard: only so many nodes are heard at a time, and the streams must meet.
+        self._note(gather(callers, order, deadline_s=_ANSWER_S))
+        told = [node for node in callers if node.name in self._streams]
+        return self._note(gather(told, hear, deadline_s=timeout_s + _ANSWER_S))
+
+    def _open(self, node: Node) -> Listening:
+        request = self._request | {"addr": self._addresses[node.name]}
+        stream = self._agent.open(node, "connectivity", request, deadline_s=_ANSWER_S)
+        try:
+            listening = _read(stream.first or {}, Listening, node.name)
+        except NodeFailed:
+            stream.close()
+            raise
+        self._streams[node.name] = stream
+        return listening
+
+    def _order(self, node: Node, order: Record) -> None:
+        with self._dropping(node) as stream:
+            stream.send(order)
+
+    def _hear(self, node: Node, kind: str, timeout_s: float) -> list[Any]:
+        with self._dropping(node) as stream:
+            record = stream.read(timeout_s + _ANSWER_S)
+            if record is None:
+                raise ContactLost("its agent ended while the network was tried", node=node.name)
+        results = record.get("results") if record.get("kind") == kind else None
+        if not isinstance(results, list):
+            raise NodeFailed("its answer cannot be read: no results", node=node.name)
+        return results
+
+    @contextlib.contextmanager
+    def _dropping(self, node: Node) -> Iterator[AgentStream]:
+        """Its stream; a node whose stream fails takes part no more."""
+        stream = self._streams[node.name]
+        try:
+            yield stream
+        except MultinodeError:
+            del self._streams[node.name]
+            stream.close()
+            raise
+
+    def _end(self, node: Node) -> None:
+        stream = self._streams[node.name]
+        with contextlib.suppress(MultinodeError):
+            stream.send({"end": True})
+            end = time.monotonic() + _ANSWER_S
+            while (record := stream.read(time_left(end))) is not None:
+                if record.get("kind") == "ended":
+                    self._agent.keep(node, self._streams.pop(node.name))
+                    return
+
+    def _note(self, outcomes: Outcomes[Any]) -> tuple[Any, ...]:
+        self.errors += outcomes.errors
+        return outcomes.values
+
+
+def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:
+    return read_answer({**record, "node": node, **more} if isinstance(record, dict) else record, kind, node)

@@ -1,0 +1,156 @@
+"""ConnectivityResult: which nodes try to reach which, in which rounds they stream to each other, and what came of it.
+
+Pure, but for a random choice of peers: knows neither how a connection is tried nor what a stream should reach.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from multinode.traffic.pair_speeds import Pair, PairSpeed
+
+__all__ = [
+    "ALL_PAIRS_NODES",
+    "Attempted",
+    "ConnectivityResult",
+    "Listening",
+    "choose_pairs",
+    "launch_pairs",
+    "round_robin",
+    "stream_pairs",
+]
+
+ALL_PAIRS_NODES = 16
+_RANDOM_PEERS = 2
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's listeners could bind.
+
+    Attributes:
+        ports: bound: those that were asked for, then ephemeral ones.
+        failed: reason by port, for those that were asked for and could not be bound.
+    """
+
+    node: str
+    ports: tuple[int, ...] = ()
+    failed: dict[int, str] = {}
+
+
+class Attempted(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of `node` to connect to `peer` over the data plane.
+
+    Attributes:
+        addr: the peer's address.
+        error: None is success; `refused`, `timed out`, `no route`, `wrong answer`, `large packets lost`, or the
+            system's words.
+        ms: time to the connection or to the failure.
+        path_mtu: what the kernel knows of the path, in bytes.
+    """
+
+    node: str
+    peer: str
+    addr: str
+    port: int
+    error: str | None = None
+    ms: float | None = None
+    path_mtu: int | None = None
+
+
+class ConnectivityResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it.
+
+    Attributes:
+        listening: by node, in node-rank order.
+        attempts: in the order in which they were planned.
+        streams: likewise; empty where none were tried.
+    """
+
+    listening: tuple[Listening, ...] = ()
+    attempts: tuple[Attempted, ...] = ()
+    streams: tuple[PairSpeed, ...] = ()
+
+
+def choose_pairs(names: Sequence[str], rng: random.Random) -> tuple[Pair, ...]:
+    """Ordered pairs of caller and peer for a check: all of them up to 16 nodes.
+
+    Above that everybody calls the next node (a ring, the way of an all-reduce), node 0 (the rendezvous) and two others.
+    """
+    if len(names) <= ALL_PAIRS_NODES:
+        return tuple((caller, peer) for caller in names for peer in names if peer != caller)
+    pairs = list(launch_pairs(names))
+    for caller in names:
+        pairs += [(caller, peer) for peer in rng.sample([name for name in names if name != caller], _RANDOM_PEERS)]
+    return tuple(dict.fromkeys(pairs))
+
+
+def launch_pairs(names: Sequence[str]) -> tuple[Pair, ...]:
+    """Those that a launch tries: everybody calls node 0, and its neighbours in the ring."""
+    count = len(names)
+    pairs = [(caller, names[0]) for caller in names[1:]]
+    for index, caller in enumerate(names):
+        pairs += [(caller, names[(index + step) % count]) for step in (1, -1)]
+    return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+
+
+def round_robin(names: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
+    """Rounds of disjoint pairs in which all are paired with all once (the circle method), each pair one way."""
+    players: list[str | None] = [*names]
+    if len(players) % 2:
+        players.append(None)
+    rounds = []
+    for _ in range(len(players) - 1):
+        half = len(players) // 2
+        facing = zip(players[:half], reversed(players[half:]), strict=True)
+        rounds.append(tuple((a, b) for a, b in facing if a is not None and b is not None))
+        players = [players[0], players[-1], *players[1:-1]]
+    return tuple(one for one in rounds if one)
+
+
+def stream_pairs(
+    names: Sequence[str],
+    stream: Callable[[Sequence[Pair]], Iterable[PairSpeed]],
+    least_of: Callable[[Sequence[PairSpeed]], Mapping[Pair, float]],
+    say: Callable[[str], None],
+) -> tuple[PairSpeed, ...]:
+    """What every pair reached, each way, and the better of two tries for those that reached less than the least.
+
+    A node stalls for a moment, and a cable does not. The slow ones that met the first time meet again: what two pairs
+    share, such as the line between two switches, is then slow for both once more.
+
+    Args:
+        names: of the nodes.
+        stream: lets disjoint pairs stream at once; a pair that it leaves out of the second try keeps its first figure.
+        least_of: of the first try, Gbit/s by sender and receiver; a pair that is not there has none to reach.
+        say: is told each stage in a few words.
+    """
+    found: dict[Pair, PairSpeed] = {}
+    rounds = round_robin(names)
+    for number, pairs in enumerate(rounds, 1):
+        say(f"measuring a stream between every two nodes, round {number} of {len(rounds)}")
+        for way in _both_ways(pairs):
+            found |= {(one.source, one.target): one for one in stream(way)}
+    least = least_of(tuple(found.values()))
+    slow = {pair for pair, one in found.items() if one.gbit_per_s is not None and one.gbit_per_s < least.get(pair, 0.0)}
+    if slow:
+        say("measuring a slow stream once more" if len(slow) == 1 else f"measuring {len(slow)} slow streams once more")
+    for way in (way for pairs in rounds for way in _both_ways(pairs)):
+        again = [pair for pair in way if pair in slow]
+        for one in stream(again) if again else ():
+            found[one.source, one.target] = _better(found[one.source, one.target], one)
+    return tuple(found.values())
+
+
+def _both_ways(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], Sequence[Pair]]:
+    return pairs, [(peer, caller) for caller, peer in pairs]
+
+
+def _better(first: PairSpeed, second: PairSpeed) -> PairSpeed:
+    """One with the figures of both tries; a second one that failed says nothing of the line."""
+    if second.gbit_per_s is None:
+        return first
+    worse, better = sorted((first.gbit_per_s or 0.0, second.gbit_per_s))
+    return msgspec.structs.replace(first, gbit_per_s=better, worse_gbit_per_s=worse)

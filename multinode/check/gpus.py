@@ -1,0 +1,418 @@
+"""GPUs: those that the job is to use are there on every node, alike, driven by software that fits together, and free.
+
+What holds them may be another's process, or what an earlier run of ours left behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from operator import attrgetter
+
+from multinode.check.inspection import Inspection
+from multinode.check.rule import Case, Check, Rule, disagreements, launch_check, listed
+from multinode.cluster.accelerators import NVIDIA, accelerator_named
+from multinode.cluster.cluster import Node
+from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
+from multinode.errors import UsageError
+from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.planning import refuse_unequal
+from multinode.records.benchmark import CollectiveTest
+from multinode.units import format_duration
+
+__all__ = [
+    "check_backend",
+    "check_counts",
+    "check_drivers",
+    "check_gpus_free",
+    "check_leftovers",
+    "check_models",
+    "check_presence",
+    "check_torch_builds",
+    "check_vendors",
+    "used_gpus",
+]
+
+NO_GPU_FOR_BACKEND = Rule(
+    "gpus",
+    "error",
+    catches="a GPU's backend (nccl, xccl, hccl) was asked for on a node without that GPU",
+    message="the {backend} backend needs a GPU of its vendor's, and there is none ({reason})",
+    hint="--backend gloo measures the same network without a GPU",
+)
+NO_GPU_HERE = Rule(
+    "gpus",
+    "error",
+    catches="some nodes have GPUs and others have none: driver gone, container without --gpus",
+    message="no GPU was found here ({reason}), and {peer} has {count}: its workers would speak gloo where the others "
+    "speak NCCL, and the first collective would hang",
+    hint="on {node}: nvidia-smi. Without its answer the driver is missing or broken (a reboot after an update of it "
+    "fixes most); in a container: start it with --gpus all. Or take the node out of the hostfile",
+)
+NO_SUCH_GPU = Rule(
+    "gpus",
+    "error",
+    catches="gpus= names a GPU that the node does not have",
+    message="the hostfile gives it GPU {ids}, and it has {there}: the workers on them would find no device",
+    hint="correct gpus= in the hostfile; on {node}, its GPUs:\nnvidia-smi -L",
+)
+TOO_FEW_GPUS = Rule(
+    "gpus",
+    "error",
+    catches="more workers than GPUs on a node",
+    message="{workers} workers shall run here, and it has {count} GPUs: the last would find no device",
+    hint="slots={count} in the hostfile",
+)
+WRONG_SLOTS = Rule(
+    "gpus",
+    "error",
+    catches="fewer slots than workers are asked for; and unequal numbers of workers, where the job groups them by node",
+    message="{reason}",
+    hint="{way!s}",
+)
+MIXED_VENDORS = Rule(
+    "gpus",
+    "error",
+    catches="accelerators of different vendors, whose backends cannot speak with each other",
+    message="it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) cannot speak "
+    "with each other, and the first collective would fail or hang",
+    hint="train on nodes with accelerators of one vendor; --nodes chooses the first nodes of the hostfile",
+)
+MIXED_MODELS = Rule(
+    "gpus",
+    "warning",
+    catches="nodes with different models of GPU: the slowest sets the pace",
+    message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest of them",
+    hint="train on nodes that are alike; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
+)
+MIXED_MEMORY = Rule(
+    "gpus",
+    "warning",
+    catches="GPUs of one model with different amounts of memory: the smallest sets the batch size",
+    message="a GPU of it has {memory} of memory, that of {peer} {expected}: what fits one may not fit the other",
+    hint="choose per_device_train_batch_size for the smallest",
+)
+DRIVERS_DIFFER = Rule(
+    "gpus",
+    "warning",
+    catches="different versions of the NVIDIA driver",
+    message="its NVIDIA driver is {version}, that of {peer} {expected}: what works there may fail here",
+    hint="install the same driver on both; on {node}:\nnvidia-smi --query-gpu=driver_version --format=csv",
+)
+NO_PEER_TO_PEER = Rule(
+    "gpus",
+    "warning",
+    catches="GeForce RTX 40 cards with a driver before 550.40.07, which offers peer-to-peer that does not work",
+    message="{nodes}: several {model} with driver {version}. Before 550.40.07 it offers peer-to-peer access that "
+    "these cards do not have, and NCCL may hang over it",
+    hint="for {nodes!s} in the hostfile: env.NCCL_P2P_DISABLE=1; or a driver from 550.40.07 on",
+)
+SLOW_NVIDIA_SMI = Rule(
+    "gpus",
+    "note",
+    catches="nvidia-smi takes seconds: the driver is loaded anew for each program, every training's start included",
+    message="nvidia-smi took {duration}: without persistence mode the driver is loaded anew for each program",
+    hint="enable the service nvidia-persistenced, or on {node}:\nsudo nvidia-smi -pm 1",
+)
+NCCL_DIFFERS = Rule(
+    "versions",
+    "error",
+    catches="different versions of NCCL under torch: they cannot speak with each other",
+    message="NCCL is {version} here and {expected} on {peer}: they refuse each other, or hang",
+    hint="on {node}:\n{python} -m pip install {package}",
+)
+CUDA_DIFFERS = Rule(
+    "versions",
+    "warning",
+    catches="torch built with different versions of CUDA",
+    message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
+    hint="install torch on both from the same package index; on {node}:\n"
+    "{python} -m pip install --force-reinstall {package}",
+)
+
+GPU_HELD = Rule(
+    "gpus",
+    "warning",
+    catches="another process is on a GPU that the job would use",
+    message="GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every "
+    "step of all nodes waits for the slowest",
+    hint="on {node}: nvidia-smi; wait for it, or choose other GPUs in the hostfile: gpus=",
+)
+GPU_FULL = Rule(
+    "gpus",
+    "error",
+    catches="a GPU that the job would use has hardly any memory left",
+    message="GPU {index} is full: {used} of its {total} are taken by {who}, and the job would run out of memory there",
+    hint="on {node}: nvidia-smi; wait for it, or choose other GPUs in the hostfile: gpus=",
+)
+LEFTOVER = Rule(
+    "leftovers",
+    "warning",
+    catches="processes of an earlier run that nobody looks after any more",
+    message="{count} of run {run} left behind ({commands}), without a supervisor: what they take of cores, memory "
+    "and ports the job will lack",
+    hint="on {node}:\nkill -9 {pids!s}",
+)
+LEFTOVER_ON_GPU = Rule(
+    "leftovers",
+    "error",
+    catches="processes of an earlier run that still hold a GPU which the job would use",
+    message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would find "
+    "too little memory there, or share the GPU",
+    hint="on {node}:\nkill -9 {pids!s}",
+)
+RUN_GOES_ON = Rule(
+    "leftovers",
+    "note",
+    catches="another run of multinode is still running",
+    message="run {run} is still running ({nodes}): it shares cores, memory and network with the job",
+    hint="wait for its end, or stop it on all its nodes (with --hosts HOSTFILE where another machine launched "
+    "it):\n"
+    "multinode stop {run}",
+)
+RUN_ON_GPU = Rule(
+    "leftovers",
+    "warning",
+    catches="another run of multinode is still running, on GPUs that the job would use",
+    message="run {run} is still running here and holds GPU {gpus}: the job would share it",
+    hint="wait for its end, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (with "
+    "--hosts HOSTFILE where another machine launched it):\n"
+    "multinode stop {run}",
+)
+
+_ADA_GEFORCE = re.compile(r"GeForce RTX 40\d0")
+_P2P_DRIVER = (550, 40, 7)
+_ALIKE = 0.05
+_SLOW_QUERY_S = 5.0
+# A desktop holds so much of a card at times, and a CUDA context alone takes more.
+_LITTLE_MIB = 256.0
+_FULL = 0.9
+# What is taken without a process to be seen for it: a container hides them. The driver keeps less for itself.
+_UNSEEN = 0.1
+_SHOWN = 4
+
+
+@launch_check
+def check_backend(inspection: Inspection) -> Iterator[Case]:
+    """A collective test that asks for NCCL has a GPU on every node."""
+    backend = _backend(inspection)
+    for node, found in inspection.known if backend not in {None, "gloo"} else ():
+        if not found.gpus or accelerator_named(found.accelerator).backend != backend:
+            yield NO_GPU_FOR_BACKEND.found(node.name, backend=backend, reason=_why_none(found))
+
+
+@launch_check
+def check_presence(inspection: Inspection) -> Iterator[Case]:
+    """Either every node has GPUs or none has."""
+    having = [(node.name, len(found.gpus)) for node, found in inspection.known if found.gpus]
+    for node, found in inspection.known if having and _backend(inspection) is None else ():
+        if not found.gpus:
+            yield NO_GPU_HERE.found(node.name, reason=_why_none(found), peer=having[0][0], count=having[0][1])
+
+
+@Check
+def check_counts(inspection: Inspection) -> Iterator[Case]:
+    """Every node has the GPUs that the hostfile gives it, one for each worker, and the workers that the job needs."""
+    some = {bool(found.gpus) for _, found in inspection.known}
+    workers: dict[str, int] = {}
+    try:
+        workers = inspection.require_workers()
+        if (counts := inspection.workers_of_nodes()) and isinstance(inspection.job, LlamaFactoryJob | ScriptJob):
+            refuse_unequal(inspection.job, {}, inspection.environment.env, inspection.cluster, counts)
+    except UsageError as error:
+        # Where some nodes have no GPU, what they lack has been said.
+        if len(some) == 1:
+            yield WRONG_SLOTS.found(error.node, reason=error.message, way=error.hint)
+    for node, found in inspection.known:
+        there = {gpu.index for gpu in found.gpus}
+        lacking = [str(gpu) for gpu in node.gpus or () if gpu not in there]
+        if lacking and (there or True not in some):
+            has = f"GPU {', '.join(map(str, sorted(there)))}" if there else f"none ({_why_none(found)})"
+            yield NO_SUCH_GPU.found(node.name, ids=" and ".join(lacking), there=has)
+        wanted = node.slots or workers.get(node.name) or 1
+        count = len(found.visible_gpus)
+        if count and node.gpus is None and wanted > count and _on_gpus(inspection):
+            yield TOO_FEW_GPUS.found(node.name, workers=wanted, count=count)
+
+
+@launch_check
+def check_vendors(inspection: Inspection) -> Iterator[Case]:
+    """The accelerators of all nodes are of one vendor."""
+    having = [(node.name, accelerator_named(found.accelerator)) for node, found in inspection.known if found.gpus]
+    for name, accelerator in having if _on_gpus(inspection) else ():
+        peer, expected = having[0]
+        if accelerator != expected:
+            yield MIXED_VENDORS.found(
+                name,
+                accelerator=accelerator.name,
+                peer=peer,
+                expected=expected.name,
+                backend=accelerator.backend,
+                other=expected.backend,
+            )
+
+
+@Check
+def check_models(inspection: Inspection) -> Iterator[Case]:
+    """The workers run on GPUs of one model with one amount of memory."""
+    used = _used(inspection)
+    for name, gpus in used.items():
+        first = next(iter(used))
+        expected = used[first][0]
+        peer = "its first worker" if name == first else first
+        models = list(dict.fromkeys(gpu.name for gpu in gpus))
+        if models != [expected.name]:
+            yield MIXED_MODELS.found(name, models=" and ".join(models), peer=peer, expected=expected.name)
+            continue
+        memory = min((gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib), default=None)
+        there = expected.memory_total_mib
+        if memory and there and abs(memory - there) > _ALIKE * there:
+            yield MIXED_MEMORY.found(name, memory=_gib(memory), peer=peer, expected=_gib(there))
+
+
+@Check
+def check_drivers(inspection: Inspection) -> Iterator[Case]:
+    """One version of the driver, none that is known to break these cards, and it stays loaded."""
+    used = _used(inspection)
+    nvidia = {node.name for node, found in inspection.known if accelerator_named(found.accelerator) is NVIDIA}
+    drivers = {name: gpus[0].driver for name, gpus in used.items() if name in nvidia}
+    for name, version, peer, expected in disagreements(drivers):
+        if version and expected:
+            yield DRIVERS_DIFFER.found(name, version=version, peer=peer, expected=expected)
+    for node, found in inspection.known:
+        if found.gpu_query_s is not None and found.gpu_query_s > _SLOW_QUERY_S:
+            yield SLOW_NVIDIA_SMI.found(node.name, duration=format_duration(found.gpu_query_s))
+        gpus = used.get(node.name, ())
+        if len(gpus) > 1 and _lacks_peer_to_peer(gpus[0]) and "NCCL_P2P_DISABLE" not in inspection.env(node):
+            yield NO_PEER_TO_PEER.found(node.name, model=gpus[0].name, version=gpus[0].driver)
+
+
+@Check
+def check_torch_builds(inspection: Inspection) -> Iterator[Case]:
+    """NCCL and CUDA of the job's torch are the same everywhere, where they are used."""
+    facts = {node.name: found for node, found in inspection.known if found.gpus and _on_gpus(inspection)}
+    for rule, version_of in ((NCCL_DIFFERS, attrgetter("nccl_version")), (CUDA_DIFFERS, attrgetter("cuda_version"))):
+        versions = {name: version for name, found in facts.items() if (version := version_of(found)) is not None}
+        for name, version, peer, expected in disagreements(versions):
+            found, model = facts[name], facts[peer]
+            torch = model.packages.get("torch")
+            package = f"torch=={torch}" if torch is not None else "torch"
+            # Beside the same torch, NCCL alone.
+            if rule is NCCL_DIFFERS and found.packages.get("torch") == torch:
+                package = f"nvidia-nccl-cu{(model.cuda_version or '12').partition('.')[0]}=={expected}"
+            python = found.python or "python3"
+            yield rule.found(name, version=version, peer=peer, expected=expected, python=python, package=package)
+
+
+@Check
+def check_gpus_free(inspection: Inspection) -> Iterator[Case]:
+    """The GPUs of the job have room, and nobody else computes on them."""
+    for node, found in inspection.known:
+        for gpu in used_gpus(inspection, node, found):
+            ours = any(process.run_id is not None for process in gpu.processes)
+            others = [process for process in gpu.processes if process.run_id is None and _matters(process)]
+            rule = _judge(gpu, ours=ours, others=bool(others))
+            if rule is not None:
+                yield rule.found(
+                    node.name,
+                    index=gpu.index,
+                    who=listed(map(_describe, others), _SHOWN) or "processes that cannot be seen from here",
+                    used=_gib(gpu.memory_used_mib),
+                    total=_gib(gpu.memory_total_mib),
+                )
+
+
+@Check
+def check_leftovers(inspection: Inspection) -> Iterator[Case]:
+    """No process of an earlier run is left, and no other run is going on."""
+    for node, found in inspection.known:
+        for run, processes in _by_run(found).items():
+            pids = {process.pid: process.command or "a process" for process in processes}
+            held = [gpu.index for gpu in used_gpus(inspection, node, found) if pids.keys() & _holders(gpu)]
+            gpus = " and ".join(map(str, held))
+            if all(process.supervised for process in processes):
+                yield RUN_ON_GPU.found(node.name, run=run, gpus=gpus) if gpus else RUN_GOES_ON.found(node.name, run=run)
+                continue
+            yield (LEFTOVER_ON_GPU if gpus else LEFTOVER).found(
+                node.name,
+                run=run,
+                gpus=gpus,
+                count="1 process" if len(processes) == 1 else f"{len(processes)} processes",
+                commands=listed(pids.values(), _SHOWN),
+                pids=" ".join(map(str, pids)),
+            )
+
+
+def used_gpus(inspection: Inspection, node: Node, found: NodeFacts) -> tuple[Gpu, ...]:
+    """Those of a node that the job would use; none where it uses no GPU."""
+    if not _on_gpus(inspection):
+        return ()
+    if node.gpus is not None:
+        return tuple(gpu for gpu in found.gpus if gpu.index in node.gpus)
+    return found.visible_gpus[: node.slots]
+
+
+def _used(inspection: Inspection) -> dict[str, tuple[Gpu, ...]]:
+    """By node, where there are any."""
+    used = {node.name: used_gpus(inspection, node, found) for node, found in inspection.known}
+    return {name: gpus for name, gpus in used.items() if gpus}
+
+
+def _backend(inspection: Inspection) -> str | None:
+    """What a collective test asks for."""
+    return inspection.job.backend if isinstance(inspection.job, CollectiveTest) else None
+
+
+def _on_gpus(inspection: Inspection) -> bool:
+    """Whether the job would use GPUs where there are any."""
+    return _backend(inspection) != "gloo"
+
+
+def _why_none(found: NodeFacts) -> str:
+    return found.missing.get("gpus", "none listed")
+
+
+def _lacks_peer_to_peer(gpu: Gpu) -> bool:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", gpu.driver or ""))
+    return bool(numbers) and numbers < _P2P_DRIVER and _ADA_GEFORCE.search(gpu.name) is not None
+
+
+def _judge(gpu: Gpu, *, ours: bool, others: bool) -> Rule | None:
+    share = None
+    if gpu.memory_used_mib is not None and gpu.memory_total_mib:
+        share = gpu.memory_used_mib / gpu.memory_total_mib
+    # What our own runs hold is told as a leftover.
+    if share is not None and share >= _FULL and (others or not ours):
+        return GPU_FULL
+    unseen = share is not None and share >= _UNSEEN and not gpu.processes
+    return GPU_HELD if others or unseen else None
+
+
+def _matters(process: GpuProcess) -> bool:
+    return process.memory_mib is None or process.memory_mib >= _LITTLE_MIB
+
+
+def _holders(gpu: Gpu) -> set[int]:
+    return {process.pid for process in gpu.processes}
+
+
+def _by_run(found: NodeFacts) -> dict[str, list[RunProcess]]:
+    runs: dict[str, list[RunProcess]] = {}
+    for process in found.run_processes:
+        # What a run is called on a node has the node rank behind a dot.
+        run, _, rank = process.run_id.rpartition(".")
+        runs.setdefault(run if run and rank.isdigit() else process.run_id, []).append(process)
+    return runs
+
+
+def _describe(process: GpuProcess) -> str:
+    parts = [f"pid {process.pid}"]
+    if process.user is not None:
+        parts.append(f"user {process.user}")
+    if process.memory_mib is not None:
+        parts.append(_gib(process.memory_mib))
+    return f"{process.command or 'a process'} ({', '.join(parts)})"
+
+
+def _gib(memory_mib: float | None) -> str:
+    return "an unknown part" if memory_mib is None else f"{memory_mib / 1024:.3g} GiB"

@@ -1,0 +1,112 @@
+"""Inspection: everything that checks look at, gathered before the first of them runs. Holds no judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from multinode.check.connectivity import ConnectivityResult
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint
+from multinode.cluster.facts import Interface, NodeFacts
+from multinode.errors import UsageError
+from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.job_environment import JobEnvironment
+from multinode.job.planning import workers_of_nodes
+from multinode.records.benchmark import Benchmark
+
+__all__ = ["Inspection"]
+
+_NOWHERE = Endpoint(addr=None, ifname=None)
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the nodes and of what shall run on them.
+
+    Attributes:
+        cluster: all nodes of the hostfile.
+        facts: by node name, of those that answered.
+        master_port: port of the rendezvous on node 0.
+        job: what shall run; None is any training.
+        workers: on each node, where that is asked for; None is as hostfile and GPUs have it.
+        environment: what the command line adds to the job on every node.
+        endpoints: by node name, the data plane of those that answered; empty where none could be chosen.
+        connectivity: how connections between them went; empty where none were tried.
+        controller_cwd: the directory of the launch; None is not known.
+        absent_here: paths of the job that are not on this machine, each with the one whose name is nearest, if any.
+    """
+
+    cluster: Cluster
+    facts: dict[str, NodeFacts]
+    master_port: int
+    job: Job | Benchmark | None = None
+    workers: int | None = None
+    environment: JobEnvironment = JobEnvironment()
+    endpoints: dict[str, Endpoint] = {}
+    connectivity: ConnectivityResult = ConnectivityResult()
+    controller_cwd: str | None = None
+    absent_here: dict[str, str | None] = {}
+
+    @property
+    def known(self) -> Iterator[tuple[Node, NodeFacts]]:
+        """The nodes that answered, with their facts, in node-rank order."""
+        for node in self.cluster.nodes:
+            found = self.facts.get(node.name)
+            if found is not None:
+                yield node, found
+
+    @property
+    def links(self) -> Iterator[tuple[Node, Interface]]:
+        """The data-plane interface of each node that has one, in node-rank order."""
+        for node, _ in self.known:
+            interface = self.link(node.name)
+            if interface is not None:
+                yield node, interface
+
+    @property
+    def cards(self) -> dict[str, Interface]:
+        """The same by node name, without loopback."""
+        return {node.name: link for node, link in self.links if link.kind != "loopback"}
+
+    @property
+    def training(self) -> LlamaFactoryJob | None:
+        """The job, where it is a LLaMA-Factory training."""
+        return self.job if isinstance(self.job, LlamaFactoryJob) else None
+
+    def link(self, node: str) -> Interface | None:
+        """A node's data-plane interface; None where it is not known."""
+        interfaces = self.facts[node].interfaces if node in self.facts else ()
+        return next((one for one in interfaces if one.name == self.place(node).ifname), None)
+
+    def env(self, node: Node) -> dict[str, str]:
+        """The variables that the job gets on a node that answered: its own, the hostfile's, the command line's."""
+        return self.facts[node.name].env | node.env | self.environment.env
+
+    def place(self, node: str) -> Endpoint:
+        """A node's place on the data plane, with neither address nor interface where it is not known."""
+        return self.endpoints.get(node, _NOWHERE)
+
+    def require_workers(self) -> dict[str, int]:
+        """Workers of each node that answered, of all where none did: as asked for, else by hostfile and GPUs.
+
+        Raises:
+            UsageError: a node has fewer slots than were asked for.
+        """
+        nodes = tuple(node for node, _ in self.known) or self.cluster.nodes
+        workers = workers_of_nodes(msgspec.structs.replace(self.cluster, nodes=nodes), self.facts, self.workers)
+        return dict(zip((node.name for node in nodes), workers, strict=True))
+
+    def workers_of_nodes(self) -> tuple[int, ...] | None:
+        """Workers of each node, in order; None where one has too few, or did not answer and the others differ.
+
+        A node that did not answer is taken to be like the others.
+        """
+        try:
+            workers = self.require_workers()
+        except UsageError:
+            return None
+        if len(workers) < len(self.cluster.nodes) and len(set(workers.values())) > 1:
+            return None
+        usual = max(workers.values())
+        return tuple(workers.get(node.name, usual) for node in self.cluster.nodes)

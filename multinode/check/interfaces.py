@@ -1,0 +1,295 @@
+"""Interfaces: each node's data plane is a network that its peers reach, and is what the kernel, NCCL and gloo take."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator
+
+from multinode.check.inspection import Inspection
+from multinode.check.nccl_sockets import select_interfaces
+from multinode.check.rule import Case, Check, Rule, listed
+from multinode.cluster.dataplane import Endpoint
+from multinode.cluster.facts import Interface, NodeFacts, Route
+
+__all__ = ["check_hostnames", "check_media", "check_routes", "check_subnets", "check_unset_interface"]
+
+NO_ROUTE = Rule(
+    "interface",
+    "error",
+    catches="a node has no route to a peer's data-plane address",
+    message="it has no route to {peers} ({addr}: {reason}): no collective gets there from here",
+    hint="name addresses of one network for all nodes (addr= in the hostfile), or on {node}{gateway!s}:\n{command!s}",
+)
+UNANSWERABLE_ROUTE = Rule(
+    "interface",
+    "error",
+    catches="a node sends to a peer from an address of another network, which the peer has no interface in",
+    message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
+    "has no interface: the answers get lost, or a filter drops the packets (rp_filter), and the first collective hangs",
+    hint="on {node}{gateway!s}:\n{command!s}",
+)
+OTHER_ROUTE = Rule(
+    "interface",
+    "warning",
+    catches="asymmetric routes: a node listens on one interface and sends to its peers over another",
+    message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME settles "
+    "where a node listens, the kernel's route over which interface it sends, so that half of the traffic takes the "
+    "other network at its speed",
+    hint="on {node}{gateway!s}:\n{command!s}",
+)
+SHARED_SUBNET = Rule(
+    "interface",
+    "warning",
+    catches="two interfaces of a node are in one subnet",
+    message="{ifname} and {others} are both in {network}: the kernel answers for either address on either interface "
+    "and sends over whichever comes first, so that traffic meant for {ifname} takes the other and connections time out",
+    hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{way!s}",
+)
+NCCL_WOULD_TAKE = Rule(
+    "interface",
+    "note",
+    catches="NCCL, left to itself, would take docker, bridge or VPN interfaces; multinode's launches name another",
+    message="left to itself, NCCL {version} would take {taken} on {nodes}, and {virtual} leads to no other node, or "
+    "slowly: launches by hand may hang; those of multinode name the interface",
+    hint="for launches by hand, on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
+    by_hand=True,
+)
+NCCL_WILL_TAKE = Rule(
+    "interface",
+    "warning",
+    catches="NCCL would take docker, bridge or VPN interfaces, and nothing names the right one",
+    message="nothing settles the interface of {nodes}: NCCL {version} would take {taken}, and {virtual} leads to no "
+    "other node, or slowly: the first collective may hang",
+    hint="name the interface of the training network for each node in the hostfile: ifname=",
+)
+WIRELESS = Rule(
+    "interface",
+    "warning",
+    catches="the data plane goes over wireless",
+    message="its data plane, {ifname}, is wireless: slow, shared with others, and now and then interrupted, while "
+    "every step of the training waits for the slowest node",
+    hint="{way!s}",
+)
+TUNNEL = Rule(
+    "interface",
+    "warning",
+    catches="the data plane goes through a VPN or a tunnel",
+    message="its data plane, {ifname}, is a VPN or tunnel ({driver}): every packet is encapsulated by a CPU, large "
+    "ones may not fit, and gradients move at a fraction of the NIC's speed",
+    hint="{way!s}",
+)
+NAME_MISLEADS = Rule(
+    "hostname",
+    "note",
+    catches="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
+    message="the name of {nodes} resolves to {target}: gloo, left to itself, would listen there, where no other node "
+    "gets to. Launches by hand are hit; those of multinode name the interface",
+    hint="for launches by hand, put the address of {ifname} before the name in /etc/hosts, or on {nodes!s}:\n"
+    "export GLOO_SOCKET_IFNAME={ifname}",
+    by_hand=True,
+)
+NAME_DECIDES = Rule(
+    "hostname",
+    "warning",
+    catches="a node's own name resolves to loopback, or not at all, and nothing names the interface",
+    message="the name of {nodes} resolves to {target}, and nothing settles the interface: gloo would listen there, "
+    "where no other node gets to, and fail with connectFullMesh",
+    hint="name the interface of the training network for each node in the hostfile: ifname=; or put its address before "
+    "the name in /etc/hosts",
+)
+
+# Interfaces that software makes for its own, by the names that it gives them; their number follows.
+_VIRTUAL_NAMES = re.compile(
+    r"docker|br-|veth|virbr|vnet|vmnet|vboxnet|lxc|lxd|podman|cni|flannel|cali|cilium|kube|tailscale|wg|zt|tun|tap"
+)
+_TUNNEL_NAMES = re.compile(r"tailscale|wg|zt|tun|tap")
+_TUNNEL_DRIVERS = {"wireguard", "tun", "tap", "vxlan", "geneve", "gre", "gretap", "ipip", "sit"}
+
+
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@Check
+def check_routes(inspection: Inspection) -> Iterator[Case]:
+    """The kernel of each node sends to its peers from the address at which it listens."""
+    peers = {node.addr: node.name for node in inspection.cluster.nodes if node.addr is not None}
+    for name, found, mine in _placed(inspection):
+        groups: dict[tuple[Rule, str | None], list[Route]] = {}
+        for route in found.routes if mine.addr is not None else ():
+            # As it should be, and of many nodes there are as many routes as pairs.
+            if route.source == mine.addr and route.ifname in {None, mine.ifname}:
+                continue
+            if peers.get(route.peer, name) != name:
+                theirs = _networks(inspection.facts.get(peers[route.peer]))
+                rule = _judge_route(route, found, mine, theirs)
+                if rule is UNANSWERABLE_ROUTE and _reached(inspection, name, peers[route.peer]):
+                    rule = OTHER_ROUTE
+                if rule is not None:
+                    groups.setdefault((rule, route.source), []).append(route)
+        for (rule, _), routes in groups.items():
+            first = routes[0]
+            yield rule.found(
+                name,
+                peers=listed(peers[route.peer] for route in routes),
+                addr=first.peer,
+                reason=first.error,
+                mine=mine.addr,
+                ifname=mine.ifname,
+                source=first.source,
+                other=first.ifname,
+                **_new_route(first, mine, _networks(inspection.facts.get(peers[first.peer]))),
+            )
+
+
+@Check
+def check_subnets(inspection: Inspection) -> Iterator[Case]:
+    """No other interface of a node is in the subnet of its data plane."""
+    for name, found, place in _placed(inspection):
+        mine = inspection.link(name)
+        network = next((one for one in (mine.networks if mine else ()) if _holds(one, place.addr)), None)
+        others = [one for one in found.interfaces if one is not mine and one.up and network in one.networks]
+        if mine is None or network is None or not others:
+            continue
+        spare = tuple(
+            f"sudo ip address del {address} dev {one.name}"
+            for one in others
+            for address in one.addresses
+            # Without the address that SSH came over its user would be locked out.
+            if _holds(network, address.split("/")[0]) and address.split("/")[0] != found.ssh_address
+        )
+        names = listed(one.name for one in others)
+        way = (", or take its address from one that is not needed:", *spare) if spare else ""
+        yield SHARED_SUBNET.found(name, ifname=mine.name, others=names, network=network, way=way)
+
+
+@Check
+def check_media(inspection: Inspection) -> Iterator[Case]:
+    """The data plane of each node is a cable, and no tunnel."""
+    for node, interface in inspection.links if len(inspection.cluster.nodes) > 1 else ():
+        rule = _medium(interface)
+        if rule is not None:
+            way = _wired_way(node.name, filter(_is_wired, inspection.facts[node.name].interfaces))
+            yield rule.found(node.name, ifname=interface.name, driver=interface.driver or "virtual", way=way)
+
+
+@Check
+def check_unset_interface(inspection: Inspection) -> Iterator[Case]:
+    """Whether NCCL, left to itself, would take interfaces over which no other node is reached."""
+    for name, found, place in _placed(inspection):
+        if found.nccl_version is None:
+            continue
+        taken = select_interfaces(found.interfaces, None, found.nccl_version)
+        virtual = [one.name for one in taken if one.name != place.ifname and _is_virtual(one)]
+        if virtual:
+            yield (NCCL_WOULD_TAKE if place.ifname else NCCL_WILL_TAKE).found(
+                name,
+                version=found.nccl_version,
+                taken=listed(one.name for one in taken),
+                virtual=listed(virtual),
+                ifname=place.ifname or "",
+            )
+
+
+@Check
+def check_hostnames(inspection: Inspection) -> Iterator[Case]:
+    """Whether each node's own name resolves to an address that other nodes get to, which is what gloo would take."""
+    for name, found, place in _placed(inspection):
+        target = _misleading_target(found, place.ifname)
+        if target is not None:
+            rule = NAME_MISLEADS if place.ifname else NAME_DECIDES
+            yield rule.found(name, target=target, ifname=place.ifname or "")
+
+
+def _placed(inspection: Inspection) -> Iterator[tuple[str, NodeFacts, Endpoint]]:
+    """Nodes that have somebody to talk to, with their place on the data plane."""
+    for node, found in inspection.known if len(inspection.cluster.nodes) > 1 else ():
+        place = inspection.place(node.name)
+        # Whoever is the only one to answer stands on loopback, and that says nothing of its place among others.
+        if place.ifname != "lo":
+            yield node.name, found, place
+
+
+def _judge_route(route: Route, found: NodeFacts, mine: Endpoint, theirs: list[_Network]) -> Rule | None:
+    if _address(route.peer) is None or route.source == route.peer:
+        return None
+    if route.source == mine.addr:
+        # The right address, sent out by another card.
+        return None if route.ifname in {None, mine.ifname} else OTHER_ROUTE
+    if route.source is None:
+        return NO_ROUTE
+    if any(_holds(network, route.source) and _holds(network, mine.addr) for network in _networks(found)):
+        # Two cards in one subnet: that is told by itself.
+        return None
+    # A peer that tells no interfaces is not said to lack one.
+    answered = not theirs or any(_holds(network, route.source) for network in theirs)
+    return OTHER_ROUTE if answered else UNANSWERABLE_ROUTE
+
+
+def _reached(inspection: Inspection, name: str, peer: str) -> bool:
+    return any({one.node, one.peer} == {name, peer} and one.error is None for one in inspection.connectivity.attempts)
+
+
+def _new_route(route: Route, mine: Endpoint, theirs: list[_Network]) -> dict[str, str]:
+    """The command, and what its user has to know of it."""
+    network = next((one for one in theirs if _holds(one, route.peer)), None)
+    way = "" if network is not None and _holds(network, mine.addr) else " via ROUTER"
+    command = f"sudo ip route replace {network or route.peer}{way} dev {mine.ifname} src {mine.addr}"
+    gateway = f" (ROUTER: the gateway to there in the network of {mine.ifname})" if way else ""
+    return {"command": command, "gateway": gateway}
+
+
+def _is_virtual(interface: Interface) -> bool:
+    # A bridge of another name, br0 or vmbr0, is how many a machine has its card.
+    return interface.kind == "virtual" or _VIRTUAL_NAMES.match(interface.name) is not None
+
+
+def _medium(interface: Interface) -> Rule | None:
+    if interface.kind == "wireless":
+        return WIRELESS
+    named = interface.kind == "virtual" and _TUNNEL_NAMES.match(interface.name)
+    return TUNNEL if named or interface.driver in _TUNNEL_DRIVERS else None
+
+
+def _is_wired(interface: Interface) -> bool:
+    usable = interface.up and bool(interface.addresses) and interface.kind in {"ethernet", "infiniband"}
+    return usable and not _is_virtual(interface) and _medium(interface) is None
+
+
+def _wired_way(node: str, wired: Iterable[Interface]) -> str:
+    names = listed(f"{one.name} ({one.addresses[0].split('/')[0]})" for one in wired)
+    if names:
+        return f"name a wired interface for every node in the hostfile, ifname=; {node} has: {names}"
+    return "connect the nodes by cable, and name that interface for every node in the hostfile: ifname="
+
+
+def _misleading_target(found: NodeFacts, ifname: str | None) -> str | None:
+    """What is wrong with what the node's own name resolves to; None where it is well, or was not found out."""
+    target = found.hostname_address
+    if target is None:
+        reason = found.missing.get("hostname_address")
+        return None if reason is None else f"no address ({reason})"
+    address = _address(target)
+    if address is None or address.is_loopback:
+        return f"{target}, which is loopback"
+    owner = next((one for one in found.interfaces if target in {each.split("/")[0] for each in one.addresses}), None)
+    if owner is None:
+        return f"{target}, which is no address of the node" if found.interfaces else None
+    return f"{target}, which is on {owner.name}" if owner.name != ifname and _is_virtual(owner) else None
+
+
+def _networks(found: NodeFacts | None) -> list[_Network]:
+    """Those that a node is in; none of one that is not known."""
+    return [network for one in (found.interfaces if found else ()) for network in one.networks]
+
+
+def _holds(network: _Network, text: str | None) -> bool:
+    address = _address(text)
+    return address is not None and address in network
+
+
+def _address(text: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text or "")
+    except ValueError:
+        return None

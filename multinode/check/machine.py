@@ -1,0 +1,333 @@
+"""Machines: each node is one of its own, its clock is right, and memory, /dev/shm, disk and limits are enough."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import statistics
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+from multinode.check.gpus import used_gpus
+from multinode.check.inspection import Inspection
+from multinode.check.rule import Case, Check, Rule, launch_check
+from multinode.cluster.cluster import Node
+from multinode.cluster.facts import Interface
+from multinode.job.deepspeed import parse_deepspeed
+from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.model_size import parse_model
+from multinode.units import format_duration
+
+__all__ = [
+    "check_clocks",
+    "check_container_network",
+    "check_disk",
+    "check_limits",
+    "check_memory_limit",
+    "check_offload",
+    "check_same_machine",
+    "check_shared_memory",
+]
+
+SAME_MACHINE = Rule(
+    "machine",
+    "error",
+    catches="one machine listed twice in the hostfile, under two names or addresses",
+    message="it is the same machine as {peer} (both are {hostname}): its workers would share cores and GPUs with "
+    "those of {peer}, NCCL refuses two workers on one GPU, and nothing between them is a network",
+    hint="take one of the two lines out of the hostfile, and give the other as many slots= as the machine has GPUs",
+)
+SHARED_MACHINE = Rule(
+    "machine",
+    "warning",
+    catches="two containers of one machine as two nodes",
+    message="it runs on the same machine as {peer}, as another container ({hostname} and {other}): they share its "
+    "cores, memory and NIC; where both see the same GPU, NCCL takes them for two hosts and trains twice on it",
+    hint="give each container GPUs of its own (docker: --gpus device=0), or make one node of the machine",
+)
+BRIDGED_CONTAINER = Rule(
+    "machine",
+    "warning",
+    catches="a docker container without host networking, whose address other machines cannot reach",
+    message="it is a container on docker's bridge: its address {addr} is known on its own machine alone, and workers "
+    "on other machines cannot connect to it",
+    hint="start the container with --network=host, and log in through the sshd of the container on a port of its own: "
+    "port= in the hostfile",
+)
+CLOCK_OFF = Rule(
+    "clock",
+    "warning",
+    catches="a node whose clock differs from the others by more than two seconds",
+    message="its clock is {skew} {way} {peer}: times in logs do not compare, the first failure may be blamed on the "
+    "wrong node, and certificates may look expired",
+    hint="on {node}:\nsudo timedatectl set-ntp true",
+)
+CONTROLLER_CLOCK_OFF = Rule(
+    "clock",
+    "warning",
+    catches="a controller whose clock differs from those of all nodes",
+    message="the clock of this machine, the controller, is {skew} {way} those of the nodes: times in logs do not "
+    "compare",
+    hint="on this machine:\nsudo timedatectl set-ntp true",
+)
+
+SMALL_SHM = Rule(
+    "machine",
+    "warning",
+    catches="too small a /dev/shm, as docker makes it: data loader workers and NCCL die of a bus error",
+    message="no more than {total} fit into /dev/shm of {nodes}, and {users} share data there: a worker may die with "
+    "`Bus error` or `No space left on device`",
+    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}:\n"
+    "sudo mount -o remount,size=16G /dev/shm",
+)
+FULL_SHM = Rule(
+    "machine",
+    "warning",
+    catches="a /dev/shm full of what dead processes left there",
+    message="{free} are left of {total} in /dev/shm of {nodes}, and {users} share data there: a worker may die with "
+    "`Bus error`",
+    hint="on {nodes!s}, see what lies there and remove what is nobody's any more:\nls -lat /dev/shm",
+)
+DISK_FULL = Rule(
+    "machine",
+    "error",
+    catches="no space left where a run keeps its log and samples",
+    message="{free} are left on the disk of the home directory, where a run keeps its log: the run would fail at once",
+    hint="make room on {node}; see what takes it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
+)
+DISK_LOW = Rule(
+    "machine",
+    "warning",
+    catches="less than 1 GiB left where a run keeps its log and samples",
+    message="{free} are left on the disk of the home directory, where a run keeps its log: a checkpoint beside it may "
+    "not fit",
+    hint="make room on {node}; see what takes it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
+)
+OFFLOAD_TOO_LARGE = Rule(
+    "machine",
+    "warning",
+    catches="DeepSpeed offload to a node without the memory for it",
+    message="the DeepSpeed JSON offloads {what} to the CPU: for {billions} billion parameters ({source}) on "
+    "{count} nodes that is about {need} GiB on each, and {nodes} may use {there} GiB: the kernel would kill a worker "
+    "(exit code -9)",
+    hint="remove {keys!s} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
+)
+MEMORY_LIMITED = Rule(
+    "machine",
+    "note",
+    catches="a container or login session that may use only a part of the machine's memory",
+    message="{nodes} may use {limit} of the machine's {total} GiB of memory: beyond that the kernel kills a worker "
+    "(exit code -9), whatever `free` says",
+    hint="docker: --memory; systemd:\nsystemctl set-property user-$UID.slice MemoryMax=infinity",
+)
+FEW_OPEN_FILES = Rule(
+    "machine",
+    "warning",
+    catches="a limit on open files that a training reaches",
+    message="on {nodes} a process may open {limit} files: sockets to every other worker and data loaders reach that "
+    "(`Too many open files`)",
+    hint="on {nodes!s}, as root, and then log in anew:\n{raise_files!s}",
+)
+LOW_OPEN_FILES = Rule(
+    "machine",
+    "note",
+    catches="a limit on open files that a large training may reach",
+    message="on {nodes} a process may open {limit} files: many data loader workers or a large cluster may reach that "
+    "(`Too many open files`)",
+    hint="on {nodes!s}, as root, and then log in anew:\n{raise_files!s}",
+)
+FEW_PROCESSES = Rule(
+    "machine",
+    "warning",
+    catches="a limit on processes and threads that a training reaches",
+    message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
+    "(`Resource temporarily unavailable`)",
+    hint="on {nodes!s}, as root, and then log in anew:\n"
+    "printf '* soft nproc unlimited\\n' > /etc/security/limits.d/multinode-nproc.conf",
+)
+
+_SKEW_S = 2.0
+# Docker hands these out for its bridges.
+_BRIDGES = ipaddress.ip_network("172.16.0.0/12")
+_GIB = 1 << 30
+_MIB_PER_GIB = 1024
+_SMALL_SHM_GIB = 1.0
+# What docker gives a container that asks for nothing.
+_DOCKER_SHM_GIB = 64 / _MIB_PER_GIB
+_LOW_DISK_GIB = 1.0
+_NO_DISK_GIB = 50 / _MIB_PER_GIB
+_FEW_FILES, _LOW_FILES = 1024, 4096
+_RAISE_FILES = "printf '* - nofile 65536\\n' > /etc/security/limits.d/multinode-nofile.conf"
+_FEW_PROCESSES = 1024
+_ALL = 0.95
+# Bytes for each parameter, the least of what DeepSpeed's own estimate takes (estimate_zero2_model_states_mem_needs,
+# estimate_zero3_model_states_mem_needs): fp32 weights, two moments and gradients; and half-precision weights.
+_OPTIMIZER_BYTES = 16
+_PARAM_BYTES = 2
+_BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
+
+
+@Check
+def check_same_machine(inspection: Inspection) -> Iterator[Case]:
+    """No two nodes are one machine."""
+    told = set()
+    for (peer, its), (node, found) in combinations(inspection.known, 2):
+        if found.boot_id is None or found.boot_id != its.boot_id or node.name in told:
+            continue
+        told.add(node.name)
+        if not _share_nothing(node, peer):
+            one_name = found.hostname == its.hostname
+            one_system = found.machine_id is not None and found.machine_id == its.machine_id
+            rule = SAME_MACHINE if one_name or one_system else SHARED_MACHINE
+            yield rule.found(node.name, peer=peer.name, hostname=found.hostname, other=its.hostname)
+
+
+@Check
+def check_container_network(inspection: Inspection) -> Iterator[Case]:
+    """The data plane of a container is one that other machines reach."""
+    links = list(inspection.links)
+    reached = {attempt.peer for attempt in inspection.connectivity.attempts if attempt.error is None}
+    for node, interface in links if len(links) > 1 else ():
+        addr = inspection.place(node.name).addr
+        in_container = inspection.facts[node.name].container in {"docker", "containerd"}
+        if in_container and addr is not None and _is_bridged(interface, addr) and node.name not in reached:
+            yield BRIDGED_CONTAINER.found(node.name, addr=addr)
+
+
+@Check
+def check_clocks(inspection: Inspection) -> Iterator[Case]:
+    """The clocks of nodes and controller agree, to what a probe can tell."""
+    offsets = {node.name: found.clock_offset_s for node, found in inspection.known if found.clock_offset_s is not None}
+    if not offsets:
+        return
+    # Whoever is alone is wrong: the controller, if none of the nodes agrees with it.
+    alone = all(abs(offset) > _SKEW_S for offset in offsets.values())
+    right = statistics.median_low(offsets.values()) if alone else 0.0
+    if alone:
+        yield CONTROLLER_CLOCK_OFF.found(None, **_skew(-right))
+    wrong = {name: offset - right for name, offset in offsets.items() if abs(offset - right) > _SKEW_S}
+    for name, skew in wrong.items():
+        yield CLOCK_OFF.found(name, peer="those of the other nodes" if alone else "this machine's", **_skew(skew))
+    slow, fast = (pick(offsets, key=lambda name: offsets[name]) for pick in (min, max))
+    if not wrong and offsets[fast] - offsets[slow] > _SKEW_S:
+        yield CLOCK_OFF.found(fast, peer=f"that of {slow}", **_skew(offsets[fast] - offsets[slow]))
+
+
+@Check
+def check_shared_memory(inspection: Inspection) -> Iterator[Case]:
+    """Shared memory has room for what workers put there."""
+    for node, found in inspection.known:
+        total, free = found.shm_total_gib, found.shm_free_gib
+        if total is None:
+            continue
+        users = _shm_users(inspection, on_gpus=len(used_gpus(inspection, node, found)) > 1)
+        if users is None and isinstance(inspection.job, ScriptJob) and total <= _DOCKER_SHM_GIB:
+            users = "data loader workers, if the script has any,"
+        if users is not None and total < _SMALL_SHM_GIB:
+            yield SMALL_SHM.found(node.name, total=_size(total), users=users)
+        elif users is not None and free is not None and free < _DOCKER_SHM_GIB:
+            yield FULL_SHM.found(node.name, total=_size(total), users=users, free=_size(free))
+
+
+@launch_check
+def check_disk(inspection: Inspection) -> Iterator[Case]:
+    """There is room for a run's log and samples."""
+    for node, found in inspection.known:
+        free = found.disk_free_gib
+        if free is not None and free < _LOW_DISK_GIB:
+            yield (DISK_FULL if free < _NO_DISK_GIB else DISK_LOW).found(node.name, free=_size(free))
+
+
+@Check
+def check_memory_limit(inspection: Inspection) -> Iterator[Case]:
+    """Nothing limits the memory unseen."""
+    for node, found in inspection.known:
+        total, limit = found.memory_total_gib, found.memory_limit_gib
+        if total is not None and limit is not None and limit < _ALL * total:
+            yield MEMORY_LIMITED.found(node.name, limit=f"{limit:.3g}", total=f"{total:.3g}")
+
+
+@Check
+def check_offload(inspection: Inspection) -> Iterator[Case]:
+    """What DeepSpeed offloads fits into memory."""
+    parts, count = _offloaded_parts(inspection.training), len(inspection.cluster.nodes)
+    for node, found in inspection.known if parts else ():
+        parameters, source = _count_parameters(inspection.training, found.model)
+        if found.memory_total_gib is None:
+            continue
+        usable = min(found.memory_total_gib, found.memory_limit_gib or found.memory_total_gib)
+        need = parameters * sum(size for _, _, size in parts) / count / _GIB
+        if need > usable:
+            yield OFFLOAD_TOO_LARGE.found(
+                node.name,
+                what=" and ".join(what for what, _, _ in parts),
+                keys=" and ".join(key for _, key, _ in parts),
+                billions=f"{parameters / 1e9:.3g}",
+                source=source,
+                count=count,
+                need=f"{need:.0f}",
+                there=f"{usable:.0f}",
+            )
+
+
+@Check
+def check_limits(inspection: Inspection) -> Iterator[Case]:
+    """The limits that a job inherits from its login let it work."""
+    for node, found in inspection.known:
+        files, processes = found.limits.get("open_files"), found.limits.get("processes")
+        if files is not None and files < _LOW_FILES:
+            rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES
+            yield rule.found(node.name, limit=files, raise_files=_RAISE_FILES)
+        # The kernel does not hold root to it.
+        if processes is not None and processes < _FEW_PROCESSES and found.user not in {None, "root"}:
+            yield FEW_PROCESSES.found(node.name, limit=processes, user=found.user)
+
+
+def _share_nothing(one: Node, other: Node) -> bool:
+    """Whether the hostfile gives each GPUs of its own, on purpose."""
+    return one.gpus is not None and other.gpus is not None and not set(one.gpus) & set(other.gpus)
+
+
+def _is_bridged(interface: Interface, addr: str) -> bool:
+    on_bridge = interface.name == "eth0" and interface.driver in {None, "veth"}
+    return on_bridge and ipaddress.ip_address(addr) in _BRIDGES
+
+
+def _skew(skew_s: float) -> dict[str, str]:
+    return {"skew": format_duration(abs(skew_s)), "way": "ahead of" if skew_s > 0 else "behind"}
+
+
+def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
+    """Who needs /dev/shm for this job; None is nobody that we know of."""
+    loaders = inspection.training.config.get("dataloader_num_workers") if inspection.training else None
+    if type(loaders) is int and loaders > 0:
+        return f"{loaders} data loader workers of each training worker"
+    workers = max(inspection.workers_of_nodes() or (1,))
+    return f"NCCL's {workers} workers" if on_gpus and workers > 1 else None
+
+
+def _offloaded_parts(job: LlamaFactoryJob | None) -> list[tuple[str, str, int]]:
+    """What the job offloads to the CPU: in a word, by its key in the DeepSpeed JSON, bytes for each parameter."""
+    deepspeed = parse_deepspeed(job.deepspeed_text) if job is not None else None
+    parts = []
+    # Of LoRA the optimizer is small.
+    if job and deepspeed and deepspeed.offload_optimizer == "cpu" and job.config.get("finetuning_type") == "full":
+        parts.append(("optimizer", "offload_optimizer", _OPTIMIZER_BYTES))
+    if deepspeed and deepspeed.offload_parameters == "cpu":
+        parts.append(("parameters", "offload_param", _PARAM_BYTES))
+    return parts
+
+
+def _count_parameters(job: LlamaFactoryJob | None, model: dict[str, Any] | None) -> tuple[float, str]:
+    """Parameters of the model and how they are known: by its config.json, or by its name (`...-8B`); else 0."""
+    shape = parse_model(model or {})
+    if shape is not None:
+        return float(shape.parameters), "by its config.json"
+    name = str(job.config.get("model_name_or_path", "")) if job is not None else ""
+    match = _BILLIONS.search(name.rstrip("/").rpartition("/")[2])
+    return float(match[1]) * 1e9 if match is not None else 0.0, "by its name"
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{gib * _MIB_PER_GIB:.0f} MiB"

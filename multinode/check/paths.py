@@ -1,0 +1,371 @@
+"""Paths of the job: what it reads stands on every node with the same content, and what it writes can be written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+
+from multinode.check.inspection import Inspection
+from multinode.check.rule import Case, Check, Rule, disagreements, launch_check, listed
+from multinode.cluster.cluster import Node
+from multinode.cluster.facts import NodeFacts, PathFact
+from multinode.cluster.quoting import destination, ssh_words
+from multinode.job.job_files import job_files
+
+__all__ = [
+    "check_contents",
+    "check_hung_paths",
+    "check_noexec",
+    "check_output",
+    "check_paths",
+    "check_revisions",
+    "check_shared",
+    "check_workdir",
+    "is_network",
+]
+
+PATH_MISSING = Rule(
+    "paths",
+    "error",
+    catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
+    message="{path} is missing: the job reads it on every node",
+    hint="copy it there; run in this directory:\n{ssh!s} mkdir -p {parent!s} && {scp!s} {quoted!s} "
+    "{destination}:{parent!s}/",
+)
+PATH_ELSEWHERE = Rule(
+    "paths",
+    "error",
+    catches="the directory that the job is launched from is not on a node, and its files neither",
+    message="{path} is missing in {cwd}, where the job would run, as {here}, the directory of this launch, is not on "
+    "{node}",
+    hint="copy the directory; run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
+)
+PATH_NOWHERE = Rule(
+    "paths",
+    "error",
+    catches="a file or directory of the job is neither on a node nor here",
+    message="{path} is missing on {nodes}, and is not on this machine either: the job reads it on every node{near}",
+    hint="correct its name, or put it on {nodes!s}",
+)
+PATH_OF_PEER = Rule(
+    "paths",
+    "error",
+    catches="a file or directory of the job that another node has is not on a node",
+    message="{path} is missing, and {peer} has it: the job reads it on every node",
+    hint="on {peer}:\nrsync -as {quoted!s} {node}:{parent!s}/",
+)
+PATH_HANGS = Rule(
+    "paths",
+    "error",
+    catches="a file system that a job's path lies on hangs: an NFS server that is gone",
+    message="{path} does not answer{mount}: the job would hang there as well",
+    hint="is its server up? On {node}, as root:\n{command!s}",
+)
+NOEXEC = Rule(
+    "noexec",
+    "warning",
+    catches="a temporary directory or a cache that is mounted noexec: nothing that is compiled there can be loaded",
+    message="{places} of {nodes} {are} mounted noexec, and torch.compile, Triton and DeepSpeed load what they compile "
+    "from there: `failed to map segment from shared object`",
+    hint="put them elsewhere:\n{command!s}",
+)
+OUTPUT_NOT_WRITABLE = Rule(
+    "paths",
+    "error",
+    catches="the output directory cannot be made or written on a node: owner, read-only disk",
+    message="output_dir {path} {what}: the workers of every node write there when a checkpoint is saved, and those of "
+    "this one would fail then, hours into the training",
+    hint="another place (--set output_dir=...), or on {node}:\nsudo mkdir -p {full!s} && sudo chown {user} {full!s}",
+)
+NO_WORKDIR = Rule(
+    "workdir",
+    "error",
+    catches="the directory that workdir= names is not on a node",
+    message="the job's directory: {reason}",
+    hint="correct workdir= in the hostfile, or make the directory on the node",
+)
+CONTENT_DIFFERS = Rule(
+    "content",
+    "error",
+    catches="same path, other content: model, tokenizer, dataset or script of another version on a node",
+    message="{path} is not what it is on {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there"
+    "{more}. The workers would train on different models or data, or wait for each other for ever",
+    hint="if that of {peer} is right, on {peer}:\nrsync -as --checksum {source!s} {node}:{target!s}",
+)
+CONTENT_ABSENT = Rule(
+    "content",
+    "error",
+    catches="a file of the model or of a dataset that one node has and another lacks: a copy that stopped half-way",
+    message="{path} is not there, and {peer} has it{more}: the nodes would not read the same model or data",
+    hint="on {peer}:\nrsync -as {source!s} {node}:{target!s}",
+)
+CONTENT_UNREAD = Rule(
+    "content",
+    "note",
+    catches="content that could not be compared: a slow disk, no permission",
+    message="{path} was not compared with the other nodes: {reason}{more}",
+    hint="compare it by hand, on every node:\nsha256sum {target!s}",
+)
+REVISION_DIFFERS = Rule(
+    "content",
+    "warning",
+    catches="the job's directory is a git checkout of another revision on a node",
+    message="its checkout in {cwd} is at {revision}, that of {peer} at {expected}: code and settings may differ",
+    hint="on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
+)
+CACHE_NOT_SHARED = Rule(
+    "shared",
+    "warning",
+    catches="data_shared_file_system: true without a shared file system",
+    message="data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes "
+    "share (here: {filesystem}): the other nodes wait while the first worker prepares the data, find nothing of it, "
+    "and then all of their workers prepare the same data at once",
+    hint="--set data_shared_file_system=false",
+)
+CACHE_SHARED = Rule(
+    "shared",
+    "note",
+    catches="prepared data on a shared file system, and every node prepares them again",
+    message="{path} is on {device}, which all nodes share: each node prepares the data there again, at the same time",
+    hint="let the first worker do it for all: --set data_shared_file_system=true",
+)
+
+# Type of a file system whose source, where it is equal on two nodes, is one and the same; after NFS, the parallel ones.
+_NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "afs", "ocfs2", "gfs2"}
+)
+# In user space there are local ones too, with the same source on every node.
+_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.portal"})
+# Where what a job compiles can lie instead, by the variable that moves it there.
+_ELSEWHERE = {
+    "TMPDIR": "/var/tmp",  # noqa: S108 - the job's
+    "TORCHINDUCTOR_CACHE_DIR": "/var/tmp/inductor",  # noqa: S108
+    "TRITON_CACHE_DIR": "/var/tmp/triton",  # noqa: S108
+    "TORCH_EXTENSIONS_DIR": "/var/tmp/ext",  # noqa: S108
+}
+_TROUBLES = {"file": "is a file, and no directory", "missing": "cannot be made"}
+_REVISION = ".git"
+_SHOWN_DIGITS = 12
+_SHOWN_FILES = 4
+
+
+@launch_check
+def check_workdir(inspection: Inspection) -> Iterator[Case]:
+    """A directory that the hostfile names exists."""
+    for node, found in inspection.known:
+        if "workdir" in found.missing:
+            yield NO_WORKDIR.found(node.name, reason=found.missing["workdir"])
+
+
+@launch_check
+def check_paths(inspection: Inspection) -> Iterator[Case]:
+    """What the job reads stands at the same path on every node."""
+    files = job_files(inspection.job)
+    only_written = {files.output, files.cache} - set(files.needed)
+    for node, found in inspection.known:
+        missing = [one.path for one in found.paths if one.kind == "missing" and one.path not in only_written]
+        for path in missing:
+            # What is in a directory comes with it; without the job's directory nothing could be looked for in it.
+            is_known = found.cwd is not None or path.startswith(("/", "~"))
+            if is_known and set(map(PurePosixPath, missing)).isdisjoint(PurePosixPath(path).parents):
+                yield _missing(inspection, node, found, path)
+
+
+def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) -> Case:
+    """Why a path is not there, by what else is known of it."""
+    here = inspection.controller_cwd
+    is_relative = not path.startswith(("/", "~"))
+    copying = {
+        "ssh": shlex.join([*ssh_words(node, "ssh"), destination(node)]),
+        "scp": shlex.join([*ssh_words(node, "scp"), "-rp"]),
+        "destination": destination(node),
+    }
+    if path in inspection.absent_here:
+        having = (name for name, its in inspection.facts.items() if (at := _path(its, path)) and at.kind != "missing")
+        peer = next(having, None)
+        parent = _quote(_absolute(path.rstrip("/"), found).rpartition("/")[0] or "/")
+        if peer is not None:
+            source = _quote(_absolute(path.rstrip("/"), inspection.facts[peer]))
+            return PATH_OF_PEER.found(node.name, path=path, peer=peer, quoted=source, parent=parent)
+        nearest = inspection.absent_here[path]
+        return PATH_NOWHERE.found(node.name, path=path, near=f". Did you mean {nearest}?" if nearest else "")
+    if is_relative and node.workdir is None and here is not None and found.cwd != here:
+        target = _quote(here)
+        return PATH_ELSEWHERE.found(node.name, path=path, cwd=found.cwd, here=here, target=target, **copying)
+    parent = _quote(_absolute(path.rstrip("/"), found).rpartition("/")[0] or "/")
+    return PATH_MISSING.found(node.name, path=path, quoted=_quote(path), parent=parent, **copying)
+
+
+@launch_check
+def check_hung_paths(inspection: Inspection) -> Iterator[Case]:
+    """Every path of the job answers."""
+    for node, found in inspection.known:
+        for hung in found.hung_paths:
+            mounted = hung.place not in {None, "/"}
+            yield PATH_HANGS.found(
+                node.name,
+                path=hung.path,
+                mount=f": {hung.device} ({hung.filesystem}), mounted at {hung.place}, hangs" if mounted else "",
+                command=f"umount -fl {_quote(hung.place or '/')} && mount {_quote(hung.place or '/')}"
+                if mounted
+                else "cat /proc/mounts",
+            )
+
+
+@Check
+def check_noexec(inspection: Inspection) -> Iterator[Case]:
+    """What a job compiles for itself can be loaded."""
+    for node, found in inspection.known:
+        env = node.env | inspection.environment.env
+        # The command line's and the hostfile's own word for it is not what the node's session has.
+        names = [name for name in _ELSEWHERE if name in found.noexec and name not in env]
+        if names:
+            places = listed(list(dict.fromkeys(found.noexec[name] for name in names)), len(names))
+            command = " ".join(f"--env {name}={_ELSEWHERE[name]}" for name in names)
+            yield NOEXEC.found(node.name, places=places, are="is" if len(names) == 1 else "are", command=command)
+
+
+@Check
+def check_output(inspection: Inspection) -> Iterator[Case]:
+    """What the job writes can be written on every node."""
+    output = job_files(inspection.job).output
+    for node, found in inspection.known:
+        path = _path(found, output)
+        if path is not None and (path.kind == "file" or not path.writable):
+            what = f"{_TROUBLES.get(path.kind, 'cannot be written')} by {found.user or 'its user'}"
+            full = _quote(_absolute(path.path, found))
+            yield OUTPUT_NOT_WRITABLE.found(node.name, path=path.path, what=what, full=full, user=found.user or "USER")
+
+
+@Check
+def check_contents(inspection: Inspection) -> Iterator[Case]:
+    """Files of the job are what they are on the first node that has told."""
+    known = [(node.name, found) for node, found in inspection.known if found.contents]
+    if not known or len(inspection.cluster.nodes) == 1:
+        return
+    for name, found in known:
+        unread = [one for one in found.contents if one.digest is None]
+        if unread:
+            yield CONTENT_UNREAD.found(
+                name,
+                path=unread[0].path,
+                reason=unread[0].reason or "it did not say why",
+                more=_more([one.path for one in unread]),
+                target=_quote(_absolute(unread[0].path, found)),
+            )
+    (first, its), *others = known
+    expected = _digests(its)
+    for name, found in others:
+        digests = _digests(found)
+        different = [path for path in expected if digests.get(path, expected[path])[0] != expected[path][0]]
+        if different:
+            (mine, size), (theirs, their_size) = digests[different[0]], expected[different[0]]
+            yield CONTENT_DIFFERS.found(
+                name,
+                digest=mine[:_SHOWN_DIGITS],
+                size=size,
+                expected=theirs[:_SHOWN_DIGITS],
+                expected_size=their_size,
+                **_copying(different, found, first, its),
+            )
+        # What was not read may be there all the same.
+        complete = all(one.digest is not None for one in found.contents)
+        absent = [path for path in expected if path not in digests and _has_above(path, found)] if complete else []
+        if absent:
+            yield CONTENT_ABSENT.found(name, **_copying(absent, found, first, its))
+
+
+@Check
+def check_revisions(inspection: Inspection) -> Iterator[Case]:
+    """Git checkouts that the job runs in are at one revision."""
+    revisions = {
+        node.name: one.digest
+        for node, found in inspection.known
+        for one in found.contents
+        if one.path == _REVISION and one.digest is not None
+    }
+    for name, revision, peer, expected in disagreements(revisions):
+        cwd = inspection.facts[name].cwd
+        yield REVISION_DIFFERS.found(
+            name,
+            cwd=cwd,
+            quoted=_quote(cwd or "."),
+            revision=revision[:_SHOWN_DIGITS],
+            expected=expected[:_SHOWN_DIGITS],
+            full=expected,
+            peer=peer,
+        )
+
+
+@Check
+def check_shared(inspection: Inspection) -> Iterator[Case]:
+    """What the YAML says of a shared file system is so, where the nodes tell."""
+    job, path = inspection.training, job_files(inspection.job).cache
+    if job is None or path is None or len(inspection.facts) < 2:  # noqa: PLR2004 - to share
+        return
+    caches = _places(inspection, path)
+    if len(caches) < len(inspection.facts):
+        return
+    if job.config.get("data_shared_file_system") is not True:
+        if len({place.device for place in caches}) == 1 and all(map(_is_network, caches)):
+            yield CACHE_SHARED.found(None, path=path, device=caches[0].device)
+        return
+    # One node may serve the others from its own disk, and a variable may have moved the cache beside the dataset.
+    folder = job.config.get("dataset_dir")
+    suspects = [*caches, *(_places(inspection, folder) if isinstance(folder, str) else [])]
+    if not any(map(_is_network, suspects)):
+        yield CACHE_NOT_SHARED.found(None, path=path, filesystem=caches[0].filesystem)
+
+
+def _places(inspection: Inspection, path: str) -> list[PathFact]:
+    """Where a path lies on each node that tells of which file system."""
+    places = [_path(found, path) for _, found in inspection.known]
+    return [place for place in places if place is not None and place.filesystem is not None]
+
+
+def _is_network(place: PathFact) -> bool:
+    return is_network(place.filesystem)
+
+
+def is_network(filesystem: str | None) -> bool:
+    """Whether a type of file system, as the kernel names it, is one that several machines may have in common."""
+    kind = filesystem or ""
+    return kind in _NETWORK_FILESYSTEMS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+
+
+def _digests(found: NodeFacts) -> dict[str, tuple[str, int | None]]:
+    """Digest and size of each file that was read."""
+    return {one.path: (one.digest, one.size_bytes) for one in found.contents if one.digest and one.path != _REVISION}
+
+
+def _has_above(path: str, found: NodeFacts) -> bool:
+    """Whether a directory above it is there; one that is missing as a whole is another finding."""
+    folders = [place.path for place in found.paths if place.kind == "directory"]
+    return any(path != folder and path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def _copying(paths: list[str], found: NodeFacts, peer: str, its: NodeFacts) -> Mapping[str, str]:
+    """What tells a person to copy the first of these: from a peer, to a node."""
+    source, target = (_quote(_absolute(paths[0], facts)) for facts in (its, found))
+    return {"path": paths[0], "more": _more(paths), "peer": peer, "source": source, "target": target}
+
+
+def _more(paths: list[str]) -> str:
+    return f"; likewise {listed(paths[1:], _SHOWN_FILES)}" if paths[1:] else ""
+
+
+def _path(found: NodeFacts, path: str | None) -> PathFact | None:
+    return next((one for one in found.paths if one.path == path), None)
+
+
+def _absolute(path: str, found: NodeFacts) -> str:
+    """A path on the node; relative ones start at the job's directory, and `~` stays."""
+    if path.startswith(("/", "~")) or found.cwd is None:
+        return path
+    return f"{found.cwd.rstrip('/')}/{path}"
+
+
+def _quote(path: str) -> str:
+    """For a shell, which still expands the user's home."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") and path != "~/" else shlex.quote(path)

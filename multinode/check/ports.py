@@ -1,0 +1,225 @@
+"""Ports: the rendezvous can be bound and reached, and so can the ephemeral ports of every collective."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from multinode.check.connectivity import Attempted
+from multinode.check.inspection import Inspection
+from multinode.check.rule import Case, Rule, listed, meeting_check
+from multinode.job.rendezvous import RENDEZVOUS_PORTS
+
+__all__ = ["check_master_port", "check_ports"]
+
+PORT_IN_USE = Rule(
+    "master-port",
+    "error",
+    catches="MASTER_PORT is in use on node 0, by which process and user",
+    message="port {port}, the rendezvous, is {user}: the workers could not find each other there",
+    hint="end that process, or choose another port: --master-port {other}",
+)
+MASTER_PORT_BLOCKED = Rule(
+    "master-port",
+    "error",
+    catches="a firewall blocks MASTER_PORT alone",
+    message="{callers} cannot reach its port {port}, the rendezvous ({error}), while other ports can be reached: "
+    "probably a firewall rule for this port. The rendezvous would hang",
+    hint="choose a port that is open: --master-port; or open, on {node}, this one for --master-port {port}, or all "
+    "that launches choose from:\n"
+    "sudo ufw allow proto tcp from {network} to any port {port}\n"
+    "sudo ufw allow proto tcp from {network} to any port {choice}",
+)
+EPHEMERAL_BLOCKED = Rule(
+    "ports",
+    "error",
+    catches="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
+    message="{callers} cannot reach its ports {ports} at {addr} ({error}), ephemeral ports that were tried: NCCL and "
+    "gloo listen on such ports, so the rendezvous can work and the first collective would hang",
+    hint="usually a firewall on {node}: see its rules, and allow the nodes by ufw or by iptables; with nft, "
+    "delete the rule that the list shows:\n"
+    "sudo nft list ruleset\n"
+    "sudo iptables -S\n"
+    "sudo ufw allow proto tcp from {network} to any port {first}:{last}\n"
+    "sudo iptables -I INPUT -s {network} -p tcp -j ACCEPT",
+)
+UNREACHABLE = Rule(
+    "ports",
+    "error",
+    catches="a node cannot be reached on the data plane at all: no route, refused, timed out",
+    message="{callers} cannot reach it at {addr} on any port that was tried ({error}): collectives would hang or fail",
+    hint="{way!s}",
+)
+CALLER_BLOCKED = Rule(
+    "ports",
+    "error",
+    catches="a node cannot reach out: every other node is reached by all but this one",
+    message="it cannot reach {peers} ({error}), and others can: probably its own firewall or cable",
+    hint="on {node}, see:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
+)
+IMPOSTOR = Rule(
+    "ports",
+    "error",
+    catches="another machine answers at a node's data-plane address",
+    message="what answers {callers} at {addr} is another machine: two machines have this address, or there is a proxy "
+    "or NAT between them",
+    hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); on {node}:\nip address show",
+)
+LARGE_PACKETS_LOST = Rule(
+    "link",
+    "error",
+    catches="path MTU: small packets pass and large ones are lost without an error",
+    message="small packets from {callers} reach it at {addr}, large ones are lost (the MTU of its NIC is {mtu}): the "
+    "rendezvous would work and the first gradients hang. A switch or tunnel on the path probably has a smaller MTU",
+    hint="give every node the smallest MTU on the path; on each node:\nsudo ip link set dev {ifname} mtu 1500",
+)
+
+_LAST_PORT = 65535
+_USUAL_RANGE = (32768, 60999)
+_SHOWN_PORTS = 4
+_WAYS = {
+    "refused": (
+        "probably a firewall on {node} rejects it: see its rules there, and allow the nodes:",
+        "sudo nft list ruleset",
+        "sudo ufw allow proto tcp from {network}",
+    ),
+    "timed out": (
+        "is {addr} the right address of {node}, as it says there? Then probably a firewall drops the packets:",
+        "ip address show dev {ifname}",
+        "sudo ufw allow proto tcp from {network}",
+    ),
+}
+_NO_WAY = (
+    "the address is wrong, or a cable is unplugged: correct addr= or ifname= in the hostfile; on {caller}:",
+    "ip route get {addr}",
+)
+
+
+class _Edge(NamedTuple):
+    """What one node found at another."""
+
+    caller: str
+    peer: str
+    trouble: Rule
+    error: str  # in a word
+    ports: tuple[int, ...]  # that failed
+
+
+@meeting_check
+def check_master_port(inspection: Inspection) -> Iterator[Case]:
+    """MASTER_PORT is free on node 0."""
+    first, port = inspection.cluster.nodes[0].name, inspection.master_port
+    refused = [one.failed.get(port) for one in inspection.connectivity.listening if one.node == first]
+    known = [found.port_users.get(str(port)) for node, found in inspection.known if node.name == first]
+    user = next((one for one in (*known, *refused) if one is not None), None)
+    if user is not None:
+        user = user if user.startswith("in use") else f"in use by {user}"
+        yield PORT_IN_USE.found(first, port=port, user=user, other=port + 1 if port < _LAST_PORT else port - 1)
+
+
+@meeting_check
+def check_ports(inspection: Inspection) -> Iterator[Case]:
+    """Nodes reach each other on the data plane: on MASTER_PORT, on ephemeral ports, with packets of any size."""
+    # Those of a node whose card is down are told by the check of the link.
+    down = {node.name for node, interface in inspection.links if not interface.up}
+    tried: dict[tuple[str, str], list[Attempted]] = {}
+    for attempt in inspection.connectivity.attempts:
+        if not {attempt.node, attempt.peer} & down:
+            tried.setdefault((attempt.node, attempt.peer), []).append(attempt)
+    edges = _causes([edge for pair, attempts in tried.items() for edge in _judge(pair, attempts, inspection)])
+    silent = _silent_callers(edges, set(tried))
+    for caller in silent:
+        mine = [edge for edge in edges if edge.caller == caller]
+        yield CALLER_BLOCKED.found(
+            caller,
+            peers=listed(edge.peer for edge in mine),
+            error=mine[0].error,
+            addr=inspection.place(mine[0].peer).addr,
+        )
+    groups: dict[tuple[str, Rule, str], list[_Edge]] = {}
+    for edge in _one_way([edge for edge in edges if edge.caller not in silent]):
+        groups.setdefault((edge.peer, edge.trouble, edge.error), []).append(edge)
+    for group in groups.values():
+        yield _case(group, inspection)
+
+
+def _judge(pair: tuple[str, str], attempts: list[Attempted], inspection: Inspection) -> Iterator[_Edge]:
+    failed = [(attempt.port, attempt.error) for attempt in attempts if attempt.error is not None]
+    if not failed:
+        return
+    ports, errors = zip(*failed, strict=True)
+    if "wrong answer" in errors:
+        trouble = IMPOSTOR
+    elif set(errors) == {"large packets lost"}:
+        trouble = LARGE_PACKETS_LOST
+    elif len(failed) == len(attempts):
+        trouble = UNREACHABLE
+    elif set(ports) != {inspection.master_port}:
+        trouble = EPHEMERAL_BLOCKED
+    elif pair[1] == inspection.cluster.nodes[0].name:
+        trouble = MASTER_PORT_BLOCKED
+    else:
+        # Nobody else is the rendezvous.
+        return
+    yield _Edge(*pair, trouble, errors[0], ports)
+
+
+def _causes(edges: list[_Edge]) -> list[_Edge]:
+    """Without those that follow from others.
+
+    A firewall that knows no connections drops the answers to its own node's calls as well, because they come to an
+    ephemeral port: that node then reaches nobody who is kept from its ephemeral ports.
+    """
+    blocked = {(edge.peer, edge.caller) for edge in edges if edge.trouble is EPHEMERAL_BLOCKED}
+    return [edge for edge in edges if not (edge.trouble is UNREACHABLE and (edge.caller, edge.peer) in blocked)]
+
+
+def _silent_callers(edges: list[_Edge], tried: set[tuple[str, str]]) -> list[str]:
+    """Nodes that fail to reach every peer, several of them, where each is reached by somebody else."""
+    failing = {(edge.caller, edge.peer) for edge in edges if edge.trouble in {UNREACHABLE, EPHEMERAL_BLOCKED}}
+    reached = {peer for _, peer in tried - failing}
+    silent = []
+    for caller in dict.fromkeys(edge.caller for edge in edges):
+        mine = {pair for pair in tried if pair[0] == caller}
+        if len(mine) > 1 and mine <= failing and {peer for _, peer in mine} <= reached:
+            silent.append(caller)
+    return silent
+
+
+def _one_way(edges: list[_Edge]) -> list[_Edge]:
+    """Where two nodes do not reach each other at all, one of the two says it: that of the later node."""
+    unreachable = {(edge.caller, edge.peer) for edge in edges if edge.trouble is UNREACHABLE}
+    kept: dict[tuple[str, str], _Edge] = {}
+    for edge in edges:
+        back = (edge.peer, edge.caller)
+        if not (edge.trouble is UNREACHABLE and back in kept and back in unreachable):
+            kept[edge.caller, edge.peer] = edge
+    return list(kept.values())
+
+
+def _case(group: list[_Edge], inspection: Inspection) -> Case:
+    edge = group[0]
+    found, place, card = inspection.facts.get(edge.peer), inspection.place(edge.peer), inspection.link(edge.peer)
+    first, last = (found.port_range if found else None) or _USUAL_RANGE
+    mine = ipaddress.ip_address(place.addr) if place.addr is not None else None
+    networks = card.networks if card and mine else ()
+    network = next((one for one in networks if mine in one), "ADDRESS/LENGTH")
+    ports = sorted({port for edge in group for port in edge.ports})[:_SHOWN_PORTS]
+    values: dict[str, object] = {
+        "node": edge.peer,
+        "caller": edge.caller,
+        "callers": listed(edge.caller for edge in group),
+        "addr": place.addr,
+        "port": inspection.master_port,
+        "ports": ", ".join(map(str, ports)),
+        "choice": f"{RENDEZVOUS_PORTS[0]}:{RENDEZVOUS_PORTS[-1]}",
+        "error": edge.error,
+        "ifname": place.ifname or "IFNAME",
+        "mtu": card.mtu if card else None,
+        "network": str(network),
+        "first": first,
+        "last": last,
+    }
+    way = tuple(line.format_map(values) for line in _WAYS.get(edge.error, _NO_WAY))
+    return edge.trouble.found(edge.peer, **values, way=way)

@@ -1,0 +1,300 @@
+"""RDMA: NCCL takes InfiniBand and RoCE without being asked, so either every node has it or none may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from multinode.check.gpus import used_gpus
+from multinode.check.inspection import Inspection
+from multinode.check.rule import Case, Check, Rule, disagreements, listed
+from multinode.cluster.cluster import Node
+from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
+
+__all__ = ["check_locked_memory", "check_rdma", "check_rdma_firmware", "check_rdma_path", "check_rdma_ports"]
+
+RDMA_ON_SOME = Rule(
+    "rdma",
+    "warning",
+    catches="RDMA that works on some nodes only: NCCL takes it there, and the others cannot follow",
+    message="RDMA is active on {having} ({ports}), and here {what}: NCCL would take it there and cannot here, and the "
+    "first collective may hang or fall back without a word",
+    hint="on every node in the hostfile: env.NCCL_NET=Socket (a network plugin ignores NCCL_IB_DISABLE=1)",
+)
+RDMA_IDLE = Rule(
+    "rdma",
+    "note",
+    catches="RDMA NICs without an active port",
+    message="the RDMA ports of {nodes} are not active ({ports}): NCCL passes them over and uses the network interface",
+    hint="if it should be used: ibstat on {nodes!s} shows cable and subnet manager; else nothing needs to be done",
+)
+RDMA_EVERYWHERE = Rule(
+    "rdma",
+    "note",
+    catches="RDMA on every node: NCCL's traffic does not go where multinode counts it",
+    message="RDMA is active on every node ({ports}): NCCL will use it beside the network interface, whose counters "
+    "then do not show the training's traffic",
+    hint="to stay on the interface: env.NCCL_NET=Socket on every node in the hostfile; the log says `Using network`",
+)
+
+LOCKED_MEMORY = Rule(
+    "rdma",
+    "warning",
+    catches="a limit on locked memory where RDMA needs to lock its buffers",
+    message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the NIC "
+    "and fails (`ibv_reg_mr failed`, `Cannot allocate memory`)",
+    hint="docker: --ulimit memlock=-1; else on {node}, as root:\n"
+    "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
+)
+RDMA_SLOT = Rule(
+    "rdma",
+    "warning",
+    catches="an RDMA NIC in a PCIe slot that carries less than its link",
+    message="{port} has negotiated {rate:g} Gbit/s, and its PCIe slot carries {slot:g} Gbit/s of the {most:g} that it "
+    "could",
+    hint="another slot, the slot's width in the BIOS, or, of a card with two halves, both halves in use; LnkCap and "
+    "LnkSta on {node}:\nlspci -vv",
+)
+RDMA_NAMED_IDLE = Rule(
+    "rdma",
+    "warning",
+    catches="a port that the hostfile names by hca= and that is not active",
+    message="hca= in the hostfile names {port}, which is {state}: NCCL passes it over, and without any other port the "
+    "training goes over the network interface",
+    hint="cable, switch port and, of InfiniBand, the subnet manager of {port}; or leave it out of hca=",
+)
+RDMA_WITHOUT_ADDRESS = Rule(
+    "rdma",
+    "warning",
+    catches="an active RoCE port without an IP address beside one that has one: half of the card is idle",
+    message="{port} is active with {rate:g} Gbit/s, and its interface {ifname} has no IP address: RoCE addresses ports "
+    "by these, so NCCL leaves it idle or fails there, while {other} carries everything",
+    hint="give {ifname} an address in a network of its own, on every node; or name the ports that NCCL shall use, in "
+    "the hostfile: hca={device}",
+)
+RDMA_OTHER_NETWORK = Rule(
+    "rdma",
+    "warning",
+    catches="an active RoCE port whose network no active RoCE port of another node is in",
+    message="{port} is in {networks}, and no active RoCE port of {peer} is: NCCL connects the ports of both nodes in "
+    "their order, and a connection between these has no way",
+    hint="compare cables and addresses of {node} and {peer}; or name the ports that meet, in the hostfile: "
+    "hca={others}",
+)
+RDMA_MTU = Rule(
+    "rdma",
+    "note",
+    catches="RoCE over interfaces whose MTU is below 4200: its packets are smaller than they could be",
+    message="{port} sends over {ifname}, whose MTU is {mtu}: RoCE's packets are then of {packet} bytes and not of 4096",
+    hint="an MTU of 4200 or more on the switch and on every node, where the switch has 9000, as root:\n"
+    "ip link set {ifname} mtu 9000",
+)
+RDMA_ACS = Rule(
+    "rdma",
+    "warning",
+    catches="PCIe access control (ACS) between an RDMA NIC and a GPU on its switch: GPUDirect goes through the CPU",
+    message="PCIe access control (ACS) of {bridges} sends what {ports} and the GPUs on the same switch exchange to the "
+    "CPU and back: GPUDirect RDMA reaches about half of its rate, or hangs",
+    hint="off in the BIOS, with VT-d or AMD-Vi; or after every boot, on {node} as root:{fix!s}",
+)
+RDMA_IOMMU = Rule(
+    "rdma",
+    "note",
+    catches="an IOMMU that translates addresses of an RDMA NIC: GPUDirect may be slow or hang",
+    message="an IOMMU ({iommu}) translates the addresses of what {ports} sends: with GPUDirect RDMA that goes through "
+    "the CPU, slower, and may hang",
+    hint="off in the BIOS (VT-d, AMD-Vi); or iommu=pt on the kernel's command line, in /etc/default/grub of {node}",
+)
+RDMA_FIRMWARE = Rule(
+    "rdma",
+    "note",
+    catches="RDMA NICs of one model with different firmware on two nodes",
+    message="its NIC of model {board} has firmware {version}, and that of {peer} {expected}",
+    hint="the same on all nodes, where one of them is slower or fails",
+)
+
+_ROCE_MTU = 4200
+# What is around a RoCE packet's payload, at the most; payloads are powers of two.
+_ROCE_HEADERS = 58
+_SHOWN = 4
+_IOMMUS = ("dmar", "ivhd")
+# Less than a few channels of NCCL need for their buffers.
+_LOCKED_BYTES = 1 << 28
+
+
+@Check
+def check_rdma(inspection: Inspection) -> Iterator[Case]:
+    """RDMA is active on all nodes where NCCL runs, or on none."""
+    nodes = _nodes(inspection)
+    # gloo knows no RDMA, and a single node no network.
+    if len(nodes) < 2 or all(_is_off(inspection, node, found) for node, found in nodes):  # noqa: PLR2004
+        return
+    having = [(node.name, _ports(found)) for node, found in nodes if _active(found)]
+    if len(having) == len(nodes):
+        yield RDMA_EVERYWHERE.found(None, ports=having[0][1])
+        return
+    names = listed((name for name, _ in having), _SHOWN)
+    for node, found in nodes:
+        if having and not _active(found):
+            what = f"it is not ({_ports(found)})" if found.rdma else "there is none"
+            yield RDMA_ON_SOME.found(node.name, having=names, ports=having[0][1], what=what)
+        elif found.rdma and not having:
+            yield RDMA_IDLE.found(node.name, ports=_ports(found))
+
+
+@Check
+def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
+    """NCCL may lock the buffers that it hands to an RDMA card."""
+    for node, found in _nodes(inspection):
+        locked = found.limits.get("locked_memory_bytes")
+        # The kernel does not hold root to the limit; it does hold a container's root to it.
+        is_free = (found.user == "root" and found.container is None) or _is_off(inspection, node, found)
+        if locked is not None and locked < _LOCKED_BYTES and _active(found) and not is_free:
+            yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
+
+
+@Check
+def check_rdma_ports(inspection: Inspection) -> Iterator[Case]:
+    """Each active port carries what it has negotiated, to every other node."""
+    nodes = [(node, found) for node, found in _nodes(inspection) if not _is_off(inspection, node, found)]
+    if len(nodes) < 2:  # noqa: PLR2004 - a single node needs no network
+        return
+    for node, found in nodes:
+        ports = [port for port in found.rdma if port.state == "ACTIVE"]
+        for port in found.rdma if node.hcas else ():
+            if port.state not in {"ACTIVE", None}:
+                yield RDMA_NAMED_IDLE.found(node.name, port=_name(port), state=port.state)
+        for port in ports:
+            slot, rate = port.pcie_gbit_per_s, port.rate_gbit_per_s
+            if slot is not None and rate is not None and slot < rate:
+                most = port.pcie_max_gbit_per_s or slot
+                yield RDMA_SLOT.found(node.name, port=_name(port), rate=rate, slot=slot, most=most)
+        for port in ports:
+            if port.link_layer == "Ethernet":
+                yield from _judge_roce(node, found, port, nodes)
+
+
+def _judge_roce(
+    node: Node, found: NodeFacts, port: RdmaPort, nodes: Sequence[tuple[Node, NodeFacts]]
+) -> Iterator[Case]:
+    interface = _interface(found, port)
+    if interface is None:
+        return
+    addressed = [one for one in _roce(found) if (other := _interface(found, one)) is not None and other.addresses]
+    if not interface.addresses:
+        if addressed:
+            yield RDMA_WITHOUT_ADDRESS.found(
+                node.name,
+                port=_name(port),
+                rate=port.rate_gbit_per_s or 0.0,
+                ifname=interface.name,
+                other=listed(map(_name, addressed), _SHOWN),
+                device=",".join(one.device for one in addressed),
+            )
+        return
+    if interface.mtu is not None and interface.mtu < _ROCE_MTU:
+        packet = 1 << max(8, (interface.mtu - _ROCE_HEADERS).bit_length() - 1)
+        yield RDMA_MTU.found(node.name, port=_name(port), ifname=interface.name, mtu=interface.mtu, packet=packet)
+    own = set(map(str, interface.networks))
+    for peer, facts in nodes:
+        there = {
+            str(network)
+            for one in _roce(facts)
+            if (other := _interface(facts, one)) is not None
+            for network in other.networks
+        }
+        # What a port without an address would be in, nobody knows.
+        is_whole = all((other := _interface(facts, one)) is not None and other.addresses for one in _roce(facts))
+        if peer.name != node.name and is_whole and there and not own & there:
+            meeting = [
+                one.device
+                for one in addressed
+                if (other := _interface(found, one)) is not None and set(map(str, other.networks)) & there
+            ]
+            yield RDMA_OTHER_NETWORK.found(
+                node.name,
+                port=_name(port),
+                networks=listed(sorted(own)),
+                peer=peer.name,
+                others=",".join(meeting) or "NAMES",
+            )
+            return
+
+
+@Check
+def check_rdma_path(inspection: Inspection) -> Iterator[Case]:
+    """What an active port and a GPU on its switch exchange stays below the switch."""
+    for node, found in _nodes(inspection):
+        ports = [port for port in found.rdma if port.state == "ACTIVE"]
+        if len(inspection.cluster.nodes) == 1 or _is_off(inspection, node, found):
+            continue
+        apart = [port for port in ports if port.acs]
+        if apart:
+            bridges = tuple(dict.fromkeys(bridge for port in apart for bridge in port.acs))
+            yield RDMA_ACS.found(
+                node.name,
+                bridges=listed(bridges, _SHOWN),
+                ports=listed(map(_name, apart), _SHOWN),
+                fix=("", *(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges)),
+            )
+            continue
+        # Arm's are always on, and do no such harm.
+        translated = [port for port in ports if (port.iommu or "").startswith(_IOMMUS)]
+        if translated:
+            names = listed(map(_name, translated), _SHOWN)
+            yield RDMA_IOMMU.found(node.name, iommu=translated[0].iommu, ports=names)
+
+
+@Check
+def check_rdma_firmware(inspection: Inspection) -> Iterator[Case]:
+    """NICs of one model have one firmware."""
+    boards = sorted({port.board for _, found in inspection.known for port in found.rdma if port.board})
+    for board in boards:
+        versions = {
+            node.name: next((port.firmware for port in found.rdma if port.board == board), None)
+            for node, found in inspection.known
+        }
+        known = {name: version for name, version in versions.items() if version is not None}
+        for name, version, peer, expected in disagreements(known, majority=True):
+            yield RDMA_FIRMWARE.found(name, board=board, version=version, peer=peer, expected=expected)
+
+
+def _nodes(inspection: Inspection) -> list[tuple[Node, NodeFacts]]:
+    """Those where NCCL may run, each with the RDMA ports that the hostfile leaves to it."""
+    return [
+        (
+            node,
+            msgspec.structs.replace(found, rdma=tuple(one for one in found.rdma if node.may_use(one.device, one.port))),
+        )
+        for node, found in inspection.known
+        if used_gpus(inspection, node, found)
+    ]
+
+
+def _roce(found: NodeFacts) -> list[RdmaPort]:
+    return [port for port in found.rdma if port.state == "ACTIVE" and port.link_layer == "Ethernet"]
+
+
+def _interface(found: NodeFacts, port: RdmaPort) -> Interface | None:
+    return next((one for one in found.interfaces if one.name == port.ifname), None)
+
+
+def _name(port: RdmaPort) -> str:
+    return f"{port.device}:{port.port}"
+
+
+def _active(found: NodeFacts) -> bool:
+    return any(port.state == "ACTIVE" for port in found.rdma)
+
+
+def _is_off(inspection: Inspection, node: Node, found: NodeFacts) -> bool:
+    """Whether NCCL has been told to leave RDMA alone; the environment wins over its files."""
+    files = {name: value for values in found.nccl_files.values() for name, value in values.items()}
+    env = files | inspection.env(node)
+    return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "").lower() == "socket"
+
+
+def _ports(found: NodeFacts) -> str:
+    words = ([f"{port.device}:{port.port}", port.link_layer, port.state] for port in found.rdma[:_SHOWN])
+    return ", ".join(" ".join(filter(None, each)) for each in words)

@@ -1,0 +1,157 @@
+"""What a check prints: counts, findings by severity with their fixes, what passed on each node, the next command."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from multinode.check.finding import SEVERITIES, Finding
+from multinode.render.screen import Command, Part, labelled, labelled_parts, paragraph
+from multinode.render.table import make_table
+from multinode.units import format_count, format_list
+
+__all__ = ["check_parts", "next_step"]
+
+_MARKS = {"error": "[bold red]ERROR[/]", "warning": "[yellow]warn[/]", "note": "note", None: "[green]ok[/]"}
+_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
+_NOT_KNOWN = "[dim]-[/]"
+# So many nodes fit beside each other; more stand below each other, with the checks that found something.
+_MAX_COLUMNS = 8
+# Of more nodes, those of which as many checks passed share a line.
+_MAX_LINES = 8
+
+Nodes = Sequence[tuple[str, bool]]
+_Place = tuple[str | None, bool]
+
+
+def check_parts(
+    nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding], *, details: bool = False
+) -> Iterator[Part]:
+    """The screen of a check, without its next step.
+
+    Args:
+        nodes: name, and whether it was reached.
+        checks: names of all that were made.
+        findings: the worst first.
+        details: with the matrix of nodes and checks, and the findings about launches that multinode does not make.
+    """
+    shown = [finding for finding in findings if details or not finding.by_hand]
+    yield paragraph(_counts(nodes, checks, shown), style="bold")
+    for severity in SEVERITIES:
+        found = _alike([finding for finding in shown if finding.severity == severity])
+        rows = [row for findings_alike in found for row in _rows(findings_alike)]
+        if rows:
+            yield ""
+            yield paragraph(f"{severity}s", style=_STYLES[severity])
+            yield from labelled_parts(rows)
+    yield ""
+    yield paragraph("passed", style="bold")
+    yield labelled(_passed(nodes, checks, findings))
+    if details:
+        yield ""
+        yield _matrix(nodes, checks, shown)
+        return
+    hidden = len(findings) - len(shown)
+    notes = f"{format_count(hidden, 'note')} for those who start torchrun by hand, " if hidden else ""
+    yield f"--details: {notes}table of nodes and checks"
+
+
+def next_step(failures: Sequence[Finding], given: str, for_launch: str) -> str:
+    """What to do next: fix the failures and check again, or launch; with the options that `check` was given."""
+    if not failures:
+        return f"next: multinode launch{for_launch}"
+    severities = Counter(alike[0].severity for alike in _alike(failures))
+    named = format_list([format_count(severities[name], name) for name in SEVERITIES if severities[name]])
+    return f"next: fix the {named} above, then: multinode check{given}"
+
+
+def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> str:
+    counts = Counter(alike[0].severity for alike in _alike(findings))
+    named = [format_count(counts[name], name) for name in SEVERITIES if counts[name]]
+    where = f"{format_count(len(nodes), 'node')}, {format_count(len(checks), 'check')} each"
+    silent = sum(not reached for _, reached in nodes)
+    unreached = f"; {silent} not reached" if silent else ""
+    if counts["error"] or counts["warning"]:
+        return f"{', '.join(named)} ({where}{unreached})"
+    return f"OK: no errors or warnings{f', {named[0]}' if named else ''} ({where}{unreached})"
+
+
+def _alike(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """What says the same of several nodes is one problem."""
+    same: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        same.setdefault((finding.severity, finding.check, finding.message), []).append(finding)
+    return list(same.values())
+
+
+def _rows(alike: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """The problem, where it is, and what fixes it; of a hint, what follows its first line is commands."""
+    names = [finding.node for finding in alike if finding.node is not None]
+    where = f"{format_list(names, _MAX_LINES, 'more')}: " if len(names) > 1 else ""
+    label = format_count(len(names), "node") if where else alike[0].node or "all nodes"
+    yield label, f"{where}{alike[0].message} [{alike[0].check}]"
+    fixes: dict[str, dict[str, None]] = {}
+    for words, *commands in (finding.hint.split("\n") for finding in alike if finding.hint):
+        fixes.setdefault(words, {}).update(dict.fromkeys(commands))
+    for words, lines in fixes.items():
+        yield "", f"fix: {words}"
+        yield from (("", Command(line)) for line in lines)
+
+
+def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """A line a node, or of many nodes a line for those of which as many checks passed."""
+    lines = {name: _passed_on(name, checks, findings) if reached else "not reached" for name, reached in nodes}
+    if len(nodes) <= _MAX_LINES:
+        yield from lines.items()
+        return
+    for line in dict.fromkeys(lines.values()):
+        alike = [name for name in lines if lines[name] == line]
+        yield format_count(len(alike), "node"), f"{line} ({format_list(alike, _MAX_LINES, 'more')})"
+
+
+def _passed_on(node: str, checks: Sequence[str], findings: Sequence[Finding]) -> str:
+    failed = {finding.check for finding in findings if finding.node in {node, None} and finding.severity != "note"}
+    count = sum(check not in failed for check in checks)
+    return f"{count} of {len(checks)} checks" if count < len(checks) else f"all {len(checks)} checks"
+
+
+def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Table:
+    """Nodes and checks; what concerns all nodes is a column, or row, of its own."""
+    everywhere = [(None, True)] if any(finding.node is None for finding in findings) else []
+    places: list[_Place] = [*nodes, *everywhere]
+    table = make_table()
+    if len(nodes) <= _MAX_COLUMNS:
+        table.add_column("check", no_wrap=True)
+        for name, _ in places:
+            table.add_column(_title(name), justify="center")
+        for check in checks:
+            table.add_row(check, *(_mark(place, check, findings) for place in places))
+        return table
+    found = {finding.check for finding in findings}
+    shown = [check for check in checks if check in found]
+    others = len(checks) - len(shown)
+    table.add_column("node", no_wrap=True)
+    for check in shown:
+        table.add_column(check, justify="center", no_wrap=True)
+    if others:
+        table.add_column(f"the other {others}" if shown else "all checks", justify="center")
+    for name, reached in places:
+        rest = [_MARKS[None] if reached else _NOT_KNOWN] if others else []
+        table.add_row(_title(name), *(_mark((name, reached), check, findings) for check in shown), *rest)
+    return table
+
+
+def _title(name: str | None) -> str:
+    return "all nodes" if name is None else escape(name)
+
+
+def _mark(place: _Place, check: str, findings: Sequence[Finding]) -> str:
+    name, reached = place
+    mine = {finding.severity for finding in findings if finding.node == name and finding.check == check}
+    worst = next((severity for severity in SEVERITIES if severity in mine), None)
+    if worst is None and name is None:
+        return ""
+    return _MARKS[worst] if worst or reached else _NOT_KNOWN

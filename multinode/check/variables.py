@@ -1,0 +1,341 @@
+"""Variables: what a profile, NCCL's files or the hostfile preset, and what it does to a run that multinode starts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from multinode.check.inspection import Inspection
+from multinode.check.nccl_sockets import select_interfaces, takes_by_prefix
+from multinode.check.rule import Case, Check, Rule, disagreements, launch_check, listed
+from multinode.cluster.accelerators import accelerator_named
+from multinode.cluster.cluster import Node
+from multinode.cluster.facts import NodeFacts
+from multinode.job.engine_commands import STRAY_VARIABLES
+from multinode.records.benchmark import CollectiveTest
+
+__all__ = [
+    "check_agreement",
+    "check_hidden_gpus",
+    "check_interface_names",
+    "check_python_home",
+    "check_socket_counts",
+    "check_stray_variables",
+]
+
+NAMES_NO_INTERFACE = Rule(
+    "variables",
+    "error",
+    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node, and the job would get it",
+    message="{name}={value} from {source} matches none of its interfaces that have an address ({present}): "
+    "{reader} finds no socket interface, and the job ends or hangs at its first collective",
+    hint="{way!s}",
+)
+NAMES_NO_INTERFACE_YET = Rule(
+    "variables",
+    "warning",
+    catches="NCCL_SOCKET_IFNAME in the hostfile names no interface, in a job that does not use NCCL",
+    message="{name}={value} from {source} matches none of its interfaces that have an address ({present}): without "
+    "GPUs nothing reads it, and with them the job would end at its first collective",
+    hint="{way!s}",
+)
+NAMES_MORE = Rule(
+    "variables",
+    "warning",
+    catches="NCCL_SOCKET_IFNAME is a prefix or an exclusion, and takes more interfaces than meant (eth1 takes eth10)",
+    message="{name}={value} from {source} takes {taken}: without = NCCL reads names as beginnings, with ^ it takes all "
+    "others, and it sends over every interface that it takes, also over those that lead to no other node",
+    hint="{way!s}",
+)
+NAMES_ANOTHER = Rule(
+    "variables",
+    "warning",
+    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names another interface than the data plane's",
+    message="{name}={value} from {source} takes {taken}, and the data plane of the node is {ifname}: the rendezvous "
+    "uses one network and the collectives another, which was not checked",
+    hint="{way!s}",
+)
+NAME_OVERRIDDEN = Rule(
+    "variables",
+    "note",
+    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to something else than multinode's launches set",
+    message="{name}={value} is set in {source} on {nodes}; multinode's launches set it to the data plane, launches by "
+    "hand use the preset",
+    hint="{way!s}",
+    by_hand=True,
+)
+SETTINGS_DIFFER = Rule(
+    "variables",
+    "warning",
+    catches="NCCL settings differ between nodes: NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others",
+    message="{name} is {value} on {nodes} and {expected} on {peer}: NCCL expects the same on every node; with "
+    "transports or algorithms that do not fit together, the first collective hangs or is slow",
+    hint="set it alike for all nodes, on every line of the hostfile: env.{name}=VALUE; or nowhere: {way!s}",
+)
+TOO_MANY_SOCKETS = Rule(
+    "variables",
+    "warning",
+    catches="NCCL_SOCKET_NTHREADS times NCCL_NSOCKS_PERTHREAD is more than NCCL's 64",
+    message="NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is {count} on {nodes}: NCCL "
+    "allows 64 sockets, and lowers the second to {allowed} with a warning",
+    hint="choose values whose product is at most 64, or leave both out: more sockets are often slower",
+)
+STRAY = Rule(
+    "variables",
+    "note",
+    catches="stray RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* and the like in a profile or in ~/.deepspeed_env",
+    message="{source} on {nodes} has {names}, which changes a run behind its launcher's back: multinode keeps it from "
+    "its jobs, launches by hand get it",
+    hint="on {nodes!s}, find it and remove it:\n{command!s}",
+    by_hand=True,
+)
+RANKS_OVERRIDDEN = Rule(
+    "variables",
+    "warning",
+    catches="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or the like, which multinode sets itself",
+    message="{name}={value} from {source} replaces the value that multinode sets for LLaMA-Factory: with a wrong one "
+    "the nodes wait for each other forever",
+    hint="remove {name} from {source!s}",
+)
+GPUS_HIDDEN = Rule(
+    "variables",
+    "warning",
+    catches="CUDA_VISIBLE_DEVICES, or another accelerator's variable, is preset on a node and hides GPUs that the job "
+    "would use",
+    message="{name}={value} in {source} leaves the job {visible} of {count} GPUs: a worker "
+    "for each GPU would end with 'invalid device ordinal'",
+    hint="where no more GPUs were given to you: as many slots= in the hostfile; else remove the variable:\n{command!s}",
+)
+GPUS_NOT_VISIBLE = Rule(
+    "variables",
+    "error",
+    catches="gpus= names a GPU that CUDA_VISIBLE_DEVICES of the node's sessions hides",
+    message="the hostfile gives it GPU {ids}, which {name}={value} in {source} hides: multinode uses no "
+    "GPU that a node's own environment withholds",
+    hint="choose gpus= among {there}; or remove the variable, where the GPUs are yours:\n{command!s}",
+)
+
+PYTHON_HOME = Rule(
+    "variables",
+    "warning",
+    catches="PYTHONHOME in a profile, in the hostfile or in --env: the job's interpreter loads another one's library",
+    message="PYTHONHOME={value} from {source} has {python} load its standard library from there: where that is another "
+    "Python's, the job ends with `No module named 'encodings'`",
+    hint="{way!s}",
+)
+
+_SESSION = "the environment of an SSH session"
+_HOSTFILE = "the hostfile"
+_OPTION = "--env"
+# What reaches a job that multinode launches, whatever its interface.
+_GIVEN = frozenset({_HOSTFILE, _OPTION})
+_DEEPSPEED_ENV = "~/.deepspeed_env"
+_NCCL = "NCCL_SOCKET_IFNAME"
+_GLOO = "GLOO_SOCKET_IFNAME"
+_PROFILES = "~/.bashrc ~/.profile ~/.ssh/environment /etc/environment"
+_SHOWN_CHARACTERS = 80
+# What both ends of a connection, or all ranks of a collective, must read alike.
+_MUST_AGREE = (
+    "NCCL_NET",
+    "NCCL_NET_PLUGIN",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_NTHREADS",
+    "NCCL_BUFFSIZE",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_SOCKET_NTHREADS",
+    "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_SOCKET_FAMILY",
+    "NCCL_CROSS_NIC",
+)
+_MOST_SOCKETS = 64
+_WHOLE = re.compile(r"\s*\d{1,6}")
+# llamafactory_command sets these, and the hostfile's variables after them.
+_SET_BY_US = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "RANK")
+
+
+@launch_check
+def check_interface_names(inspection: Inspection) -> Iterator[Case]:
+    """What the job gets as names of its interface names its data plane, and that alone."""
+    for node, found in inspection.known:
+        place = inspection.place(node.name)
+        ifname = place.ifname
+        for name in (_NCCL, _GLOO) if found.interfaces else ():
+            source, value = _preset(inspection, node, found, name)
+            if value is None:
+                continue
+            taken = _taken(found, name, value)
+            values = {"name": name, "source": source, "value": _shown_of(inspection, name, value)}
+            if source not in _GIVEN and ifname is not None:
+                due = {ifname, *(place.ifnames if name == _NCCL else ())}
+                if _is_read(inspection, name) and set(taken) != due:
+                    yield NAME_OVERRIDDEN.found(node.name, **values, way=_way(name, source))
+                continue
+            meant = ifname if ifname != "lo" else None
+            rule = _judge_name(name, value, taken, meant)
+            if not _is_read(inspection, name):
+                rule = NAMES_NO_INTERFACE_YET if not taken and source in _GIVEN else None
+            if rule is not None:
+                yield rule.found(
+                    node.name,
+                    **values,
+                    way=_way(name, source, meant),
+                    present=listed(one.name for one in found.interfaces if one.addresses) or "none",
+                    reader="NCCL" if name == _NCCL else "gloo",
+                    taken=listed(taken),
+                    ifname=meant,
+                )
+
+
+@Check
+def check_agreement(inspection: Inspection) -> Iterator[Case]:
+    """NCCL reads the same settings on every node."""
+    for name in _MUST_AGREE if _is_read(inspection, _NCCL) else ():
+        presets = {node.name: _preset(inspection, node, found, name) for node, found in inspection.known}
+        source = next((source for source, _ in presets.values() if source), "")
+        values = {node: value for node, (_, value) in presets.items()}
+        for node, value, peer, expected in disagreements(values, majority=True):
+            yield SETTINGS_DIFFER.found(
+                node, name=name, value=_shown(value), expected=_shown(expected), peer=peer, way=_way(name, source)
+            )
+
+
+@Check
+def check_socket_counts(inspection: Inspection) -> Iterator[Case]:
+    """NCCL is asked for no more sockets than it makes."""
+    for node, found in inspection.known if _is_read(inspection, _NCCL) else ():
+        threads, sockets = (
+            int(digits[0]) if (digits := _WHOLE.match(_preset(inspection, node, found, name)[1] or "")) else 0
+            for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+        )
+        count = threads * sockets
+        if count > _MOST_SOCKETS:
+            allowed = _MOST_SOCKETS // threads
+            yield TOO_MANY_SOCKETS.found(node.name, threads=threads, sockets=sockets, count=count, allowed=allowed)
+
+
+@Check
+def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
+    """No variable of another launcher waits in a profile, nor in the hostfile one that multinode works out."""
+    for node, found in inspection.known:
+        for source, variables in ((_SESSION, found.env), (_DEEPSPEED_ENV, found.deepspeed_env)):
+            names = sorted(name for name in variables if any(fnmatchcase(name, stray) for stray in STRAY_VARIABLES))
+            if names:
+                pattern = shlex.quote("|".join(map(re.escape, names)))
+                command = f"grep -nE {pattern} {_PROFILES if source == _SESSION else source}"
+                yield STRAY.found(node.name, names=listed(names), source=source, command=command)
+    given = [(node.name, _HOSTFILE, node.env) for node in inspection.cluster.nodes]
+    for where, source, variables in (*given, (None, _OPTION, inspection.environment.env)):
+        for name in _SET_BY_US if inspection.training is not None else ():
+            if name in variables:
+                value = _shown_of(inspection, name, variables[name]) if source == _OPTION else _shown(variables[name])
+                yield RANKS_OVERRIDDEN.found(where, name=name, value=value, source=source)
+
+
+@Check
+def check_python_home(inspection: Inspection) -> Iterator[Case]:
+    """The interpreter of the job finds its own library."""
+    for node, found in inspection.known:
+        source, value = _preset(inspection, node, found, "PYTHONHOME")
+        if value:
+            searched = (f"on {node.name}, find it and remove it:", f"grep -n PYTHONHOME {_PROFILES}")
+            way = searched if source == _SESSION else f"remove it from {source}"
+            python = found.python or "the job's interpreter"
+            yield PYTHON_HOME.found(node.name, value=_shown(value), source=source, python=python, way=way)
+
+
+@launch_check
+def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
+    """No preset hides GPUs that the job would use."""
+    for node, found in inspection.known:
+        names = accelerator_named(found.accelerator).visible
+        name = next((one for one in names if one in found.env), None)
+        if name is None or name in node.env | inspection.environment.env:
+            continue
+        preset = found.env[name]
+        words = {"name": name, "value": _shown(preset), "source": _SESSION, "command": f"grep -n {name} {_PROFILES}"}
+        if node.gpus is not None:
+            shown = {gpu.index for gpu in found.visible_gpus}
+            hidden = [str(gpu.index) for gpu in found.gpus if gpu.index in node.gpus and gpu.index not in shown]
+            if hidden:
+                there = ",".join(map(str, sorted(shown))) or "none"
+                yield GPUS_NOT_VISIBLE.found(node.name, **words, ids=" and ".join(hidden), there=there)
+            continue
+        visible, count = _count_visible(preset), len(found.gpus)
+        wanted = node.slots if node.slots is not None else count
+        if visible < min(wanted, count):
+            yield GPUS_HIDDEN.found(node.name, **words, visible=visible, count=count)
+
+
+def _preset(inspection: Inspection, node: Node, found: NodeFacts, name: str) -> tuple[str, str | None]:
+    """Where a variable is set beside multinode itself, and to what; who comes first, wins. None is nowhere."""
+    files = found.nccl_files if name.startswith("NCCL_") else {}
+    given = {_OPTION: inspection.environment.env, _HOSTFILE: node.env}
+    for source, variables in {**given, _SESSION: found.env, **files}.items():
+        if name in variables:
+            return source, variables[name]
+    return "", None
+
+
+def _judge_name(name: str, value: str, taken: tuple[str, ...], meant: str | None) -> Rule | None:
+    """What is wrong with names that the job will get as they are."""
+    if not taken:
+        return NAMES_NO_INTERFACE
+    if meant is not None and meant not in taken:
+        return NAMES_ANOTHER
+    return NAMES_MORE if len(taken) > 1 and name == _NCCL and takes_by_prefix(value) else None
+
+
+def _taken(found: NodeFacts, name: str, value: str) -> tuple[str, ...]:
+    if name == _NCCL:
+        return tuple(one.name for one in select_interfaces(found.interfaces, value, found.nccl_version))
+    # Gloo takes whole names; `=` would be a part of one.
+    return tuple(one.name for one in found.interfaces if one.addresses and one.name in value.split(","))
+
+
+def _is_read(inspection: Inspection, name: str) -> bool:
+    """Whether the job reads it: gloo is part of every job, NCCL wants GPUs."""
+    if name == _GLOO:
+        return True
+    if isinstance(inspection.job, CollectiveTest) and inspection.job.backend is not None:
+        return inspection.job.backend == "nccl"
+    return any(found.gpus or found.nccl_version is not None for _, found in inspection.known)
+
+
+def _way(name: str, source: str, ifname: str | None = None) -> tuple[str, ...]:
+    if source not in _GIVEN:
+        return "remove it:", f"grep -n {name} {_PROFILES if source == _SESSION else shlex.quote(source)}"
+    instead = ""
+    if ifname:
+        meant = " (the second = is NCCL's: this name exactly)" if name == _NCCL else ""
+        option = "--env " if source == _OPTION else "env."
+        instead = f"; or write {option}{name}={'=' if name == _NCCL else ''}{ifname}{meant}"
+    where = "leave out --env {}" if source == _OPTION else "remove env.{}=... from the node's line in the hostfile"
+    return (f"{where.format(name)}, and multinode sets it{instead}",)
+
+
+def _shown_of(inspection: Inspection, name: str, value: str) -> str:
+    """What a variable is set to, unless it was forwarded by name alone: such a value is never shown."""
+    return "(forwarded)" if name in inspection.environment.forwarded else _shown(value)
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "not set"
+    return value if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]}..."
+
+
+def _count_visible(value: str) -> int:
+    """GPUs that CUDA shows: those before the first that is none (CUDA C++ Programming Guide, environment variables)."""
+    count = 0
+    for entry in value.split(","):
+        if not re.fullmatch(r"\d+|(GPU|MIG)-.+", entry.strip()):
+            break
+        count += 1
+    return count

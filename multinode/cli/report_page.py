@@ -1,0 +1,135 @@
+"""report: stored runs -> one page, Markdown, or CSV files. Reads and writes disk; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from multinode.bench.measure import load_bench
+from multinode.cli.reported_run import ReportedRun
+from multinode.cli.run_markdown import run_markdown
+from multinode.contrast.compare import load_contrast
+from multinode.errors import UsageError
+from multinode.experiment.cell_export import cell_csv, cell_markdown
+from multinode.experiment.cell_words import combined
+from multinode.experiment.cells import CellTable
+from multinode.experiment.sweep_table import load_table
+from multinode.launch.observe import observe_run
+from multinode.launch.runs import StoredRun, load_run
+from multinode.network.size_scan import ScanReport
+from multinode.profile.export import csv_files
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory
+from multinode.records.text_file import write_text
+
+__all__ = ["Report", "load_report", "report_markdown", "write_csv", "write_markdown", "write_page"]
+
+
+_CELLS = "cells.csv"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that are reported on.
+
+    Attributes:
+        directories: where they lie; their raw samples are in `samples` there, a JSON object a line.
+    """
+
+    runs: tuple[ReportedRun, ...]
+    directories: tuple[Path, ...]
+
+    @property
+    def cells(self) -> CellTable | None:
+        """The tables of all runs as one, where several were named and each has one."""
+        tables = [one.cells for one in self.runs if one.cells is not None]
+        return combined(tables) if len(tables) == len(self.runs) > 1 else None
+
+
+def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = lambda _: None) -> Report:
+    """Read runs back: an id each, the beginning of one, or `last`. One that is named twice is read once.
+
+    `say` is told how far reading is, where it takes a while.
+
+    Raises:
+        UsageError: there is no such run.
+        MultinodeError: a file of it cannot be read.
+    """
+    found = {(stored := load_run(root, name)).run.run_id: stored for name in names}
+    return Report(
+        runs=tuple(_load(stored, say) for stored in found.values()),
+        directories=tuple(stored.directory.path for stored in found.values()),
+    )
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page; one of an earlier time is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+        MultinodeError: plotly is not installed.
+    """
+    from multinode.cli.run_page import run_page  # noqa: PLC0415
+    from multinode.experiment.cell_page import cell_page  # noqa: PLC0415 - Markdown and CSV need no plotly
+
+    write_text(path, cell_page(report.cells) if report.cells is not None else run_page(report.runs))
+
+
+def report_markdown(report: Report) -> str:
+    """The same as text for an issue or a wiki, without charts."""
+    return "".join(cell_markdown(report.cells)) if report.cells is not None else run_markdown(report.runs)
+
+
+def write_markdown(report: Report, path: Path) -> None:
+    """Write it; one of an earlier time is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    write_text(path, report_markdown(report))
+
+
+def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
+    """Write the CSV files into a directory, which is made where it is missing; those of an earlier time are replaced.
+
+    Raises:
+        UsageError: one cannot be written, or the directory cannot be made.
+    """
+    files = _csv_files(report.runs)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}", hint=f"ls -ld {folder.parent}") from error
+    for name, text in files.items():
+        write_text(folder / name, text)
+    return tuple(folder / name for name in files)
+
+
+def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
+    """The samples of runs and the cells of tables; what none of them has is no file."""
+    tables = [one.cells for one in runs if one.cells is not None]
+    files = {_CELLS: cell_csv(combined(tables))} if tables else {}
+    if len(tables) == len(runs):
+        return files
+    return csv_files(one.observed for one in runs if one.observed is not None) | files
+
+
+def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:
+    directory = stored.directory
+    attempts = stored.run.attempts
+    # The figures of a run that was restarted are those of its last attempt.
+    measured = RunDirectory(directory.path.with_name(attempts[-1].run_id)) if attempts else directory
+    plan = measured.read("plan.json", LaunchPlan)
+    contrast, unread = load_contrast(directory)
+    return ReportedRun(
+        run=stored.run,
+        summary=stored.summary,
+        # A contrast has no nodes of its own: its sides' runs lie beside it.
+        observed=observe_run(measured, plan, say) if plan is not None else None,
+        scan=directory.read("nccl-test.json", ScanReport),
+        contrast=contrast,
+        cells=load_table(directory),
+        bench=load_bench(directory),
+        unread=unread,
+    )

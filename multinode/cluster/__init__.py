@@ -1,0 +1,1 @@
+"""Hosts, their facts and the data plane between them."""

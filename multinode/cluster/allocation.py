@@ -1,0 +1,160 @@
+"""Slurm allocations as Slurm's programs describe them: node lists, jobs and nodes as text -> a Cluster.
+
+`scontrol show job --details` and `scontrol show node` of Slurm 22.05 or newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.hostfile import expand_ranges, parse_hostfile, render_hostfile
+from multinode.errors import UsageError
+
+__all__ = [
+    "Allocation",
+    "allocation_hostfile",
+    "expand_node_list",
+    "parse_gpu_nodes",
+    "parse_job",
+    "parse_node_addresses",
+]
+
+_MOST_NODES = 4096
+# A comma between names, not one inside brackets.
+_BETWEEN = re.compile(r",(?![^\[]*\])")
+_STATE = re.compile(r"\bJobState=(\w+)")
+_NODES_OF = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(\S*))?", re.MULTILINE)
+_INDEXES = re.compile(r"\([^)]*\)")
+_RESOURCE = re.compile(r"[A-Za-z0-9_.-]+(?::[A-Za-z0-9_.-]+)?:[1-9]\d*")
+_ADDRESS = re.compile(r"\bNodeName=(\S+).*?\bNodeAddr=(\S+)", re.DOTALL)
+_GPU_NODE = re.compile(r"\bNodeName=(\S+).*?\bGres=\S*\bgpu:", re.DOTALL)
+_NODE_LIST = re.compile(r"^\s+NodeList=(\S+)", re.MULTILINE)
+_TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
+# Slurm's words for a job that still holds its nodes.
+_HOLDS_NODES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED"})
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """A Slurm job as `scontrol show job --details` describes it.
+
+    Attributes:
+        state: Slurm's word for it, `RUNNING`.
+        node_list: its nodes, as Slurm lists them.
+        resources: generic resources of each node as `srun --gres` takes them, `gpu:a100:2`; none of a node without any.
+    """
+
+    state: str
+    node_list: str = ""
+    resources: dict[str, str] = {}
+
+    @property
+    def holds_nodes(self) -> bool:
+        """Whether steps can be started in it."""
+        return self.state in _HOLDS_NODES
+
+
+def expand_node_list(text: str) -> list[str]:
+    """The names in a node list: `gpu[01-02],login` stands for gpu01, gpu02, login.
+
+    Raises:
+        ValueError: it cannot be understood.
+    """
+    return [name for part in _BETWEEN.split(text) if part for name in expand_ranges(part, _MOST_NODES)]
+
+
+def parse_job(text: str) -> Allocation:
+    """A job from `scontrol show job --details JOB`.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    state = _STATE.search(text)
+    if state is None:
+        raise ValueError("it has no JobState=")
+    resources: dict[str, str] = {}
+    for nodes, listed in _NODES_OF.findall(text):
+        named = [one for one in _INDEXES.sub("", listed).split(",") if _RESOURCE.fullmatch(one)]
+        if named:
+            resources |= dict.fromkeys(expand_node_list(nodes), ",".join(named))
+    nodes_named = _NODE_LIST.search(text)
+    node_list = nodes_named[1] if nodes_named is not None and nodes_named[1] != "(null)" else ""
+    return Allocation(state=state[1], node_list=node_list, resources=resources)
+
+
+def parse_node_addresses(text: str) -> dict[str, str]:
+    """The address of each node from `scontrol show node --oneliner`, where it is an IP address and not a name."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _ADDRESS.search(line)
+        if match is not None:
+            with contextlib.suppress(ValueError):
+                found[match[1]] = str(ipaddress.ip_address(match[2]))
+    return found
+
+
+def parse_gpu_nodes(text: str) -> frozenset[str]:
+    """Nodes whose GPUs Slurm gives out, from `scontrol show node --oneliner`."""
+    return frozenset(match[1] for line in text.splitlines() if (match := _GPU_NODE.search(line)) is not None)
+
+
+def allocation_hostfile(
+    job_id: int, environ: Mapping[str, str], allocation: Allocation, addresses: Mapping[str, str]
+) -> tuple[Cluster, str]:
+    """The nodes of an allocation, and the hostfile that says the same.
+
+    A node with GPUs has as many slots as the job may use there, which the node itself says. Others have the tasks that
+    the allocation was asked for, else one.
+
+    Args:
+        job_id: the job.
+        environ: the environment of a process in the allocation.
+        allocation: what `scontrol` says of it.
+        addresses: of its nodes.
+
+    Raises:
+        UsageError: the environment names no nodes, or what it says cannot be understood.
+    """
+    try:
+        names = expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
+        tasks = _tasks_per_node(environ, len(names))
+    except ValueError as error:
+        raise UsageError(f"Slurm's environment cannot be understood: {error}") from error
+    if not names:
+        raise UsageError("SLURM_JOB_NODELIST names no node", hint=_WHERE)
+    nodes = tuple(
+        Node(
+            name=name,
+            slots=None if name in allocation.resources else count,
+            addr=addresses.get(name),
+            slurm_job=job_id,
+        )
+        for name, count in zip(names, tasks, strict=True)
+    )
+    source = f"Slurm job {job_id}"
+    text = f"# {source}\n{render_hostfile(Cluster(nodes=nodes, source=source))}"
+    # Names and addresses are Slurm's: read back, they are what a hostfile may hold.
+    return parse_hostfile(text, source), text
+
+
+_WHERE = "salloc -N2 multinode ..., or: multinode submit -N2 -- launch ..."
+
+
+def _tasks_per_node(environ: Mapping[str, str], count: int) -> list[int | None]:
+    """Tasks of each node where the user asked for tasks; without that Slurm makes a number up from the processors."""
+    if not {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & environ.keys():
+        return [None] * count
+    tasks: list[int | None] = []
+    for part in environ.get("SLURM_TASKS_PER_NODE", "").split(","):
+        match = _TASKS.fullmatch(part)
+        if match is None:
+            raise ValueError(f"SLURM_TASKS_PER_NODE={environ.get('SLURM_TASKS_PER_NODE')!r}")
+        tasks += [int(match[1])] * int(match[2] or 1)
+    if len(tasks) != count:
+        raise ValueError(f"SLURM_TASKS_PER_NODE is of {len(tasks)} nodes, SLURM_JOB_NODELIST of {count}")
+    return tasks

@@ -1,0 +1,183 @@
+"""Which interface each node trains over: hostfile first, else the fastest network that all nodes share.
+
+The choice is proved elsewhere: routes are compared here with what the kernel would do, connections by `preflight`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.facts import Interface, NodeFacts
+from multinode.errors import UsageError
+
+__all__ = ["Endpoint", "choose_endpoints", "route_notes"]
+
+# A network on one of these never joins two machines that train together unless the hostfile names it.
+_NEVER_CHOSEN = {"loopback", "bridge", "virtual"}
+_IPV4 = 4
+
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's place on the data plane.
+
+    Attributes:
+        addr: its address; None where nothing tells.
+        ifname: the interface of that address; None where nothing tells.
+        link_gbit_per_s: what the card negotiated.
+        ifnames: the interfaces that the hostfile names, where those are several.
+        assumed: what was taken from the hostfile without a probe to confirm it.
+    """
+
+    addr: str | None
+    ifname: str | None
+    link_gbit_per_s: float | None = None
+    ifnames: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+def choose_endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[Endpoint, ...]:
+    """Each node's endpoint, in node-rank order.
+
+    Raises:
+        UsageError: the hostfile names an address, interface or RDMA device that the node does not have, or the nodes
+            share no network and the hostfile names none.
+    """
+    shared = _shared_network(cluster, facts)
+    alone = len(cluster.nodes) == 1
+    places = ((node, _endpoint(node, facts.get(node.name), shared, alone=alone)) for node in cluster.nodes)
+    return tuple(
+        msgspec.structs.replace(place, ifnames=node.ifnames) if len(node.ifnames) > 1 else place
+        for node, place in places
+    )
+
+
+def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mapping[str, NodeFacts]) -> Iterator[str]:
+    """Where a node's kernel would send to a peer over another interface than the one it listens on."""
+    for node, mine in zip(cluster.nodes, endpoints, strict=True):
+        found = facts.get(node.name)
+        for route in found.routes if found else ():
+            if mine.addr is None or route.peer == mine.addr:
+                continue
+            if route.source is None:
+                yield f"{node.name} has no route to {route.peer}: {route.error}"
+            elif route.source != mine.addr:
+                yield f"{node.name} sends to {route.peer} over {route.ifname}, and listens on {mine.ifname}"
+
+
+def _endpoint(node: Node, found: NodeFacts | None, shared: _Network | None, *, alone: bool) -> Endpoint:
+    if found is None or not found.interfaces:
+        return _unprobed(node, alone=alone)
+    there = list(_addresses(found))
+    at = _at_address(node, there, node.addr) if node.addr is not None else None
+    _require_named(node, found)
+    if at is not None:
+        return at
+    if node.ifname is not None:
+        return next(_place(*one) for one in there if one[0].name == node.ifnames[0])
+    if alone:
+        return Endpoint(addr="127.0.0.1", ifname="lo")
+    for interface, address in there:
+        if shared is not None and address in shared:
+            return _place(interface, address)
+    names = ", ".join(f"{i.name} {' '.join(i.addresses)}" for i in found.interfaces if i.kind not in _NEVER_CHOSEN)
+    raise UsageError(
+        f"the nodes share no network that could be found; this one has: {names or 'none'}",
+        node=node.name,
+        hint="name each node's address in the hostfile: addr=<address that the other nodes reach>",
+    )
+
+
+def _place(interface: Interface, address: _Address) -> Endpoint:
+    return Endpoint(addr=str(address.ip), ifname=interface.name, link_gbit_per_s=interface.speed_gbit_per_s)
+
+
+def _unprobed(node: Node, *, alone: bool) -> Endpoint:
+    if node.addr is None and alone:
+        return Endpoint(addr="127.0.0.1", ifname="lo")
+    assumed = []
+    if node.addr is None:
+        assumed.append("addr: the node's name is used; addr= in the hostfile settles it")
+    if node.ifname is None:
+        assumed.append("ifname: not known without a probe; ifname= in the hostfile settles it")
+    ifname = next(iter(node.ifnames), None)
+    return Endpoint(addr=node.addr or node.name, ifname=ifname, assumed=tuple(assumed))
+
+
+def _at_address(node: Node, there: list[tuple[Interface, _Address]], addr: str) -> Endpoint:
+    for interface, address in there:
+        if str(address.ip) == addr:
+            if node.ifnames and interface.name not in node.ifnames:
+                raise UsageError(
+                    f"addr={addr} is on {interface.name}, and the hostfile says ifname={node.ifname}",
+                    node=node.name,
+                    hint=f"ifname={interface.name}, or leave ifname= out",
+                )
+            return _place(interface, address)
+    has = ", ".join(f"{address.ip} ({interface.name})" for interface, address in there)
+    raise UsageError(
+        f"it has no address {addr}",
+        node=node.name,
+        hint=f"correct addr= in the hostfile; the node has: {has or 'none'}",
+    )
+
+
+def _require_named(node: Node, found: NodeFacts) -> None:
+    """Refuse a line that names an interface or an RDMA device which is not there."""
+    ports = tuple(f"{port.device}:{port.port}" for port in found.rdma)
+    interfaces = tuple(one.name for one in found.interfaces)
+    addressed = {one.name for one in found.interfaces if one.addresses}
+    for key, what, named, usable, there in (
+        ("ifname", "interface {} with an address", node.ifnames, addressed, interfaces),
+        ("hca", "RDMA device {}", node.hcas, {*ports, *(port.device for port in found.rdma)}, ports),
+    ):
+        for name in named:
+            if name not in usable:
+                raise UsageError(
+                    f"it has no {what.format(name)}",
+                    node=node.name,
+                    hint=f"correct {key}= in the hostfile; the node has: {', '.join(there) or 'none'}",
+                )
+
+
+def _addresses(found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
+    for interface in found.interfaces:
+        for text in interface.addresses:
+            yield interface, ipaddress.ip_interface(text)
+
+
+def _shared_network(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> _Network | None:
+    """The fastest network that every node has; among equals the one that SSH came over, which is known to work."""
+    if any(node.name not in facts for node in cluster.nodes):
+        return None
+    shared: set[_Network] | None = None
+    for node in cluster.nodes:
+        mine = {address.network for _, address in _candidates(node, facts[node.name])}
+        shared = mine if shared is None else shared & mine
+    return max(shared or (), key=lambda network: _preference(network, cluster, facts), default=None)
+
+
+def _candidates(node: Node, found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
+    settled = node.addr is not None or node.ifname is not None
+    for interface, address in _addresses(found):
+        named = str(address.ip) == node.addr or interface.name in node.ifnames[:1]
+        if named or (not settled and interface.up and interface.kind not in _NEVER_CHOSEN):
+            yield interface, address
+
+
+def _preference(network: _Network, cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[float, bool, bool, int]:
+    slowest = float("inf")
+    over_ssh = True
+    for node in cluster.nodes:
+        found = facts[node.name]
+        speeds = [i.speed_gbit_per_s or 0.0 for i, address in _addresses(found) if address.network == network]
+        slowest = min(slowest, max(speeds, default=0.0))
+        over_ssh = over_ssh and found.ssh_address is not None and ipaddress.ip_address(found.ssh_address) in network
+    # On a card with both, IPv4 is what NCCL and gloo take by themselves.
+    return slowest, network.version == _IPV4, over_ssh, -int(network.network_address)

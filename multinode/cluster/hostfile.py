@@ -1,0 +1,620 @@
+"""parse_hostfile: the text of a hostfile -> Cluster, and back. Untrusted input: a wrong line is an error that names it.
+
+Hostfiles of DeepSpeed and Open MPI are valid as they are, and so are PBS nodefiles and Horovod's lists. What a key may
+hold, `Node` bounds; how to say so stands here, for every reader of hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import ipaddress
+import itertools
+import re
+import shlex
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.decoding import convert
+from multinode.errors import HostfileError
+from multinode.secret_values import REDACTED, hides, redact_text
+
+__all__ = [
+    "KEYS",
+    "MAX_NODES",
+    "NodeList",
+    "WrongLine",
+    "check_variable",
+    "count_slots",
+    "expand_ranges",
+    "fold_ranges",
+    "make_node",
+    "parse_hostfile",
+    "redact_hostfile",
+    "render_hostfile",
+    "split_words",
+    "with_variables",
+]
+
+MAX_NODES = 4096
+
+
+class Key(NamedTuple):
+    """What a key may hold, in words, and what else to know when it is wrong."""
+
+    expected: str
+    hint: str | None = None
+
+
+_ONE_CURRENCY = "a number alone: all nodes have the same currency"
+# In the order in which a hostfile is written.
+KEYS = {
+    "slots": Key("a number of workers, 1 to 1024", "leave out the line of a node that has none"),
+    "gpus": Key("GPU ids such as 6,7, none of them twice", "as nvidia-smi -L numbers them on the node"),
+    "addr": Key("an IP address", "of this node, on the network that the training uses"),
+    "ifname": Key("names of network interfaces such as ens1f0,ens1f1, none of them twice", "as `ip addr` names them"),
+    "hca": Key("names of RDMA devices such as mlx5_0,mlx5_1:1, none of them twice", "as `rdma link` names them"),
+    "user": Key("a user's name"),
+    "port": Key("a port, 1 to 65535"),
+    "key": Key("the path of a private key", "on the controller"),
+    "jump": Key("one jump host, [user@]host[:port]", "several go into the SSH configuration"),
+    "ssh_config": Key("the path of an SSH configuration", "on the controller"),
+    "slurm_job": Key("the id of a Slurm job", "of one that has the node; --hosts slurm writes it"),
+    "python": Key("the path of an interpreter", "on the node"),
+    "workdir": Key("the path of a directory", "on the node"),
+    "price": Key("a price per hour such as 0.35", _ONE_CURRENCY),
+    "price_gpu": Key("a price per hour and GPU such as 0.35", _ONE_CURRENCY),
+    "price_purchase": Key("a price to buy the node such as 15000", _ONE_CURRENCY),
+    "price_purchase_gpu": Key("a price to buy one GPU such as 15000", _ONE_CURRENCY),
+}
+_HCA_VARIABLE = "NCCL_IB_HCA"
+# Two ways to say one thing: for the whole node, and for each GPU in use.
+_EXCLUSIVE = (("price", "price_gpu"), ("price_purchase", "price_purchase_gpu"))
+# A word as a shell has it: bare characters, escapes and quotes side by side.
+_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,254}")
+_ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
+_MOST_CHARACTERS = 1 << 16
+_BYTE_ORDER_MARK = "\ufeff"
+
+# What Open MPI calls them as well.
+_ALIASES = {"count": "slots", "cpu": "slots", "username": "user", "user_name": "user", "user-name": "user"}
+# Open MPI's limit on oversubscription: it says nothing about how many workers the user wants.
+_PASSED_OVER = frozenset(
+    f"{first}{between}{second}"
+    for one in ("slots", "cpu", "cpus", "count")
+    for first, second in (("max", one), (one, "max"))
+    for between in "_-"
+)
+# Horovod's `worker-0:4`, and an IPv6 address in brackets.
+_WITH_SLOTS = re.compile(r"(?P<name>[^:\[\]]*(?:\[[^\]:]*\][^:\[\]]*)*):(?P<slots>\d{1,9})", re.ASCII)
+_BRACKETED = re.compile(r"\[(?P<name>[^\[\]]*:[^\[\]]*)\](?::(?P<slots>\d{1,9}))?", re.ASCII)
+_COMMA = re.compile(r",(?![^\[]*\])")
+_NUMERIC = re.compile(r"[0-9]+(?:\.[0-9]*)+")
+_SSH_PORT = 22
+_MOST_SLOTS = 1024
+_LOCAL = "localhost"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WHOLE = re.compile(r"\d{1,9}", re.ASCII)
+_PRICE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_FIELD = re.compile(r"`\$\.(\w+)")
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+# More digits than any node's number has would only cost time and memory.
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_LAST_NUMBER = re.compile(r"(.*?)(\d{1,9})(\D*)", re.ASCII | re.DOTALL)
+
+
+class WrongLine(Exception):
+    """What is wrong with a line, before its place is known."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class NodeList:
+    """Collects the nodes of a text, in node-rank order; what is wrong with a line becomes an error with its place.
+
+    Args:
+        source: the path of the text, for messages.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._nodes: list[Node] = []
+        # By name, by what else a name is the same as, and by `addr=` and the address.
+        self._lines: dict[str, tuple[int, Node]] = {}
+
+    @contextlib.contextmanager
+    def line(self, number: int) -> Iterator[None]:
+        """While a line is being read.
+
+        Raises:
+            HostfileError: `source:line: what is wrong and what was expected`.
+        """
+        try:
+            yield
+        except WrongLine as wrong:
+            raise HostfileError(f"{self._source}:{number}: {wrong}", hint=wrong.hint) from None
+
+    def add(self, number: int, node: Node) -> None:
+        """One more, of this line.
+
+        Raises:
+            WrongLine: it exists already, or there are too many.
+        """
+        if node.name in self._lines:
+            line, _ = self._lines[node.name]
+            hint = "one line a node; several workers on it are slots=2"
+            raise WrongLine(f"duplicate node {node.name!r} (line {line})", hint)
+        same = _canonical(node.name)
+        if (first := self._lines.get(same)) is not None and not _share_nothing(node, first[1]):
+            raise WrongLine(
+                f"{node.name!r} is the node {first[1].name!r} of line {first[0]} by another name",
+                "one line a node; several workers on it are slots=2",
+            )
+        if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
+            raise WrongLine(
+                f"addr={node.addr} is that of {first[1].name!r} in line {first[0]}, too",
+                "each node has an address of its own on the network that the training uses: ip -br address, on each",
+            )
+        if len(self._nodes) >= MAX_NODES:
+            raise WrongLine(f"there are more than {MAX_NODES} nodes")
+        for name in (node.name, same, *([f"addr={node.addr}"] if node.addr is not None else [])):
+            self._lines.setdefault(name, (number, node))
+        self._nodes.append(node)
+
+    def cluster(self) -> Cluster:
+        """All of them.
+
+        Raises:
+            HostfileError: there is none.
+        """
+        if not self._nodes:
+            hint = "one node a line, for example: node1 slots=2"
+            raise HostfileError(f"{self._source}:1: it names no node", hint=hint)
+        return Cluster(nodes=tuple(self._nodes), source=self._source)
+
+
+def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
+    """The nodes of a hostfile, in node-rank order. `source` is its path, for messages.
+
+    Raises:
+        HostfileError: `source:line: what is wrong and what was expected`.
+    """
+    found = NodeList(source)
+    # Not splitlines(): that also splits at form feeds and similar characters, which no editor counts as lines.
+    lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
+    counts = count_slots(text)
+    for number, line in enumerate(lines, start=1):
+        with found.line(number):
+            for node in _parse_line(line):
+                if counts is None:
+                    found.add(number, node)
+                elif slots := counts.pop(node.name, 0):
+                    # Of a name that is repeated, the first line has the node's place.
+                    found.add(number, make_node(node.name, {"slots": str(slots)}, {}))
+    return found.cluster()
+
+
+def count_slots(text: str) -> Counter[str] | None:
+    """Of a PBS nodefile, how often each name stands there, once a slot; None for any other hostfile.
+
+    Open MPI reads such a file in the same way. One in which no name is repeated says nothing of slots.
+    """
+    lines = text.removeprefix(_BYTE_ORDER_MARK).split("\n")
+    names = [line.strip() for line in lines if line.strip()]
+    counts = Counter(names)
+    return counts if len(counts) < len(names) and all(_NAME.fullmatch(name) for name in counts) else None
+
+
+def render_hostfile(cluster: Cluster) -> str:
+    """The cluster as a hostfile that reads back the same."""
+    return "".join(_render_node(node) + "\n" for node in cluster.nodes)
+
+
+def redact_hostfile(text: str) -> str:
+    """The text of a hostfile, which reads back the same but for the values of its secrets."""
+    return "\n".join(redact_text(_WORD.sub(_redact_word, line)) for line in text.split("\n"))
+
+
+def with_variables(text: str, variables: Mapping[str, str]) -> str:
+    """The text of a hostfile that reads well, with these variables on the line of every node, and all else as it is."""
+    mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
+    lines = text.removeprefix(mark).split("\n")
+    return mark + "\n".join(_with_variables(line, variables) for line in lines)
+
+
+def _with_variables(line: str, variables: Mapping[str, str]) -> str:
+    words = list(_words(line.removesuffix("\r")))
+    if not words:
+        return line
+    end = words[-1].end()
+    for word in reversed(words):
+        key = "".join(shlex.split(word[0])).partition("=")[0]
+        if key.startswith("env.") and key.removeprefix("env.") in variables:
+            before = line[: word.start()].rstrip()
+            end -= word.end() - len(before)
+            line = before + line[word.end() :]
+    added = "".join(f" env.{name}={shlex.quote(value)}" for name, value in variables.items())
+    return line[:end] + added + line[end:]
+
+
+def check_variable(name: str) -> bool:
+    """Whether an environment variable can have this name in every shell."""
+    return _VARIABLE.fullmatch(name) is not None
+
+
+def expand_ranges(
+    pattern: str, limit: int, choices_of: Callable[[str, str, int], list[str]] | None = None
+) -> list[str]:
+    """The names that a pattern stands for; a number keeps the leading zeros of its range's first.
+
+    Args:
+        pattern: text with ranges in brackets.
+        limit: the most names.
+        choices_of: what the text between two brackets stands for, from pattern, text and limit; by default numbers and
+            ranges of numbers.
+
+    Raises:
+        ValueError: a range is wrong, or there would be more than `limit` names; the message names the pattern.
+    """
+    choices_of = choices_of or _numbers
+    pieces = _BRACKETS.split(pattern)
+    if any("[" in piece or "]" in piece for piece in pieces[::2]):
+        raise ValueError(f"{pattern!r}: a bracket has no partner")
+    names = [""]
+    for index, piece in enumerate(pieces):
+        # re.split alternates between what stands outside the brackets and what stands inside.
+        choices = [piece] if index % 2 == 0 else choices_of(pattern, piece, limit)
+        if len(names) * len(choices) > limit:
+            raise ValueError(_too_many(pattern, limit))
+        names = [name + choice for name in names for choice in choices]
+    return names
+
+
+def fold_ranges(names: Sequence[str]) -> str:
+    """Names as few patterns, separated by commas, which stand for the same names in the same order."""
+    patterns: list[str] = []
+    for (before, after, numbered), group in itertools.groupby(names, key=_around_number):
+        same = list(group)
+        if not numbered:
+            patterns += same
+            continue
+        ranges = _fold_numbers([name[len(before) : len(name) - len(after)] for name in same])
+        patterns.append(before + (ranges[0] if len(same) == 1 else f"[{','.join(ranges)}]") + after)
+    return ",".join(patterns)
+
+
+def _around_number(name: str) -> tuple[str, str, bool]:
+    """What stands before and after the last number of a name, and whether it has one."""
+    match = _LAST_NUMBER.fullmatch(name)
+    return (match[1], match[3], True) if match is not None else (name, "", False)
+
+
+def _fold_numbers(numbers: Sequence[str]) -> list[str]:
+    ranges: list[list[str]] = []
+    for number in numbers:
+        # A range keeps the width of its first number.
+        if ranges and number == str(int(ranges[-1][-1]) + 1).zfill(len(ranges[-1][0])):
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ["-".join(one) for one in ranges]
+
+
+def _redact_word(word: re.Match[str]) -> str:
+    key, equals, value = "".join(shlex.split(word[0])).partition("=")
+    return f"{key}='{REDACTED}'" if equals and hides(key, value) else word[0]
+
+
+def _parse_line(line: str) -> Iterator[Node]:
+    words = split_words(line)
+    if not words:
+        return
+    _refuse_other_forms(line, words)
+    texts, env = _read_settings(words[1:])
+    for name in _COMMA.split(words[0]):
+        pattern, told = _read_name(name.strip())
+        twice = next((key for key in told if key in texts), None)
+        if twice is not None:
+            noun = "the user stands" if twice == "user" else "the workers stand"
+            raise WrongLine(f"{noun} both in {name!r} and in {twice}=", "keep one of them")
+        node = _decode(texts | told, env)
+        names = _expand(pattern)
+        for each, addr in zip(names, _expand_addresses(node.addr, len(names)), strict=True):
+            _check_name(each)
+            yield msgspec.structs.replace(node, name=each, addr=addr)
+
+
+def _read_name(text: str) -> tuple[str, dict[str, str]]:
+    """The pattern of a name, and what stands in it of a key: `alice@node1`, `worker-0:4`, `[2001:db8::1]`."""
+    user, at, rest = text.rpartition("@")
+    told = {"user": user} if at else {}
+    match = _BRACKETED.fullmatch(rest) or _WITH_SLOTS.fullmatch(rest)
+    if match is None:
+        return rest, told
+    if match["slots"] is not None:
+        if int(match["slots"]) == _SSH_PORT or int(match["slots"]) > _MOST_SLOTS:
+            name = f"{user}{at}{match['name']}"
+            raise WrongLine(
+                f"{match['slots']} in {rest!r} may be a port or a number of workers",
+                f"write {name} port={match['slots']}, or {name} slots={match['slots']}",
+            )
+        told["slots"] = match["slots"]
+    return match["name"], told
+
+
+def _refuse_other_forms(line: str, words: list[str]) -> None:
+    """Lines of other files that would be read as something else, with how they are written here.
+
+    Raises:
+        WrongLine: it is one.
+    """
+    name, *rest = words
+    raw = next(_words(line))[0]
+    if "=" in name:
+        raise WrongLine(f"it begins with {name!r}, and a node's name was expected", "for example: node1 slots=2")
+    if "\\" in raw:
+        user = raw.rpartition("@")[0]
+        hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "a host name, an address or an alias"
+        raise WrongLine(f"a backslash stands in the name {raw!r}, where a shell would drop it", hint)
+    if name.startswith((";", "/*")):
+        raise WrongLine(f"it begins with {name!r}, which is no node", "a comment begins with #")
+    if name.startswith("^"):
+        raise WrongLine(
+            f"{name!r} leaves a node out, in other programs", "leave out its line, or name the others: --nodes"
+        )
+    if name.startswith("+"):
+        raise WrongLine(f"{name!r} stands for a node of an allocation, in other programs", "write its name")
+    if name == "rank" and rest and "=" in rest[0]:
+        node = rest[0].partition("=")[2]
+        raise WrongLine("it is a line of an Open MPI rankfile", f"one line a node, in rank order: {node} slots=N")
+    if name == "-" and rest:
+        raise WrongLine("it is a line of a YAML list", f"write {' '.join(rest)}")
+    if name == "ssh" and rest:
+        raise WrongLine("it is a command", f"write {_of_ssh(rest)}")
+    bare = [word for word in rest if "=" not in word]
+    if bare and bare == rest and all(map(_NAME.fullmatch, rest)):
+        raise WrongLine(f"{len(words)} names stand on one line", f"one node a line: {name}, and on the next {rest[0]}")
+
+
+def _of_ssh(words: list[str]) -> str:
+    """The line for what a command of ssh connects to."""
+    keys = {"-p": "port", "-l": "user", "-i": "key", "-J": "jump", "-F": "ssh_config"}
+    given = [f"{keys[option]}={value}" for option, value in itertools.pairwise(words) if option in keys]
+    values = {value for option, value in itertools.pairwise(words) if option.startswith("-")}
+    name = next((word for word in words if not word.startswith("-") and word not in values), "node1")
+    return " ".join([name, *given])
+
+
+def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
+    """One node of this name, with the texts of its keys.
+
+    Raises:
+        WrongLine: it cannot have this name, or a key does not hold such a text.
+    """
+    _check_name(name)
+    return msgspec.structs.replace(_decode(texts, env), name=name)
+
+
+def split_words(line: str) -> list[str]:
+    """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself.
+
+    Raises:
+        WrongLine: a quote is not closed, or a character does not print.
+    """
+    if len(line) > _MOST_CHARACTERS:
+        raise WrongLine(f"it is longer than {_MOST_CHARACTERS} characters")
+    odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
+    if odd is not None:
+        blank = unicodedata.category(odd) == "Zs"
+        hint = "a blank as web pages have it: write a space" if blank else "only printable characters, spaces and tabs"
+        raise WrongLine(f"invalid character U+{ord(odd):04X}", hint)
+    return [part for word in _words(line) for part in shlex.split(word[0])]
+
+
+def _words(line: str) -> Iterator[re.Match[str]]:
+    """The words of a line before its comment, as they stand there.
+
+    Raises:
+        WrongLine: a quote is not closed.
+    """
+    at = _skip_blanks(line, 0)
+    while at < len(line) and line[at] != "#" and not line.startswith("//", at):
+        match = _WORD.match(line, at)
+        end = match.end() if match else at
+        if match is None or (end < len(line) and not line[end].isspace()):
+            wrong = "a quote is not closed, or a backslash stands at its end"
+            raise WrongLine(wrong, "values are quoted as in a shell")
+        yield match
+        at = _skip_blanks(line, end)
+
+
+def _skip_blanks(line: str, at: int) -> int:
+    while at < len(line) and line[at].isspace():
+        at += 1
+    return at
+
+
+def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The texts of the keys, and the variables."""
+    texts: dict[str, str] = {}
+    env: dict[str, str] = {}
+    for setting in _joined(settings):
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise WrongLine(f"{setting!r} is not key=value", "one node a line; a value with spaces is quoted")
+        key = _ALIASES.get(key, key)
+        name = key.removeprefix("env.")
+        if key in _PASSED_OVER:
+            continue
+        if name != key and not check_variable(name):
+            raise WrongLine(f"{key!r}: {name!r} cannot name an environment variable", "letters, digits and _")
+        if name == key and key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(KEYS)}, env.NAME"
+            raise WrongLine(
+                f"unknown key {key!r}: {meant}", f"the keys are {', '.join(KEYS)}, env.NAME" if near else None
+            )
+        given = texts if name == key else env
+        if name in given:
+            raise WrongLine(f"{key}= is given twice")
+        given[name] = text
+    for one, other in _EXCLUSIVE:
+        if one in texts and other in texts:
+            raise WrongLine(f"{one}= and {other}= are both given", "a price of the whole node, or of each of its GPUs")
+    if "hca" in texts and _HCA_VARIABLE in env:
+        raise WrongLine(f"hca= and env.{_HCA_VARIABLE}= are both given", "keep one of them")
+    return texts, env
+
+
+def _joined(settings: list[str]) -> Iterator[str]:
+    """Settings without the spaces around the `=` of a key; a variable's value may be empty, and keeps to one word."""
+    keys = {*KEYS, *_ALIASES, *_PASSED_OVER}
+    at = 0
+    while at < len(settings):
+        word, at = settings[at], at + 1
+        if word in keys and at < len(settings) and settings[at].startswith("="):
+            word, at = word + settings[at], at + 1
+        if word.removesuffix("=") in keys and word.endswith("=") and at < len(settings) and "=" not in settings[at]:
+            word, at = word + settings[at], at + 1
+        yield word
+
+
+def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
+    """The node of a line, but for its name."""
+    values = {key: _plain(key, text) for key, text in texts.items()}
+    try:
+        node = convert({"name": "", "env": env, **values}, Node)
+    except msgspec.ValidationError as error:
+        found = _FIELD.search(str(error))
+        raise _unexpected(found[1] if found is not None else "", texts) from None
+    for key, names in (("ifname", node.ifnames), ("hca", node.hcas)):
+        if len(set(names)) != len(names):
+            raise _unexpected(key, texts)
+    if node.gpus is None:
+        return node
+    if len(set(node.gpus)) != len(node.gpus):
+        raise _unexpected("gpus", texts)
+    if node.slots not in {None, len(node.gpus)}:
+        raise WrongLine(f"slots={node.slots} contradicts the {len(node.gpus)} ids of gpus=", "leave slots= out")
+    return msgspec.structs.replace(node, slots=len(node.gpus))
+
+
+def _plain(key: str, text: str) -> Any:
+    """What a text says, as JSON would have it; the text itself where it is none of that."""
+    if key == "gpus":
+        return [int(part) if _WHOLE.fullmatch(part) else part for part in text.split(",")]
+    if key in {"slots", "port", "slurm_job"} and _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if key.startswith("price") and _PRICE.fullmatch(text) else text
+
+
+def _unexpected(key: str, texts: dict[str, str]) -> WrongLine:
+    return WrongLine(f"{key}={texts[key]!r}: expected {KEYS[key].expected}", KEYS[key].hint)
+
+
+def _check_name(name: str) -> None:
+    if ":" in name:
+        if not _is_address(name):
+            raise WrongLine(f"{name!r} is neither a name nor an IPv6 address", "a port is port=, workers are slots=")
+    elif not _NAME.fullmatch(name):
+        raise WrongLine(
+            f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
+        )
+    elif _NUMERIC.fullmatch(name) and not _is_address(name):
+        raise WrongLine(f"{name!r} is no IPv4 address", "four numbers from 0 to 255, without leading zeros")
+
+
+def _canonical(name: str) -> str:
+    """What names of one host have in common: names are alike in small letters, addresses however they are written."""
+    if not _is_address(name):
+        return _LOCAL if name.lower() == _LOCAL else f"host {name.lower()}"
+    address = ipaddress.ip_address(name)
+    return _LOCAL if address.is_loopback else f"host {address}"
+
+
+def _share_nothing(one: Node, other: Node) -> bool:
+    """Whether two nodes may be one machine: the hostfile gives each GPUs of its own, on purpose."""
+    return one.gpus is not None and other.gpus is not None and not set(one.gpus) & set(other.gpus)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    # What follows the % of an IPv6 address is an interface; the library takes anything for one.
+    return _ADDRESS.fullmatch(text) is not None and not address.is_unspecified
+
+
+def _expand(pattern: str) -> list[str]:
+    try:
+        return expand_ranges(pattern, MAX_NODES)
+    except ValueError as error:
+        raise WrongLine(str(error)) from None
+
+
+def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
+    """The address of each node of a line: as many as there are nodes, or none."""
+    if pattern is None:
+        return [None] * count
+    bracketed = _BRACKETED.fullmatch(pattern)
+    addresses = [bracketed["name"]] if bracketed is not None and bracketed["slots"] is None else _expand(pattern)
+    if len(addresses) != count:
+        raise WrongLine(
+            f"addr={pattern!r} gives {len(addresses)} address(es) to {count} node(s)",
+            "a range with as many, as in node[1-2] addr=10.0.0.[11-12]",
+        )
+    for address in addresses:
+        if not _is_address(address):
+            raise _unexpected("addr", {"addr": address})
+    # Of the ways to write an IPv6 address, the one in which nodes tell theirs.
+    return [str(ipaddress.ip_address(address)) for address in addresses]
+
+
+def _render_node(node: Node) -> str:
+    words = [node.name]
+    for key in KEYS:
+        value = getattr(node, key)
+        if value is None or (key == "slots" and node.gpus is not None):
+            continue
+        words.append(f"{key}={shlex.quote(_render_value(value))}")
+    words += [f"env.{name}={shlex.quote(value)}" for name, value in node.env.items()]
+    return " ".join(words)
+
+
+def _render_value(value: str | float | tuple[int, ...]) -> str:
+    if isinstance(value, tuple):
+        return ",".join(str(gpu) for gpu in value)
+    if isinstance(value, float):
+        return f"{Decimal(repr(value)):f}"  # str() would write a small price as 1e-07
+    return str(value)
+
+
+def _numbers(pattern: str, text: str, limit: int) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ValueError(
+                f"{pattern!r}: {part!r} is not a number or a range of numbers, as in node[01-16] or node[1,3,5-7]"
+            )
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise ValueError(f"{pattern!r}: the range {part!r} ends before it begins")
+        if len(numbers) + int(last) - int(first) >= limit:
+            raise ValueError(_too_many(pattern, limit))
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _too_many(pattern: str, limit: int) -> str:
+    return f"{pattern!r} stands for more than {limit} names"

@@ -1,0 +1,132 @@
+"""Command: argv, environment and directory, and how it looks to a person. The only module that quotes.
+
+Quoting here is for display and for the few constant command lines of the transport; jobs travel as data.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+import msgspec
+
+from multinode.cluster.cluster import Node
+from multinode.secret_values import FORWARDED, redact, redact_text, redact_words
+
+__all__ = [
+    "Command",
+    "as_steps",
+    "bracketed",
+    "destination",
+    "hosts_option",
+    "is_ipv6",
+    "quote_path",
+    "render_command",
+    "shown_environment",
+    "ssh_words",
+]
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A program to be run.
+
+    Attributes:
+        unset: variables that are removed from the environment first; a trailing `*` removes all with that prefix.
+        path_first: directory that goes first on PATH; None leaves PATH alone.
+        cwd: directory; None is the user's home on the node.
+        forwarded: variables among `env` whose values come from the controller's environment, and are never shown.
+        prelude: shell text that runs first, in `cwd`, by a login bash; variables and PATH are set again after it.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    unset: tuple[str, ...] = ()
+    path_first: str | None = None
+    cwd: str | None = None
+    forwarded: tuple[str, ...] = ()
+    prelude: str | None = None
+
+
+def shown_environment(command: Command) -> dict[str, str]:
+    """Its variables as they may be shown and stored: without the values of secrets and of forwarded ones."""
+    shown: dict[str, str] = redact(command.env)
+    return shown | dict.fromkeys(command.forwarded, FORWARDED)
+
+
+def hosts_option(hosts: str) -> str:
+    """`--hosts` as it was given, with a blank before it; empty where it was not."""
+    return f" --hosts {shlex.quote(hosts)}" if hosts else ""
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether an address, or a host's name in its place, is an IPv6 address."""
+    return ":" in address
+
+
+def bracketed(address: str) -> str:
+    """The address as it stands before a colon and a port."""
+    return f"[{address}]" if is_ipv6(address) else address
+
+
+def quote_path(path: str) -> str:
+    """Quote a word for a POSIX shell; a leading `~/` becomes `"$HOME"/`, which also holds inside an assignment."""
+    if path == "~":
+        return '"$HOME"'
+    if path.startswith("~/"):
+        return '"$HOME"/' + (shlex.quote(path[2:]) if path[2:] else "")
+    return shlex.quote(path)
+
+
+def ssh_words(node: Node, program: str) -> list[str]:
+    """How a person names a node to `ssh` or `scp`: the program and its options; the destination follows."""
+    options = {"-F": node.ssh_config, "-P" if program == "scp" else "-p": node.port, "-i": node.key, "-J": node.jump}
+    return [program, *(str(word) for option in options.items() if option[1] is not None for word in option)]
+
+
+def destination(node: Node) -> str:
+    """The node as `ssh` takes it, with its user where the hostfile names one."""
+    return f"{node.user}@{node.name}" if node.user else node.name
+
+
+_SSH = re.compile(r"\bssh (\S+) (?=(')?)")
+
+
+def as_steps(text: str, nodes: Iterable[Node]) -> str:
+    """The text with `ssh NODE COMMAND` of nodes in a Slurm job as a step of that job; else as it is."""
+    jobs = {node.name: node.slurm_job for node in nodes if node.slurm_job is not None}
+
+    def step(found: re.Match[str]) -> str:
+        if found[1] not in jobs:
+            return found[0]
+        # What ssh hands to a shell.
+        shell = "sh -c " if found[2] else ""
+        return f"srun --jobid={jobs[found[1]]} --overlap --nodelist={found[1]} --nodes=1 --ntasks=1 {shell}"
+
+    return _SSH.sub(step, text) if jobs else text
+
+
+def render_command(command: Command) -> str:
+    """The command as a person would type it in a POSIX shell, one variable a line, secrets redacted.
+
+    The text runs as it stands: every value is quoted, and `unset` becomes `env -u` (a prefix stays a comment).
+    """
+    lines: list[str] = []
+    prefixes = [name for name in command.unset if name.endswith("*")]
+    if prefixes:
+        lines.append("# not set in the job's environment: " + ", ".join(prefixes))
+    if command.cwd is not None:
+        lines.append(f"cd {quote_path(command.cwd)} &&")
+    if command.prelude is not None:
+        # The line break ends a comment, should the text end in one.
+        lines.append(f"{{ {redact_text(command.prelude)}\n}} &&")
+    words = [f"-u {shlex.quote(name)}" for name in command.unset if not name.endswith("*")]
+    if words:
+        lines.append("env " + " ".join(words) + " \\")
+    elif command.env or command.path_first:
+        lines.append("env \\")
+    if command.path_first is not None:
+        lines.append(f'  PATH={quote_path(command.path_first)}:"$PATH" \\')
+    lines += [f"  {name}={quote_path(value)} \\" for name, value in shown_environment(command).items()]
+    lines.append("  " + " ".join(quote_path(word) for word in redact_words(command.argv)))
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Many nodes against few."""

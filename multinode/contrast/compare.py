@@ -1,0 +1,116 @@
+"""compare: two stored runs -> their Contrast. Reads disk; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.facts import NodeFacts
+from multinode.contrast.comparability import require_alike
+from multinode.contrast.figures import Contrast
+from multinode.contrast.judge import SideRun, compare, make_side
+from multinode.contrast.mode_words import compared_words
+from multinode.contrast.words import with_words
+from multinode.errors import UsageError
+from multinode.job.workload import Workload
+from multinode.lab.cluster import is_lab_node
+from multinode.profile.summary import Summary
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory
+
+__all__ = ["compare_runs", "load_contrast", "load_side_run"]
+
+_CONTRAST = "contrast.json"
+_SCHEMA = "multinode.contrast/2"
+
+
+class _Marked(msgspec.Struct, frozen=True):
+    """Any document, as far as its release is concerned."""
+
+    schema: str = ""
+
+
+def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -> Contrast:
+    """Compare two stored runs: the first is the baseline, the second the candidate.
+
+    Args:
+        root: directory of all runs.
+        first: an id, the beginning of one, or `last`.
+        second: likewise.
+        anyway: whether runs that did not train the same are compared all the same, and marked.
+
+    Raises:
+        UsageError: there is no such run, it has no speed, or the two cannot be compared fairly.
+        MultinodeError: a file of it cannot be read.
+    """
+    directories = [RunDirectory.open(root, name) for name in (first, second)]
+    if directories[0].run_id == directories[1].run_id:
+        raise UsageError(f"both are run {directories[0].run_id}", hint="name two runs: multinode runs lists them")
+    runs = [load_side_run(directory) for directory in directories]
+    baseline, candidate = (make_side(role, [run]) for role, run in zip(("baseline", "candidate"), runs, strict=True))
+    require_alike(baseline, candidate, anyway=anyway)
+    rules = list(dict.fromkeys(run.summary.rule for run in runs))
+    jobs = list(dict.fromkeys(_job(directory) for directory in directories))
+    compared = compare(
+        [baseline, candidate],
+        mode="compare",
+        why=compared_words(directories[1].run_id, directories[0].run_id),
+        job=" against ".join(reversed(jobs)),
+        rule="; ".join(rules),
+    )
+    return with_words(compared)
+
+
+def load_side_run(directory: RunDirectory) -> SideRun:
+    """A measured run with all that a side is made from.
+
+    Raises:
+        UsageError: it is no run of a training, or never got so far.
+    """
+    plan, summary = directory.read("plan.json", LaunchPlan), directory.read("summary.json", Summary)
+    if plan is None or summary is None:
+        raise UsageError(
+            f"run {directory.run_id} has no figures of a training",
+            hint="name runs of launch, or the two sides of a contrast: multinode runs lists them",
+        )
+    cluster = directory.read("cluster.json", Cluster)
+    nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
+    cores = _cores(directory, nodes)
+    links = [node.link_gbit_per_s for node in plan.nodes]
+    known = [link for link in links if link is not None]
+    return SideRun(
+        summary=summary,
+        node_names=tuple(node.node for node in plan.nodes),
+        workers=plan.workers,
+        workload=directory.read("workload.json", Workload),
+        prices=tuple(nodes[node.node].hourly(len(node.ranks)) if node.node in nodes else None for node in plan.nodes),
+        cores=tuple(cores.get(node.node) for node in plan.nodes),
+        link_gbit_per_s=min(known) if len(known) == len(links) > 1 else None,
+    )
+
+
+def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
+    """A run's contrast, None where it has none; or why the one that it has cannot be shown.
+
+    Raises:
+        MultinodeError: the file is not what it should be.
+    """
+    marked = directory.read(_CONTRAST, _Marked)
+    if marked is None or marked.schema == _SCHEMA:
+        return directory.read(_CONTRAST, Contrast), ""
+    told = marked.schema or "no schema"
+    return None, f"This contrast is of another release ({told}): measure it again to see it here."
+
+
+def _cores(directory: RunDirectory, nodes: Mapping[str, Node]) -> Mapping[str, int | None]:
+    """Processors by node; the lab's nodes share one machine's, and there another node's work is no other load."""
+    facts = directory.read("facts.json", list[NodeFacts]) or []
+    return {one.node: one.cores for one in facts if one.node in nodes and not is_lab_node(nodes[one.node])}
+
+
+def _job(directory: RunDirectory) -> str:
+    plan = directory.read("plan.json", LaunchPlan)
+    return plan.job if plan is not None else directory.run_id

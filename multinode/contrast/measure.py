@@ -1,0 +1,501 @@
+"""contrast: which sides a job is measured on, measured in turns, compared, and its outlook. Prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.facts import NodeFacts
+from multinode.contrast.compare import load_side_run
+from multinode.contrast.figures import Contrast
+from multinode.contrast.judge import SideRun, compare, make_side
+from multinode.contrast.mode_words import ASKED, enough_words, named_words, too_few_words, uneven_words
+from multinode.contrast.words import with_words
+from multinode.errors import MultinodeError, UsageError
+from multinode.job.deepspeed import fit_batch
+from multinode.job.job import Job, LlamaFactoryJob, limit_steps, override_job
+from multinode.job.job_environment import with_same_threads
+from multinode.job.planning import workers_per_node
+from multinode.launch.clean import cleanup_nodes
+from multinode.launch.context import Launch, Launched, RunContext
+from multinode.launch.launch import (
+    benchmark_mode,
+    create_parent,
+    launch,
+    plan_offline,
+    probe_nodes,
+    require_success,
+    same_threads,
+)
+from multinode.launch.runs import PLAN_FILE
+from multinode.predict.advise import advise_runs
+from multinode.predict.forecast import ForecastRequest
+from multinode.predict.request import forecast_runs
+from multinode.predict.run_selection import changed_algorithm
+from multinode.profile.steady import steps_to_run
+from multinode.records.plan import LaunchPlan
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
+from multinode.records.run_id import make_run_id
+from multinode.units import format_count
+
+__all__ = [
+    "ContrastRequest",
+    "Contrasted",
+    "Mode",
+    "PlannedSide",
+    "Sides",
+    "contrast",
+    "cut_job",
+    "interleaved",
+    "plan_offline_sides",
+    "plan_sides",
+    "with_outlook",
+]
+
+Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
+
+
+class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asks of a contrast.
+
+    Attributes:
+        mode: None chooses.
+        counts: numbers of nodes to measure, of the first ones of the hostfile; empty takes one and all.
+        workers: on each node of the candidate; None takes as many as the mode allows.
+        each_node: whether each node is measured alone as well.
+        baseline_gpus: GPUs of node 0 for the baseline, as many as all nodes use together.
+        accumulation: micro-batches per step that the job asks for; None where that is not known.
+    """
+
+    mode: Mode | None = None
+    counts: tuple[int, ...] = ()
+    workers: int | None = None
+    each_node: bool = False
+    baseline_gpus: tuple[int, ...] | None = None
+    accumulation: int | None = None
+
+
+class PlannedSide(msgspec.Struct, frozen=True, kw_only=True):
+    """One side, before it is measured.
+
+    Attributes:
+        role: `baseline`, `candidate`, `point` or `each-node`, as the measured side has it.
+        label: its name, unique among the sides; ends its runs' ids.
+        cluster: its nodes.
+        workers: on each of them.
+        accumulation: micro-batches per step that it is to make; None leaves the job's own.
+    """
+
+    role: str
+    label: str
+    cluster: Cluster
+    workers: int
+    accumulation: int | None = None
+
+    @property
+    def description(self) -> str:
+        """In a few words."""
+        workers = format_count(self.workers, "worker")
+        nodes = self.cluster.nodes
+        where = f"on {nodes[0].name}" if len(nodes) == 1 else f"on each of {len(nodes)} nodes"
+        steps = f", {self.accumulation} micro-batches per step" if self.accumulation is not None else ""
+        return f"{workers} {where}{steps}"
+
+
+class Sides(msgspec.Struct, frozen=True, kw_only=True):
+    """The sides of a contrast.
+
+    Attributes:
+        why: why this mode.
+        sides: the baseline first, the candidate after it, then the others.
+    """
+
+    mode: Mode
+    why: str
+    sides: tuple[PlannedSide, ...]
+
+    @property
+    def baseline(self) -> PlannedSide:
+        """The side with the fewest nodes."""
+        return self.sides[0]
+
+    @property
+    def candidate(self) -> PlannedSide:
+        """The side with the most."""
+        return self.sides[1]
+
+
+def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest) -> Sides:
+    """Choose the sides; `slots` are the workers that each node can have.
+
+    Same workers where the user names node 0's GPUs for it, or the fewest nodes can hold as many workers as the most;
+    otherwise each node full.
+
+    Raises:
+        UsageError: fewer than two nodes, or a mode that these nodes, slots or the job do not allow.
+    """
+    counts = _counts(cluster, request)
+    _require_slots(cluster, slots[: counts[-1]], request.workers)
+    if request.baseline_gpus is not None:
+        if request.mode not in {None, "same-workers"}:
+            raise UsageError(f"--baseline-gpus is for the same workers, and --mode {request.mode} fills every node")
+        cluster_of, workers, why = _named(cluster, slots, request, counts)
+        mode: Mode = "same-workers"
+    else:
+        cluster_of = {count: cluster.first(count) for count in counts}
+        mode, workers, why = _choose(slots, counts, request)
+    accumulation = _accumulations(counts, workers, request.accumulation) if mode == "fixed-global-batch" else {}
+    order = (counts[0], counts[-1], *counts[1:-1])
+    sides = [
+        PlannedSide(
+            role={counts[0]: "baseline", counts[-1]: "candidate"}.get(count, "point"),
+            label={counts[0]: "baseline", counts[-1]: "candidate"}.get(count, f"{count}-nodes"),
+            cluster=cluster_of[count],
+            workers=workers[count],
+            accumulation=accumulation.get(count),
+        )
+        for count in order
+    ]
+    if request.each_node:
+        sides += _each_alone(cluster.first(counts[-1]), slots[: counts[-1]], sides[0])
+    return Sides(mode=mode, why=why, sides=tuple(sides))
+
+
+def interleaved(sides: Sequence[PlannedSide], repeats: int) -> Iterator[tuple[int, PlannedSide]]:
+    """Every side so many times, each turn in the opposite order of the one before: what drifts hits all alike.
+
+    Yields:
+        The number of the turn, from 1, and the side.
+    """
+    for turn in range(1, repeats + 1):
+        for side in sides if turn % 2 else reversed(sides):
+            yield turn, side
+
+
+def _counts(cluster: Cluster, request: ContrastRequest) -> tuple[int, ...]:
+    """The numbers of nodes, ascending, at least two of them."""
+    there = len(cluster.nodes)
+    counts = tuple(sorted({1, *request.counts} if len(set(request.counts)) == 1 else set(request.counts or (1, there))))
+    if there < 2:  # noqa: PLR2004 - one against many
+        raise UsageError("a contrast needs two nodes or more, and the hostfile has one")
+    if counts[0] < 1 or counts[-1] > there:
+        raise UsageError(f"--nodes {','.join(map(str, request.counts))}: {cluster.source} has {there} nodes")
+    if len(counts) == 1:
+        raise UsageError("--nodes 1 is one node, and a contrast needs another side", hint="--nodes 1,2")
+    return counts
+
+
+def _require_slots(cluster: Cluster, slots: Sequence[int], workers: int | None) -> None:
+    for node, has in zip(cluster.nodes, slots, strict=False):
+        if workers is not None and has < workers:
+            raise UsageError(
+                f"{workers} workers were asked for, and it has {has} slots",
+                node=node.name,
+                hint=f"--workers-per-node {min(slots)}, or more slots= or gpus= in the hostfile",
+            )
+
+
+def _choose(slots: Sequence[int], counts: Sequence[int], request: ContrastRequest) -> tuple[Mode, dict[int, int], str]:
+    """Mode, workers on each node by number of nodes, and why."""
+    most, mode = counts[-1], request.mode
+    shared = _shared_total(slots, counts, request.workers)
+    if mode in {None, "same-workers"} and shared:
+        return "same-workers", {count: shared // count for count in counts}, enough_words(slots[: counts[0]], most)
+    few = _why_not_shared(slots, counts, request.workers)
+    if mode == "same-workers":
+        raise UsageError(few, hint="--baseline-gpus names node 0's GPUs for the baseline; or --mode scale-out")
+    full = {count: request.workers or min(slots[:count]) for count in counts}
+    return mode or "scale-out", full, ASKED if mode else few
+
+
+def _why_not_shared(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> str:
+    least, most = counts[0], counts[-1]
+    if least * min(slots[:least]) >= most * (workers or 1):
+        return uneven_words(counts)
+    return too_few_words(slots[:least], workers or 1, most)
+
+
+def _shared_total(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> int:
+    """The most workers, or as many as asked for, that fit evenly on each of these numbers of nodes; 0 where none do."""
+    least, most = counts[0], counts[-1]
+    for total in range(least * min(slots[:least]), most - 1, -1) if workers is None else (workers * most,):
+        if all(total % count == 0 and total // count <= min(slots[:count]) for count in counts):
+            return total
+    return 0
+
+
+def _accumulations(counts: Sequence[int], workers: dict[int, int], accumulation: int | None) -> dict[int, int]:
+    """Micro-batches per step of each side, so that a step has as many as the job makes of it on the most nodes."""
+    if accumulation is None:
+        raise UsageError(
+            "the global batch of a script is not known, nor is it multinode's to change",
+            hint="--mode scale-out compares at the same batch per worker",
+        )
+    most = counts[-1]
+    total = accumulation * most * workers[most]
+    for count in counts:
+        if total % (count * workers[count]):
+            raise UsageError(
+                f"{total} micro-batches per step do not divide among {count * workers[count]} workers",
+                hint=f"--set gradient_accumulation_steps={accumulation * count * workers[count]}",
+            )
+    return {count: total // (count * workers[count]) for count in counts}
+
+
+def _each_alone(cluster: Cluster, slots: Sequence[int], baseline: PlannedSide) -> list[PlannedSide]:
+    """Each node alone with as many workers as the baseline has; one that is the baseline already is left out."""
+    alone = len(baseline.cluster.nodes) == 1
+    workers = min(baseline.workers, *slots)
+    if alone and workers < baseline.workers:
+        raise UsageError(
+            f"each node alone needs {baseline.workers} workers as on {baseline.cluster.nodes[0].name}, and one has "
+            f"slots={min(slots)}",
+            hint="--mode scale-out gives each node as many as the smallest has",
+        )
+    nodes: Sequence[Node] = cluster.nodes[1:] if alone else cluster.nodes
+    return [
+        PlannedSide(
+            role="each-node",
+            label=f"alone-{rank}",
+            cluster=msgspec.structs.replace(cluster, nodes=(node,)),
+            workers=workers,
+            accumulation=baseline.accumulation,
+        )
+        for rank, node in enumerate(nodes, len(cluster.nodes) - len(nodes))
+    ]
+
+
+def _named(
+    cluster: Cluster, slots: Sequence[int], request: ContrastRequest, counts: Sequence[int]
+) -> tuple[dict[int, Cluster], dict[int, int], str]:
+    """Clusters and workers by number of nodes where node 0's GPUs are named for the baseline."""
+    if counts[0] != 1 or len(counts) != 2:  # noqa: PLR2004 - one against many
+        raise UsageError("--baseline-gpus is of one node against many", hint="leave --nodes out, or name one number")
+    most, gpus = counts[-1], request.baseline_gpus or ()
+    workers = request.workers or min(slots[:most])
+    if len(set(gpus)) != len(gpus):
+        raise UsageError("--baseline-gpus names a GPU twice", hint="each GPU has one worker")
+    if len(gpus) != workers * most:
+        raise UsageError(
+            f"--baseline-gpus names {len(gpus)} GPUs, and all nodes have {workers * most} workers",
+            hint="name as many as all nodes have together",
+        )
+    first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))
+    clusters = {1: msgspec.structs.replace(cluster, nodes=(first,)), most: cluster.first(most)}
+    return clusters, {1: len(gpus), most: workers}, named_words(len(gpus))
+
+
+_FILE = "contrast.json"
+_STEPS = 30
+_ACCUMULATION = "gradient_accumulation_steps"
+
+
+class Contrasted(msgspec.Struct, frozen=True, kw_only=True):
+    """A contrast that was measured.
+
+    Attributes:
+        directory: where it lies; its sides' runs lie beside it.
+    """
+
+    contrast: Contrast
+    directory: Path
+
+    def document(self) -> Contrast:
+        """What `contrast --json` prints."""
+        return self.contrast
+
+
+class _Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One side that was measured once."""
+
+    side: PlannedSide
+    launched: Launched
+    measured: SideRun
+
+
+def contrast(what: Launch, context: RunContext, request: ContrastRequest, *, repeats: int = 1) -> Contrasted:
+    """Measure every side so many times, in turns, and compare.
+
+    What was measured before it failed or the user stopped it is compared all the same, if each side was measured once.
+
+    Raises:
+        UsageError: the hostfile or the mode does not allow it.
+        RunFailed: a run did not end well; its directory has everything.
+        Interrupted: the user stopped it.
+    """
+    sides = plan_sides(what.cluster, _slots(what, _facts(what, context), request), _with_accumulation(request, what))
+    run_id = what.run_id or make_run_id()
+    context.say(f"{sides.mode}: {sides.why}")
+    what = benchmark_mode(same_threads(what, [side.workers for side in sides.sides], context, "on every side"))
+    turns: list[_Turn] = []
+    try:
+        _measure_all(what, context, list(interleaved(sides.sides, repeats)), turns, run_id)
+    except MultinodeError:
+        if {turn.side.label for turn in turns} == {side.label for side in sides.sides}:
+            kept = _conclude(what, context, sides, turns, run_id)
+            context.say(f"what was measured before is compared in {kept.directory}")
+        raise
+    return _conclude(what, context, sides, turns, run_id)
+
+
+def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
+    """The job with no more steps than are measured.
+
+    Args:
+        job: the job; a script makes as many steps as its own arguments say.
+        steps: that count, warm-up apart; None takes 30, or all that it has.
+        whole: whether it is trained to its end.
+
+    Raises:
+        UsageError: it cannot be cut so.
+    """
+    if whole and steps is not None:
+        raise UsageError("--full-run trains all steps, and --steps some", hint="leave one of them out")
+    if not isinstance(job, LlamaFactoryJob):
+        if steps is not None:
+            raise UsageError("--steps sets max_steps of a YAML job", hint="give the script its own arguments")
+        return job
+    asked, wanted = job.config.get("max_steps"), steps_to_run(steps or _STEPS)
+    if whole or (steps is None and isinstance(asked, int) and 0 < asked <= wanted):
+        return job
+    return limit_steps(job, wanted)
+
+
+def plan_offline_sides(what: Launch, request: ContrastRequest) -> tuple[Sides, tuple[LaunchPlan, ...]]:
+    """The sides and the plan of each, as far as the hostfile alone gives them.
+
+    Raises:
+        UsageError: the hostfile or the mode does not allow it.
+    """
+    sides = plan_sides(what.cluster, _slots(what, {}, request), _with_accumulation(request, what))
+    environment = with_same_threads(what.options.environment, what.cluster, [side.workers for side in sides.sides])
+    options = msgspec.structs.replace(what.options, environment=environment)
+    what = benchmark_mode(msgspec.structs.replace(what, options=options))
+    run_id = make_run_id()
+    return sides, tuple(plan_offline(_side_launch(what, side, f"{run_id}-{side.label}")) for side in sides.sides)
+
+
+def _facts(what: Launch, context: RunContext) -> dict[str, NodeFacts]:
+    """Those of the nodes, where the hostfile does not say how many workers each can have."""
+    told = all(node.slots is not None or node.gpus is not None for node in what.cluster.nodes)
+    return {} if told else probe_nodes(what, context.agent)
+
+
+def _slots(what: Launch, facts: dict[str, NodeFacts], request: ContrastRequest) -> Sequence[int]:
+    """Workers that each node can have: as the hostfile has it, else as many as the node has GPUs, or are asked for."""
+    found = []
+    for node in what.cluster.nodes:
+        slots = workers_per_node(msgspec.structs.replace(what.cluster, nodes=(node,)), facts, None)
+        told = node.slots is not None or node.gpus is not None
+        found.append(slots if told else max(slots, request.workers or 0))
+    return found
+
+
+def _with_accumulation(request: ContrastRequest, what: Launch) -> ContrastRequest:
+    if not isinstance(what.job, LlamaFactoryJob):
+        return request
+    asked = what.job.config.get(_ACCUMULATION, 1)
+    return msgspec.structs.replace(request, accumulation=asked if isinstance(asked, int) and asked > 0 else None)
+
+
+def _measure_all(
+    what: Launch, context: RunContext, order: Sequence[tuple[int, PlannedSide]], turns: list[_Turn], run_id: str
+) -> None:
+    """Measure in this order; what was measured is in `turns` whatever happens."""
+    repeats = order[-1][0]
+    for number, (turn, side) in enumerate(order, 1):
+        context.say(f"[{number}/{len(order)}] {side.label}: {side.description}")
+        ending = f"-{turn}" if repeats > 1 else ""
+        launched = _measure(what, context, side, f"{run_id}-{side.label}{ending}")
+        measured = load_side_run(launched.directory)
+        # One that has no speed to compare is told before the others are measured for nothing.
+        make_side(side.role, [measured])
+        turns.append(_Turn(side=side, launched=launched, measured=measured))
+
+
+def _measure(what: Launch, context: RunContext, side: PlannedSide, run_id: str) -> Launched:
+    launched = launch(_side_launch(what, side, run_id), context)
+    require_success(launched, context)
+    cleanup_nodes(launched, side.cluster, context)
+    return launched
+
+
+def _side_launch(what: Launch, side: PlannedSide, run_id: str) -> Launch:
+    options = msgspec.structs.replace(what.options, workers_per_node=side.workers)
+    job = what.job
+    if isinstance(job, LlamaFactoryJob):
+        if side.accumulation is not None:
+            job = override_job(job, {_ACCUMULATION: side.accumulation})
+        job = fit_batch(job, side.workers * len(side.cluster.nodes))
+    return msgspec.structs.replace(what, cluster=side.cluster, options=options, job=job, run_id=run_id)
+
+
+def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_Turn], run_id: str) -> Contrasted:
+    measured = [
+        make_side(side.role, [turn.measured for turn in turns if turn.side.label == side.label]) for side in sides.sides
+    ]
+    last = next(turn.launched for turn in reversed(turns) if turn.side.role == "candidate")
+    compared = with_words(compare(measured, mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule))
+    directory = _keep(what, context, run_id, compared, turns)
+    compared = with_outlook(compared, context.runs)
+    directory.write(_FILE, compared)
+    return Contrasted(contrast=compared, directory=directory.path)
+
+
+def with_outlook(compared: Contrast, runs: Path) -> Contrast:
+    """What other networks and settings would give; that it is not known leaves what was measured as good as it is.
+
+    Of nodes that average, or send less than gradients, it is predicted from the baseline alone: they do not tell what
+    another network would give.
+    """
+    candidate = compared.candidate
+    names = [*compared.baseline.run_ids, *candidate.run_ids]
+    accumulation = candidate.settings.accumulation if candidate.settings is not None else None
+    request = ForecastRequest(
+        nodes=(1, candidate.nodes, 2 * candidate.nodes),
+        accumulations=() if accumulation is None else (accumulation, 4 * accumulation),
+    )
+    try:
+        plan = RunDirectory(runs / candidate.run_ids[-1]).read(PLAN_FILE, LaunchPlan)
+        if plan is not None and changed_algorithm(plan) is not None:
+            lever = msgspec.structs.replace(
+                request,
+                averagings=(plan.averaging,),
+                grad_compress=(plan.grad_compress,),
+                workers_per_node=(candidate.workers_per_node,),
+                link_measured=candidate.link_gbit_per_s,
+            )
+            return msgspec.structs.replace(compared, forecast=forecast_runs(runs, compared.baseline.run_ids, lever))
+        return msgspec.structs.replace(
+            compared, forecast=forecast_runs(runs, names, request), advice=advise_runs(runs, names).advice
+        )
+    except MultinodeError as error:
+        return msgspec.structs.replace(compared, forecast_reason=error.message)
+
+
+def _keep(what: Launch, context: RunContext, run_id: str, compared: Contrast, turns: Sequence[_Turn]) -> RunDirectory:
+    """Store the contrast as a run of its own, so that it is listed with the others."""
+    directory = create_parent(context.runs, msgspec.structs.replace(what, run_id=run_id))
+    first = turns[0].launched.run
+    widest = max((turn.launched.run for turn in turns), key=lambda run: len(run.nodes))
+    directory.write(_FILE, compared)
+    directory.write(
+        "run.json",
+        Run(
+            run_id=run_id,
+            job=compared.job,
+            engine=widest.engine,
+            status="succeeded",
+            started_s=first.started_s,
+            ended_s=turns[-1].launched.run.ended_s,
+            world_size=widest.world_size,
+            nodes=widest.nodes,
+            kind="contrast",
+        ),
+    )
+    return directory

@@ -1,0 +1,248 @@
+"""contrast_page: what a page shows of a contrast: verdict and key figures, charts, then every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from multinode.contrast.figures import Contrast, Side
+from multinode.contrast.screen import why_sheet
+from multinode.contrast.sheets import (
+    cost_sheet,
+    each_node_sheet,
+    measured_sides,
+    missing_sheet,
+    nodes_and_workers,
+    settings_sheet,
+    side_head,
+    side_sheet,
+    small_sheet,
+)
+from multinode.predict.advice_sheet import advice_sheet
+from multinode.predict.forecast import PredictedScenario
+from multinode.predict.needed_words import link_words
+from multinode.predict.sheets import break_even_sheet, what_if_sheet
+from multinode.profile.summary_sheets import PARTS
+from multinode.render.charts import GREY, PALETTE, error_bars, stacked_bars, with_axes
+from multinode.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
+from multinode.render.plotting import Figure, Scatter
+from multinode.render.sheet import UNKNOWN, format_sig, percent
+
+__all__ = ["bandwidth_chart", "contrast_html", "scaling_chart", "step_chart"]
+
+_LINE, _OTHER, _THIRD = PALETTE[:3]
+_BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
+
+
+def step_chart(contrast: Contrast) -> Figure | None:
+    """A bar a side, stacked of the parts of its step; None where no side's step was split."""
+    sides = [side for side in measured_sides(contrast) if side.split is not None]
+    parts = {name: [getattr(side.split, field) for side in sides] for field, name in PARTS.items()}
+    names = [f"{side_head(contrast, side)}<br>{nodes_and_workers(side)}" for side in sides]
+    return stacked_bars(names, parts, "ms per step, mean")
+
+
+def scaling_chart(contrast: Contrast) -> Figure | None:
+    """Samples/s over nodes with their spread, beside ideal scaling; None without a curve."""
+    curve = contrast.curve
+    if len(curve) < 2:  # noqa: PLR2004 - a line has two ends
+        return None
+    nodes = [point.nodes for point in curve]
+    measured = [point.samples_per_s for point in curve]
+    # With the same workers on all, nothing is to be gained either.
+    ideal = [curve[0].samples_per_s.value * point.world_size / max(1, curve[0].world_size) for point in curve]
+    chart = Figure()
+    chart.add_trace(Scatter(x=nodes, y=ideal, mode="lines", name="ideal scaling", line={"dash": "dash", "color": GREY}))
+    chart.add_trace(
+        Scatter(
+            x=nodes,
+            y=[one.value for one in measured],
+            error_y=error_bars(measured),
+            customdata=[[f"{100 * point.efficiency:.0f} %"] for point in curve],
+            hovertemplate="%{y:.2f} samples/s, efficiency %{customdata[0]}",
+            mode="lines+markers",
+            name="measured",
+            line={"color": _LINE},
+        )
+    )
+    return with_axes(chart, "nodes", "samples/s", tickvals=nodes)
+
+
+def bandwidth_chart(contrast: Contrast) -> Figure | None:
+    """Predicted samples/s over the link of the candidate's nodes, the interval as a band; None without two links.
+
+    Beside them what was measured on one node and on the candidate, and the break-even link.
+    """
+    drawn = _over_links(contrast)
+    if len(drawn) < 2:  # noqa: PLR2004 - a line has two ends
+        return None
+    chart = Figure(list(_predicted(drawn)))
+    links = [one.link_gbit_per_s for one in drawn]
+    for name, samples_per_s in _levels(contrast, drawn[0]).items():
+        chart.add_trace(_level(name, samples_per_s, links))
+    measured = next((one for one in drawn if one.measured), None)
+    if measured is not None:
+        chart.add_trace(_measured(contrast.candidate, measured))
+    _mark_break_even(chart, contrast, drawn)
+    ticks = {"tickvals": links, "ticktext": [f"{link:g}" for link in links]}
+    return with_axes(chart, "link of a node (Gbit/s)", "samples/s", type="log", **ticks)
+
+
+def _over_links(contrast: Contrast) -> list[PredictedScenario]:
+    """Scenarios on the candidate's nodes, all in the settings of the one that was measured, else of the first."""
+    forecast = contrast.forecast
+    there = (contrast.candidate.nodes, contrast.candidate.workers_per_node)
+    on_nodes = [
+        one
+        for one in (forecast.scenarios if forecast is not None else ())
+        if (one.nodes, one.workers_per_node) == there and one.link_gbit_per_s is not None and one.link_gbit_per_s > 0
+    ]
+    if not on_nodes:
+        return []
+    settings = _settings(next((one for one in on_nodes if one.measured), on_nodes[0]))
+    alike = {one.link_gbit_per_s: one for one in reversed(on_nodes) if _settings(one) == settings}
+    return [alike[link] for link in sorted(alike, key=lambda link: link or 0.0)]
+
+
+def _settings(one: PredictedScenario) -> tuple[object, ...]:
+    named = msgspec.structs.asdict(one)
+    names = ("per_device_batch", "accumulation", "strategy", "method", "grad_compress", "bucket_mib", "overlap")
+    return tuple(named[name] for name in names)
+
+
+def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
+    links = [one.link_gbit_per_s for one in drawn]
+    low, high = ([one.interval[end] for one in drawn] for end in (0, 1))
+    edge = {"x": links, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    yield Scatter(y=high, showlegend=False, name="high", **edge)
+    yield Scatter(y=low, fill="tonexty", fillcolor=_BAND, name="interval", **edge)
+    yield Scatter(
+        x=links,
+        y=[one.samples_per_s for one in drawn],
+        customdata=[[f"{one.interval[0]:.3g} to {one.interval[1]:.3g}"] for one in drawn],
+        hovertemplate="%{x:g} Gbit/s: %{y:.3g} samples/s, %{customdata[0]}",
+        mode="lines+markers",
+        name=f"{drawn[0].nodes} x {drawn[0].workers_per_node}, predicted",
+        line={"color": _LINE},
+    )
+
+
+def _levels(contrast: Contrast, drawn: PredictedScenario) -> dict[str, float]:
+    """The baseline as it was measured, and one node in the drawn settings where the baseline has other workers."""
+    baseline = contrast.baseline
+    levels = {f"{nodes_and_workers(baseline)}, measured": baseline.samples_per_s.value}
+    wanted = (1, drawn.workers_per_node)
+    if (baseline.nodes, baseline.workers_per_node) != wanted and contrast.forecast is not None:
+        for one in contrast.forecast.scenarios:
+            if (one.nodes, one.workers_per_node) == wanted and _settings(one) == _settings(drawn):
+                levels[f"{wanted[0]} x {wanted[1]}, predicted"] = one.samples_per_s
+    return levels
+
+
+def _level(name: str, samples_per_s: float, links: Sequence[float | None]) -> Scatter:
+    return Scatter(
+        x=[links[0], links[-1]],
+        y=[samples_per_s] * 2,
+        mode="lines",
+        name=name,
+        line={"dash": "dash", "color": _THIRD if name.endswith("measured") else GREY},
+        hovertemplate="%{y:.2f} samples/s",
+    )
+
+
+def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
+    speed = candidate.samples_per_s
+    return Scatter(
+        x=[there.link_gbit_per_s],
+        y=[speed.value],
+        error_y=error_bars([speed]),
+        mode="markers",
+        name=f"{nodes_and_workers(candidate)}, measured",
+        marker={"color": _OTHER, "size": 11, "symbol": "diamond"},
+        hovertemplate="%{x:g} Gbit/s: %{y:.3g} samples/s",
+    )
+
+
+def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[PredictedScenario]) -> None:
+    """Its range among the links that are drawn: a mark far from them would press all else together."""
+    found = contrast.forecast.break_even if contrast.forecast is not None else None
+    if found is None:
+        return
+    needed = found.beats_one
+    # An earlier release stored no range.
+    low = needed.value if needed.low is None else needed.low
+    high = low if needed.low is None else needed.high
+    first, last = drawn[0].link_gbit_per_s or 0.0, drawn[-1].link_gbit_per_s or 0.0
+    if low is None or needed.always or low > last or (high or last) < first:
+        return
+    low, high, top = max(low, first), min(high or last, last), max(max(trace.y) for trace in chart.data)
+    chart.add_trace(
+        Scatter(
+            x=[low, low, high, high],
+            y=[0, top, top, 0],
+            mode="lines",
+            fill="toself",
+            fillcolor=_FAINT,
+            name=f"faster than 1 x {found.one_node_workers}: {link_words(needed)}",
+            line={"dash": "dot", "color": GREY},
+            hoverinfo="name",
+        )
+    )
+
+
+# The height of a plot, in bars.
+_BARS_A_PLOT = 4
+
+
+def contrast_html(contrast: Contrast, name: str) -> Iterator[str]:
+    """Its parts; `name` is unique on the page."""
+    yield lead_html(contrast.verdict)
+    yield tiles_html(_key_figures(contrast))
+    yield sheet_html(small_sheet(contrast, measured_sides(contrast)))
+    yield sheet_html(why_sheet(contrast))
+    yield from _charts(contrast, name)
+    yield sheet_html(side_sheet(contrast, measured_sides(contrast), costs=False))
+    yield sheet_html(each_node_sheet(contrast))
+    yield sheet_html(cost_sheet(contrast))
+    yield sheet_html(advice_sheet(contrast.advice))
+    yield _how(contrast)
+    yield sheet_html(what_if_sheet(contrast.forecast))
+    yield sheet_html(break_even_sheet(contrast.forecast))
+    yield sheet_html(settings_sheet(contrast))
+    yield sheet_html(missing_sheet(contrast))
+
+
+def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
+    """What is known of the figures that one looks at first."""
+    baseline, candidate = contrast.baseline, contrast.candidate
+    few, many = side_head(contrast, baseline), side_head(contrast, candidate)
+    figures = (
+        ("speed-up", format_sig(contrast.speedup.value)),
+        (f"efficiency ({contrast.scaling})", percent(contrast.efficiency, ".0f")),
+        (f"samples/s, {few}", format_sig(baseline.samples_per_s.value)),
+        (f"samples/s, {many}", format_sig(candidate.samples_per_s.value)),
+        (f"step time, {few} (ms)", format_sig(baseline.step_time_ms.value)),
+        (f"step time, {many} (ms)", format_sig(candidate.step_time_ms.value)),
+        (f"exposed communication, {many}", percent(candidate.exposed_share)),
+    )
+    yield from ((name, value) for name, value in figures if value != UNKNOWN)
+
+
+def _charts(contrast: Contrast, name: str) -> Iterator[str]:
+    split = step_chart(contrast)
+    if split is not None:
+        bars = -(-len(measured_sides(contrast)) // _BARS_A_PLOT)
+        yield section_html("where a step goes", [chart_html(split, f"{name}-sides", rows=bars)])
+    scaling = scaling_chart(contrast)
+    if scaling is not None:
+        yield section_html("scaling", [chart_html(scaling, f"{name}-scaling", rows=2)])
+    links = bandwidth_chart(contrast)
+    if links is not None:
+        yield section_html("throughput over bandwidth", [chart_html(links, f"{name}-links", rows=2)])
+
+
+def _how(contrast: Contrast) -> str:
+    """The exact commands of the advice, to be copied."""
+    told = [f"# {one.name}\n{one.command}" for one in contrast.advice if one.command]
+    return section_html("how: options of multinode launch, or by hand", [text_html("\n\n".join(told))] if told else [])

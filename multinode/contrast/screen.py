@@ -1,0 +1,186 @@
+"""What a contrast prints: verdict, a small table, cause, break-even and what to try; with `--details` every table.
+
+Markdown has the same parts in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from multinode.contrast.figures import Contrast, Side
+from multinode.contrast.sheets import (
+    each_node_sheet,
+    measured_sides,
+    missing_sheet,
+    settings_sheet,
+    side_head,
+    side_sheet,
+    small_sheet,
+)
+from multinode.contrast.side_words import capitalised
+from multinode.contrast.words import network_words, prefers_one_node
+from multinode.predict.advice import Advice, pays, shortlist
+from multinode.predict.advice_sheet import advice_sheet, gain_words, gains_sheet
+from multinode.predict.needed_words import break_even_words
+from multinode.predict.sheets import break_even_sheet, what_if_sheet
+from multinode.predict.words import short_error_words
+from multinode.render.markdown import code_markdown, sheet_markdown, text_markdown
+from multinode.render.screen import Part, labelled, paragraph
+from multinode.render.sheet import Sheet, span_of_times, times
+from multinode.render.table import sheet_table
+from multinode.stats.estimate import inverse
+from multinode.units import format_count
+
+__all__ = ["contrast_markdown", "contrast_parts", "why_sheet"]
+
+_MOST_ADVICE = 3
+_MOST_DIFFERENCES = 3
+# So many columns of figures with their ranges fit into 80, beside their names.
+_MOST_SIDES = 3
+
+_Rows = Iterator[tuple[str, str]]
+
+
+def contrast_parts(
+    contrast: Contrast, *, details: bool = False, more: str = "", next_command: str = ""
+) -> Iterator[Part]:
+    """The screen of a contrast.
+
+    Args:
+        contrast: with its words.
+        details: with every table and note.
+        more: the command that shows the details; empty where they are shown, or are not kept.
+        next_command: what to do next; empty for nothing.
+    """
+    yield paragraph(contrast.verdict, "bold")
+    for sides in _pages(contrast):
+        yield ""
+        yield sheet_table(msgspec.structs.replace(small_sheet(contrast, sides), title=""))
+    if rows := list(_why_rows(contrast, details=details)):
+        yield ""
+        yield labelled(rows)
+    if details:
+        for sheet in _details(contrast):
+            yield ""
+            yield sheet_table(sheet)
+    elif more:
+        yield f"Details     {more}"
+    if next_command:
+        yield f"Next        {next_command}"
+
+
+def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
+    """Below the small table, a label and its text each: the cause, what the figures may hide, and the way out.
+
+    Args:
+        contrast: with its words.
+        details: with all reasons and differences.
+    """
+    passes, differences = network_words(contrast.candidate), contrast.differences
+    sentence = capitalised(f"{contrast.loss.sentence}.") if contrast.loss.sentence else ""
+    if details:
+        reasons = [reason for reason in contrast.reasons if not passes or passes not in reason]
+        yield from _once("Why", list(dict.fromkeys([*reasons, *([sentence] if sentence else [])])))
+    elif contrast.loss.cause in {"node", "unknown"} and sentence:
+        yield "Cause", sentence
+    if passes:
+        yield "Network", passes
+    left = 0 if details else len(differences) - _MOST_DIFFERENCES
+    shown = differences[: len(differences) - left] if left > 0 else differences
+    yield from _once("Differs", [*shown, *([f"and {left} more"] if left > 0 else [])])
+    sides = (*measured_sides(contrast), *(one for one in contrast.others if one.role == "each-node"))
+    disturbed = [
+        f"{_where(contrast, side)}, {one}; that side may have been slowed"
+        for side in sides
+        for one in side.disturbances
+    ]
+    yield from _once("Disturbed", disturbed)
+    yield from _once("Break-even", _break_even(contrast))
+    yield from _once("Try", _to_try(contrast))
+
+
+def _where(contrast: Contrast, side: Side) -> str:
+    return f"{', '.join(side.node_names)} alone" if side.role == "each-node" else side_head(contrast, side)
+
+
+def _once(label: str, texts: Sequence[str]) -> _Rows:
+    yield from (("" if number else label, text) for number, text in enumerate(texts))
+
+
+def _break_even(contrast: Contrast) -> list[str]:
+    """The link from which on several nodes are faster than one, with as many workers each as the one has."""
+    found = contrast.forecast.break_even if contrast.forecast is not None else None
+    if found is None:
+        return [f"unknown: {contrast.forecast_reason}"] if contrast.forecast_reason else []
+    candidate = contrast.candidate
+    return [f"{break_even_words(found, candidate.nodes, candidate.link_gbit_per_s)} (predicted)"]
+
+
+def _to_try(contrast: Contrast) -> list[str]:
+    """The best predictions of what was not measured here, and how far the model was off."""
+    baseline = contrast.baseline
+    asked = None if baseline.settings is None else (baseline.settings.per_device_batch, baseline.settings.accumulation)
+    fitting = [
+        one
+        for one in contrast.advice
+        if pays(one)
+        and not one.measured
+        # The baseline was measured, however often: a prediction of it says less.
+        and (one.outlook.nodes, one.outlook.workers_per_node, (one.outlook.per_device_batch, one.outlook.accumulation))
+        != (baseline.nodes, baseline.workers_per_node, asked)
+    ]
+    now = format_count(contrast.candidate.nodes, "node")
+    told = [
+        f"{one.name}: {gain_words(one)} than {now} now{_of_one_node(one)}" for one in shortlist(fitting, _MOST_ADVICE)
+    ]
+    if prefers_one_node(contrast):
+        told = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster than {now}, measured", *told]
+        told = told[:_MOST_ADVICE]
+    tested = contrast.forecast.back_test if fitting and contrast.forecast is not None else None
+    error = [f"(predicted, {short_error_words(tested)})"] if tested is not None else []
+    return [*told, *error]
+
+
+def _of_one_node(one: Advice) -> str:
+    if one.against_one_node is None:
+        return ""
+    return f"; {span_of_times(one.against_one_node, one.against_one_node_interval)} of 1 node"
+
+
+def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:
+    """Many sides make several tables, each with the baseline in it."""
+    baseline, *others = measured_sides(contrast)
+    for first in range(0, len(others), _MOST_SIDES - 1):
+        yield (baseline, *others[first : first + _MOST_SIDES - 1])
+
+
+def _details(contrast: Contrast) -> Iterator[Sheet]:
+    sheets = [side_sheet(contrast, sides) for sides in _pages(contrast)]
+    sheets += [each_node_sheet(contrast), gains_sheet(contrast.advice, "what would change it")]
+    sheets += [what_if_sheet(contrast.forecast, narrow=True), break_even_sheet(contrast.forecast)]
+    sheets += [settings_sheet(contrast), missing_sheet(contrast)]
+    yield from (sheet for sheet in sheets if sheet.rows)
+
+
+def contrast_markdown(contrast: Contrast) -> Iterator[str]:
+    """Its parts, without the heading of the run that it is."""
+    yield f"**{text_markdown(contrast.verdict)}**\n\n"
+    yield sheet_markdown(small_sheet(contrast, measured_sides(contrast)))
+    yield sheet_markdown(why_sheet(contrast))
+    yield sheet_markdown(side_sheet(contrast, measured_sides(contrast)))
+    yield sheet_markdown(each_node_sheet(contrast))
+    yield sheet_markdown(advice_sheet(contrast.advice))
+    for one in contrast.advice:
+        if one.command:
+            yield f"{text_markdown(one.name)}:\n\n{code_markdown(one.command)}\n"
+    yield sheet_markdown(what_if_sheet(contrast.forecast))
+    yield sheet_markdown(break_even_sheet(contrast.forecast))
+    yield sheet_markdown(settings_sheet(contrast))
+    yield sheet_markdown(missing_sheet(contrast))
+
+
+def why_sheet(contrast: Contrast) -> Sheet:
+    """All reasons as one list, for a page or Markdown."""
+    return Sheet(title="why", rows=tuple(_why_rows(contrast, details=True)))

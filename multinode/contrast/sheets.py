@@ -1,0 +1,345 @@
+"""A contrast as tables of text: sides, settings, nodes and gaps. No figure is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from multinode.contrast.figures import Contrast, CurvePoint, Side
+from multinode.contrast.slowdown_attribution import is_noticeable
+from multinode.render.sheet import (
+    PLUS_MINUS,
+    RANGES,
+    UNKNOWN,
+    Column,
+    Sheet,
+    figure,
+    format_sig,
+    megabytes,
+    percent,
+    plus_minus,
+)
+from multinode.stats.estimate import Estimate
+from multinode.units import format_count, format_duration
+
+__all__ = [
+    "DIFFERS",
+    "cost_sheet",
+    "each_node_sheet",
+    "is_marked",
+    "marked_cells",
+    "measured_sides",
+    "missing_sheet",
+    "nodes_and_workers",
+    "range_text",
+    "settings_sheet",
+    "side_head",
+    "side_sheet",
+    "small_sheet",
+    "tells",
+]
+
+# What differs between the sides stands beside this.
+_MARK = "!"
+DIFFERS = f"{_MARK} differs between the sides"
+
+_Row = tuple[str, tuple[str, ...]]
+_Told = Callable[[Side], str]
+
+
+def measured_sides(contrast: Contrast) -> tuple[Side, ...]:
+    """Baseline, points of the curve, candidate, by their nodes; the sides of one node alone are in `each_node`."""
+    points = sorted((one for one in contrast.others if one.role == "point"), key=lambda side: side.nodes)
+    return (contrast.baseline, *points, contrast.candidate)
+
+
+def side_head(contrast: Contrast, side: Side) -> str:
+    """What it is called above its figures: `1 node`, `2 nodes`; of two stored runs their ids."""
+    return side.run_ids[-1] if contrast.mode == "compare" else format_count(side.nodes, "node")
+
+
+def nodes_and_workers(side: Side) -> str:
+    """Nodes x workers on each."""
+    return f"{side.nodes} x {side.workers_per_node}"
+
+
+def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
+    """What decides, a column a side: speed, where a step goes, scaling efficiency; each with its uncertainty.
+
+    Args:
+        contrast: whose figures.
+        sides: some of its `measured_sides`.
+    """
+    workers = [f"{side.world_size}" for side in sides]
+    noticed = [field for field in _WHERE_NOTICED if any(_is_noticed(side, field) for side in sides)]
+    has_other = any(side.split and is_noticeable(_other_ms(side, noticed) or 0, side.split.step_ms) for side in sides)
+    rows: list[_Row] = [("workers", tuple(workers))] if len(set(workers)) > 1 else []
+    rows += [
+        _row(sides, "samples/s", lambda side: plus_minus(side.samples_per_s)),
+        _row(sides, "step time (ms)", lambda side: plus_minus(side.step_time_ms)),
+        _row(sides, "  compute", lambda side: _part(side, "compute_ms")),
+        _row(sides, "  exposed comm", lambda side: _part(side, "exposed_ms")),
+        *(
+            (f"  {name}", tuple(_part(side, field) for side in sides))
+            for field, name in _WHERE_NOTICED.items()
+            if field in noticed
+        ),
+        *([_row(sides, "  other", lambda side: format_sig(_other_ms(side, noticed)))] if has_other else []),
+        _ratio_row(contrast, sides),
+    ]
+    return Sheet(
+        title="summary",
+        columns=(Column("", words=True), *(Column(side_head(contrast, side)) for side in sides)),
+        rows=tuple((name, *cells) for name, cells in rows if tells(cells)),
+        notes=tuple(_small_notes(sides)),
+    )
+
+
+def _small_notes(sides: Sequence[Side]) -> Iterator[str]:
+    yield _repeats(sides)
+    if any(side.split for side in sides):
+        yield "step time: the median; its parts: means"
+
+
+def _repeats(sides: Sequence[Side]) -> str:
+    """What stands behind the figures, and how sure they are."""
+    least = min(len(side.run_ids) for side in sides)
+    runs = f"{least} repeats of each, in turns" if least > 1 else "each measured once"
+    of = "" if least > 1 else " over the steps"
+    return f"{runs}; {PLUS_MINUS}, or a range where it is wide: 95 % confidence interval{of}"
+
+
+# Parts of a step that have a row where anybody would notice them.
+_WHERE_NOTICED = {"wait_ms": "straggler wait", "data_ms": "data wait", "host_ms": "other host"}
+
+
+def _is_noticed(side: Side, field: str) -> bool:
+    part_ms = getattr(side.split, field, None)
+    return side.split is not None and part_ms is not None and is_noticeable(part_ms, side.split.step_ms)
+
+
+def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
+    """What of a step has no row of its own."""
+    split = side.split
+    parts: list[float | None] = [getattr(split, field, None) for field in ("compute_ms", "exposed_ms", *noticed)]
+    known = [one for one in parts if one is not None]
+    return max(0.0, split.step_ms - sum(known)) if split is not None and len(known) == len(parts) else None
+
+
+def _part(side: Side, field: str) -> str:
+    """Of its step; what is exposed has an interval of its own."""
+    if field == "exposed_ms" and side.exposed_ms is not None and side.exposed_ms.value > 0:
+        return plus_minus(side.exposed_ms)
+    return format_sig(getattr(side.split, field, None))
+
+
+def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
+    """How much faster each is than the baseline, of as many times as it has workers; of two runs as it is."""
+    points = [_point(contrast, side) for side in sides]
+    if contrast.mode == "compare":
+        return "speed-up", tuple(UNKNOWN if one is None else f"{plus_minus(one.speedup)}" for one in points)
+    is_same = len({side.world_size for side in sides}) == 1
+    return "speed against 1 node" if is_same and sides[0].nodes == 1 else "scaling efficiency", tuple(
+        UNKNOWN if one is None else f"{plus_minus(one.speedup * (100 * one.efficiency / one.speedup.value), 1)} %"
+        for one in points
+    )
+
+
+def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True) -> Sheet:
+    """A column a side, a row a figure that at least one of them has; what was asked for and differs is marked.
+
+    Args:
+        contrast: whose figures.
+        sides: some of its `measured_sides`.
+        costs: whether the rows of `cost_sheet` are among them.
+    """
+    asked = [marked_cells(name, cells) for name, cells in _asked_rows(sides) if tells(cells)]
+    found = [*_found_rows(contrast, sides), *(_cost_rows(sides) if costs else ())]
+    return Sheet(
+        title="side by side",
+        columns=_side_columns(contrast, sides),
+        rows=(*asked, *((name, *cells) for name, cells in found if tells(cells))),
+        notes=_notes(contrast, marked=is_marked(asked)),
+    )
+
+
+def cost_sheet(contrast: Contrast) -> Sheet:
+    """Time and cost of the full run, and the energy of a sample; empty where nothing of it is known."""
+    sides = measured_sides(contrast)
+    rows = tuple((name, *cells) for name, cells in _cost_rows(sides) if tells(cells))
+    return Sheet(title="time, cost and energy", columns=_side_columns(contrast, sides), rows=rows)
+
+
+def range_text(measured: Estimate) -> str:
+    """Its confidence interval, as `RANGES` says."""
+    return f"{format_sig(measured.low)} to {format_sig(measured.high)}"
+
+
+def marked_cells(name: str, cells: tuple[str, ...]) -> tuple[str, ...]:
+    """A row of what was asked for: marked where the sides differ."""
+    return (f"{name} {_MARK}" if len(set(cells)) > 1 else name, *cells)
+
+
+def is_marked(rows: Sequence[tuple[str, ...]]) -> bool:
+    """Whether one of the rows is."""
+    return any(row[0].endswith(f" {_MARK}") for row in rows)
+
+
+def tells(cells: Sequence[str]) -> bool:
+    """Whether any of them is known."""
+    return set(cells) != {UNKNOWN}
+
+
+def _asked_rows(sides: Sequence[Side]) -> Iterator[_Row]:
+    yield _row(sides, "global batch (samples)", lambda side: _whole(side.global_batch))
+    for label, name in (
+        ("per-device batch", "per_device_batch"),
+        ("accumulation", "accumulation"),
+        ("sequence length (tokens)", "sequence_length"),
+    ):
+        yield label, tuple(_whole(getattr(side.settings, name, None)) for side in sides)
+
+
+def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
+    yield _row(sides, "samples/s", lambda side: format_sig(side.samples_per_s.value))
+    yield _row(sides, "samples/s, range", lambda side: range_text(side.samples_per_s))
+    yield _row(sides, "tokens/s", lambda side: _value(side.tokens_per_s))
+    yield _row(sides, "TGS (tokens/s per worker)", lambda side: _value(side.tgs))
+    yield _row(sides, "step time (ms)", lambda side: format_sig(side.step_time_ms.value))
+    yield _row(sides, "step time, range (ms)", lambda side: range_text(side.step_time_ms))
+    yield _row(sides, "step time, p95 (ms)", lambda side: format_sig(side.step_spread.p95))
+    yield _row(sides, "exposed communication (ms)", lambda side: _value(side.exposed_ms))
+    yield _row(sides, "exposed, share of the step", lambda side: percent(side.exposed_share))
+    yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
+    yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(side.bytes_per_step.card))
+    points = [_point(contrast, side) for side in sides]
+    yield "speed-up", tuple(UNKNOWN if one is None else format_sig(one.speedup.value) for one in points)
+    yield "speed-up, range", tuple(UNKNOWN if one is None else range_text(one.speedup) for one in points)
+    yield f"efficiency ({contrast.scaling})", tuple(percent(one.efficiency if one else None, ".0f") for one in points)
+    yield _row(sides, "measured steps", lambda side: f"{side.steady_steps:,}")
+
+
+def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
+    yield _row(sides, "power of the GPUs (W)", lambda side: figure(side.power_w, ",.0f"))
+    yield _row(sides, "energy per sample (J)", lambda side: format_sig(side.energy_j_per_sample))
+    yield _row(sides, "price per hour", lambda side: figure(side.price_per_hour, ",.2f"))
+    yield _row(sides, "full run (estimated)", _whole_time)
+    yield _row(sides, "full run cost (estimated)", lambda side: figure(side.whole_cost, ",.2f"))
+    yield _row(sides, "cost per million tokens", lambda side: format_sig(side.cost_per_million_tokens))
+
+
+def _point(contrast: Contrast, side: Side) -> CurvePoint | None:
+    """A side's speed-up and efficiency; None for the baseline, which has none, and where they are not known."""
+    if side.role == "baseline":
+        return None
+    if side.role == "candidate":
+        return CurvePoint(
+            nodes=side.nodes,
+            world_size=side.world_size,
+            samples_per_s=side.samples_per_s,
+            speedup=contrast.speedup,
+            efficiency=contrast.efficiency,
+        )
+    same = (point for point in contrast.curve if (point.nodes, point.world_size) == (side.nodes, side.world_size))
+    return next(same, None)
+
+
+def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
+    told = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule, RANGES]
+    return tuple(one for one in (*told, DIFFERS if marked else "") if one)
+
+
+def _side_columns(contrast: Contrast, sides: Sequence[Side]) -> tuple[Column, ...]:
+    heads = (Column(side_head(contrast, side), nodes_and_workers(side)) for side in sides)
+    return (Column("", "nodes x workers", words=True), *heads)
+
+
+def _row(sides: Sequence[Side], name: str, told: _Told) -> _Row:
+    return name, tuple(told(side) for side in sides)
+
+
+def _whole_time(side: Side) -> str:
+    return UNKNOWN if side.whole_s is None else format_duration(side.whole_s.value)
+
+
+def _whole(value: int | None) -> str:
+    return figure(value, ",d")
+
+
+def _value(measured: Estimate | None) -> str:
+    return format_sig(measured.value if measured is not None else None)
+
+
+# Settings that the table of figures has already.
+_SHOWN = frozenset({"per_device_batch", "accumulation", "sequence_length"})
+
+
+def settings_sheet(contrast: Contrast) -> Sheet:
+    """Runs, nodes, settings and versions of the sides, the differing ones marked."""
+    sides = measured_sides(contrast)
+    settings = [msgspec.structs.asdict(side.settings) if side.settings is not None else {} for side in sides]
+    names = dict.fromkeys(name for one in settings for name in one if name not in _SHOWN)
+    packages = dict.fromkeys(package for side in sides for package in side.versions)
+    compared = [(name.replace("_", " "), tuple(_setting(one.get(name)) for one in settings)) for name in names]
+    compared += [(package, tuple(side.versions.get(package, UNKNOWN) for side in sides)) for package in packages]
+    rows = [marked_cells(name, cells) for name, cells in compared if tells(cells)]
+    own = [
+        ("nodes", *(", ".join(side.node_names) for side in sides)),
+        ("runs", *(", ".join(side.run_ids) for side in sides)),
+    ]
+    return Sheet(
+        title="settings and versions",
+        columns=(Column("", words=True), *(Column(side_head(contrast, side), words=True) for side in sides)),
+        rows=(*rows, *own),
+        notes=(DIFFERS,) if is_marked(rows) else (),
+    )
+
+
+def each_node_sheet(contrast: Contrast) -> Sheet:
+    """Every node alone: a slow node is no slow network."""
+    return Sheet(
+        title="each node alone",
+        columns=(
+            Column("node", words=True),
+            Column("samples/s"),
+            Column("range"),
+            Column("step time", "ms"),
+            Column("of the fastest"),
+        ),
+        rows=tuple(
+            (
+                one.node,
+                format_sig(one.samples_per_s.value),
+                range_text(one.samples_per_s),
+                format_sig(one.step_time_ms.value),
+                percent(one.relative, ".0f"),
+            )
+            for one in contrast.each_node
+        ),
+    )
+
+
+def missing_sheet(contrast: Contrast) -> Sheet:
+    """What is unknown, by the reason; what only some sides lack has their names."""
+    sides = measured_sides(contrast)
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for side in sides:
+        for told in side.missing.items():
+            lacking.setdefault(told, []).append(side_head(contrast, side))
+    figures: dict[str, list[str]] = {}
+    for (name, reason), named in lacking.items():
+        figures.setdefault(reason, []).append(name if len(named) == len(sides) else f"{name} ({', '.join(named)})")
+    if contrast.forecast is None and contrast.forecast_reason:
+        figures.setdefault(contrast.forecast_reason, []).append("forecast")
+    return Sheet(
+        title="missing",
+        columns=(Column("figure", words=True), Column("why", words=True)),
+        rows=tuple((", ".join(names), reason) for reason, names in figures.items()),
+    )
+
+
+def _setting(value: object) -> str:
+    if value is None:
+        return UNKNOWN
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,170 @@
+"""make_side: the runs of one side of a contrast -> its Side. What it costs is `contrast_cost`'s. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.contrast.cost import hourly_costs
+from multinode.contrast.figures import Side
+from multinode.errors import UsageError
+from multinode.job.workload import Settings, Workload, global_batch
+from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.likely_causes import find_disturbances
+from multinode.profile.machine_use import energy_of
+from multinode.profile.repeated_split import average_splits
+from multinode.profile.summary import Summary
+from multinode.stats.estimate import Estimate, of_repeats, of_scatter
+from multinode.stats.spread import Spread, known_mean
+
+__all__ = ["SideRun", "make_side"]
+
+# What is plausible at all; far enough from what a float can hold that no ratio and no product leaves it.
+_LEAST, _MOST = 1e-6, 1e12
+
+
+class SideRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured run.
+
+    Attributes:
+        node_names: in node-rank order; `workers` how many each has.
+        workload: what it trained; None where the run did not keep it.
+        prices: of each node, an hour; None where it has none.
+        cores: processors of each node; None is unknown.
+        link_gbit_per_s: of the slowest of the nodes' NICs; None on one node, or unknown.
+    """
+
+    summary: Summary
+    node_names: tuple[str, ...]
+    workers: tuple[int, ...]
+    workload: Workload | None = None
+    prices: tuple[float | None, ...] = ()
+    cores: tuple[int | None, ...] = ()
+    link_gbit_per_s: float | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes."""
+        return len(self.node_names)
+
+
+def make_side(role: str, runs: Sequence[SideRun]) -> Side:
+    """A side from its repeats: their means with 95 % confidence intervals, as `stats.estimate` has them.
+
+    Args:
+        role: as Side has it.
+        runs: at least one, of the same job on the same nodes, in the order in which they were measured.
+
+    Raises:
+        UsageError: a run has no speed to compare.
+    """
+    speeds = [_speed_of(run.summary) for run in runs]
+    last, summaries = runs[-1], [run.summary for run in runs]
+    workload, world_size = last.workload or Workload(settings=Settings()), sum(last.workers)
+    batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last)
+
+    tokens: dict[str, Estimate | None] = {}
+    for name in ("tokens_per_s", "tgs"):
+        told: list[float | None] = [getattr(summary, name) for summary in summaries]
+        known = [value for value in told if value is not None and _LEAST <= value <= _MOST]
+        tokens[name] = _estimate(known, summaries, name) if len(known) == len(told) else None
+        if tokens[name] is None:
+            reasons = (summary.missing[name] for summary in summaries if name in summary.missing)
+            missing[name] = next(reasons, "no worker counted its tokens")
+    split = average_splits(summaries)
+    energy = [energy_of(one.nodes, one.steady_steps * (batch or 0), one.samples_per_s) for one in summaries]
+    power = {
+        "power_w": known_mean([one.power_w for one in energy]),
+        "energy_j_per_sample": known_mean([one.j_per_sample for one in energy]),
+    }
+    reason = next((one.reason for one in energy if one.reason), "")
+    missing |= split.missing | {name: reason for name, value in power.items() if value is None and reason}
+    cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
+    figures: dict[str, Any] = {
+        **tokens,
+        **power,
+        **hourly_costs(last.prices, last.nodes, tokens["tokens_per_s"], missing),
+    }
+    return Side(
+        role=role,
+        run_ids=tuple(summary.run_id for summary in summaries),
+        node_names=last.node_names,
+        nodes=last.nodes,
+        workers_per_node=max(last.workers, default=1),
+        world_size=world_size,
+        settings=last.workload.settings if last.workload is not None else None,
+        global_batch=batch,
+        versions=workload.versions,
+        samples_per_s=_estimate([speed.samples_per_s for speed in speeds], summaries, "samples_per_s"),
+        step_time_ms=_estimate([speed.steps.median for speed in speeds], summaries, "step_time_ms"),
+        step_spread=max((speed.steps for speed in speeds), key=lambda steps: steps.cv),
+        steady_steps=sum(summary.steady_steps for summary in summaries),
+        split=split.split,
+        exposed_ms=_estimate(split.exposed_ms, summaries, "exposed_ms") if split.exposed_ms is not None else None,
+        exposed_share=split.exposed_share,
+        bytes_per_step=last.summary.comm.bytes_per_step,
+        bottleneck=last.summary.bottleneck or Bottleneck(kind="unknown", sentence="bottleneck unknown"),
+        link_gbit_per_s=last.link_gbit_per_s,
+        stragglers=split.stragglers,
+        late_ms=split.late_ms,
+        whole=workload.whole,
+        dataset_samples=last.summary.dataset_samples,
+        disturbed=find_disturbances([summary.nodes for summary in summaries], cores),
+        **figures,
+        missing=missing,
+    )
+
+
+def _estimate(values: Sequence[float], summaries: Sequence[Summary], name: str) -> Estimate:
+    """A figure from its values, one a repeat; of one, with the interval that its summary has under that name."""
+    if len(values) > 1:
+        return of_repeats(values)
+    value, summary = values[0], summaries[0]
+    low, high = summary.intervals.get(name, (0.0, 0.0))
+    steps = summary.step_time_ms
+    if not 0 < low <= high <= _MOST and steps is not None:
+        # Summaries of earlier releases have none.
+        low, high = of_scatter(value, steps.cv if 0 <= steps.cv < math.inf else 0.0, summary.steady_steps)
+    return Estimate(value=value, low=min(low, value), high=max(high, value))
+
+
+class _Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """What every repeat has."""
+
+    samples_per_s: float
+    steps: Spread
+
+
+def _speed_of(summary: Summary) -> _Speed:
+    steps, rate = summary.step_time_ms, summary.samples_per_s
+    if steps is None or rate is None:
+        reason = summary.missing.get("samples_per_s", "it recorded no steady step")
+        raise UsageError(
+            f"run {summary.run_id} has no samples/s to compare: {reason}",
+            hint="contrast a LLaMA-Factory job, or run more steps with --steps",
+        )
+    if not _LEAST <= rate <= _MOST or not _LEAST <= steps.median <= _MOST:
+        raise UsageError(
+            f"run {summary.run_id}: {rate:g} samples/s in steps of {steps.median:g} ms are implausible",
+            hint="measure it again: what its nodes recorded lies in its directory",
+        )
+    cv = steps.cv if 0 <= steps.cv < math.inf else 0.0
+    return _Speed(samples_per_s=rate, steps=msgspec.structs.replace(steps, cv=cv))
+
+
+def _unknown_facts(last: SideRun) -> dict[str, str]:
+    """Why what was asked for, the link, or the size of the data set is not known."""
+    missing: dict[str, str] = {}
+    if last.workload is None:
+        missing |= dict.fromkeys(("settings", "global_batch"), "the run did not keep what it was asked to train")
+    elif global_batch(last.workload.settings, 1) is None:
+        missing["global_batch"] = "the per-device batch, or the accumulation, is unknown"
+    if last.link_gbit_per_s is None:
+        alone = "one node needs no link"
+        missing["link_gbit_per_s"] = alone if last.nodes == 1 else "not every node's NIC reports its rate"
+    if last.summary.dataset_samples is None:
+        missing["dataset_samples"] = last.summary.missing.get("dataset_samples", "no worker reported it")
+    return missing

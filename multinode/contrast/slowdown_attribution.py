@@ -1,0 +1,235 @@
+"""Slowdown attribution: what costs the candidate more than ideal scaling would, and why. Pure.
+
+A synchronous step takes as long as its slowest node's, so a slow node is looked for before the network is blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from multinode.contrast.figures import Contrast, Side, SlowdownAttribution
+from multinode.stats.estimate import Estimate, ratio
+
+__all__ = [
+    "NOTICEABLE",
+    "Case",
+    "attribute_slowdown",
+    "case_of",
+    "exposed_ms",
+    "is_noticeable",
+    "most_grown",
+    "network_ms_of",
+    "part_ms",
+    "reference_of",
+    "sides_alone",
+    "step_like",
+    "work_ratio",
+]
+
+NOTICEABLE = 0.05
+"""Of a whole, the part that a user would notice."""
+_MS_PER_S = 1e3
+# Strategies that exchange gradients or parameters in every micro-batch, by the beginnings of their names.
+_IN_MICRO_BATCHES = ("ZeRO-2", "ZeRO-3", "FSDP")
+_SAME_WORK = ("same-workers", "scale-out")
+_GROWING = ("compute_ms", "data_ms")
+_PARTS = ("compute_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loss is looked for in.
+
+    Attributes:
+        baseline: the side with fewer nodes; `candidate` that with more.
+        alone: every node by itself, the baseline too where it is one; empty where that was not asked for.
+        mode: as Contrast has it.
+    """
+
+    baseline: Side
+    candidate: Side
+    alone: tuple[Side, ...] = ()
+    mode: str
+
+
+def case_of(contrast: Contrast) -> Case:
+    """The case of a contrast that was made."""
+    alone = sides_alone((contrast.baseline, *contrast.others), contrast.baseline)
+    return Case(baseline=contrast.baseline, candidate=contrast.candidate, alone=alone, mode=contrast.mode)
+
+
+def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
+    """Every node by itself, in the order of the nodes; empty where fewer than two were measured so."""
+    alone = [side for side in sides if side.role == "each-node"]
+    if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
+        alone.insert(0, baseline)
+    return tuple(alone) if len(alone) > 1 else ()
+
+
+def is_noticeable(part_ms: float, whole_ms: float) -> bool:
+    """Whether anybody would notice: more than a twentieth."""
+    return part_ms > NOTICEABLE * whole_ms
+
+
+def step_like(side: Side, case: Case) -> Estimate:
+    """The side's step in ms if its workers had as many samples in it as the candidate's."""
+    grows = _growing_share(side)
+    return side.step_time_ms * ((1 - grows) + work_ratio(side, case) * grows)
+
+
+def work_ratio(side: Side, case: Case) -> float:
+    """Samples of a worker and step on the candidate, over those on the side."""
+    candidate = case.candidate
+    if side.global_batch and candidate.global_batch:
+        return candidate.global_batch / candidate.world_size / (side.global_batch / side.world_size)
+    if case.mode in _SAME_WORK or side is candidate:
+        return 1.0
+    if case.mode == "fixed-global-batch":
+        # What a worker does alone on each node is what one of the baseline does.
+        return case.baseline.world_size / candidate.world_size
+    return _samples_of_worker(candidate) / _samples_of_worker(side)
+
+
+def _samples_of_worker(side: Side) -> float:
+    return side.samples_per_s.value * side.step_time_ms.value / _MS_PER_S / side.world_size
+
+
+def _growing_share(side: Side) -> float:
+    """The part of a step that grows with its samples: all of it, unless it was split."""
+    split = side.split
+    if split is None or split.compute_ms is None:
+        return 1.0
+    growing_ms = split.compute_ms + (split.data_ms or 0.0)
+    if _exchanges_in_micro_batches(side):
+        growing_ms += (split.exposed_ms or 0.0) + (split.wait_ms or 0.0)
+    return min(1.0, max(0.0, growing_ms / split.step_ms))
+
+
+def _exchanges_in_micro_batches(side: Side) -> bool:
+    strategy = side.settings.strategy if side.settings is not None else None
+    return (strategy or "").startswith(_IN_MICRO_BATCHES)
+
+
+def exposed_ms(side: Side) -> float | None:
+    """Of its median step, by the share of those that were split; one worker alone has nothing to exchange."""
+    split = side.split
+    if split is None or split.exposed_ms is None:
+        return 0.0 if side.world_size == 1 else None
+    return split.exposed_ms / split.step_ms * side.step_time_ms.value
+
+
+def network_ms_of(case: Case, reference: Side) -> float | None:
+    """Exposed communication of the candidate beyond the reference's own; a network gives no time back."""
+    mine, own = exposed_ms(case.candidate), exposed_ms(reference)
+    if mine is None or own is None:
+        return None
+    grows = work_ratio(reference, case) if _exchanges_in_micro_batches(reference) else 1.0
+    return max(0.0, mine - own * grows)
+
+
+def part_ms(side: Side, name: str, case: Case) -> float | None:
+    """A part of its median step, by the name of WorkerSplit's field, if it had as many samples as the candidate's."""
+    told: float | None = getattr(side.split, name, None)
+    if side.split is None or told is None:
+        return None
+    grows = work_ratio(side, case) if name in _GROWING else 1.0
+    return told / side.split.step_ms * side.step_time_ms.value * grows
+
+
+def most_grown(case: Case, reference: Side) -> tuple[str, float] | None:
+    """The part of the step that grew most, by the name of WorkerSplit's field, in ms; None if none did, or is known."""
+    grown_ms = {
+        name: now - before
+        for name in _PARTS
+        if (now := part_ms(case.candidate, name, case)) is not None
+        and (before := part_ms(reference, name, case)) is not None
+    }
+    most = max(grown_ms, key=lambda name: grown_ms[name], default=None)
+    if most is None or not is_noticeable(grown_ms[most], case.candidate.step_time_ms.value):
+        return None
+    return most, grown_ms[most]
+
+
+class _Slowest(msgspec.Struct, frozen=True, kw_only=True):
+    """The node that the others wait for: what it adds to the candidate's step, and its speed, of theirs; or none."""
+
+    node: str | None = None
+    adds_ms: float = 0.0
+    relative: float | None = None
+
+
+def attribute_slowdown(case: Case) -> SlowdownAttribution:
+    """The candidate's step, taken apart.
+
+    It is held against the fastest node alone where each was measured, else against the baseline, as if that had as
+    many samples per worker and step. Where the steps were not split and each node was measured alone, the network's
+    part is what the nodes leave unexplained.
+    """
+    step_ms = case.candidate.step_time_ms.value
+    reference = reference_of(case)
+    ideal_ms = step_like(reference, case).value
+    slowest = _slowest_alone(case, reference) if case.alone else _latest(case)
+    if slowest is None:
+        loss = SlowdownAttribution(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference))
+        return msgspec.structs.replace(loss, cause=_cause(loss, step_ms))
+    if not case.alone and slowest.node in reference.node_names:
+        # The baseline's own node is the late one: an equal node would have taken that much less.
+        ideal_ms = max(0.0, ideal_ms - slowest.adds_ms)
+    unexplained_ms = step_ms - ideal_ms - slowest.adds_ms
+    network_ms = network_ms_of(case, reference)
+    if network_ms is None and case.alone:
+        network_ms = max(0.0, unexplained_ms)
+    loss = SlowdownAttribution(
+        ideal_ms=ideal_ms,
+        node=slowest.node,
+        relative=slowest.relative,
+        node_ms=slowest.adds_ms,
+        network_ms=network_ms,
+        other_ms=None if network_ms is None else unexplained_ms - network_ms,
+    )
+    return msgspec.structs.replace(loss, cause=_cause(loss, step_ms))
+
+
+def reference_of(case: Case) -> Side:
+    """What the candidate is held against."""
+    return min(case.alone or (case.baseline,), key=lambda side: step_like(side, case).value)
+
+
+def _slowest_alone(case: Case, fastest: Side) -> _Slowest:
+    """The candidate's slowest node by what each does alone; none where it may be as fast as the fastest."""
+    mine = [side for side in case.alone if set(side.node_names) <= set(case.candidate.node_names)]
+    slowest = max(mine or case.alone, key=lambda side: step_like(side, case).value)
+    slow, fast = step_like(slowest, case), step_like(fastest, case)
+    if ratio(slow, fast).low <= 1:
+        return _Slowest()
+    node = slowest.node_names[0]
+    seen = _latest(case)
+    # With fewer workers on it, a node may be less slow than it was alone: then what the others waited for it counts.
+    is_seen = seen is not None and seen.node == node and slowest.workers_per_node != case.candidate.workers_per_node
+    adds_ms = seen.adds_ms if seen is not None and is_seen else slow.value - fast.value
+    return _Slowest(node=node, adds_ms=adds_ms, relative=fast.value / slow.value)
+
+
+def _latest(case: Case) -> _Slowest | None:
+    """The node that the candidate's others waited for; None where nobody timed what they wait."""
+    candidate = case.candidate
+    if candidate.late_ms is None:
+        return None
+    if not candidate.stragglers:
+        return _Slowest()
+    own_ms = candidate.step_time_ms.value - (exposed_ms(candidate) or 0.0)
+    relative = 1 - candidate.late_ms / own_ms if own_ms > candidate.late_ms else None
+    return _Slowest(node=candidate.stragglers[0], adds_ms=candidate.late_ms, relative=relative)
+
+
+def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
+    gap_ms = step_ms - (loss.ideal_ms or 0.0)
+    node_ms = loss.node_ms or 0.0
+    # What a network that nobody timed costs at most.
+    network_ms = max(0.0, gap_ms - node_ms) if loss.network_ms is None else loss.network_ms
+    if node_ms > network_ms and is_noticeable(node_ms, step_ms):
+        return "node"
+    if loss.network_ms is not None and is_noticeable(network_ms, step_ms):
+        return "network"
+    return "unknown" if is_noticeable(gap_ms, step_ms) else "none"

@@ -1,1 +1,0 @@
-"""Pure data and planning: no clock, randomness, environment or subprocess."""

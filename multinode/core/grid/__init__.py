@@ -1,1 +1,0 @@
-"""The training grid of `sweep`: its cells, their state and values, and tables that were measured elsewhere."""

@@ -1,1 +1,0 @@
-"""Published figures that a prediction can start from."""

@@ -1,0 +1,211 @@
+"""Explanation: the first failure that logs tell of, of runs that multinode did not start. Pure.
+
+It is found as that of a launch is (`failure.first_failure`); of nodes, ranks and times there is what the texts say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from multinode.cluster.quoting import quote_path
+from multinode.diagnose.failure import Evidence, first_failure
+from multinode.diagnose.failure_kinds import find_worker_death
+from multinode.diagnose.known_errors import ERRORS_BY_ID, KnownError, find_error
+from multinode.diagnose.log_words import LogReading, LogWord, last_words
+from multinode.records.log import clean_log
+from multinode.records.run import Failure, NodeRun
+
+__all__ = ["STDIN", "Explanation", "LogFailure", "explain"]
+
+STDIN = "-"
+_LAST_WORDS, _VERY_LAST_WORDS = 20, 3
+_MOST_CHARS = 500
+_AROUND = 20
+
+
+class LogFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The failure that one log tells of.
+
+    Attributes:
+        line: where it stands, from 1; None where only the end of the log speaks of it.
+        node: as the text names it; likewise `rank` and `time`. None is not said.
+        kind: as in `Failure`; likewise `error_id`, `cause` and `hint`.
+        of_peers: whether it is what workers say when another is gone: the cause is somewhere else.
+    """
+
+    file: str
+    line: int | None
+    node: str | None
+    rank: int | None
+    time: str | None
+    message: str
+    kind: str | None
+    error_id: str | None
+    cause: str | None
+    hint: str | None
+    of_peers: bool
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What logs say of a run.
+
+    Attributes:
+        first_failure: of all logs; None where none tells of one.
+        other_failures: of the other logs: consequences, or what came later.
+        order_known: whether the texts say which failure came first, where several have a cause of their own.
+        next: what to look at next: commands and sentences.
+        files: those that were read, with their lines.
+    """
+
+    schema: str = "multinode.explain/1"
+    first_failure: LogFailure | None
+    other_failures: tuple[LogFailure, ...]
+    order_known: bool
+    next: tuple[str, ...]
+    files: dict[str, int]
+
+
+def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
+    """The first failure of all logs; each is a name, and what it says."""
+    files = {name: reading.lines for name, reading in logs}
+    failed = [(name, reading) for name, reading in logs if _has_failed(reading)]
+    times = [_seconds(reading) for _, reading in failed]
+    known = all(second is not None for second in times)
+    nodes = [
+        Evidence(
+            run=NodeRun(
+                name=name,
+                node_rank=place,
+                state="ended",
+                cause="exited",
+                exit_code=1,
+                ended_s=second if known else None,
+            ),
+            log=reading.tail,
+            reading=reading,
+        )
+        for place, ((name, reading), second) in enumerate(zip(failed, times, strict=True))
+    ]
+    found = first_failure(nodes)
+    if found is None:
+        return Explanation(first_failure=None, other_failures=(), order_known=True, next=(), files=files)
+    first = _describe(found, nodes[found.node_rank])
+    others = [
+        _describe(failure, node)
+        for node in nodes
+        if node.run.node_rank != found.node_rank and (failure := first_failure([node])) is not None
+    ]
+    rivals = [other for other in others if not other.of_peers and not first.of_peers]
+    return Explanation(
+        first_failure=first,
+        other_failures=tuple(others),
+        order_known=known or not rivals,
+        next=tuple(_next(first, [reading for _, reading in logs])),
+        files=files,
+    )
+
+
+def _has_failed(reading: LogReading) -> bool:
+    if reading.cause() is not None or find_worker_death(reading.report) is not None:
+        return True
+    # What NCCL tries again is no failure where nothing says that the run ended by it.
+    said = [line for line in last_words(reading.tail, _LAST_WORDS).split("\n") if "NCCL INFO " not in line]
+    error = find_error("\n".join(said))
+    # Lines after it tell that a program went on without what it missed.
+    return error is not None and (not error.is_last or error.matches("\n".join(said[-_VERY_LAST_WORDS:])))
+
+
+def _describe(failure: Failure, node: Evidence) -> LogFailure:
+    reading = node.reading or LogReading()
+    death = find_worker_death(reading.report)
+    aborted = death is not None and death.signal is not None
+    error = ERRORS_BY_ID[failure.error_id] if failure.error_id is not None else None
+    word = _spoken(reading, failure, error, aborted=aborted)
+    place = _REPORT_HOST.search(reading.report) or (_SLURM_HOST.search(reading.report) if word is None else None)
+    host = word.host if word is not None and word.host is not None else place[1] if place is not None else None
+    rank = word.rank if word is not None and word.rank is not None else failure.rank
+    if word is not None and word.rank is None and word.host is not None and (place is None or place[1] != word.host):
+        # The report may be that of another node.
+        rank = None
+    who = f"rank {rank}: " if rank is not None else ""
+    line: int | None = None
+    if word is not None:
+        message, line = f"{who}{word.text[:_MOST_CHARS]}", word.line
+    elif death is not None:
+        message, line = failure.message, reading.report_line
+    else:
+        message, line = _last_match(reading, error)
+    when = _REPORT_TIME.search(reading.report)
+    return LogFailure(
+        file=node.run.name,
+        line=line,
+        node=host,
+        rank=rank,
+        time=word.time if word is not None and word.time is not None else when[1] if when is not None else None,
+        message=message,
+        kind=failure.kind,
+        error_id=failure.error_id,
+        cause=error.cause if error is not None else None,
+        hint=_for_logs(error, host) if error is not None else None,
+        of_peers=error is not None and error.of_peers,
+    )
+
+
+def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int | None]:
+    """The last line that an error of the log's end is told by, and where it stands."""
+    lines = reading.tail.rstrip("\n").split("\n")
+    for back, text in enumerate(reversed(lines)):
+        if error is not None and error.matches(clean_log(text)):
+            return clean_log(text).strip()[:_MOST_CHARS], reading.lines - back
+    return last_words(reading.tail, 1)[:_MOST_CHARS], None
+
+
+def _spoken(reading: LogReading, failure: Failure, error: KnownError | None, *, aborted: bool) -> LogWord | None:
+    """The line that says it; None where it is the launcher's report, or the end of the log."""
+    word = reading.cause(rank=failure.rank, aborted=aborted)
+    return word if word is not None and (word.error == error or error is None) else None
+
+
+def _for_logs(error: KnownError, host: str | None) -> str:
+    """What fixes it; where the run is not ours its logs are named instead of our verbs for them."""
+    fix = error.fix.replace("{node}", host or "NODE")
+    for verb in ("multinode show last", f"multinode logs last --node {host or 'NODE'}", "multinode logs"):
+        fix = fix.replace(f": {verb}", ": give their logs to multinode explain")
+    return fix.replace("(a launch shows them; else nccl.*.log of the run on", "(of NCCL_DEBUG_FILE, or the log; on")
+
+
+# Of torchrun's report, whatever a platform puts in front of each line, and of the first task that failed.
+_REPORT_HOST = re.compile(r"^(?:.{0,200} )? host {6}: ([\w.-]{1,64})\s*$", re.MULTILINE)
+_REPORT_TIME = re.compile(r"^(?:.{0,200} )? time {6}: (\S{1,40})\s*$", re.MULTILINE)
+_SLURM_HOST = re.compile(r"srun: error: ([\w.-]{1,64}): tasks? ")
+_CLOCK = re.compile(r"(?:\d{4}-)?(\d\d)-?(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d{1,9})?)")
+
+
+def _seconds(reading: LogReading) -> float | None:
+    """When it failed, as a number to compare within a year: of its line, else of torchrun's report."""
+    word, when = reading.cause(), _REPORT_TIME.search(reading.report)
+    text = word.time if word is not None and word.time is not None else when[1] if when is not None else ""
+    clock = _CLOCK.fullmatch(text)
+    if clock is None:
+        return None
+    month, day, hour, minute, second = (float(part.replace(",", ".")) for part in clock.groups())
+    return (((month * 31 + day) * 24 + hour) * 60 + minute) * 60 + second
+
+
+# How NCCL, gloo and c10d write an address.
+_PEER = re.compile(r"(?:remote peer|peer|from|to) (?:\[?([\w.:%-]{1,64}?)\]?(?:<\d{1,5}>|:\d{1,5}\b))")
+
+
+def _next(first: LogFailure, readings: Sequence[LogReading]) -> Iterator[str]:
+    if first.line is not None and first.file != STDIN:
+        yield f"sed -n '{max(1, first.line - _AROUND)},{first.line + _AROUND}p' {quote_path(first.file)}"
+    if first.of_peers:
+        peer = _PEER.search(first.message)
+        whose = f"of the worker at {peer[1]}" if peer is not None else "of the other nodes"
+        yield f"this is what is said of a worker that is gone or late: the log {whose} has the cause; give it as well"
+    error = ERRORS_BY_ID[first.error_id] if first.error_id is not None else None
+    if error is not None and error.project == "NCCL" and error.is_general and not any(one.has_nccl for one in readings):
+        yield "no log has NCCL's own words: run it again with NCCL_DEBUG=WARN, and give that log"

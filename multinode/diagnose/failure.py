@@ -1,0 +1,350 @@
+"""first_failure: which node, and which worker on it, went wrong first. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from multinode.diagnose.failure_kinds import WorkerDeath, classify, find_worker_death, told_by_nccl
+from multinode.diagnose.known_errors import find_error
+from multinode.diagnose.log_words import LogReading, LogWord, last_words, rate, read_log
+from multinode.diagnose.machine_faults import MachineFault, explains
+from multinode.errors import MultinodeError
+from multinode.records.log import clean_log, last_lines
+from multinode.records.run import Failure, NodeRun
+from multinode.records.samples import ExceptionSample
+
+__all__ = ["Evidence", "blame_machine", "first_failure"]
+
+
+class Evidence(msgspec.Struct, kw_only=True):
+    """What is known of a node when a run has ended.
+
+    Attributes:
+        clock_offset_s: the node's clock minus the controller's; None is unknown.
+        came_live: whether all of it came as it happened, without a gap in the contact: then `exceptions_heard_s` and
+            `ended_heard_s` say when, on the controller's clock.
+        faults: of its hardware, in the order in which they came.
+        nccl_warnings: the last of each process, from NCCL's own logs.
+        log: its end; `reading` is what all of it says, None where that is not read yet.
+    """
+
+    run: NodeRun
+    exceptions: list[ExceptionSample] = []
+    clock_offset_s: float | None = None
+    came_live: bool = False
+    exceptions_heard_s: list[float] = []
+    ended_heard_s: float | None = None
+    error: MultinodeError | None = None
+    log: str = ""
+    reading: LogReading | None = None
+    nccl_warnings: list[str] = []
+    faults: Sequence[MachineFault] = ()
+
+
+def first_failure(nodes: Sequence[Evidence], *, stop: str | None = None) -> Failure | None:
+    """The first thing that went wrong; None where nothing did.
+
+    Peers of a dead worker fail too, moments later, with an error of their connection: such an error is a consequence
+    while there is any other cause. So, in this order: a node that could not start; the earliest exception that is not
+    about a connection; a job or supervisor that was killed; a worker that was; a job that failed though none of its
+    workers raised anything; the earliest connection error; the earliest exit; a node that was lost. What peers of a
+    node that was lost before do then, and what nothing else explains, is a consequence, too.
+
+    On a node the earliest is told by its clock. Between nodes it is told by when it came, as clocks may be wrong by
+    hours; where it did not come as it happened, by the clocks, and then what is too near to tell is named beside it.
+
+    Args:
+        nodes: what is known of each.
+        stop: the command that ends a run without a lease where contact to a node was lost.
+    """
+    found, lost = _find(nodes), _first_lost(nodes, stop)
+    if lost is None or (found is not None and not _follows(found, lost, nodes)):
+        return found
+    peers = sorted((node for node in nodes if node.run.state != "lost"), key=lambda node: node.run.node_rank)
+    told = [failure for node in peers if (failure := _find([node])) is not None and _follows(failure, lost, nodes)]
+    return replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in told))
+
+
+def _find(nodes: Sequence[Evidence]) -> Failure | None:
+    """The first failure on a node that was not lost."""
+    found = next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
+    if found is None:
+        return None
+    node = _of(found, nodes)
+    # What a worker raised says all; its log may speak of much else, and so may NCCL of what only follows from it.
+    if not node.exceptions:
+        return classify(found, node.run, _read(node), node.nccl_warnings)
+    about_nccl = any(_is_about_connection(sample) for sample in node.exceptions if sample.rank == found.rank)
+    return classify(found, node.run, found.log_tail, node.nccl_warnings if about_nccl else ())
+
+
+def _of(failure: Failure, nodes: Sequence[Evidence]) -> Evidence:
+    return next(node for node in nodes if node.run.node_rank == failure.node_rank)
+
+
+def _follows(failure: Failure, lost: Failure, nodes: Sequence[Evidence]) -> bool:
+    """Whether it is what becomes of a peer when a node vanishes: it came later, and has no cause of its own."""
+    if lost.time_s is None or (failure.time_s is not None and failure.time_s < lost.time_s - _CLOCK_S):
+        return False
+    if failure.signal == "SIGABRT" and failure.kind != "timeout":
+        # A process that lost its peers may abort itself, without a word of its own.
+        word = _said_cause(_of(failure, nodes))
+        return word is None or word.is_of_peers
+    peer = _of(failure, nodes)
+    own = peer.run.cause == "not_started" or any(not _is_about_connection(sample) for sample in peer.exceptions)
+    return failure.kind in _OF_PEERS and not own
+
+
+def blame_machine(failure: Failure | None, nodes: Sequence[Evidence]) -> Failure | None:
+    """The hardware fault that came before a failure and explains it, as the first failure; else the failure itself."""
+    if failure is None:
+        return None
+    times = [_at(sample.time_s, node) for node in nodes for sample in node.exceptions]
+    times += [_ended_at(node) for node in nodes if _failed(node.run)]
+    # A run that hung was stopped, and nothing of it failed.
+    failed_s = min(times or map(_ended_at, nodes))
+    found = [
+        (_at(fault.time_s, node), node, fault)
+        for node in nodes
+        for fault in node.faults
+        if explains(fault, failure.kind, failed_s - _at(fault.time_s, node))
+    ]
+    if not found:
+        return failure
+    time_s, node, fault = min(found, key=lambda item: item[0])
+    return replace(
+        failure,
+        node=node.run.name,
+        node_rank=node.run.node_rank,
+        rank=failure.rank if failure.node_rank == node.run.node_rank else None,
+        exit_code=node.run.exit_code,
+        signal=node.run.signal,
+        message=fault.message,
+        hint=fault.hint(node.run.name),
+        error_id=None,
+        cause=None,
+        kind="hardware",
+        time_s=time_s,
+        consequences=(f"{failure.node}: {failure.message}", *failure.consequences),
+    )
+
+
+def _never_started(nodes: Sequence[Evidence]) -> Failure | None:
+    found = [node for node in nodes if node.run.cause == "not_started"]
+    return _not_started(found[0]) if found else None
+
+
+def _earliest_exception(nodes: Sequence[Evidence], *, connection: bool) -> Failure | None:
+    firsts: list[tuple[float, Evidence, ExceptionSample]] = []
+    live = all(node.came_live for node in nodes)
+    for node in nodes:
+        raised = [number for number, one in enumerate(node.exceptions) if _is_about_connection(one) == connection]
+        if raised:
+            sample = min((node.exceptions[number] for number in raised), key=lambda one: one.time_s)
+            heard_s = min(node.exceptions_heard_s[number] for number in raised) if live else _at(sample.time_s, node)
+            firsts.append((heard_s, node, sample))
+    if not firsts:
+        return None
+    at_s, node, sample = min(firsts, key=lambda first: first[0])
+    failure = replace(_worker_failure(node, sample), time_s=at_s)
+    near = [
+        f"{other.run.name}: {_worker_failure(other, theirs).message}; which of the two was first is not known: their "
+        f"clocks are not compared more closely than to {_CLOCK_S:.0f} s"
+        for other_s, other, theirs in firsts
+        if not live and other is not node and other_s - at_s < _CLOCK_S and not connection
+        if (theirs.type, theirs.message) != (sample.type, sample.message)
+    ]
+    return replace(failure, consequences=tuple(near))
+
+
+def _killed(nodes: Sequence[Evidence]) -> Failure | None:
+    return _earliest_job([node for node in nodes if node.run.signal is not None or node.run.cause == "supervisor_lost"])
+
+
+def _worker_killed(nodes: Sequence[Evidence]) -> Failure | None:
+    """The report of torchrun names a worker that a signal ended; TERM is what it sends to the others itself.
+
+    NCCL's watchdog aborts a worker whose peer is gone: that is a consequence.
+    """
+    return _earliest_job(
+        [node for node in nodes if _death_signal(node) not in {None, "SIGTERM"} and not _is_of_peers(node)]
+    )
+
+
+def _death_signal(node: Evidence) -> str | None:
+    death = find_worker_death(_read(node).report)
+    return death.signal if death is not None else None
+
+
+def _said_cause(node: Evidence) -> LogWord | None:
+    """What the log of a node without an exception on record says."""
+    aborted = node.run.signal is not None or _death_signal(node) is not None
+    return None if node.exceptions else _read(node).cause(aborted=aborted)
+
+
+def _is_of_peers(node: Evidence) -> bool:
+    word, warning = _said_cause(node), told_by_nccl(node.nccl_warnings)
+    return word is not None and word.is_of_peers and (warning is None or warning.is_of_peers)
+
+
+def _failed_by_own_words(nodes: Sequence[Evidence]) -> Failure | None:
+    """Its log names a cause that is no consequence."""
+    own = (0, 1)
+    said = [(node, _said_cause(node)) for node in nodes]
+    return _earliest_job([node for node, word in said if word is not None and rate(word.error, word) in own])
+
+
+def _failed_in_silence(nodes: Sequence[Evidence]) -> Failure | None:
+    if all(not node.exceptions for node in nodes):
+        return None
+    return _earliest_job([node for node in nodes if not node.exceptions and not _is_of_peers(node)])
+
+
+def _earliest_job(nodes: Sequence[Evidence]) -> Failure | None:
+    failed = [node for node in nodes if _failed(node.run)]
+    if not failed:
+        return None
+    live = all(node.came_live and node.ended_heard_s is not None for node in failed)
+    return _job_failure(min(failed, key=lambda node: (node.ended_heard_s or 0.0) if live else _ended_at(node)))
+
+
+def _first_lost(nodes: Sequence[Evidence], stop: str | None) -> Failure | None:
+    found = [_lost(node, stop) for node in nodes if node.run.state == "lost"]
+    return min(found, key=lambda failure: failure.time_s or float("inf"), default=None)
+
+
+_CAUSES: tuple[Callable[[Sequence[Evidence]], Failure | None], ...] = (
+    _never_started,
+    functools.partial(_earliest_exception, connection=False),
+    _killed,
+    _worker_killed,
+    _failed_by_own_words,
+    _failed_in_silence,
+    functools.partial(_earliest_exception, connection=True),
+    _earliest_job,
+)
+# Kinds that may have their cause on another node.
+_OF_PEERS = frozenset({None, "connection", "timeout"})
+# How well two clocks are brought together.
+_CLOCK_S = 1.0
+
+
+# What torch raises where NCCL, gloo or the rendezvous fails; RuntimeError for gloo, and before torch 2.0 for all.
+_OF_COMMUNICATION = frozenset(
+    {
+        "DistBackendError",
+        "DistNetworkError",
+        "DistStoreError",
+        "RendezvousClosedError",
+        "RendezvousConnectionError",
+        "RendezvousGracefulExitError",
+        "RendezvousTimeoutError",
+        "RuntimeError",
+        "SignalException",
+    }
+)
+
+
+def _is_about_connection(sample: ExceptionSample) -> bool:
+    if sample.type.rpartition(".")[2] not in _OF_COMMUNICATION:
+        return False
+    error = find_error(f"{sample.type}: {sample.message}")
+    return error is not None and error.of_peers
+
+
+def _read(node: Evidence) -> LogReading:
+    if node.reading is None:
+        node.reading = read_log(node.log)
+    return node.reading
+
+
+def _ended_at(node: Evidence) -> float:
+    return _at(node.run.ended_s, node) if node.run.ended_s is not None else float("inf")
+
+
+def _at(time_s: float, node: Evidence) -> float:
+    return time_s - (node.clock_offset_s or 0.0)
+
+
+def _failed(run: NodeRun) -> bool:
+    return run.cause in {"exited", "supervisor_lost", "lease_expired"} and (
+        run.exit_code != 0 or run.signal is not None
+    )
+
+
+def _failure(node: Evidence, message: str, **fields: Any) -> Failure:
+    failure = Failure(
+        node=node.run.name,
+        node_rank=node.run.node_rank,
+        exit_code=node.run.exit_code,
+        signal=node.run.signal,
+        message=message,
+        time_s=node.ended_heard_s
+        if node.came_live and node.ended_heard_s is not None
+        else _at(node.run.ended_s, node)
+        if node.run.ended_s is not None
+        else None,
+    )
+    return replace(failure, **fields)
+
+
+def _not_started(node: Evidence) -> Failure:
+    error = node.error
+    message = error.message if error is not None else "the job could not be started"
+    hint = error.hint if error is not None else None
+    # A prelude that failed has said why.
+    return _failure(node, message, hint=hint, log_tail=last_lines(node.log, 20))
+
+
+# What tells most of NCCL's errors stands in a line of its own.
+_LAST_ERROR = re.compile(r"^Last error:\s*\n(.+)$", re.MULTILINE)
+
+
+def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
+    # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
+    text = clean_log(f"{sample.type}: {sample.message}").strip()
+    last = _LAST_ERROR.search(text)
+    said = ": ".join([text.split("\n")[0].rstrip(": "), *([last[1].strip()] if last is not None else [])])
+    tail = clean_log(sample.traceback)
+    message = f"rank {sample.rank} raised {said}"
+    return _failure(node, message, rank=sample.rank, log_tail=tail, time_s=_at(sample.time_s, node))
+
+
+def _job_failure(node: Evidence) -> Failure:
+    causes = {
+        "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
+        "lease_expired": "the node had no word from the controller for the length of the lease, and stopped the job",
+    }
+    death = find_worker_death(_read(node).report) if node.run.cause == "exited" else None
+    if death is not None:
+        message = f"{'a worker' if death.rank is None else f'rank {death.rank}'} {_how(death)}"
+        tail = last_words(node.log, 20)
+        return _failure(node, message, rank=death.rank, signal=death.signal, log_tail=tail)
+    message = causes.get(node.run.cause or "", f"the job {_how(node.run)}")
+    return _failure(node, message, log_tail=last_lines(node.log, 20))
+
+
+def _how(ended: WorkerDeath | NodeRun) -> str:
+    return f"was ended by {ended.signal}" if ended.signal else f"ended with exit code {ended.exit_code}"
+
+
+def _lost(node: Evidence, stop: str | None) -> Failure:
+    reason = node.error.message if node.error is not None else "no answer"
+    if stop is None:
+        goes_on = "if it runs, it stops the job by itself when the lease runs out"
+    else:
+        goes_on = f"if it runs, the job goes on there until it is stopped, once SSH gets to it: {stop}"
+    return _failure(
+        node,
+        f"contact was lost and not regained: {reason}",
+        hint=f"see whether it has power, and whether SSH gets to it; {goes_on}",
+        log_tail=last_lines(node.log, 20),
+        kind="node_lost",
+        time_s=node.run.lost_s,
+    )

@@ -1,0 +1,219 @@
+"""find_hang: from what all nodes said of a run that hangs, which rank is behind and why, as a code and facts. Pure.
+
+Knows states, stacks, steps and queues; the words are `launch.hang_words`', and what is done is not decided here.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from multinode.diagnose.nccl_ras import find_lagging
+from multinode.diagnose.stacks import Frame, Standpoint, parse_main_thread, standpoint
+from multinode.records.run import Connection, NodeDiagnosis, ProcessDiagnosis
+
+__all__ = ["Hang", "RankState", "find_hang"]
+
+
+class RankState(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker that should be there."""
+
+    rank: int
+    node: NodeDiagnosis
+    process: ProcessDiagnosis | None
+    frames: tuple[Frame, ...]
+    where: Standpoint | None
+    step: int | None
+
+    @property
+    def state(self) -> str | None:
+        """The kernel's letter; None of no process."""
+        return self.process.state if self.process is not None else None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process's id; None of no process."""
+        return self.process.pid if self.process is not None else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it stands in a collective."""
+        return self.where is not None and self.where.waits_in is not None
+
+
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found.
+
+    Attributes:
+        code: `stopped`, `traced`, `gone`, `never_there`, `no_workers`, `uninterruptible`, `launcher_stopped`,
+            `silent_node`, `elsewhere`, `fewer_collectives`, `fewer_operations` (of NCCL), `disagreement` (on which
+            collective comes), `fewer_steps`, `connection`; without any of these `all_wait`, `same_place` or `unknown`.
+        ranks: all that should be there, of the nodes that answered.
+        found: of these the ranks to blame; empty blames none.
+        node: to blame where no rank is; `process` the launcher on it that is stopped.
+        count: collectives, operations or steps of `found`; `most` those of others.
+        operation: whose count it is, in NCCL's words.
+        connection: on which nothing gets through.
+    """
+
+    code: str
+    ranks: tuple[RankState, ...]
+    found: tuple[RankState, ...] = ()
+    node: NodeDiagnosis | None = None
+    process: ProcessDiagnosis | None = None
+    count: int | None = None
+    most: int | None = None
+    operation: str | None = None
+    connection: Connection | None = None
+
+
+_Nodes = Sequence[NodeDiagnosis]
+_Ranks = tuple[RankState, ...]
+
+
+def find_hang(nodes: _Nodes) -> Hang:
+    """Say which rank is behind.
+
+    The surest sign decides: a worker that is stopped; one that is gone; one that the kernel holds; a node that does not
+    answer; one worker outside of any collective while others wait in one, where the host waits for its collectives;
+    one that launched fewer collectives than others, by their own counts or NCCL's; workers in different collectives;
+    one with fewer steps than the rest; a connection on which nothing gets through. Without any of these nobody is
+    blamed.
+    """
+    ranks = tuple(_rank(node, number) for node in nodes if node.error is None for number in node.ranks)
+    found = (hang for find in _CAUSES if (hang := find(nodes, ranks)) is not None)
+    return next(found, None) or _unexplained(ranks)
+
+
+def _rank(node: NodeDiagnosis, number: int) -> RankState:
+    process = next((process for process in node.processes if process.rank == number), None)
+    frames = parse_main_thread(process.stack) if process is not None and process.stack else ()
+    step = next((last.step for last in node.last_steps if last.rank == number), None)
+    return RankState(rank=number, node=node, process=process, frames=frames, where=standpoint(frames), step=step)
+
+
+def _blame(code: str, ranks: _Ranks, found: Sequence[RankState]) -> Hang | None:
+    """These are to blame; None where there are none."""
+    return Hang(code=code, ranks=ranks, found=tuple(found)) if found else None
+
+
+def _stopped(_: _Nodes, ranks: _Ranks) -> Hang | None:
+    found = [one for one in ranks if one.state in {"T", "t"}]
+    return _blame("traced" if found and found[0].state == "t" else "stopped", ranks, found)
+
+
+def _launcher_stopped(nodes: _Nodes, ranks: _Ranks) -> Hang | None:
+    for node in nodes:
+        for process in node.processes:
+            if process.role == "launcher" and process.state == "T":
+                return Hang(code="launcher_stopped", ranks=ranks, node=node, process=process)
+    return None
+
+
+def _gone(_: _Nodes, ranks: _Ranks) -> Hang | None:
+    found = [one for one in ranks if one.state in {None, "Z", "X"}]
+    if found and len(found) == len(ranks) and all(one.step is None for one in found):
+        return Hang(code="no_workers", ranks=ranks)
+    never = all(one.state is None and one.step is None for one in found)
+    return _blame("never_there" if never else "gone", ranks, found)
+
+
+def _uninterruptible(_: _Nodes, ranks: _Ranks) -> Hang | None:
+    # Twice in a row: a moment of it belongs to every disk access.
+    found = [one for one in ranks if one.process and one.process.state == one.process.state_before == "D"]
+    return _blame("uninterruptible", ranks, found)
+
+
+def _silent_node(nodes: _Nodes, ranks: _Ranks) -> Hang | None:
+    silent = next((node for node in nodes if node.error is not None), None)
+    return Hang(code="silent_node", ranks=ranks, node=silent) if silent is not None else None
+
+
+def _fewest_collectives(_: _Nodes, ranks: _Ranks) -> Hang | None:
+    """Some ranks have launched fewer collectives than others, by the counts of their process groups."""
+    counts = [one.process.collectives if one.process is not None else None for one in ranks]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts) or len(set(known)) < 2:  # noqa: PLR2004 - all have launched as many
+        return None
+    fewest = min(known)
+    found = tuple(one for one, count in zip(ranks, known, strict=True) if count == fewest)
+    return Hang(code="fewer_collectives", ranks=ranks, found=found, count=fewest, most=max(known))
+
+
+def _lagging_in_nccl(nodes: _Nodes, ranks: _Ranks) -> Hang | None:
+    """The same by NCCL's counts, which are those of one communicator and so know its ranks, not ours."""
+    for node in nodes:
+        for lag in find_lagging(node.ras) if node.ras else ():
+            same = tuple(one for one in ranks if lag.pid is not None and one.pid == lag.pid)
+            if len(same) == 1:
+                return Hang(
+                    code="fewer_operations",
+                    ranks=ranks,
+                    found=same,
+                    count=lag.launched,
+                    most=lag.most,
+                    operation=lag.operation,
+                )
+    return None
+
+
+def _elsewhere(_: _Nodes, ranks: _Ranks) -> Hang | None:
+    """Some ranks stand outside of what the others wait in.
+
+    With GPUs that is no sign: the host launches a collective and goes on, to block wherever it reads a result.
+    """
+    found = [one for one in ranks if one.where is not None and not one.waits]
+    on_gpu = any(one.process is not None and one.process.gpu for one in ranks)
+    return None if on_gpu or not any(one.waits for one in ranks) else _blame("elsewhere", ranks, found)
+
+
+def _disagreement(_: _Nodes, ranks: _Ranks) -> Hang | None:
+    """All wait, and not in the same thing."""
+    words = collections.Counter(one.where.waits_in for one in ranks if one.where is not None and one.waits)
+    if len(words) < 2 or sum(words.values()) < len(ranks):  # noqa: PLR2004 - two make a disagreement
+        return None
+    rarest = min(words, key=lambda word: (words[word], str(word)))
+    return _blame("disagreement", ranks, [one for one in ranks if one.where and one.where.waits_in == rarest])
+
+
+def _fewest_steps(_: _Nodes, ranks: _Ranks) -> Hang | None:
+    steps = [one.step or 0 for one in ranks]
+    if not steps or min(steps) == max(steps):
+        return None
+    found = tuple(one for one in ranks if (one.step or 0) == min(steps))
+    return Hang(code="fewer_steps", ranks=ranks, found=found, count=min(steps), most=max(steps))
+
+
+def _connection(_: _Nodes, ranks: _Ranks) -> Hang | None:
+    """All are at the same point, and a connection carries nothing."""
+    for one in ranks:
+        for peer in one.process.sockets.listed if one.process and one.process.sockets else ():
+            if peer.state == "connecting" or peer.send_queue_bytes:
+                return Hang(code="connection", ranks=ranks, found=(one,), connection=peer)
+    return None
+
+
+_CAUSES: tuple[Callable[[_Nodes, _Ranks], Hang | None], ...] = (
+    _stopped,
+    _gone,
+    _uninterruptible,
+    _launcher_stopped,
+    _silent_node,
+    _elsewhere,
+    _fewest_collectives,
+    _lagging_in_nccl,
+    _disagreement,
+    _fewest_steps,
+    _connection,
+)
+
+
+def _unexplained(ranks: _Ranks) -> Hang:
+    words = {one.where.waits_in for one in ranks if one.where is not None and one.waits}
+    if len(words) == 1 and all(one.waits for one in ranks):
+        return Hang(code="all_wait", ranks=ranks)
+    places = {one.where.place for one in ranks if one.where is not None}
+    is_one = len(places) == 1 and all(one.where is not None for one in ranks)
+    return Hang(code="same_place" if is_one else "unknown", ranks=ranks)

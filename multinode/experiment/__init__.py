@@ -1,0 +1,1 @@
+"""Several short runs in turns, and their tables."""

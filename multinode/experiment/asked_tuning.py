@@ -1,0 +1,157 @@
+"""What is to be tuned: the job and its nodes, how long and how often, and what is known before any run. Reads disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.experiment.grid import GridRecord
+from multinode.experiment.grid_fingerprint import fingerprint
+from multinode.experiment.shortlist import Candidate
+from multinode.experiment.tuning import Tuning
+from multinode.job.job import LlamaFactoryJob
+from multinode.job.workload import global_batch, read_settings
+from multinode.launch.change import Change
+from multinode.launch.context import Launch
+from multinode.records.run_directory import RunDirectory
+from multinode.traffic.traffic import Layout
+
+__all__ = [
+    "BASELINE",
+    "FIRST",
+    "TUNING_FILE",
+    "AskedTuning",
+    "fingerprint_of",
+    "first_two",
+    "global_batch_of",
+    "job_of",
+    "load_tuning",
+    "require_tunable",
+    "samples_of",
+    "with_expected",
+    "with_seeds",
+]
+
+TUNING_FILE = "tuning.json"
+BASELINE, ONE_NODE = "baseline", "one-node"
+FIRST = 2
+"""Candidates that come before those that are chosen by them."""
+
+
+class AskedTuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be tuned.
+
+    Attributes:
+        launch: the job as it stands, on all nodes.
+        steps: of a run of the training as it stands; the others train on as many samples.
+        seeds: runs of each candidate.
+        budget_s: for all runs, those of earlier calls included.
+        most: candidates that are tried, beside the training as it stands and one node alone.
+        evaluation_samples: that are held out.
+        learning_rates: that each candidate's first seed is trained with, ascending; the other seeds have the best of
+            them. Empty leaves all with the job's own.
+        output: where the winner is written; None is the tuning's directory.
+    """
+
+    launch: Launch
+    steps: int
+    seeds: int
+    budget_s: float
+    most: int
+    evaluation_samples: int
+    learning_rates: tuple[float, ...] = ()
+    output: Path | None = None
+
+    @property
+    def runs_of_each(self) -> int:
+        """Of each candidate: the first seed at every learning rate, and the other seeds."""
+        return max(1, len(self.learning_rates)) + self.seeds - 1
+
+
+def require_tunable(asked: AskedTuning) -> None:
+    """Refuse what cannot be tuned, before any node is asked.
+
+    Raises:
+        UsageError: a script, a single node, or a job that does not say how many samples a step has.
+    """
+    if len(asked.launch.cluster.nodes) == 1:
+        raise UsageError("tune compares several nodes with one, and this is one", hint="a hostfile with two nodes")
+    global_batch_of(asked, Layout(nodes=1))
+
+
+def load_tuning(directory: RunDirectory, record: GridRecord) -> Tuning | None:
+    """The tuning of a grid; None where it lacks candidates of it, as after a crash between two files."""
+    tuning = directory.read(TUNING_FILE, Tuning)
+    if tuning is None or len(tuning.rows) < len(record.cells):
+        return None
+    return msgspec.structs.replace(tuning, rows=tuning.rows[: len(record.cells)])
+
+
+def first_two(layout: Layout) -> tuple[Candidate, ...]:
+    """The training as it stands, and on one node alone with as many workers on it."""
+    workers, one = layout.workers_per_node, Change(nodes=1)
+    name = f"as it stands, {layout.nodes} nodes"
+    return (
+        Candidate(label=BASELINE, name=name, nodes=layout.nodes, workers_per_node=workers),
+        Candidate(label=ONE_NODE, name="one node alone", kind="nodes", change=one, nodes=1, workers_per_node=workers),
+    )
+
+
+def with_expected(one: Candidate, samples: int, around_s: float | None) -> Candidate:
+    """With what one run takes, as far as that is known."""
+    rate = one.predicted_samples_per_s
+    expected_s = None if around_s is None or not rate else around_s + samples / rate
+    return msgspec.structs.replace(one, expected_s=expected_s)
+
+
+def with_seeds(record: GridRecord, asked: AskedTuning) -> GridRecord:
+    """The grid with as many repeats as are asked for now."""
+    return msgspec.structs.replace(record, grid=msgspec.structs.replace(record.grid, repeats=asked.runs_of_each))
+
+
+def job_of(asked: AskedTuning) -> LlamaFactoryJob:
+    """The job.
+
+    Raises:
+        UsageError: it is a script.
+    """
+    if not isinstance(asked.launch.job, LlamaFactoryJob):
+        raise UsageError(
+            "tune sets the seed, the steps and evaluations of a LLaMA-Factory YAML, and this is a script",
+            hint="of a script: multinode advise last --try 3 -- train.py",
+        )
+    return asked.launch.job
+
+
+def global_batch_of(asked: AskedTuning, layout: Layout) -> int:
+    """Samples of an optimizer step of all workers, as the job stands.
+
+    Raises:
+        UsageError: it does not say, or is a script.
+    """
+    batch = global_batch(read_settings(job_of(asked)), layout.workers)
+    if batch is None:
+        raise UsageError("the job does not say how many samples a step has", hint="--set per_device_train_batch_size=1")
+    return batch
+
+
+def samples_of(asked: AskedTuning, layout: Layout) -> int:
+    """That every run trains on.
+
+    Raises:
+        UsageError: as `global_batch_of`.
+    """
+    return asked.steps * global_batch_of(asked, layout)
+
+
+def fingerprint_of(asked: AskedTuning) -> str:
+    """Of all that decides the figures: more seeds or a larger budget go on with what there is."""
+    measured: dict[str, Any] = {"tuning": True, "steps": asked.steps, "most": asked.most}
+    measured["held_out"] = asked.evaluation_samples
+    if asked.learning_rates:
+        measured["learning_rates"] = asked.learning_rates
+    measured["workers"] = asked.launch.options.workers_per_node or 0
+    return fingerprint({BASELINE: job_of(asked)}, asked.launch.cluster.nodes, asked.launch.options, measured)

@@ -1,0 +1,315 @@
+"""Rows of a sweep: what became of a cell, and the runs that measured it -> its CellRow. Pure.
+
+`make_row` has the figures of a contrast's side, `fill_rows` the settings of cells without figures, and
+`with_full_run` how long the user's full run would take in each. Prices beyond the hostfile's are `cell_prices`'.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from multinode.cluster.facts import NodeFacts
+from multinode.contrast.cost import asked_epochs, asked_steps, dataset_size, full_run_s
+from multinode.contrast.figures import Side
+from multinode.contrast.side import SideRun, make_side
+from multinode.errors import UsageError
+from multinode.experiment.cells import MEASURED, CellRow, has_speed
+from multinode.experiment.columns import COLUMNS
+from multinode.experiment.grid import CellRecord
+from multinode.job.workload import FullRun, Settings, global_batch
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plausible import plausible_count
+from multinode.stats.unknown import UnknownError, attempt
+
+__all__ = ["FullRunSamples", "MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_full_run"]
+
+_UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
+# Figures of a Side, by its names, that a row has under the same ones.
+_FROM_SIDE = (
+    "run_ids",
+    "node_names",
+    "nodes",
+    "workers_per_node",
+    "world_size",
+    "global_batch",
+    "dataset_samples",
+    "samples_per_s",
+    "tokens_per_s",
+    "tgs",
+    "step_time_ms",
+    "step_spread",
+    "energy_j_per_sample",
+    "price_per_hour",
+    "cost_per_million_tokens",
+    "disturbed",
+)
+# What no figure here can be above.
+_MOST = 1e12
+
+
+class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell and what its runs found.
+
+    Attributes:
+        runs: that ended well, in the order in which they were measured; none of a cell that has no figures.
+        devices: of each node how many workers compute on which device; empty where one does not tell.
+        price_purchase: of its nodes or of their GPUs together, as the hostfile has it; None is unknown.
+    """
+
+    record: CellRecord
+    runs: tuple[SideRun, ...] = ()
+    devices: tuple[dict[str, int], ...] = ()
+    price_purchase: float | None = None
+
+    @property
+    def whole(self) -> FullRun:
+        """The user's full run, as far as one of the runs knows it."""
+        return FullRun.first_of(run.workload.whole for run in self.runs if run.workload is not None)
+
+
+def make_row(measured: MeasuredCell) -> CellRow:
+    """The row of one cell; one that was not measured, or has no speed, says why and has no figures."""
+    record, runs, cell = measured.record, measured.runs, measured.record.cell
+    row = CellRow(
+        label=cell.label,
+        state=record.state if record.state != "running" else "waiting",
+        out_of=record.out_of,
+        reason=record.reason,
+        run_ids=record.run_ids,
+        varied=cell.settings,
+        device=device_of(measured.devices),
+        node_devices=measured.devices,
+        nodes=cell.nodes,
+        workers_per_node=cell.workers_per_node,
+        world_size=cell.nodes * cell.workers_per_node if cell.workers_per_node is not None else None,
+        price_purchase=measured.price_purchase,
+    )
+    if record.state != MEASURED:
+        return row
+    reason = "its runs are no longer stored"
+    try:
+        if runs:
+            return _measured(row, make_side("point", runs), runs)
+    except UsageError as error:
+        # A run that ended well and tells no speed, as a script's may, has failed at what it was run for.
+        reason = error.message
+    return msgspec.structs.replace(row, state="failed", reason=row.reason or reason)
+
+
+def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
+    used = [run.summary.utilisation for run in runs]
+    row = msgspec.structs.replace(
+        row,
+        **{name: getattr(side, name) for name in _FROM_SIDE},
+        settings=side.settings or Settings(),
+        network_share=side.exposed_share,
+        peak_memory_gib=_peak_memory_gib(runs),
+        tokens_per_sample=_median([run.summary.tokens_per_sample for run in runs]),
+        **{name: _median([getattr(one, name, None) for one in used]) for name in _UTILISATION},
+    )
+    return msgspec.structs.replace(row, missing=_missing(row, side, runs[-1]))
+
+
+def _peak_memory_gib(runs: Sequence[SideRun]) -> float | None:
+    """Of the worker that needed most, in any repeat."""
+    peaks = (gib for run in runs for node in run.summary.nodes for gib in node.peak_worker_memory_gib.values())
+    return max(peaks, default=None)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """Of the repeats; None where one lacks it, or has what cannot be."""
+    known = [value for value in values if value is not None and 0 <= value <= _MOST]
+    return statistics.median(known) if known and len(known) == len(values) else None
+
+
+def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
+    """Why what is None is: the side's reasons, and the last repeat's."""
+    summary = last.summary
+    no_peak = summary.missing.get("utilisation", "") if summary.utilisation is None else summary.utilisation.denominator
+    told = side.missing | {
+        "network_share": side.missing.get("exposed_share", ""),
+        "tokens_per_sample": summary.missing.get("tokens_per_sample", ""),
+        "peak_memory_gib": "no worker reported its memory",
+        "device": "the nodes did not report their devices",
+        "price_purchase": "not every node has a price: price_purchase= in the hostfile",
+        **dict.fromkeys(_UTILISATION, no_peak),
+    }
+    unknown = [name for name in row.__struct_fields__ if getattr(row, name) is None]
+    return {name: told[name] or "not every repeat has it" for name in unknown if name in told}
+
+
+_CPU = "CPU"
+_LONGEST = 80
+
+
+def devices_of(plan: LaunchPlan, facts: Mapping[str, NodeFacts]) -> tuple[dict[str, int], ...]:
+    """Of each node, how many workers compute on which device, by its name; nothing where a node does not tell.
+
+    Args:
+        plan: of the run.
+        facts: by the node's name.
+    """
+    told = [_names(node, facts.get(node.node)) for node in plan.nodes]
+    known = [names for names in told if names is not None]
+    return tuple(dict(Counter(names)) for names in known) if len(known) == len(told) else ()
+
+
+def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
+    """The name of the device, of different ones how many of each; None where no node tells.
+
+    Args:
+        devices: of each node.
+    """
+    counts: Counter[str] = Counter()
+    for names in devices:
+        counts.update(names)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return " + ".join(f"{count} x {name}" for name, count in counts.items()) or None
+
+
+def _names(node: NodePlan, found: NodeFacts | None) -> list[str] | None:
+    """One a worker."""
+    if found is None:
+        return None
+    if not node.gpus:
+        return [_one_line(found.processor or "") or _CPU] * len(node.ranks)
+    listed = {gpu.index: _one_line(gpu.name) for gpu in found.gpus}
+    names = [listed[index] for index in node.gpus if listed.get(index)]
+    return names if len(names) == len(node.gpus) else None
+
+
+def _one_line(name: str) -> str:
+    """A node may say anything."""
+    return " ".join(name.split())[:_LONGEST].strip()
+
+
+T = TypeVar("T")
+
+
+def fill_rows(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
+    """The rows of one sweep, those without figures with all that is certain of them."""
+    measured = [row for row in rows if row.state == MEASURED]
+    return tuple(row if row.state == MEASURED else _filled(row, measured) for row in rows)
+
+
+def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
+    settings = Settings(**{name: _setting(row, name, measured) for name in Settings.__struct_fields__})
+    alike = [one for one in measured if one.nodes == row.nodes]
+    workers = row.workers_per_node or _agreed(one.workers_per_node for one in alike)
+    world_size = row.nodes * workers if row.nodes is not None and workers is not None else None
+    return msgspec.structs.replace(
+        row,
+        settings=settings,
+        device=row.device or _agreed(one.device for one in alike or measured),
+        workers_per_node=workers,
+        world_size=world_size,
+        global_batch=global_batch(settings, world_size),
+    )
+
+
+def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
+    """What the measured cells agree on that the sweep set alike as far as it decides this; else what it set itself."""
+    column = COLUMNS[name]
+    keys = [key for key in column.keys if key in row.varied]
+    alike = [one for one in measured if all(one.varied.get(key) == row.varied[key] for key in keys)]
+    if alike:
+        return _agreed(getattr(one.settings, name) for one in alike)
+    if keys != [column.key]:
+        return None
+    value = row.varied[column.key]
+    is_fit = type(value) is int and value > 0 if column.kind == "count" else isinstance(value, str)
+    return value if is_fit else None
+
+
+def _agreed(values: Iterable[T]) -> T | None:
+    """What all of them are; None where they differ, or there is none."""
+    found = list(values)
+    return found[0] if found and all(value == found[0] for value in found) else None
+
+
+class FullRunSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """What the full run trains; the words are `experiment.cell_words`'.
+
+    Attributes:
+        samples: in every cell, of one epoch where it goes by epochs; None where cells pack their data otherwise.
+        steps: that it makes, of `worker_batch` samples on each of `workers`; 0 where it goes by `epochs`.
+    """
+
+    samples: int | None = None
+    steps: int = 0
+    worker_batch: int = 0
+    workers: int = 0
+    epochs: float = 0.0
+
+
+def with_full_run(
+    rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None = None, least_workers: int | None = None
+) -> tuple[tuple[CellRow, ...], FullRunSamples | None]:
+    """The rows of one sweep with the time of the full run, at the rate of their steady state; and what it trains.
+
+    Args:
+        rows: of one sweep.
+        whole: what the job asks for when it is not cut short.
+        worker_batch: samples of a worker's step as the job's own file has it; None takes the sweep's first cell that
+            has the most workers.
+        least_workers: of the sweep's largest cell, where that is known: such a cell may not be measured yet.
+    """
+    most = max([plausible_count(least_workers) or 0, *(row.world_size or 0 for row in rows)])
+    missing: dict[str, str] = {}
+    asked = attempt(missing, "whole_s", partial(_asked, rows, whole, worker_batch, most))
+    if asked is None:
+        return tuple(
+            msgspec.structs.replace(row, missing=row.missing | missing) if _is_timed(row) else row for row in rows
+        ), None
+    samples, trains = asked
+    return tuple(
+        msgspec.structs.replace(row, whole_s=full_run_s(row.samples_per_s, count))
+        if row.samples_per_s is not None and _is_timed(row)
+        else row
+        for row, count in zip(rows, samples, strict=True)
+    ), trains
+
+
+def _asked(
+    rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
+) -> tuple[Sequence[float], FullRunSamples]:
+    """How many samples the full run trains, by row, and in all.
+
+    Raises:
+        UnknownError: that is not known.
+    """
+    if (steps := asked_steps(whole)) is not None:
+        own = _worker_batch(rows, worker_batch, workers)
+        samples = steps * own * workers
+        trains = FullRunSamples(samples=samples, steps=steps, worker_batch=own, workers=workers)
+        return [float(samples)] * len(rows), trains
+    epochs = asked_epochs(whole)
+    # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
+    known = dataset_size(row.dataset_samples for row in rows)
+    counts = [epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
+    return counts, FullRunSamples(samples=known if len(set(counts)) == 1 else None, epochs=epochs)
+
+
+def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:
+    """Samples of a worker's step: the job's own, else of the first cell that has the most workers."""
+    if not workers:
+        raise UnknownError("how many workers the job has is not known")
+    own = plausible_count(worker_batch)
+    if own:
+        return own
+    told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
+    if not told:
+        raise UnknownError("the batch of a worker is not known")
+    widest, batch = max(told, key=lambda one: one[0])
+    return batch // widest
+
+
+def _is_timed(row: CellRow) -> bool:
+    return row.state == MEASURED and has_speed(row)

@@ -1,0 +1,324 @@
+"""A table of cells as sheets, for terminal, page and Markdown: its columns, what was not measured, what is marked.
+
+No figure is made here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.cluster.device_name import short_device_name
+from multinode.experiment.cells import (
+    MEASURED,
+    CellRow,
+    CellTable,
+    currencies,
+    differing,
+    has_figures,
+    has_speed,
+    other_work,
+    untold,
+    value_of,
+)
+from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
+from multinode.render.escaping import sanitize
+from multinode.render.sheet import RANGES, UNKNOWN, Column, Sheet, format_sig, percent
+from multinode.stats.estimate import Estimate, ratio
+from multinode.units import format_count, format_duration, format_list
+
+__all__ = [
+    "cell_columns",
+    "cells_sheet",
+    "constants_line",
+    "lead",
+    "marks_sheet",
+    "missing_sheet",
+    "money_unit",
+    "state_word",
+    "tell",
+    "unmeasured_sheet",
+]
+
+_STATES = ("out_of_memory", "skipped", "failed", "waiting")
+# Keys of a job whose value another column has.
+_SHOWN_KEYS = {column.keys[0] for column in COLUMNS.values() if column.keys}
+_UNTOLD = ("unit", "units")
+_LABEL = COLUMNS["label"]
+
+
+def tell(column: CellColumn, row: CellRow) -> str:
+    """What stands in a column of a row."""
+    special = _SPECIAL.get(column.name) if column.name not in row.varied else None
+    return special(row) if special is not None else _FORMS[column.form](value_of(row, column.name))
+
+
+def state_word(row: CellRow) -> str:
+    """What stands in the place of the figures of a row that has none; whose memory it was is told apart."""
+    if row.state == "out_of_memory":
+        return "OOM (node)" if row.out_of == "node" else "OOM"
+    return row.state if row.state in _STATES else UNKNOWN
+
+
+def cell_columns(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
+    """All columns that say something of these rows, in the order in which they stand.
+
+    What is the same on every row is no column; `constants` has it. What no row has is left out.
+    """
+    fixed = {column.name for column, _ in constants(rows)}
+    figures = (column for column in COLUMNS.values() if column.title and column.is_figure)
+    told = (
+        msgspec.structs.replace(column, unit=money_unit(column.unit, rows))
+        for column in (*_identities(rows), *figures)
+        if column.name not in fixed and any(tell(column, row) != UNKNOWN for row in rows)
+    )
+    return (_LABEL, *told)
+
+
+def constants(rows: Sequence[CellRow]) -> tuple[tuple[CellColumn, str], ...]:
+    """What is the same on every row, and its text; of a row without figures what is not known differs in nothing."""
+    found: list[tuple[CellColumn, str]] = []
+    for column in _identities(rows):
+        texts = {text for row in rows if (text := tell(column, row)) != UNKNOWN or row.state == MEASURED}
+        # Of a method without adapters the rank is not unknown: there is none.
+        is_of_all = column.name != "lora_rank" or any(one.name == "method" for one, _ in found)
+        if len(texts) == 1 and texts != {UNKNOWN} and is_of_all:
+            found.append((column, texts.pop()))
+    return tuple(found)
+
+
+def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
+    """A unit with the currency of these rows in the place of `{money}`; with `units` where it is not known and one."""
+    found = currencies(rows)
+    one, many = (found[0], found[0]) if len(found) == 1 and found[0] is not None else _UNTOLD
+    return unit.replace(f"for 1 {MONEY}", f"for 1 {one}").replace(MONEY, many)
+
+
+def _identities(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
+    """The columns that say which cell a row is, beside its label; what the sweep set under a key of its own last."""
+    ours = [column for column in COLUMNS.values() if column.title and not column.is_figure and column is not _LABEL]
+    keys = dict.fromkeys(key for row in rows for key in row.varied if key not in _SHOWN_KEYS)
+    return (*ours, *(CellColumn(key, key, rank=18) for key in keys))
+
+
+def _text(value: Any) -> str:
+    """A value as a person would write it."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _money(value: float | None) -> str:
+    """Two digits behind the point where they say enough."""
+    return UNKNOWN if value is None else f"{value:,.2f}" if value >= 1 or value == 0 else format_sig(value)
+
+
+def _duration(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else format_duration(seconds)
+
+
+def _model(row: CellRow) -> str:
+    """A model as people call it: of a path its last part; a hub's `owner/name` stays."""
+    model = _text(row.settings.model)
+    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    return model.rstrip("/").rpartition("/")[2] or model if is_path else model
+
+
+def _device(row: CellRow) -> str:
+    return UNKNOWN if row.device is None else short_device_name(row.device)
+
+
+def _places(row: CellRow) -> str:
+    if row.nodes is None:
+        return UNKNOWN if row.world_size is None else format_count(row.world_size, "worker")
+    return f"{row.nodes} x {'?' if row.workers_per_node is None else row.workers_per_node}"
+
+
+def _speed(row: CellRow) -> str:
+    return format_sig(row.samples_per_s.value) if row.samples_per_s is not None else state_word(row)
+
+
+def _speed_range(row: CellRow) -> str:
+    speed = row.samples_per_s
+    if speed is None or speed.repeats < 2:  # noqa: PLR2004 - of one run it is no range of repeats
+        return UNKNOWN
+    return f"{format_sig(speed.low)} to {format_sig(speed.high)}"
+
+
+def _speed_bought(row: CellRow) -> str:
+    speed = row.samples_per_s_per_purchase
+    return format_sig(speed * BOUGHT_WITH if speed is not None else None)
+
+
+_FORMS: dict[str, Callable[[Any], str]] = {
+    "words": _text,
+    "number": _text,
+    "figure": format_sig,
+    "share": percent,
+    "money": _money,
+    "duration": _duration,
+}
+_SPECIAL: dict[str, Callable[[CellRow], str]] = {
+    "model": _model,
+    "device": _device,
+    "nodes": _places,
+    "samples_per_s": _speed,
+    "samples_per_s_range": _speed_range,
+    "samples_per_s_per_purchase": _speed_bought,
+}
+
+_MOST_LABELS = 6
+_MOST_RIVALS = 3
+
+
+def lead(table: CellTable) -> str:
+    """What a reader who reads one sentence should read."""
+    if not table.cells:
+        return "No rows."
+    measured = [row for row in table.cells if has_figures(row)]
+    states = Counter(row.state for row in table.cells)
+    others = "".join(f", {states[state]} {state.replace('_', ' ')}" for state in _STATES if states[state])
+    counted = f"{len(measured)} of {len(table.cells)} cells measured{others}."
+    best = _best(table, measured)
+    return f"{best}; {counted}" if best else counted
+
+
+def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
+    """Who is the fastest, by tokens where samples differ in length alone, or none are told."""
+    fast = [row for row in measured if has_speed(row)]
+    known = [row for row in fast or measured if row.tokens_per_s is not None]
+    of_length = differing(fast) == ("sequence_length",) and not untold(fast) and len(known) == len(fast)
+    if fast and not of_length:
+        best = max(fast, key=lambda row: value_of(row, "samples_per_s"))
+        work = other_work(fast)
+        though = f", though cells {work}" if work else _as_fast(best, fast)
+        return f"Fastest is {best.label} with {_speed(best)} samples/s{_times(table, best)}{though}"
+    if not known:
+        return ""
+    best = max(known, key=lambda row: value_of(row, "tokens_per_s"))
+    work = other_work(known)
+    though = ", of cells that differ in sequence length" if of_length else f", though cells {work}" if work else ""
+    return f"Fastest is {best.label} with {tell(COLUMNS['tokens_per_s'], best)} tokens/s{though}"
+
+
+def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
+    """Who may be as fast as the best one, by the confidence interval of their ratio."""
+    alike = [row.label for row in fast if row is not best and _may_reach(row.samples_per_s, best.samples_per_s)]
+    if not alike:
+        return ""
+    named = format_list(alike, _MOST_RIVALS, "more")
+    return f", though {named} may be as fast"
+
+
+def _may_reach(one: Estimate | None, best: Estimate | None) -> bool:
+    return one is not None and best is not None and ratio(best, one).low <= 1
+
+
+def _times(table: CellTable, best: CellRow) -> str:
+    """How fast it is beside the baseline, where the two do the same work."""
+    baseline = next((row for row in table.cells if row.label == table.baseline), best)
+    if best.relative is None or table.baseline in {None, best.label} or other_work([best, baseline]):
+        return ""
+    return f", {format_sig(best.relative.value)} times {table.baseline}"
+
+
+def constants_line(table: CellTable) -> str:
+    """What is the same on every row, and therefore no column; empty where nothing is."""
+    told = []
+    for column, text in constants(table.cells):
+        if column.name == "source":
+            told += [text] if text == "imported" else []
+        elif column.name in {"packing", "recompute"}:
+            told += [column.words] if text == "yes" else []
+        else:
+            told.append(text if column.name == "nodes" and " x " not in text else f"{column.words} {text}")
+    return f"On every row: {', '.join(told)}." if told else ""
+
+
+def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -> Sheet:
+    """A row a cell; a row without figures says so in place of its speed.
+
+    Args:
+        table: the table.
+        columns: some of `cell_columns`; None takes all.
+    """
+    shown = cell_columns(table.cells) if columns is None else columns
+    relative = any(column.name == "relative" for column in shown) and table.baseline is not None
+    notes = (
+        constants_line(table),
+        f"Relative: samples/s over those of {table.baseline}." if relative else "",
+        RANGES if any(column.name == "samples_per_s_range" for column in shown) else "",
+        table.rule,
+        *table.notes,
+    )
+    return Sheet(
+        title=table.job,
+        columns=tuple(_heading(column) for column in shown),
+        rows=tuple(tuple(tell(column, row) for column in shown) for row in table.cells),
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def _heading(column: CellColumn) -> Column:
+    """A key of the job and a currency are a stranger's words."""
+    return Column(sanitize(column.title), sanitize(column.unit), words=column.is_words)
+
+
+def unmeasured_sheet(table: CellTable) -> Sheet:
+    """Cells without figures, by state and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in table.cells:
+        if not has_figures(row):
+            reason = row.reason or row.missing.get("samples_per_s", "")
+            found.setdefault((state_word(row), reason), []).append(row.label)
+    return Sheet(
+        title="not measured",
+        columns=(Column("state", words=True), Column("cells", words=True), Column("why", words=True)),
+        rows=tuple((state, _listed(labels), reason or UNKNOWN) for (state, reason), labels in found.items()),
+    )
+
+
+def marks_sheet(table: CellTable) -> Sheet:
+    """What disturbed a row, which of its repeats failed, and what of an imported one does not fit together."""
+    return Sheet(
+        title="marked",
+        columns=(Column("cell", words=True), Column("what", words=True)),
+        rows=tuple((row.label, mark) for row in table.cells for mark in _marks(row)),
+    )
+
+
+def _marks(row: CellRow) -> tuple[str, ...]:
+    failed = (row.reason,) if row.reason and has_figures(row) else ()
+    return (*failed, *row.contradictions, *row.disturbances)
+
+
+def missing_sheet(table: CellTable) -> Sheet:
+    """Figures of measured rows that are not known, and why."""
+    measured = [row for row in table.cells if has_figures(row)]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for row in measured:
+        names: dict[str, list[str]] = {}
+        for name, reason in row.missing.items():
+            names.setdefault(reason, []).append(name)
+        for reason, lacking in names.items():
+            alike.setdefault((", ".join(lacking), reason), []).append(row.label)
+    return Sheet(
+        title="missing",
+        columns=(Column("figures", words=True), Column("of", words=True), Column("why", words=True)),
+        rows=tuple(
+            (figures, "all" if len(labels) == len(measured) else _listed(labels), reason)
+            for (figures, reason), labels in alike.items()
+        ),
+    )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Labels may have commas in them; of many the first few."""
+    more = [f"and {len(labels) - _MOST_LABELS} more"] if len(labels) > _MOST_LABELS + 1 else []
+    shown = [*labels[:_MOST_LABELS], *more] if more else labels
+    return ("; " if any("," in one for one in shown) else ", ").join(shown)

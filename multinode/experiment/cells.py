@@ -1,0 +1,338 @@
+"""CellRow and CellTable: a sweep's cells in figures, and figures measured elsewhere beside them. Data only."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.experiment.columns import COLUMNS
+from multinode.experiment.contradictions import Contradiction
+from multinode.experiment.imported_columns import IMPORTED, column_name
+from multinode.job.workload import BATCH_NAMES, Settings
+from multinode.profile.likely_causes import Disturbance
+from multinode.stats.estimate import Estimate
+from multinode.stats.spread import Spread
+from multinode.units import format_list
+
+__all__ = [
+    "MEASURED",
+    "RANGED",
+    "VALUES",
+    "CellRow",
+    "CellTable",
+    "Cheapest",
+    "Offer",
+    "currencies",
+    "differing",
+    "has_figures",
+    "has_speed",
+    "other_job",
+    "other_work",
+    "our_name",
+    "require_name",
+    "untold",
+    "value_names",
+    "value_of",
+]
+
+
+MEASURED = "measured"
+
+
+class CellRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell; None comes with a reason in `missing`, and in a state that has no figures in `reason`.
+
+    Attributes:
+        label: its name, unique in its table.
+        source: `measured` here, or `imported`.
+        state: `measured`, `out_of_memory`, `skipped`, `failed` or `waiting`.
+        out_of: whose memory did not suffice, of the cell or of a repeat of one that was measured: `gpu` or `node`.
+        reason: of a state that has no figures, or of repeats that failed.
+        run_ids: its runs, one a repeat.
+        node_names: its nodes, as the hostfile calls them; empty where they are not known.
+        node_devices: of each of them how many workers compute on which device; empty where it is not known.
+        varied: what the sweep set in the job, by key.
+        device: what a worker computes on: `NVIDIA GeForce RTX 4090` as NVML has it, a processor as the kernel has it,
+            `CPU` where that does not name it; None is unknown.
+        nodes: how many; `workers_per_node` on each, `world_size` in all; None is unknown.
+        global_batch: samples of an optimizer step, of all workers (HF: total train batch size).
+        samples_per_s: of all workers, over the steady state; `tokens_per_s` likewise, padding counted.
+        tgs: tokens per second and worker.
+        tokens_per_sample: padded length, on average.
+        model_tflops: TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again.
+        mfu: of the device's peak; `hfu` with what is computed again.
+        step_time_ms: of an optimizer step; `step_spread` of the steps of the repeat that scattered most.
+        network_share: of the step, exposed communication.
+        peak_memory_gib: of the worker that needed most, on its GPU, else resident in its process.
+        whole_s: time of the user's full run at this rate.
+        energy_j_per_sample: of all GPUs.
+        price_per_hour: of its nodes together, or of its GPUs; `price_purchase` to buy them.
+        currency: of its prices, one word; None where nobody told it, as the hostfile does not.
+        filed_prices: which of the two a prices file gave, by name; another file's come in their place.
+        whole_cost: of the full run by the hour.
+        samples_per_money: samples for a unit of money by the hour.
+        samples_per_s_per_purchase: samples per second for a unit of money that the devices cost.
+        cost_per_million_tokens: by the hour.
+        relative: samples_per_s over the table's baseline's.
+        disturbed: other load and thermals that were seen; `disturbances` a sentence each, once it is worded.
+        contradicted: what of an imported row does not fit together; `contradictions` likewise.
+        missing: reason by name of every figure of a measured row that is None.
+    """
+
+    label: str
+    source: str = "measured"
+    state: str = "measured"
+    out_of: str | None = None
+    reason: str = ""
+    run_ids: tuple[str, ...] = ()
+    node_names: tuple[str, ...] = ()
+    node_devices: tuple[dict[str, int], ...] = ()
+    varied: dict[str, Any] = {}
+    device: str | None = None
+    nodes: int | None = None
+    workers_per_node: int | None = None
+    world_size: int | None = None
+    settings: Settings = Settings()
+    global_batch: int | None = None
+    dataset_samples: int | None = None
+    samples_per_s: Estimate | None = None
+    tokens_per_s: Estimate | None = None
+    tgs: Estimate | None = None
+    tokens_per_sample: float | None = None
+    model_tflops: float | None = None
+    hardware_tflops: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    step_time_ms: Estimate | None = None
+    step_spread: Spread | None = None
+    network_share: float | None = None
+    peak_memory_gib: float | None = None
+    whole_s: Estimate | None = None
+    energy_j_per_sample: float | None = None
+    price_per_hour: float | None = None
+    price_purchase: float | None = None
+    currency: str | None = None
+    filed_prices: tuple[str, ...] = ()
+    whole_cost: float | None = None
+    samples_per_money: float | None = None
+    samples_per_s_per_purchase: float | None = None
+    cost_per_million_tokens: float | None = None
+    relative: Estimate | None = None
+    disturbed: tuple[Disturbance, ...] = ()
+    disturbances: tuple[str, ...] = ()
+    contradicted: tuple[Contradiction, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    missing: dict[str, str] = {}
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell whose full run is timed: how long it takes and what it costs, in words of a currency or in units."""
+
+    label: str
+    time_s: Estimate
+    cost: float | None = None
+    currency: str | None = None
+
+
+class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
+    """The cheapest cell that ends the full run in time.
+
+    Attributes:
+        label: the cell's; None where none ends in time or none has a price.
+        outcome: `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`:
+            how long they take is known of none; `too_late`; `currencies`, which are several. Empty in a table of an
+            earlier release.
+        best: that cell; of `too_late` the fastest one.
+        equal: labels of those that cost the same.
+        safe: the cheapest whose interval does not reach beyond the deadline.
+        in_time: how many cells with a price are in time; `unpriced` without one.
+        reason: why it is not known how long they take, or in what their jobs differ.
+        column: by which cells of one job can be chosen.
+        currencies: of `currencies`; None is unknown.
+        sentence: which, when it ends and what it costs; or why none. Empty until it is worded.
+    """
+
+    deadline_s: float
+    label: str | None = None
+    outcome: str = ""
+    best: Offer | None = None
+    equal: tuple[str, ...] = ()
+    safe: Offer | None = None
+    in_time: int = 0
+    unpriced: int = 0
+    reason: str = ""
+    column: str = ""
+    currencies: tuple[str | None, ...] = ()
+    sentence: str = ""
+
+
+class CellTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The cells of one sweep, of several, or of an import.
+
+    Attributes:
+        run_id: of the sweep or import; of several, with commas between.
+        rule: which steps count.
+        baseline: label of the row that `relative` refers to; None where no row has a speed.
+        cheapest: None where no deadline was asked for.
+        notes: what a reader should know, a sentence each.
+    """
+
+    schema: str = "multinode.sweep/1"
+    run_id: str
+    job: str
+    rule: str = ""
+    baseline: str | None = None
+    cells: tuple[CellRow, ...]
+    cheapest: Cheapest | None = None
+    notes: tuple[str, ...] = ()
+
+
+_SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
+_SETTINGS, _FIELDS = Settings.__struct_fields__, CellRow.__struct_fields__
+_PLACE = _FIELDS.index("settings")
+_MOST_SUGGESTED = 3
+
+RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
+"""Values that have a spread over repeats."""
+
+VALUES = tuple(name for name in (*_FIELDS[:_PLACE], *_SETTINGS, *_FIELDS[_PLACE:], *_SPREAD) if name in COLUMNS)
+"""What every row has under a name."""
+
+# Beside samples/s.
+_MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}.intersection(_FIELDS) - {"samples_per_s"}
+
+
+def _other_names() -> dict[str, str]:
+    """Ours by the titles that a table shows, and by what a job and a foreign table in our unit call them.
+
+    What two values are called, as `samples` and `price`, is the name of neither.
+    """
+    called: dict[str, set[str]] = {}
+    for column in COLUMNS.values():
+        names = {column_name(column.title), column.key, column.written, *column.names}
+        for name in names | {name for name, scale in column.units.items() if scale == 1}:
+            called.setdefault(name, set()).add(column.name)
+    ours = {name: found.pop() for name, found in called.items() if len(found) == 1 and name not in VALUES}
+    return {name: value for name, value in (ours | BATCH_NAMES).items() if value in VALUES}
+
+
+_NAMES = _other_names()
+_BY_TITLE = {column_name(name): value for name, value in (dict(zip(VALUES, VALUES, strict=True)) | _NAMES).items()}
+
+
+def value_of(row: CellRow, name: str) -> Any:
+    """The value of one of `VALUES`, or of a key that the sweep set; None where the row has none.
+
+    A value also goes by the titles that tables have for it, and by the names that columns of a foreign table have.
+    """
+    name = name if name in row.varied else our_name(name)
+    if name in _SETTINGS:
+        return getattr(row.settings, name)
+    if name in _SPREAD:
+        return None if row.step_spread is None else getattr(row.step_spread, _SPREAD[name])
+    if name not in VALUES:
+        return row.varied.get(name)
+    value = getattr(row, name)
+    return value.value if isinstance(value, Estimate) else value
+
+
+def our_name(name: str) -> str:
+    """What a value is called here that a job, a framework, a foreign table or the title of a column calls so."""
+    title = column_name(name) if name[:1].isalnum() else name
+    return _NAMES.get(name) or _BY_TITLE.get(title, name)
+
+
+def value_names(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """All names that a value of these rows goes by."""
+    return tuple(dict.fromkeys((*VALUES, *_NAMES, *(key for row in rows for key in row.varied))))
+
+
+def require_name(rows: Sequence[CellRow], name: str) -> None:
+    """Refuse a name that no value goes by.
+
+    Raises:
+        UsageError: it is none.
+    """
+    names = value_names(rows)
+    if name in names or our_name(name) in VALUES:
+        return
+    near = " or ".join(_nearest(name, names))
+    columns = dict.fromkeys((*VALUES, *(key for row in rows for key in row.varied)))
+    raise UsageError(
+        f"the table has no column {name!r}" + (f": did you mean {near}?" if near else ""),
+        hint=f"its columns are: {', '.join(columns)}",
+    )
+
+
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Values that it is likely to mean, the likeliest first."""
+    title = column_name(name)
+    called = {column_name(known): known for known in names}
+    begun = [known for known in VALUES if title and column_name(known).startswith(title)]
+    near = (our_name(called[known]) for known in difflib.get_close_matches(title, called, n=2 * _MOST_SUGGESTED))
+    return list(dict.fromkeys((*begun, *near)))[:_MOST_SUGGESTED]
+
+
+def has_figures(row: CellRow) -> bool:
+    """Whether something was measured: a published table may tell tokens/s, or memory, and no samples/s."""
+    return has_speed(row) or (row.state == "measured" and any(getattr(row, name) is not None for name in _MEASURED))
+
+
+def has_speed(row: CellRow) -> bool:
+    """Whether there is something to compare."""
+    return row.samples_per_s is not None and row.samples_per_s.low > 0
+
+
+# What makes a sample other work, by the names of Settings.
+_WORK = ("model", "dataset", "stage", "sequence_length")
+# Published figures contradict themselves by some percent; another number of epochs is more than that.
+_SAME_AMOUNT = 1.1
+
+
+def differing(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """Names of Settings that two of the rows tell otherwise."""
+    return tuple(name for name in _WORK if len(_told(rows, name) - {None}) > 1)
+
+
+def untold(rows: Sequence[CellRow]) -> tuple[str, ...]:
+    """Names of Settings that some of the rows tell, all alike, and others do not."""
+    return tuple(name for name in _WORK if len(told := _told(rows, name)) > 1 and len(told - {None}) == 1)
+
+
+def other_work(rows: Sequence[CellRow]) -> str:
+    """In what the rows' samples are other work: `differ in model and stage`; empty where they are alike."""
+    known, unknown = ([COLUMNS[name].words for name in names] for names in (differing(rows), untold(rows)))
+    parts = [f"differ in {format_list(known)}"] if known else []
+    return " and ".join([*parts, f"do not all have their {format_list(unknown)}"] if unknown else parts)
+
+
+def other_job(rows: Sequence[CellRow]) -> str:
+    """In what the rows' full runs are other jobs: their samples, or how many there are; empty where they are alike.
+
+    Args:
+        rows: whose full run is timed.
+    """
+    work = other_work(rows)
+    if work:
+        return work
+    by_packing: dict[bool | None, list[float]] = {}
+    for row in rows:
+        if row.whole_s is not None and row.samples_per_s is not None:
+            # Packed samples are another number, and the same data.
+            by_packing.setdefault(row.settings.packing, []).append(row.whole_s.value * row.samples_per_s.value)
+    alike = all(max(amounts) <= _SAME_AMOUNT * min(amounts) for amounts in by_packing.values())
+    return "" if alike else "train different numbers of samples"
+
+
+def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
+    """What the prices of the rows are paid in, each once; None is that of a price whose currency nobody told."""
+    priced = (row for row in rows if row.price_per_hour is not None or row.price_purchase is not None)
+    return tuple(dict.fromkeys(row.currency for row in priced))
+
+
+def _told(rows: Sequence[CellRow], name: str) -> set[str | int | None]:
+    return {getattr(row.settings, name) for row in rows}

@@ -1,0 +1,87 @@
+"""import: a table of figures measured elsewhere -> a stored table, like a sweep's. Reads and writes disk."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.experiment.cell_prices import with_prices
+from multinode.experiment.cell_table import relative_to
+from multinode.experiment.cell_words import with_words
+from multinode.experiment.cells import CellTable
+from multinode.experiment.imported_rows import imported_rows
+from multinode.experiment.imported_table import FORMS, HINT, Extras, parse_table
+from multinode.experiment.price_notes import with_price_notes
+from multinode.experiment.sweep_table import TABLE_FILE
+from multinode.records.hostfile import load_prices
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
+from multinode.records.run_id import make_run_id
+from multinode.records.text_file import read_text
+
+__all__ = ["Imported", "import_table"]
+
+_RULE = "Figures as the table has them; what it does not have follows from them by arithmetic, or is missing."
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was stored: the table, and where its run directory is."""
+
+    table: CellTable
+    directory: Path
+
+
+def import_table(
+    root: Path, path: Path, extras: Extras | None = None, *, name: str | None = None, prices_path: Path | None = None
+) -> Imported:
+    """Import a table, and keep it as a run: the file as it is, the prices file as well, and the table made of them.
+
+    Args:
+        root: of all runs.
+        path: of the table; its ending tells its form.
+        extras: what holds for all rows.
+        name: for people; None takes the file's.
+        prices_path: of a prices file; None takes the table's own prices alone.
+
+    Raises:
+        UsageError: a file cannot be read, or a line of it is wrong; the message has its place.
+        MultinodeError: the run cannot be written.
+    """
+    started_s = time.time()
+    if path.suffix.lower() not in FORMS:
+        raise UsageError(f"{path} is no table by its name: expected {', '.join(FORMS)}", hint=HINT)
+    read = parse_table(read_text(path, "the table", HINT), str(path), extras or Extras())
+    prices, prices_text = load_prices(prices_path) if prices_path is not None else (None, "")
+    run_id = make_run_id()
+    table = relative_to(
+        CellTable(
+            run_id=run_id,
+            job=name or path.name,
+            rule=_RULE,
+            cells=imported_rows(read.rows),
+            notes=(f"Columns that were passed over: {', '.join(read.ignored)}.",) if read.ignored else (),
+        )
+    )
+    table = with_words(with_price_notes(with_prices(table, prices), table, prices))
+    directory = RunDirectory.create(root, run_id)
+    directory.write_bytes(f"imported{path.suffix.lower()}", path.read_bytes())
+    if prices is not None:
+        directory.write_bytes("prices.yaml", prices_text.encode())
+    directory.write(TABLE_FILE, table)
+    run = Run(
+        run_id=run_id,
+        job=table.job,
+        engine="import",
+        status="succeeded",
+        started_s=started_s,
+        ended_s=time.time(),
+        world_size=0,
+        nodes=(),
+        kind="import",
+    )
+    # A directory is a run once it has this: last, so that no half of an import is ever listed.
+    directory.write("run.json", run)
+    return Imported(table=table, directory=directory.path)

@@ -1,0 +1,252 @@
+"""IMPORTED: the columns that a table measured elsewhere may have, by every name, and what a cell of each may hold.
+
+Which of them a title means, and in which unit, is imported_titles'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from multinode.experiment.columns import COLUMNS, CellColumn, ColumnKind
+from multinode.experiment.imported_units import find_unit, fits, parse_unit
+from multinode.predict.published import parse_period, parse_published, plain_text
+from multinode.predict.published_words import WORDS, any_of
+from multinode.records.rounded import Rounded, exactly, parse_count
+from multinode.units import parse_clock
+
+__all__ = ["IMPORTED", "ImplausibleError", "ImportedColumn", "OutOfMemory", "Value", "column_name", "imported_column"]
+
+
+class ImplausibleError(ValueError):
+    """A figure that nobody can have measured; the message says why."""
+
+
+class OutOfMemory(NamedTuple):
+    """What stands in the place of a figure, and whose memory it was: `gpu` or `node`."""
+
+    out_of: str
+
+
+Value = str | Rounded | OutOfMemory | None
+
+_NONE = frozenset({"-", "null", "none", "n/a", "na"})
+_LONGEST_WORDS = 200
+_FLAGS = dict.fromkeys(WORDS.yes, "yes") | dict.fromkeys(WORDS.no, "no")
+_SEPARATORS = re.compile(r"[\s_.:#-]+")
+_OUT_OF_MEMORY, _OF_NODE, _OF_GPU = (
+    re.compile(rf"(?<![a-z])(?:{any_of(words)})") for words in (WORDS.out_of_memory, WORDS.of_node, WORDS.of_gpu)
+)
+_TIMES_SIGN = re.compile(r"^[x\u00d7]\s*(?=\d)|(?<=\d)\s*[x\u00d7]$")
+_COUNTED = re.compile(r"(?<=\d)\s*(?P<noun>[^\W\d_]+)$")
+_SCALED = re.compile(rf"[0-9.]+\s*(?:{'|'.join(WORDS.thousands)})", re.IGNORECASE)
+_ABOUT = re.compile(rf"^(?:{any_of(WORDS.about)})\s*", re.IGNORECASE)
+_DAYS = re.compile(r"(?P<days>\d{1,5}) days?, (?P<clock>\d{1,2}:\d\d:\d\d(?:\.\d+)?)", re.ASCII)
+_DAY_S = 86400
+# No worker has more: what is beyond was written in another unit.
+_MOST_GIB = 1024
+# Nor trains any on more samples at once: what is beyond counts tokens.
+_MOST_SAMPLES = 100_000
+
+
+class ImportedColumn(NamedTuple):
+    """A column of a foreign table, under one of its names.
+
+    Attributes:
+        scale: what its unit is in ours; None is told by each cell.
+    """
+
+    column: CellColumn
+    scale: float | None = 1.0
+
+    @property
+    def written(self) -> str:
+        """What messages call it."""
+        return self.column.written or self.column.name
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it tells how a training went, and may so hold OOM."""
+        return self.column.kind in {"measured", "clock", "share"}
+
+    @property
+    def expected(self) -> str:
+        """What a cell may hold, for messages."""
+        if self.scale is None:
+            return "a number above 0 with its unit, as the title has none"
+        return _EXPECTED[self.column.kind or "text"]
+
+    def value(self, cell: str) -> Value:
+        """What a cell that is not empty says.
+
+        Raises:
+            ValueError: nothing that the column holds.
+        """
+        text = plain_text(cell)
+        if text.lower() in _NONE:
+            return None
+        if self.column.kind == "text":
+            return _words(cell.strip(), self.column)
+        if self.column.kind == "flag":
+            return _flag(text)
+        # A footnote is told of by a mark behind the word.
+        if text.lower() in WORDS.no_figure or not text:
+            return None
+        if self.is_measured and (out_of := _out_of_memory(text)) is not None:
+            return out_of
+        value = _PARSERS[self.column.kind or "measured"](text, self)
+        if self.column.name == "peak_memory_gib" and value.value > _MOST_GIB:
+            raise ImplausibleError(f"that is {value.value:,.0f} GiB, more than a worker can have: was it MiB?")
+        if self.column.name == "per_device_batch" and value.value > _MOST_SAMPLES:
+            raise ImplausibleError(f"a worker does not take {value.value:,.0f} samples at once: was it tokens?")
+        return value
+
+
+def column_name(title: str) -> str:
+    """A title as one word: small letters, no blanks and dashes, `/s` as `pers`; all other signs stay, of any script."""
+    text = re.sub(r"^#\s*of\b", "number of", plain_text(title).lower())
+    text = re.sub(r"^#\s*gpu$", "gpus", text)
+    return _SEPARATORS.sub("", text.replace("/", " per "))
+
+
+def _words(text: str, column: CellColumn) -> str:
+    if len(text) > _LONGEST_WORDS or (column.name == "device" and text.isdecimal()):
+        raise ValueError(text)
+    return text
+
+
+def _flag(text: str) -> str:
+    if text.lower() not in _FLAGS:
+        raise ValueError(text)
+    return _FLAGS[text.lower()]
+
+
+def _out_of_memory(text: str) -> OutOfMemory | None:
+    text = text.lower()
+    found = _OUT_OF_MEMORY.search(text)
+    # What stands behind it, `OOM (24GB)`, says when; what stands before it may be a figure.
+    if found is None or any(char.isdigit() for char in text[: found.start()]):
+        return None
+    return OutOfMemory("node" if _OF_NODE.search(text) and not _OF_GPU.search(text) else "gpu")
+
+
+def _count(text: str, column: ImportedColumn) -> Rounded:
+    text = _TIMES_SIGN.sub("", text)
+    noun = _COUNTED.search(text)
+    if noun is not None and (unit := parse_unit(noun["noun"])) is not None and fits(unit, column.column):
+        text = text[: noun.start()]
+    scaled = _SCALED.fullmatch(text)
+    if scaled is None:
+        return parse_count(text.replace(",", "") if _is_grouped(text) else text)
+    # A context of 4k tokens is 4096 long.
+    kilo = 1024 if column.column.name == "sequence_length" else 1000
+    value = parse_published(text, kilo=kilo).figure.value
+    if not round(value, 6).is_integer():
+        raise ValueError(text)
+    return exactly(round(value))
+
+
+def _is_grouped(text: str) -> bool:
+    return re.fullmatch(r"[1-9][0-9]{0,2}(,[0-9]{3})+", text) is not None
+
+
+def _epochs(text: str, _: ImportedColumn) -> Rounded:
+    found = parse_published(text)
+    if found.unit not in {"", *WORDS.counted["epochs"]}:
+        raise ValueError(text)
+    # Whoever writes 3 epochs does not mean anything from 2.5 to 3.5.
+    return found.figure if "." in text else exactly(found.figure.value)
+
+
+def _measured(text: str, column: ImportedColumn) -> Rounded:
+    found = parse_published(text)
+    if not found.unit:
+        if column.scale is None:
+            raise ValueError(text)
+        return found.figure * exactly(column.scale)
+    unit = find_unit(found.unit, column.column)
+    if unit is None:
+        raise ValueError(text)
+    return found.figure * exactly(unit.scale)
+
+
+def _clock(text: str, column: ImportedColumn) -> Rounded:
+    if (days := _DAYS.fullmatch(text)) is not None:
+        seconds = int(days["days"]) * _DAY_S + parse_clock(days["clock"])
+    elif ":" in text:
+        seconds = parse_clock(text)
+    else:
+        try:
+            return parse_period(_ABOUT.sub("", text))
+        except ValueError:
+            return _measured(text, column)
+    if not seconds:
+        raise ValueError(text)
+    half = 0.5 if "." not in text else 0.0
+    return Rounded(value=seconds, low=seconds - half, high=seconds + half)
+
+
+def _share(text: str, column: ImportedColumn) -> Rounded:
+    value = _measured(text, column)
+    if value.value > 1:
+        # 45 without a sign may be a share in percent, and is not taken for one.
+        raise ValueError(text)
+    return value
+
+
+def _price(text: str, _: ImportedColumn) -> Rounded:
+    found = parse_published(text)
+    if found.unit:
+        raise ValueError(text)
+    return found.figure
+
+
+_EXPECTED: dict[ColumnKind, str] = {
+    "text": f"words, at most {_LONGEST_WORDS} characters",
+    "flag": "true or false",
+    "count": "a whole number, at least 1",
+    "number": "a number above 0",
+    "epochs": "a number above 0",
+    "measured": "a number above 0 with a decimal point, and no unit but the column's",
+    "clock": "seconds, 2h05m, 28:04 (minutes) or 3:35:20 (hours)",
+    "share": "a share above 0, such as 0.45 or 45 %",
+    "price": "a price above 0, a number alone",
+}
+_PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded]] = {
+    "count": _count,
+    "number": _measured,
+    "epochs": _epochs,
+    "measured": _measured,
+    "clock": _clock,
+    "share": _share,
+    "price": _price,
+}
+
+
+def _imported() -> dict[str, ImportedColumn]:
+    found: dict[str, ImportedColumn] = {}
+    for column in COLUMNS.values():
+        if column.kind is not None:
+            plain = ImportedColumn(column)
+            names = (*column.names, *WORDS.names.get(column.name, ()))
+            found |= dict.fromkeys((plain.written, column.name, *names), plain)
+        for name, scale in column.units.items():
+            found[name] = ImportedColumn(column, scale)
+        found |= dict.fromkeys((*column.bare, *WORDS.bare.get(column.name, ())), ImportedColumn(column, None))
+    return found
+
+
+IMPORTED = _imported()
+"""By every name that a column of a foreign table may have."""
+# As our own tables have them above their columns, too.
+_BY_NAME = {
+    **{column_name(f"{c.title} ({c.unit})"): ImportedColumn(c) for c in COLUMNS.values() if c.unit and c.kind},
+    **{column_name(c.csv): ImportedColumn(c) for c in COLUMNS.values() if c.csv and c.kind},
+    **{column_name(name): column for name, column in IMPORTED.items()},
+}
+
+
+def imported_column(title: str) -> ImportedColumn | None:
+    """The column of which a title is one of the names, however it is spaced."""
+    return _BY_NAME.get(column_name(title))

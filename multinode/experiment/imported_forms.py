@@ -1,0 +1,351 @@
+"""read_forms: the file of a foreign table, cut into cells: CSV, TSV, Markdown, JSON and YAML.
+
+What the cells mean is not known here; which way a table is turned shows by its titles.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import yaml
+
+from multinode.experiment.imported_titles import read_title, settings_of
+from multinode.predict.published_words import WORDS
+from multinode.strict_yaml import yaml_nodes
+
+__all__ = ["FORMS", "HINT", "Cell", "Form", "Line", "TableError", "read_forms"]
+
+HINT = (
+    "a table has a row for each training, and the names of its columns above: gpu,gpus,batch,samples/s in a CSV; the "
+    "same in TSV, Markdown, JSON or YAML"
+)
+FORMS = (".csv", ".tsv", ".md", ".markdown", ".json", ".jsonl", ".yaml", ".yml")
+"""Endings of the files that hold a table."""
+
+
+class Cell(NamedTuple):
+    """A cell as it is written: its line (None of one that the command line gives), its column's title, its text."""
+
+    line: int | None
+    title: str
+    text: str
+    separator: str = ":"  # Between the file and `line`, which is a row where a form has no lines.
+
+
+class Line(NamedTuple):
+    """A row as it is written: where it begins, and its cells."""
+
+    number: int
+    cells: Sequence[Cell]
+
+
+class Form(NamedTuple):
+    """A file, cut into cells: its titles where they stand above the rows, the rows, and what it says of all rows."""
+
+    lines: Sequence[Line] | Iterator[Line]
+    titles: Sequence[Cell] = ()
+    defaults: Sequence[Cell] = ()
+    ignore: Sequence[str] = ()
+
+
+class TableError(Exception):
+    """What is wrong, before the file is known.
+
+    Args:
+        message: one sentence.
+        line: where; None is nowhere in the file.
+        hint: what fixes it.
+        separator: as in `Cell`.
+    """
+
+    def __init__(self, message: str, line: int | None, hint: str = HINT, separator: str = ":") -> None:
+        super().__init__(message)
+        self.line = line
+        self.hint = hint
+        self.separator = separator
+
+
+def read_forms(text: str, source: str) -> list[Form]:
+    """The tables of a file, whose form the ending of its name tells: one, of Markdown all.
+
+    A CSV has commas, semicolons or tabs between cells, and titles in the first line that is not empty. A YAML is a list
+    of mappings, or has `rows:` beside `columns:`, `defaults:` and `ignore:`; a JSON likewise, or is what Hugging Face's
+    Trainer writes: all_results.json, trainer_state.json.
+
+    Raises:
+        TableError, YamlError: it is none of that.
+    """
+    text = text.removeprefix(_BYTE_ORDER_MARK)
+    ending = PurePath(source).suffix.lower()
+    if ending in {".yaml", ".yml"}:
+        return [_read_yaml(yaml_nodes(text))]
+    if ending == ".jsonl":
+        text = f"[{','.join(line for line in text.splitlines() if line.strip())}]"
+    if ending in {".json", ".jsonl"}:
+        return [_read_json(text)]
+    return _read_markdown(text) if ending in {".md", ".markdown"} else [_read_csv(text)]
+
+
+_BYTE_ORDER_MARK = "\ufeff"
+# Spreadsheets of half of Europe write semicolons; titles have none of these in them.
+_DELIMITERS = (",", ";", "\t")
+_DECIMAL_COMMA = re.compile(r"\s*\d+,\d+\s*")
+
+
+def _read_csv(text: str) -> Form:
+    # Below a heading, which may have commas of its own, stand titles.
+    first = "".join([line for line in text.splitlines() if line.strip()][:2])
+    delimiter = max(_DELIMITERS, key=first.count)
+    records = [(number, cells) for number, cells in _csv_records(text, delimiter) if any(map(str.strip, cells))]
+    # A heading above the table.
+    while len(records) > 1 and _is_heading(records[0][1]) and len(records[1][1]) > 1:
+        records.pop(0)
+    if delimiter == ";":
+        _refuse_decimal_commas(records[1:])
+    return _of_grid(records)
+
+
+def _is_heading(cells: Sequence[str]) -> bool:
+    told = [cell.strip() for cell in cells if cell.strip()]
+    return len(told) == 1 and not _is_title(told[0])
+
+
+def _refuse_decimal_commas(records: Sequence[tuple[int, list[str]]]) -> None:
+    """Where semicolons stand between cells, 1,234 may be a little more than 1 as well as more than a thousand."""
+    for number, cells in records:
+        odd = next((cell.strip() for cell in cells if _DECIMAL_COMMA.fullmatch(cell)), None)
+        if odd is not None:
+            raise TableError(f"{odd!r} may be a fraction or thousands: expected a number with a decimal point", number)
+
+
+def _of_grid(records: Sequence[tuple[int, list[str]]]) -> Form:
+    """Of records with their lines, of which the first has the titles."""
+    if not records:
+        return Form([])
+    number, titles = records[0][0], [cell.strip() for cell in records[0][1]]
+    if titles and (titles[0].lower() in WORDS.titles.corners or _is_title(titles[0])):
+        first = [cells[0].strip() for _, cells in records[1:]]
+        if sum(map(_is_title, first)) > sum(map(_is_title, titles[1:])):
+            return _turned(number, titles, records[1:])
+        # Names of rows need no title.
+        titles[0] = titles[0] or ("name" if any(first) else "")
+    return Form(_grid_lines(titles, records[1:]), [Cell(number, title, "") for title in titles if title])
+
+
+def _is_title(text: str) -> bool:
+    return bool(text) and read_title(text) is not None
+
+
+def _turned(number: int, names: Sequence[str], records: Sequence[tuple[int, list[str]]]) -> Form:
+    """Of a table whose titles stand at the left, with a column for each training; the first name is a title, too."""
+    for line, cells in records:
+        if len(cells) != len(names):
+            raise TableError(f"{len(cells)} cells stand under {len(names)} titles", line)
+    above = names[0] if _is_title(names[0]) else "name"
+    titles = [Cell(line, cells[0].strip(), "") for line, cells in records]
+    lines = []
+    for at, name in enumerate(names[1:], 1):
+        settings = settings_of(name) if above == "name" else ()
+        told = [Cell(number, *setting) for setting in settings] or [Cell(number, above, name)]
+        figures = [Cell(line, cells[0].strip(), cells[at]) for line, cells in records]
+        lines.append(Line(number, [*told, *figures]))
+    return Form(lines, titles)
+
+
+def _grid_lines(titles: Sequence[str], records: Sequence[tuple[int, list[str]]]) -> Iterator[Line]:
+    for number, cells in records:
+        if len(cells) != len(titles):
+            raise TableError(f"{len(cells)} cells stand under {len(titles)} titles", number)
+        yield Line(number, list(_grid_cells(number, titles, cells)))
+
+
+def _grid_cells(number: int, titles: Sequence[str], cells: Sequence[str]) -> Iterator[Cell]:
+    for title, cell in zip(titles, cells, strict=True):
+        if title:
+            yield Cell(number, title, cell)
+        elif cell.strip():
+            raise TableError("a cell stands in a column without a title", number)
+
+
+def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Each record with the line on which it begins."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            yield number, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise TableError(f"it is not CSV: {error}", number) from None
+
+
+_RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?\|?\s*|\s*\|\s*:?-+:?\s*\|?\s*")
+_BAR = re.compile(r"(?<!\\)\|")
+_ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+\-.!|~<>])")
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_BOLD = re.compile(r"\*\*(.+?)\*\*|`(.+?)`")
+
+
+def _read_markdown(text: str) -> list[Form]:
+    lines = text.splitlines()
+    rules = [at for at, line in enumerate(lines) if at and "|" in lines[at - 1] and _RULE.fullmatch(line)]
+    if not rules:
+        raise TableError(
+            "it has no table: a line of titles, | gpus | samples/s |, above one of dashes, | --- | --- |", 1
+        )
+    return [_of_grid(list(_markdown_records(lines, at))) for at in rules]
+
+
+def _markdown_records(lines: Sequence[str], rule: int) -> Iterator[tuple[int, list[str]]]:
+    """Titles and rows with their lines; a cell that is left out at the end of a row is empty."""
+    titles = _markdown_cells(lines[rule - 1])
+    yield rule, titles
+    for number, line in enumerate(lines[rule + 1 :], rule + 2):
+        if "|" not in line:
+            return
+        cells = _markdown_cells(line)
+        yield number, [*cells, *[""] * (len(titles) - len(cells))]
+
+
+def _markdown_cells(line: str) -> list[str]:
+    line = line.strip()
+    line = line.removeprefix("|")
+    line = line[:-1] if _BAR.search(line[-1:]) and not line.endswith("\\|") else line
+    return [_markdown_text(cell) for cell in _BAR.split(line)]
+
+
+def _markdown_text(cell: str) -> str:
+    cell = _LINK.sub(r"\1", cell.strip())
+    cell = _BOLD.sub(lambda match: match[1] or match[2], cell)
+    return _ESCAPED.sub(r"\1", cell).strip()
+
+
+_IN_ROW = ": row "
+_ENDED = "train_runtime"
+
+
+def _read_json(text: str) -> Form:
+    try:
+        # As they are written: how many digits there are tells how a figure was rounded.
+        root = json.loads(text, parse_float=str, parse_int=str, parse_constant=str)
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"it is not JSON: {error}", None) from None
+    if isinstance(root, dict) and isinstance(root.get("log_history"), list):
+        root = [_trainer_row(root)]
+    parts = root if isinstance(root, dict) else {"rows": root}
+    defaults = parts.get("defaults", {})
+    rows = parts.get("rows", parts.get("data"))
+    if rows is None:
+        rows = _json_rows(parts)
+    if not isinstance(rows, list) or not isinstance(defaults, dict):
+        raise TableError("expected a list of rows, or an object with rows, columns and defaults", None)
+    titles = [_json_text(title) for title in parts.get("columns", [])]
+    lines = [Line(number, _json_row(number, row, titles)) for number, row in enumerate(rows, 1)]
+    ignore = [_json_text(title) for title in parts.get("ignore", [])]
+    return Form(lines, (), _json_cells(1, defaults), ignore)
+
+
+def _trainer_row(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trainer_state.json tells of the whole training: its last record, and the steps and epochs beside it."""
+    ends = [entry for entry in state["log_history"] if isinstance(entry, dict) and _ENDED in entry]
+    if not ends:
+        raise TableError(
+            f"its training had not ended: no {_ENDED} in log_history", None, "all_results.json has it as well"
+        )
+    row = {key: value for key, value in ends[-1].items() if key not in {"step", "epoch"}}
+    return row | {key: state[key] for key in ("global_step", "epoch") if key in state}
+
+
+def _json_rows(parts: Mapping[str, Any]) -> list[Any]:
+    """An object that is a row, that has a list a column, or a row under each name."""
+    values = list(parts.values())
+    if values and all(isinstance(value, list) for value in values):
+        if len({len(value) for value in values}) > 1:
+            raise TableError("its columns are not equally long", None)
+        return [dict(zip(parts, row, strict=True)) for row in zip(*values, strict=True)]
+    if values and all(isinstance(value, dict) for value in values):
+        return [{"name": name} | row for name, row in parts.items()]
+    return [dict(parts)]
+
+
+def _json_row(number: int, row: Any, titles: Sequence[str]) -> list[Cell]:
+    if isinstance(row, dict):
+        return _json_cells(number, row)
+    if not isinstance(row, list) or len(row) != len(titles):
+        raise TableError(f"expected an object, or a list of {len(titles)} cells", number, separator=_IN_ROW)
+    return [Cell(number, title, _json_text(value, number), _IN_ROW) for title, value in zip(titles, row, strict=True)]
+
+
+def _json_cells(number: int, row: Mapping[str, Any]) -> list[Cell]:
+    return [Cell(number, title, _json_text(value, number), _IN_ROW) for title, value in row.items()]
+
+
+def _json_text(value: Any, number: int | None = None) -> str:
+    if isinstance(value, (dict, list)):
+        raise TableError("expected one word or number, not a list or an object", number, separator=_IN_ROW)
+    # Numbers are text already.
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+_NULL = "tag:yaml.org,2002:null"
+_KEYS = ("columns", "rows", "defaults", "ignore")
+
+
+def _read_yaml(root: yaml.Node | None) -> Form:
+    parts = _yaml_parts(root)
+    titles = [_yaml_text(node) for node in _yaml_items(parts.get("columns"))]
+    defaults = _yaml_cells(parts["defaults"]) if "defaults" in parts else []
+    ignore = [_yaml_text(node) for node in _yaml_items(parts.get("ignore"))]
+    lines = [Line(_yaml_line(node), _yaml_row(node, titles)) for node in _yaml_items(parts.get("rows"))]
+    return Form(lines, (), defaults, ignore)
+
+
+def _yaml_parts(root: yaml.Node | None) -> dict[str, yaml.Node]:
+    if isinstance(root, yaml.SequenceNode):
+        return {"rows": root}
+    if not isinstance(root, yaml.MappingNode):
+        raise TableError("expected a list of rows, or rows: beside columns: and defaults:", 1)
+    parts = {_yaml_text(key): value for key, value in root.value}
+    for key, _ in root.value:
+        if key.value not in _KEYS:
+            raise TableError(f"unknown key {key.value!r}: expected one of {', '.join(_KEYS)}", _yaml_line(key))
+    return parts
+
+
+def _yaml_row(node: yaml.Node, titles: Sequence[str]) -> list[Cell]:
+    if isinstance(node, yaml.MappingNode):
+        return _yaml_cells(node)
+    cells = _yaml_items(node)
+    if len(cells) != len(titles):
+        raise TableError(f"{len(cells)} cells stand in a row of {len(titles)} columns", _yaml_line(node))
+    return [Cell(_yaml_line(cell), title, _yaml_text(cell)) for title, cell in zip(titles, cells, strict=True)]
+
+
+def _yaml_cells(node: yaml.Node) -> list[Cell]:
+    if not isinstance(node, yaml.MappingNode):
+        raise TableError("expected a mapping of columns to cells", _yaml_line(node))
+    # An alias has the line of what it stands for; the key's is where it is used.
+    return [Cell(_yaml_line(key), _yaml_text(key), _yaml_text(value, _yaml_line(key))) for key, value in node.value]
+
+
+def _yaml_items(node: yaml.Node | None) -> list[yaml.Node]:
+    if node is not None and not isinstance(node, yaml.SequenceNode):
+        raise TableError("expected a list", _yaml_line(node))
+    return list(node.value) if node is not None else []
+
+
+def _yaml_text(node: yaml.Node, line: int | None = None) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise TableError("expected one word or number, not a list or a mapping", line or _yaml_line(node))
+    return "null" if node.tag == _NULL else str(node.value)
+
+
+def _yaml_line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

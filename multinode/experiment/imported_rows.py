@@ -1,0 +1,241 @@
+"""imported_rows: figures measured elsewhere -> rows of a cell table. Pure; prices of devices are cell_prices'.
+
+What a row gives stands as it was given: where figures contradict each other, the row says so, and nothing is corrected.
+What follows from its figures by arithmetic is filled in, and nothing is assumed: without the accumulation there is no
+global batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from multinode.cluster.device_name import short_device_name
+from multinode.experiment.cells import MEASURED, RANGED, CellRow
+from multinode.experiment.columns import COLUMNS
+from multinode.experiment.contradictions import Contradiction, find_contradictions
+from multinode.experiment.imported_columns import IMPORTED
+from multinode.experiment.imported_table import ImportedRow
+from multinode.job.workload import Settings
+from multinode.records.plausible import plausible_count
+from multinode.records.rounded import Rounded, product
+from multinode.stats.estimate import Estimate
+
+__all__ = ["imported_rows", "label_rows", "with_derived"]
+
+_OUT_OF = {"gpu": "the GPU's memory did not suffice, says the table", "node": "the node's did not, says the table"}
+# What tells how a training went; a row without any of them tells of none.
+_MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}
+# Fields of a row that may be None, but for those that follow from others once there are prices.
+_TOLD = {
+    *(one.column.name for one in IMPORTED.values() if one.column.kind != "price" and one.column.name != "currency"),
+    "step_spread",
+}
+
+
+def imported_rows(rows: Sequence[ImportedRow]) -> tuple[CellRow, ...]:
+    """A row of a cell table each, marked as imported, with what follows from its figures and what contradicts it."""
+    return tuple(_row(row, label) for row, label in zip(rows, label_rows(rows), strict=True))
+
+
+def _row(row: ImportedRow, label: str) -> CellRow:
+    figures = with_derived(row.figures)
+    state, reason = _state(row, figures)
+    values = row.words | {name: _value(name, figure) for name, figure in figures.items()}
+    known = {name: values[name] for name in CellRow.__struct_fields__ if name in values} | {"label": label}
+    if not {"price_per_hour", "price_purchase"} & known.keys():
+        known.pop("currency", None)
+    narrow = next((name for name in ("fp16", "bf16") if row.words.get(name) == "yes"), None)
+    settings = {"precision": narrow} | {name: values[name] for name in Settings.__struct_fields__ if name in values}
+    unknown = [name for name in CellRow.__struct_fields__ if name in _TOLD and known.get(name) is None]
+    return CellRow(
+        **known
+        | {
+            "source": "imported",
+            "state": state,
+            "out_of": row.out_of,
+            "reason": reason,
+            "settings": Settings(**settings),
+            "contradicted": _contradictions(row),
+            "missing": dict.fromkeys(unknown, "it is not in the table") if state == MEASURED else {},
+        }
+    )
+
+
+def _state(row: ImportedRow, figures: Mapping[str, Rounded]) -> tuple[str, str]:
+    """The state, and why it has no figures."""
+    if row.out_of is not None:
+        return "out_of_memory", _OUT_OF[row.out_of]
+    return ("skipped", "the table has no figures of it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
+
+
+def _contradictions(row: ImportedRow) -> tuple[Contradiction, ...]:
+    found = find_contradictions(row.figures)
+    speeds = ("samples_per_s", "tokens_per_s", "steps_per_s", "whole_s")
+    told = [name for name in speeds if name in row.figures]
+    if row.out_of is not None and told:
+        return (Contradiction(sides=("out_of_memory", *told)), *found)
+    return found
+
+
+def _value(name: str, figure: Rounded) -> Any:
+    """As a row has it: a count, a figure with the bounds that the rounding of its digits leaves, or that alone."""
+    if COLUMNS[name].kind == "count":
+        return plausible_count(round(figure.value))
+    return Estimate(value=figure.value, low=figure.low, high=figure.high) if name in RANGED else figure.value
+
+
+_NO_LABEL = re.compile(r"[^a-z0-9.]+")
+_LONGEST = 80
+
+
+def label_rows(rows: Sequence[ImportedRow]) -> list[str]:
+    """The name that a row has, else one made of its device and of as little else as tells the rows apart.
+
+    Names that several rows have get their precision, or a number.
+    """
+    parts = _telling_apart(rows)
+    given = [row.words.get("label") or _made(row, parts) for row in rows]
+    counts = Counter(given)
+    told = [
+        f"{label}-{detail}" if counts[label] > 1 and (detail := _precision(row)) else label
+        for label, row in zip(given, rows, strict=True)
+    ]
+    return list(_numbered(told))
+
+
+_Part = Callable[[ImportedRow], str]
+
+
+def _telling_apart(rows: Sequence[ImportedRow]) -> list[_Part]:
+    """The device, and of the other parts those without which two more rows would have the same name."""
+    parts: list[_Part] = [_device]
+    made = [_device(row) for row in rows]
+    for part in _PARTS:
+        longer = [f"{name}-{part(row)}" for name, row in zip(made, rows, strict=True)]
+        if len(set(longer)) > len(set(made)):
+            parts.append(part)
+            made = longer
+    return parts
+
+
+def _made(row: ImportedRow, parts: Sequence[_Part]) -> str:
+    return "-".join(word for part in parts if (word := part(row)))[:_LONGEST] or f"line-{row.line}"
+
+
+def _numbered(labels: Sequence[str]) -> Iterator[str]:
+    taken: set[str] = set(labels)
+    seen: Counter[str] = Counter()
+    for label in labels:
+        seen[label] += 1
+        if seen[label] == 1:
+            yield label
+            continue
+        number = seen[label]
+        while f"{label}-{number}" in taken:
+            number += 1
+        taken.add(f"{label}-{number}")
+        yield f"{label}-{number}"
+
+
+def _device(row: ImportedRow) -> str:
+    name = _slug(short_device_name(row.words.get("device", "")))
+    devices = row.figures.get("world_size")
+    return f"{name}-x{devices.value:.0f}" if name and devices is not None else name
+
+
+def _precision(row: ImportedRow) -> str:
+    told = (name for name in ("fp16", "bf16") if row.words.get(name) == "yes")
+    return _slug(row.words.get("precision", "")) or next(told, "")
+
+
+def _word(name: str) -> _Part:
+    return lambda row: _slug(row.words.get(name, ""))
+
+
+def _counted(name: str, prefix: str) -> _Part:
+    return lambda row: f"{prefix}{row.figures[name].value:.0f}" if name in row.figures else ""
+
+
+def _slug(text: str) -> str:
+    return _NO_LABEL.sub("-", text.lower()).strip("-")
+
+
+# What a reader looks for first stands first.
+_PARTS: tuple[_Part, ...] = (
+    _word("method"),
+    _word("strategy"),
+    _precision,
+    _counted("nodes", "nodes"),
+    _counted("per_device_batch", "batch"),
+    _counted("all_devices_batch", "batch"),
+    _counted("accumulation", "accumulation"),
+    _counted("global_batch", "global"),
+    _counted("sequence_length", "length"),
+    _word("model"),
+    _word("dataset"),
+)
+
+
+_MS_PER_S = 1e3
+
+
+class _Rule(NamedTuple):
+    """One figure as the product of some over the product of others."""
+
+    name: str
+    over: tuple[str, ...] = ()  # Names of the factors.
+    under: tuple[str, ...] = ()  # Names of the divisors.
+    scale: float = 1.0  # A further, constant factor.
+
+
+_RULES = (
+    _Rule("world_size", ("nodes", "workers_per_node")),
+    _Rule("workers_per_node", ("world_size",), ("nodes",)),
+    _Rule("nodes", ("world_size",), ("workers_per_node",)),
+    _Rule("per_device_batch", ("all_devices_batch",), ("world_size",)),
+    _Rule("per_device_batch", ("global_batch",), ("world_size", "accumulation")),
+    _Rule("accumulation", ("global_batch",), ("all_devices_batch",)),
+    _Rule("accumulation", ("global_batch",), ("world_size", "per_device_batch")),
+    _Rule("global_batch", ("world_size", "accumulation", "per_device_batch")),
+    _Rule("global_batch", ("all_devices_batch", "accumulation")),
+    _Rule("tokens_per_sample", ("tokens",), ("dataset_samples",)),
+    _Rule("samples_per_s", ("dataset_samples", "epochs"), ("whole_s",)),
+    _Rule("samples_per_s", ("steps_per_s", "global_batch")),
+    _Rule("samples_per_s", ("global_batch",), ("step_time_ms",), _MS_PER_S),
+    _Rule("samples_per_s", ("samples_per_s_per_gpu", "world_size")),
+    _Rule("tokens_per_s", ("tgs", "world_size")),
+    _Rule("samples_per_s", ("tokens_per_s",), ("tokens_per_sample",)),
+    _Rule("tokens_per_s", ("samples_per_s", "tokens_per_sample")),
+    _Rule("tgs", ("tokens_per_s",), ("world_size",)),
+    _Rule("step_time_ms", (), ("steps_per_s",), _MS_PER_S),
+    _Rule("step_time_ms", ("whole_s",), ("steps",), _MS_PER_S),
+    _Rule("step_time_ms", ("global_batch",), ("samples_per_s",), _MS_PER_S),
+    _Rule("whole_s", ("dataset_samples", "epochs"), ("samples_per_s",)),
+    _Rule("whole_s", ("steps",), ("steps_per_s",)),
+    _Rule("price_per_hour", ("price_gpu_per_hour", "world_size")),
+    _Rule("price_purchase", ("price_purchase_gpu", "world_size")),
+)
+
+
+def with_derived(figures: Mapping[str, Rounded]) -> dict[str, Rounded]:
+    """The figures with all that follows from them, each with the bounds that the rounding of its parts leaves.
+
+    Args:
+        figures: by the names of `experiment.columns`.
+    """
+    known = dict(figures)
+    # What one rule gives another may need, whichever stands first.
+    while found := next((found for rule in _RULES if (found := _apply(rule, known)) is not None), None):
+        known |= found
+    return known
+
+
+def _apply(rule: _Rule, known: Mapping[str, Rounded]) -> dict[str, Rounded] | None:
+    if rule.name in known or not all(name in known for name in (*rule.over, *rule.under)):
+        return None
+    value = product((known[name] for name in rule.over), (known[name] for name in rule.under), rule.scale)
+    is_broken = COLUMNS[rule.name].kind == "count" and not value.value.is_integer()
+    return None if is_broken else {rule.name: value}

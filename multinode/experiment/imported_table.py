@@ -1,0 +1,353 @@
+"""ImportedTable: figures measured elsewhere, as a file has them; make_table reads its cells, strict about each.
+
+What columns there are and what a cell may hold stands in imported_columns.py, what a title means in imported_titles.py,
+how a file is cut into cells in imported_forms.py; what a row means is `experiment.imported_rows`'.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.experiment.imported_columns import (
+    IMPORTED,
+    ImplausibleError,
+    ImportedColumn,
+    OutOfMemory,
+    Value,
+    column_name,
+)
+from multinode.experiment.imported_forms import FORMS, HINT, Cell, Form, Line, TableError, read_forms
+from multinode.experiment.imported_titles import (
+    SpeedColumn,
+    Title,
+    is_passed_over,
+    nearest_columns,
+    read_title,
+    settings_of,
+)
+from multinode.records.rounded import Rounded, exactly
+from multinode.strict_yaml import YamlError
+
+__all__ = ["FORMS", "HINT", "Extras", "ImportedRow", "ImportedTable", "make_table", "parse_table"]
+
+_MOST_ROWS = 20_000
+_SHOWN = 60
+_MOST_UNKNOWN = 40
+# Our own tables have both in one column: `2 x 4`, or `8 workers`.
+_NODES_AND_WORKERS = re.compile(
+    r"nodes\(?[x\u00d7*](workers|gpus?)\)?|[^\W\d_]*\u8282\u70b9\u6570?[x\u00d7*][^\W\d_]*\u5361\u6570?"
+)
+# Devices with their number: `8 x A100`, `RTX 4090 x 2`, `2 x 8 x A100` of two nodes.
+_DEVICES = re.compile(
+    r"(?:(?P<nodes>\d{1,4})\s*[x\u00d7*]\s*)?(?P<before>\d{1,4})\s*[x\u00d7*]\s*(?P<name>\S*[^\W\d].*)"
+    r"|(?P<first>.*[^\W\d].*?)\s*[x\u00d7*]\s*(?P<behind>\d{1,4})"
+)
+
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user says of a whole table.
+
+    Attributes:
+        defaults: cells, as text, by title, of what a row leaves empty or the table does not have.
+        ignore: titles of columns that are passed over.
+        columns: names of columns by the titles that the table has for them.
+        skip_unknown: whether columns whose titles are unknown are passed over.
+    """
+
+    defaults: dict[str, str] = {}
+    ignore: tuple[str, ...] = ()
+    columns: dict[str, str] = {}
+    skip_unknown: bool = False
+
+
+class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row.
+
+    Attributes:
+        line: where it stands in its file, counted from 1.
+        words: cells that are words, by the name of their column.
+        figures: cells that are figures, likewise, in its unit.
+        out_of: whose memory did not suffice, `gpu` or `node`, where the row says so.
+    """
+
+    line: int
+    words: dict[str, str] = {}
+    figures: dict[str, Rounded] = {}
+    out_of: str | None = None
+
+
+class ImportedTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table as its file has it: at least one row, in the order of the file, and the titles that were passed over."""
+
+    rows: tuple[ImportedRow, ...]
+    ignored: tuple[str, ...] = ()
+
+
+def parse_table(text: str, source: str, extras: Extras) -> ImportedTable:
+    """The rows of a file, whose form its name tells.
+
+    Args:
+        text: of the file.
+        source: its path, for messages.
+        extras: what the user says of all rows; it comes before what the file says.
+
+    Raises:
+        UsageError: `source:line:` and what is wrong.
+    """
+    try:
+        form = _one_form(read_forms(text, source))
+        return make_table(form, msgspec.structs.replace(extras, ignore=(*extras.ignore, *form.ignore)))
+    except YamlError as wrong:
+        raise UsageError(wrong.at(source), hint=HINT) from None
+    except TableError as wrong:
+        place = source if wrong.line is None else f"{source}{wrong.separator}{wrong.line}"
+        raise UsageError(f"{place}: {wrong}", hint=wrong.hint) from None
+
+
+def _one_form(forms: Sequence[Form]) -> Form:
+    """The only one that has figures of a training."""
+    if len(forms) == 1:
+        return forms[0]
+    found = [form for form in forms if any(_is_figure(cell.title) for cell in form.titles)]
+    if len(found) == 1:
+        return found[0]
+    lines = ", ".join(str(form.titles[0].line) for form in found or forms if form.titles)
+    raise TableError(f"it has {len(found or forms)} tables, in lines {lines}", None, "keep one of them in the file")
+
+
+def _is_figure(title: str) -> bool:
+    known = read_title(title)
+    return known is not None and any(isinstance(c, SpeedColumn) or c.is_measured for c in known.columns)
+
+
+def make_table(form: Form, extras: Extras) -> ImportedTable:
+    """The rows of a file.
+
+    Args:
+        form: the file, cut into cells.
+        extras: what the user says; it comes before the file's defaults.
+
+    Raises:
+        TableError: columns are unknown, a cell is not what its column holds, a column that the user names is not there,
+            or there is no row.
+    """
+    lines = list(_at_most(form.lines))
+    given = [Cell(None, title, text) for title, text in extras.defaults.items()]
+    cells = [*form.titles, *form.defaults, *given, *(cell for line in lines for cell in line.cells)]
+    titles = _Titles(cells, extras)
+    # Two columns for the same are refused in the line of the titles.
+    for _ in titles.rows(form.titles):
+        pass
+    general = titles.row(form.defaults) | titles.row(given)
+    rows = [_row(line.number, general | values) for line in lines for values in titles.rows(line.cells)]
+    if not rows:
+        raise TableError("it has no rows", 1)
+    return ImportedTable(rows=tuple(rows), ignored=tuple(titles.ignored))
+
+
+def _at_most(lines: Sequence[Line] | Iterator[Line]) -> Iterator[Line]:
+    for number, line in enumerate(lines):
+        if number == _MOST_ROWS:
+            raise TableError(f"there are more than {_MOST_ROWS} rows", line.number)
+        yield line
+
+
+def _row(line: int, values: Mapping[str, Value]) -> ImportedRow:
+    return ImportedRow(
+        line=line,
+        words={name: value for name, value in values.items() if isinstance(value, str)},
+        figures={name: value for name, value in values.items() if isinstance(value, Rounded)},
+        out_of=next((value.out_of for value in values.values() if isinstance(value, OutOfMemory)), None),
+    )
+
+
+class _Titles:
+    """What the titles of a table mean, each read once.
+
+    Raises:
+        TableError: some are unknown, or the user names one that is not there.
+    """
+
+    def __init__(self, cells: Sequence[Cell], extras: Extras) -> None:
+        self.ignored: dict[str, None] = {}
+        self._titles: dict[str, Title | None] = {}
+        ignore = {column_name(title): title for title in extras.ignore}
+        named = {column_name(title): (title, name) for title, name in extras.columns.items()}
+        unknown: list[Cell] = []
+        first = {cell.title: cell for cell in reversed(cells)}
+        absent = dict.fromkeys((*ignore, *named))
+        for title in dict.fromkeys(cell.title for cell in cells):
+            name = column_name(title)
+            absent.pop(name, None)
+            if name in ignore:
+                self._ignore(title, ignore[name])
+            elif name in named:
+                self._titles[title] = _named(title, named[name][1])
+            elif (known := read_title(title)) is not None or _NODES_AND_WORKERS.fullmatch(name):
+                self._titles[title] = known
+            elif is_passed_over(title) or (extras.skip_unknown and first[title].line is not None):
+                self._ignore(title, title)
+            else:
+                unknown.append(first[title])
+        if unknown:
+            raise _unknown(unknown)
+        for name in absent:
+            if name in ignore:
+                raise TableError(
+                    f"it has no column {_shown(ignore[name])} to pass over", None, "--ignore takes its titles"
+                )
+            raise TableError(
+                f"it has no column {_shown(named[name][0])}", None, "--column takes its titles: 'TITLE=name'"
+            )
+
+    def _ignore(self, title: str, said: str) -> None:
+        self._titles[title] = None
+        self.ignored[said] = None
+
+    def row(self, cells: Sequence[Cell]) -> dict[str, Value]:
+        """Values by column; an empty cell has none, and one that denies it has None."""
+        return next(self.rows(cells))
+
+    def rows(self, cells: Sequence[Cell]) -> Iterator[dict[str, Value]]:
+        """The same of each training that a row tells of: several, where titles tell how they differ."""
+        general: list[Cell] = []
+        special: dict[tuple[tuple[str, str], ...], list[Cell]] = {}
+        for cell in cells:
+            title = self._titles[cell.title]
+            (special.setdefault(title.settings, []) if title and title.settings else general).append(cell)
+        if not special:
+            yield self._values(general)
+        for settings, figures in special.items():
+            if any(cell.text.strip() for cell in figures) or not any(cell.text.strip() for cell in cells):
+                told = [Cell(figures[0].line, name, text) for name, text in settings]
+                yield self._values([*general, *told, *figures])
+
+    def _values(self, cells: Sequence[Cell]) -> dict[str, Value]:
+        values: dict[str, Value] = {}
+        titles: dict[str, str] = {}
+        for cell, column in self._columns(cells):
+            name = column.column.name
+            if name in titles:
+                told = f"{_shown(titles[name])} and {_shown(cell.title)} say the same"
+                raise TableError(told, cell.line, "keep one, or --ignore the other")
+            titles[name] = cell.title
+            if cell.text.strip():
+                values[name] = _value(cell, column)
+        return _with_devices(values)
+
+    def _columns(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, ImportedColumn]]:
+        for cell in cells:
+            title = self._titles.get(cell.title, read_title(cell.title))
+            if _NODES_AND_WORKERS.fullmatch(column_name(cell.title)):
+                yield from _nodes_and_workers(cell)
+            elif title is not None:
+                for part, column in zip(_parts(cell, len(title.columns)), title.columns, strict=True):
+                    yield part, _of_speed(part, column)
+
+
+def _named(title: str, name: str) -> Title:
+    """A title that the user says the meaning of; what it says of its rows holds all the same."""
+    known = read_title(name)
+    if known is None:
+        near = " or ".join(nearest_columns(name))
+        words = f"--column {title}={name}: there is no column {_shown(name)}"
+        raise TableError(words + (f": did you mean {near}?" if near else ""), None, f"the columns are: {_all_names()}")
+    own = read_title(title)
+    return Title(known.columns, own.settings if own is not None else settings_of(title))
+
+
+def _of_speed(cell: Cell, column: ImportedColumn | SpeedColumn) -> ImportedColumn:
+    if isinstance(column, ImportedColumn):
+        return column
+    if not cell.text.strip():
+        return IMPORTED["samples_per_s"]
+    try:
+        return column.column(cell.text)
+    except ValueError:
+        raise TableError(f"{cell.title}: {_shown(cell.text.strip())}: expected {column.expected}", cell.line) from None
+
+
+def _parts(cell: Cell, count: int) -> list[Cell]:
+    """A cell for each of the columns whose figures stand in it."""
+    if count == 1:
+        return [cell]
+    for separator in ("|", " / ", "/"):
+        texts = cell.text.split(separator)
+        if len(texts) == count:
+            return [cell._replace(text=text) for text in texts]
+    if any(char.isdigit() for char in cell.text):
+        raise TableError(
+            f"{cell.title}: {_shown(cell.text.strip())}: expected {count} figures with | between them", cell.line
+        )
+    return [cell] * count
+
+
+def _with_devices(values: dict[str, Value]) -> dict[str, Value]:
+    """With the number of devices that stands beside their name, unless a column of its own has it."""
+    match = _DEVICES.fullmatch(str(values.get("device", "")))
+    if match is None:
+        return values
+    count = match["before"] or match["behind"]
+    names = ("nodes", "workers_per_node") if match["nodes"] else ("world_size",)
+    numbers = dict(zip(names, filter(None, (match["nodes"], count)), strict=True))
+    told = {name: exactly(int(number)) for name, number in numbers.items() if int(number)}
+    return told | values | {"device": match["name"] or match["first"]}
+
+
+def _nodes_and_workers(cell: Cell) -> Iterator[tuple[Cell, ImportedColumn]]:
+    numbers = re.findall(r"\d+", cell.text)
+    names = ("nodes", "workers_per_node") if len(numbers) > 1 else ("world_size",)
+    for name, number in zip(names, numbers, strict=False):
+        yield cell._replace(text=number), IMPORTED[name]
+
+
+def _unknown(cells: Sequence[Cell]) -> TableError:
+    told = [_shown(cell.title) + _suggestion(cell.title) for cell in cells]
+    if len(told) == 1:
+        near = " or ".join(nearest_columns(cells[0].title))
+        message = f"unknown column {_shown(cells[0].title)}" + (f": did you mean {near}?" if near else "")
+    else:
+        more = f" and {len(told) - _MOST_UNKNOWN} more" if len(told) > _MOST_UNKNOWN else ""
+        message = f"{len(told)} unknown columns: {', '.join(told[:_MOST_UNKNOWN])}{more}"
+    title = cells[0].title[:_SHOWN]
+    wide = next((cell.title for cell in cells if settings_of(cell.title)), None)
+    way = f"--column {wide + '=samples/s'!r} says what the figures below {wide!r} are; " if wide else ""
+    return TableError(
+        message,
+        cells[0].line,
+        f"{way}--column {title + '=NAME'!r} says which it is, --ignore {title!r} passes over it, --skip-unknown over "
+        f"all; the names: {_all_names()}",
+        cells[0].separator,
+    )
+
+
+def _suggestion(title: str) -> str:
+    near = " or ".join(nearest_columns(title)[:2])
+    return f" (did you mean {near}?)" if near else ""
+
+
+def _all_names() -> str:
+    return ", ".join(dict.fromkeys(column.written for column in IMPORTED.values()))
+
+
+def _value(cell: Cell, column: ImportedColumn) -> Value:
+    text = cell.text.strip()
+    odd = next((char for char in text if not char.isprintable() and unicodedata.category(char) != "Zs"), None)
+    if odd is not None:
+        raise TableError(f"{cell.title}: invalid character U+{ord(odd):04X}", cell.line, separator=cell.separator)
+    try:
+        return column.value(text)
+    except ImplausibleError as error:
+        raise TableError(f"{cell.title}: {_shown(text)}: {error}", cell.line, separator=cell.separator) from None
+    except ValueError:
+        what = f"{cell.title}: {_shown(text)}" if cell.line is not None else f"--default {cell.title}={text[:_SHOWN]}"
+        raise TableError(f"{what}: expected {column.expected}", cell.line, separator=cell.separator) from None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -1,0 +1,149 @@
+"""Shortlist: which of the changes that `advise` ranks are worth a short run beside one node alone. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from multinode.launch.change import Change
+from multinode.predict.advice import RankedOption, pays
+from multinode.records.averaging import Averaging
+
+__all__ = ["Candidate", "LeftOut", "Shortlist", "candidate_of", "make_shortlist", "steps_needed"]
+
+# Levers and settings: no purchase, no other model, no other nodes.
+_KINDS = frozenset(
+    {"gradients", "averaging", "outer", "accumulation", "overlap", "buckets", "batch", "strategy", "pair"}
+)
+# One round is warm-up, and two are measured.
+_ROUNDS = 3
+_FEWEST_STEPS = 8
+# PowerSGD leaves its first ten iterations as they are, and at most a third of a run is warm-up.
+_LOW_RANK_STEPS = 32
+
+Reason = Literal["memory", "little", "short", "slower", "more"]
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tried.
+
+    Attributes:
+        label: its name in the names of runs; `baseline` and `one-node` are the training as it stands, and on one node.
+        name: in a few words.
+        kind: as Advice has it.
+        change: how `launch` makes it.
+        nodes: that it trains on; `workers_per_node` on each of them.
+        predicted_samples_per_s: None where nothing was predicted; likewise its interval, and the speed over that of one
+            node alone.
+        expected_s: wall time of one run with all that goes around it; None where nothing is known.
+        meaning: what else it changes, as Advice has it.
+    """
+
+    label: str
+    name: str
+    kind: str = ""
+    change: Change = Change()
+    nodes: int
+    workers_per_node: int
+    predicted_samples_per_s: float | None = None
+    predicted_interval: tuple[float, float] | None = None
+    against_one_node: float | None = None
+    against_one_node_interval: tuple[float, float] | None = None
+    expected_s: float | None = None
+    meaning: str = ""
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that is not tried.
+
+    Attributes:
+        reason: `memory`: the GPUs have no room; `little`: it gains too little; `short`: it needs more steps than a run
+            has; `slower`: surely slower than one node alone; `more`: others are predicted to be better.
+        needs_steps: of a run, where `short`.
+    """
+
+    name: str
+    reason: Reason
+    needs_steps: int | None = None
+
+
+class Shortlist(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tried, best first, and what is not."""
+
+    chosen: tuple[RankedOption, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def make_shortlist(ranked: Sequence[RankedOption], *, steps: int, most: int) -> Shortlist:
+    """The best of each kind, then the second best of each, until there are enough.
+
+    Args:
+        ranked: as `rank_options` has them, best first.
+        steps: optimizer steps of a run of the training as it stands; the others train on as many samples.
+        most: so many are tried.
+    """
+    able: dict[str, list[RankedOption]] = {}
+    left_out: list[LeftOut] = []
+    for one in ranked:
+        if one.option.kind not in _KINDS or one.advice.change is None:
+            continue
+        reason, needed = _why_not(one, steps), steps_needed(one)
+        if reason is None:
+            able.setdefault(one.option.kind, []).append(one)
+        else:
+            left_out.append(
+                LeftOut(name=one.advice.name, reason=reason, needs_steps=needed if reason == "short" else None)
+            )
+    in_turn = list(_in_turn(able))
+    chosen = sorted(in_turn[:most], key=lambda one: -one.advice.gain)
+    left_out += (LeftOut(name=one.advice.name, reason="more") for one in in_turn[most:])
+    return Shortlist(chosen=tuple(chosen), left_out=tuple(left_out))
+
+
+def steps_needed(one: RankedOption) -> int:
+    """Steps that a run of the training as it stands has to have for this change to show what it gives."""
+    before, after = one.option.before.scenario, one.option.after.scenario
+    averaging: Averaging | None = after.averaging
+    least = _ROUNDS * averaging.every if averaging is not None else _FEWEST_STEPS
+    if (one.option.after.settings.grad_compress or "").startswith("powersgd"):
+        least = _LOW_RANK_STEPS
+    return math.ceil(least * after.samples / before.samples)
+
+
+def candidate_of(one: RankedOption, label: str, meaning: str) -> Candidate:
+    """A ranked change as what is tried."""
+    advice = one.advice
+    return Candidate(
+        label=label,
+        name=advice.name,
+        kind=one.option.kind,
+        change=advice.change or Change(),
+        nodes=advice.outlook.nodes,
+        workers_per_node=advice.outlook.workers_per_node,
+        predicted_samples_per_s=advice.outlook.samples_per_s,
+        predicted_interval=advice.outlook.interval,
+        against_one_node=advice.against_one_node,
+        against_one_node_interval=advice.against_one_node_interval,
+        meaning=meaning,
+    )
+
+
+def _why_not(one: RankedOption, steps: int) -> Reason | None:
+    beside = one.advice.against_one_node_interval
+    if one.advice.fits is False:
+        return "memory"
+    if not pays(one.advice):
+        return "little"
+    if beside is not None and beside[1] < 1:
+        return "slower"
+    return "short" if steps_needed(one) > steps else None
+
+
+def _in_turn(able: dict[str, list[RankedOption]]) -> Iterator[RankedOption]:
+    """The first of each kind, the best of them first, then the second of each."""
+    for row in itertools.zip_longest(*able.values()):
+        yield from sorted((one for one in row if one is not None), key=lambda one: -one.advice.gain)

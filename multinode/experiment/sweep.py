@@ -1,0 +1,147 @@
+"""sweep: the cells of a grid, each an ordinary run; what was measured is never measured again. Prints nothing.
+
+The runs are `series`'s; one cell, and the run that a killed controller left of it, is `sweep_cell`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from multinode.errors import Interrupted, MultinodeError, UsageError
+from multinode.experiment.grid import GridRecord
+from multinode.experiment.grid_progress import state_line
+from multinode.experiment.grid_state import is_finished, retry_failed
+from multinode.experiment.series import Measure, Series
+from multinode.experiment.sweep_cell import AskedGrid, cell_launch, cell_workers, measure_cell
+from multinode.experiment.sweep_store import create_sweep, find_sweep, keep_status, new_record
+from multinode.launch.context import Launch, RunContext
+from multinode.launch.launch import probe_nodes, same_threads
+from multinode.records.run_directory import RunDirectory
+
+__all__ = ["Resume", "Swept", "find_finished", "require_plannable", "sweep"]
+
+Conclude = Callable[[RunDirectory, Path], object]
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of an earlier sweep of the same command.
+
+    Attributes:
+        anew: it is left alone, and all is measured again.
+        retry_failed: its cells that failed are measured again; those that ran out of memory are not.
+    """
+
+    anew: bool = False
+    retry_failed: bool = False
+
+
+class Swept(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep that has come to its end.
+
+    Attributes:
+        directory: where it lies; its runs lie beside it.
+    """
+
+    record: GridRecord
+    directory: Path
+
+
+def find_finished(asked: AskedGrid, runs: Path, resume: Resume) -> Swept | None:
+    """The newest sweep of the same command, if nothing of it is left to measure; it needs no node."""
+    found = None if resume.anew else find_sweep(runs, new_record(asked).fingerprint)
+    if found is None:
+        return None
+    directory, record = found
+    record = retry_failed(record) if resume.retry_failed else record
+    return Swept(record=record, directory=directory.path) if is_finished(record) else None
+
+
+def sweep(
+    asked: AskedGrid, context: RunContext, resume: Resume, conclude: Conclude, measure: Measure = measure_cell
+) -> Swept:
+    """Measure every cell that has not been measured, in an order in which running out of memory is seen early.
+
+    Args:
+        asked: the grid and its job.
+        context: the nodes.
+        resume: what becomes of an earlier sweep of the same command.
+        conclude: makes the table, of what there is, whenever the sweep ends.
+        measure: makes one run.
+
+    Raises:
+        UsageError: a cell cannot be laid out, or another process makes this very sweep.
+        NodeError: a node cannot be reached; what was measured is kept.
+        Interrupted: the user stopped it; likewise.
+    """
+    finished = find_finished(asked, context.runs, resume)
+    if finished is not None:
+        return finished
+    launches = _launches(asked, context)
+    directory = _take_up(asked, context, resume, launches)
+    with directory.lock():
+        series = Series(context, directory, lambda cell, _: launches[cell.label], measure)
+        try:
+            if resume.retry_failed:
+                series.keep(retry_failed(series.record))
+            series.run()
+        except BaseException as error:
+            _end(context, directory, "stopped" if isinstance(error, Interrupted) else "failed", conclude)
+            raise
+        _end(context, directory, "succeeded", conclude)
+    return Swept(record=series.record, directory=directory.path)
+
+
+def require_plannable(asked: AskedGrid) -> None:
+    """See that every cell can be laid out, as far as the hostfile alone tells.
+
+    Raises:
+        UsageError: one cannot.
+    """
+    for cell in asked.cells:
+        cell_launch(asked, cell, cell_workers(asked, cell, {}))
+
+
+def _launches(asked: AskedGrid, context: RunContext) -> dict[str, Launch]:
+    """The launch of every cell by its label, so that what cannot be laid out is said before anything is measured."""
+    nodes = asked.launch.cluster.nodes[: max(asked.grid.nodes)]
+    told = None not in asked.grid.workers_per_node or all(node.slots or node.gpus for node in nodes)
+    cluster = asked.launch.cluster.first(len(nodes))
+    facts = {} if told else probe_nodes(msgspec.structs.replace(asked.launch, cluster=cluster), context.agent)
+    workers = {cell.label: cell_workers(asked, cell, facts) for cell in asked.cells}
+    threaded = same_threads(asked.launch, list(workers.values()), context, "in every cell")
+    asked = msgspec.structs.replace(asked, launch=threaded)
+    return {cell.label: cell_launch(asked, cell, workers[cell.label]) for cell in asked.cells}
+
+
+def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, launches: dict[str, Launch]) -> RunDirectory:
+    """The directory of the sweep that goes on, or of a new one."""
+    record = new_record(asked)
+    found = None if resume.anew else find_sweep(context.runs, record.fingerprint)
+    if found is not None:
+        directory, record = found
+        if directory.is_locked:
+            raise UsageError(
+                f"this very sweep is under way already: {directory.run_id}",
+                hint="wait for its end; --fresh begins another one, and each would disturb the other",
+            )
+        context.say(f"going on with sweep {directory.run_id} ({state_line(record)}); --fresh begins anew")
+        return directory
+    most = max(len(one.cluster.nodes) * (one.options.workers_per_node or 1) for one in launches.values())
+    directory = create_sweep(context.runs, asked, record, most)
+    context.say(f"sweep {directory.run_id}: {state_line(record)}")
+    return directory
+
+
+def _end(context: RunContext, directory: RunDirectory, status: str, conclude: Conclude) -> None:
+    """Store the table of what there is; what keeps it from being made is no word against what was measured."""
+    try:
+        conclude(directory, context.runs)
+    except MultinodeError as error:
+        context.say(f"its table cannot be made yet: {error}")
+    # With a full disk there is nothing that could be kept, and why the sweep ended is said all the same.
+    with contextlib.suppress(MultinodeError):
+        keep_status(directory, status)

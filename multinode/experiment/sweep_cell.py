@@ -1,0 +1,323 @@
+"""One cell of a sweep: the launch that it is, and one run of it on the nodes. Prints nothing, and keeps no grid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from multinode.check.finding import Finding
+from multinode.cluster.facts import NodeFacts
+from multinode.contrast.measure import cut_job
+from multinode.errors import Interrupted
+from multinode.experiment.cell_outcome import Outcome, judge_run
+from multinode.experiment.grid import Cell, Grid
+from multinode.job.deepspeed import fit_batch
+from multinode.job.job import Job, LlamaFactoryJob, limit_steps
+from multinode.job.planning import workers_per_node
+from multinode.job.synthetic import with_synthetic
+from multinode.launch.attach import Known, find_known, stop
+from multinode.launch.clean import cleanup_nodes
+from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.free_gpus import PATIENCE_S, wait_for_gpus
+from multinode.launch.launch import benchmark_mode, prepare, run_prepared
+from multinode.launch.observe import summarise_run
+from multinode.launch.request import StopRequest
+from multinode.profile.summary import Summary
+from multinode.profile.throughput import trained_s
+from multinode.records.progress import RunProgress, TrainingTime
+from multinode.records.run import Failure, Run, new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.records.samples import parse_samples
+from multinode.units import format_duration
+
+__all__ = [
+    "STEPS_WITHOUT_END",
+    "AskedGrid",
+    "CellRun",
+    "CellTraining",
+    "TimedStop",
+    "cell_launch",
+    "cell_workers",
+    "end_cut_off",
+    "figures_lack",
+    "measure_cell",
+    "with_time_limit",
+]
+
+_S_PER_MINUTE = 60
+
+
+class CellTraining(msgspec.Struct, frozen=True, kw_only=True):
+    """How each cell is trained.
+
+    Attributes:
+        steps: that count in each run, warm-up apart; None takes 30, or all that the job has.
+        minutes: of training in each run instead, warm-up among it.
+        synthetic: whether the data are made up.
+    """
+
+    steps: int | None = None
+    minutes: float | None = None
+    synthetic: bool = False
+
+
+class AskedGrid(msgspec.Struct, frozen=True, kw_only=True):
+    """A grid that is to be measured.
+
+    Attributes:
+        launch: all nodes of the hostfile, and how each cell is laid out; its job is replaced by the cell's.
+        job: the user's, without what the grid sets.
+        cells: of the grid, in its order.
+        jobs: of each cell, by its label: the user's job with what the cell sets.
+        training: how long, and on which data.
+    """
+
+    launch: Launch
+    job: Job
+    grid: Grid
+    cells: tuple[Cell, ...]
+    jobs: dict[str, Job]
+    training: CellTraining = CellTraining()
+
+
+class CellRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a cell that has ended.
+
+    Attributes:
+        in_time: whether it was stopped because its time was over.
+    """
+
+    launched: Launched
+    in_time: bool = False
+
+
+def cell_workers(asked: AskedGrid, cell: Cell, facts: Mapping[str, NodeFacts]) -> int:
+    """Workers on each node of a cell; `facts` may be empty where the hostfile says it.
+
+    Raises:
+        UsageError: the nodes have unequal slots.
+    """
+    return workers_per_node(asked.launch.cluster.first(cell.nodes), facts, cell.workers_per_node)
+
+
+def cell_launch(asked: AskedGrid, cell: Cell, workers: int) -> Launch:
+    """The launch that measures a cell, for its figures alone.
+
+    Raises:
+        UsageError: its job cannot be cut, or trained on synthetic data.
+        JobError: its DeepSpeed JSON cannot be fitted.
+    """
+    what = asked.launch
+    job = _cut(asked.jobs[cell.label], asked.training)
+    if isinstance(job, LlamaFactoryJob):
+        job = fit_batch(job, workers * cell.nodes)
+    if asked.training.synthetic:
+        job = with_synthetic(job)
+    options = msgspec.structs.replace(what.options, workers_per_node=workers)
+    cluster = what.cluster.first(cell.nodes)
+    return benchmark_mode(msgspec.structs.replace(what, cluster=cluster, job=job, options=options))
+
+
+def measure_cell(
+    what: Launch, context: RunContext, minutes: float | None = None, *, patience_s: float = PATIENCE_S
+) -> CellRun:
+    """One run on free GPUs, of which nothing stays on the nodes; a run that fails is a result.
+
+    Args:
+        what: the launch.
+        context: the nodes.
+        minutes: of training, after which it is stopped; None has it train its steps.
+        patience_s: how long GPUs that are held are waited for.
+
+    Raises:
+        UsageError, NodeError, NodeFailed: it could not be prepared.
+        Interrupted: the user asked to stop before it began.
+    """
+    prepared = prepare(what, context)
+    held = wait_for_gpus(prepared, context, patience_s=patience_s)
+    if context.stop.count:
+        raise Interrupted("interrupted")
+    if held is not None:
+        return CellRun(launched=_refuse(prepared, held))
+    limited, timed = (context, None) if minutes is None else with_time_limit(context, minutes * _S_PER_MINUTE)
+    with context.stop.heard():
+        launched = run_prepared(prepared, limited)
+    cleanup_nodes(launched, what.cluster, context)
+    return CellRun(launched=launched, in_time=timed is not None and timed.is_over)
+
+
+def _cut(job: Job, training: CellTraining) -> Job:
+    if training.minutes is None:
+        return cut_job(job, training.steps)
+    # It must not end before its time.
+    return limit_steps(job, STEPS_WITHOUT_END) if isinstance(job, LlamaFactoryJob) else job
+
+
+def _refuse(prepared: Prepared, held: Finding) -> Launched:
+    """A run that never began, recorded so that it is listed with its reason."""
+    plan, now_s = prepared.plan, time.time()
+    run = new_run(plan, now_s)
+    nodes = tuple(msgspec.structs.replace(node, state="ended", cause="not_started") for node in run.nodes)
+    where = next((node for node in nodes if node.name == held.node), nodes[0])
+    run = msgspec.structs.replace(
+        run,
+        status="failed",
+        ended_s=now_s,
+        nodes=nodes,
+        first_failure=Failure(
+            node=where.name, node_rank=where.node_rank, message=held.message, hint=held.hint, kind="gpu_held"
+        ),
+        kind=prepared.what.execute.kind,
+    )
+    prepared.directory.write("run.json", run)
+    nothing = Summary(run_id=plan.run_id, steps=0, steady_steps=0, rule="")
+    return Launched(run=run, summary=nothing, plan=plan, directory=prepared.directory)
+
+
+STEPS_WITHOUT_END = 1_000_000
+"""What a training is told to make that is to end by its time alone."""
+
+
+class TimedStop:
+    """Watches the progress of one run.
+
+    The time begins with the first step that any node reports: loading and the first compilation are no training.
+
+    Args:
+        user: how the user asks to stop; that is passed on.
+        limit_s: of training.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(self, user: StopRequest, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stop = StopRequest()
+        self._user = user
+        self._limit_s = limit_s
+        self._clock = clock
+        self._passed_on = 0
+        self._began: float | None = None
+        # Whether the run was stopped for its time; a user who stops it while it ends takes nothing from that.
+        self.is_over = False
+
+    def look(self, progress: RunProgress) -> None:
+        """Take note of how far the run is, and stop it when it is time."""
+        while self._passed_on < self._user.count:
+            self._passed_on += 1
+            self.stop.ask(self._user.reason)
+        if self._began is None and any(node.step for node in progress.nodes):
+            self._began = self._clock()
+        if self._trained_s >= self._limit_s and self._began is not None and not self.stop.count:
+            self.is_over = True
+            self.stop.ask("its time is over")
+
+    def show(self, progress: RunProgress) -> RunProgress:
+        """The progress by the time: how long it has trained, and no number of steps that nobody means to make."""
+        nodes = tuple(
+            msgspec.structs.replace(node, total_steps=None) if node.total_steps == STEPS_WITHOUT_END else node
+            for node in progress.nodes
+        )
+        training = TrainingTime(limit_s=self._limit_s, trained_s=self._trained_s)
+        return msgspec.structs.replace(progress, nodes=nodes, training=training)
+
+    @property
+    def _trained_s(self) -> float:
+        return 0.0 if self._began is None else self._clock() - self._began
+
+
+def with_time_limit(context: RunContext, limit_s: float) -> tuple[RunContext, TimedStop]:
+    """The outside of a run that trains for so long, and what stops it then."""
+    timed = TimedStop(context.stop, limit_s)
+    limited = context.with_stop(timed.stop)
+
+    def observe(progress: RunProgress) -> None:
+        timed.look(progress)
+        context.observe(timed.show(progress))
+
+    limited.observe = observe
+    return limited, timed
+
+
+_GRACE_S = 10.0
+_STOPPED = Outcome(state="stopped", reason="its controller was killed")
+# How a node ends a job that would have gone on.
+_FROM_OUTSIDE = frozenset({"stopped", "lease_expired"})
+
+
+def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) -> Outcome:
+    """See that nothing of a run goes on, and take its figures if it had come to its end.
+
+    A run with a time limit has come to its end once its steps fill that time, whether its controller stopped it or its
+    lease ran out later: until then it trained undisturbed. All of its steps count. One that ended otherwise is made
+    again, and why is said: without its controller nobody can tell how it would have ended in time.
+
+    Args:
+        run_id: the run.
+        context: its nodes.
+        limit_s: of training, after which it was to be stopped; None had it train its steps.
+
+    Raises:
+        NodeError: a node of it could not be asked.
+        MultinodeError: another process follows it, and does not record its end.
+    """
+    directory = RunDirectory(context.runs / run_id)
+    run = directory.read("run.json", Run)
+    if run is None:
+        # It was being prepared, and nothing had been started.
+        return _STOPPED
+    known = find_known(context.runs, run_id)
+    launched = _end(known, context)
+    outcome = judge_run(launched.run, in_time=False, lacks=figures_lack(launched))
+    if run.status == "running" and outcome.state != "measured":
+        # How it ended without its controller says nothing about the cell, unless it ended well.
+        outcome = _STOPPED
+    if limit_s is not None and outcome.state == "stopped":
+        outcome = _judge_by_time(launched, limit_s, context)
+    cleanup_nodes(launched, known.cluster, context)
+    return _STOPPED if outcome.unreachable else outcome
+
+
+def figures_lack(launched: Launched) -> str | None:
+    """Why a run has no speed that could stand in a table; None where it has."""
+    summary = launched.summary
+    if summary.step_time_ms is not None and summary.samples_per_s is not None:
+        return None
+    reasons = (summary.missing.get(name) for name in ("step_time_ms", "samples_per_s"))
+    return next((reason for reason in reasons if reason), "it recorded no measured step")
+
+
+def _end(known: Known, context: RunContext) -> Launched:
+    """The run as it ended; one that goes on is stopped."""
+    if known.run.status == "running":
+        context.say(f"run {known.run.run_id} was cut off: making sure that nothing of it is still running")
+        return stop(known, context, _GRACE_S)
+    directory = known.directory
+    summary = directory.read("summary.json", Summary) or summarise_run(directory, known.plan)
+    return Launched(run=known.run, summary=summary, plan=known.plan, directory=known.directory)
+
+
+def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> Outcome:
+    """Of a run that was to be stopped after `limit_s`, and was stopped."""
+    short = _short_of(launched, limit_s)
+    if short is not None:
+        context.say(f"run {launched.run.run_id} is made again: {short}")
+        return _STOPPED
+    context.say(f"run {launched.run.run_id} had trained for its {format_duration(limit_s)}, and counts")
+    return judge_run(launched.run, in_time=True, lacks=figures_lack(launched))
+
+
+def _short_of(launched: Launched, limit_s: float) -> str | None:
+    """Why it is not known to have trained for so long; None where it has."""
+    run = launched.run
+    if run.status != "stopped":
+        return f"without its controller it ended as {run.status}"
+    for node in run.nodes:
+        if node.cause not in _FROM_OUTSIDE:
+            return f"{node.name}: nobody stopped it there ({(node.cause or node.state).replace('_', ' ')})"
+        time_s = trained_s(parse_samples(launched.directory.sample_lines(node.node_rank)))
+        if time_s is None:
+            return f"{node.name}: it stored too few steps to know how long it trained"
+        if time_s < limit_s:
+            return f"{node.name}: it had trained for {format_duration(time_s)} of its {format_duration(limit_s)}"
+    return None

@@ -1,0 +1,156 @@
+"""sweep_table: a sweep's directory -> its table; stored tables -> the one that is shown. Reads and writes disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster
+from multinode.cluster.facts import NodeFacts
+from multinode.contrast.compare import load_side_run
+from multinode.errors import MultinodeError, UsageError
+from multinode.experiment.cell_prices import with_prices
+from multinode.experiment.cell_rows import MeasuredCell, devices_of
+from multinode.experiment.cell_table import Look, SweptCells, look_at, table_of_sweep
+from multinode.experiment.cell_words import combined, sweep_with_words, with_words
+from multinode.experiment.cells import MEASURED, CellTable
+from multinode.experiment.grid import CellRecord, GridRecord
+from multinode.experiment.price_notes import with_price_notes
+from multinode.experiment.sweep_store import GRID_FILE
+from multinode.records.plan import LaunchPlan
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory, list_runs
+
+__all__ = ["TABLE_FILE", "build_table", "load_table", "load_tables"]
+
+TABLE_FILE = "sweep.json"
+_SCHEMA = "multinode.sweep/1"
+
+
+class _Marked(msgspec.Struct, frozen=True):
+    """Any document, as far as its release is concerned."""
+
+    schema: str = ""
+
+
+def build_table(directory: RunDirectory, root: Path) -> CellTable:
+    """The table of a sweep as far as it is measured; it is kept in the sweep's directory.
+
+    Args:
+        directory: of the sweep.
+        root: of all runs; the cells' are there.
+
+    Raises:
+        UsageError: it is not a sweep.
+        MultinodeError: a file cannot be read or written.
+    """
+    table = _make_table(directory, root)
+    directory.write(TABLE_FILE, table)
+    return table
+
+
+def load_table(directory: RunDirectory) -> CellTable | None:
+    """The table of a sweep or an import as it was stored; None of any other run.
+
+    That of a sweep under way, or of one whose controller was killed, is made of what is measured so far.
+
+    Raises:
+        MultinodeError: it is of another release, or not what it should be.
+    """
+    if _is_unfinished(directory):
+        return _make_table(directory, directory.path.parent)
+    marked = directory.read(TABLE_FILE, _Marked)
+    if marked is None:
+        return None
+    if marked.schema != _SCHEMA:
+        raise MultinodeError(
+            f"the table of run {directory.run_id} is of another release ({marked.schema or 'no schema'})",
+            hint="measure or import it again",
+        )
+    return directory.read(TABLE_FILE, CellTable)
+
+
+def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> CellTable:
+    """Stored tables as one, as it was asked for.
+
+    Args:
+        root: of all runs.
+        names: of sweeps and imports: an id each, the beginning of one, or `last`, the newest of them; one that is named
+            twice counts once.
+        look: how they are shown.
+
+    Raises:
+        UsageError: there is no such run, one has no table, or `look` names what the table does not have.
+        MultinodeError: a table cannot be read.
+    """
+    directories = {(found := _open(root, name)).run_id: found for name in names}
+    tables = []
+    for run_id, directory in directories.items():
+        table = load_table(directory)
+        if table is None:
+            raise UsageError(f"run {run_id} has no table", hint="multinode sweep and multinode import make one")
+        tables.append(table)
+    whole, asked = combined(tables), look or Look()
+    return with_words(with_price_notes(look_at(whole, asked), whole, asked.prices))
+
+
+def _open(root: Path, name: str) -> RunDirectory:
+    # The newest run may be of any kind; the newest that has a table is meant.
+    files = (TABLE_FILE, GRID_FILE)
+    able = (path.name for path in reversed(list_runs(root)) if any((path / file).is_file() for file in files))
+    return RunDirectory.open(root, next(able, name) if name == "last" else name)
+
+
+def _is_unfinished(directory: RunDirectory) -> bool:
+    """Whether it is a sweep that has not come to its end; its table may be missing, or of an earlier part of it."""
+    if not (directory.path / GRID_FILE).is_file():
+        return False
+    run = directory.read("run.json", Run)
+    return run is None or run.status == "running" or not (directory.path / TABLE_FILE).is_file()
+
+
+def _make_table(directory: RunDirectory, root: Path) -> CellTable:
+    record = directory.read(GRID_FILE, GridRecord)
+    if record is None:
+        raise UsageError(
+            f"run {directory.run_id} is not a sweep: it has no {GRID_FILE}", hint="multinode runs lists them"
+        )
+    run = directory.read("run.json", Run)
+    table, full_run = table_of_sweep(
+        SweptCells(
+            run_id=directory.run_id,
+            job=record.command,
+            cells=tuple(_measured(cell, root) for cell in record.cells),
+            worker_batch=record.worker_batch,
+            most_workers=run.world_size if run is not None else None,
+        )
+    )
+    return sweep_with_words(with_prices(table, None), full_run)
+
+
+def _measured(record: CellRecord, root: Path) -> MeasuredCell:
+    """A cell with its runs; those that are no longer stored are passed over."""
+    if record.state != MEASURED:
+        return MeasuredCell(record=record)
+    directories = [found for run_id in record.run_ids if (found := RunDirectory(root / run_id)).path.is_dir()]
+    runs = tuple(load_side_run(directory) for directory in directories)
+    if not runs:
+        return MeasuredCell(record=record)
+    last = directories[-1]
+    plan, cluster = last.read("plan.json", LaunchPlan), last.read("cluster.json", Cluster)
+    if plan is None:
+        return MeasuredCell(record=record, runs=runs)
+    facts = {one.node: one for one in last.read("facts.json", list[NodeFacts]) or ()}
+    price = _price_purchase(plan, cluster) if cluster is not None else None
+    return MeasuredCell(record=record, runs=runs, devices=devices_of(plan, facts), price_purchase=price)
+
+
+def _price_purchase(plan: LaunchPlan, cluster: Cluster) -> float | None:
+    """Of all its nodes, or of the GPUs in use; None where one has no price."""
+    nodes = {node.name: node for node in cluster.nodes}
+    told = [nodes[node.node].purchase(len(node.ranks)) if node.node in nodes else None for node in plan.nodes]
+    known = [price for price in told if price is not None]
+    return math.fsum(known) if known and len(known) == len(told) else None

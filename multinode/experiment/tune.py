@@ -1,0 +1,316 @@
+"""tune: a training as it stands, on one node, and with the best changes, in interleaved runs, judged by their loss.
+
+A tuning is a grid whose cells are changes: the same series of runs as a sweep's, which goes on where it stopped. The
+first two cells say which changes are worth a run. Prints nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from multinode.errors import Interrupted, MultinodeError, RunFailed, UsageError
+from multinode.experiment.asked_tuning import (
+    BASELINE,
+    FIRST,
+    TUNING_FILE,
+    AskedTuning,
+    fingerprint_of,
+    first_two,
+    job_of,
+    load_tuning,
+    samples_of,
+    with_expected,
+    with_seeds,
+)
+from multinode.experiment.budget import fits, spent_s
+from multinode.experiment.grid import Cell, CellRecord, Grid, GridRecord
+from multinode.experiment.grid_plan import Turn
+from multinode.experiment.grid_progress import state_line
+from multinode.experiment.grid_state import due_turns, retry_failed
+from multinode.experiment.losses import PARTS
+from multinode.experiment.series import Measure, Series
+from multinode.experiment.shortlist import Candidate
+from multinode.experiment.sweep import Resume
+from multinode.experiment.sweep_cell import measure_cell
+from multinode.experiment.sweep_store import create_grid, find_sweep, keep_status
+from multinode.experiment.trial import at_best_rate
+from multinode.experiment.tuned_runs import list_candidates, trial_of
+from multinode.experiment.tuning import TunedRow, Tuning, judge
+from multinode.experiment.tuning_words import with_words
+from multinode.job.engine_commands import choose_engine
+from multinode.job.job import LlamaFactoryJob, describe_job, override_job, override_text
+from multinode.job.planning import workers_per_node
+from multinode.job.trial_job import DEFAULT_SEED, TrialTraining, trial_job
+from multinode.job.workload import global_batch, read_settings
+from multinode.launch.change import Change, change_text
+from multinode.launch.context import Launch, RunContext
+from multinode.launch.launch import benchmark_mode, probe_nodes
+from multinode.predict.try_advice import changed_launch
+from multinode.records.run_directory import RunDirectory
+from multinode.records.text_file import write_text
+from multinode.traffic.traffic import Layout
+
+__all__ = ["Tuned", "find_tuned", "tune"]
+
+_WINNER = "tuned.yaml"
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+    """A tuning that has come to its end.
+
+    Attributes:
+        directory: where it lies; its runs lie beside it.
+    """
+
+    tuning: Tuning
+    directory: Path
+
+    def document(self) -> Tuning:
+        """What `tune --json` prints."""
+        return self.tuning
+
+
+def find_tuned(asked: AskedTuning, runs: Path, resume: Resume) -> Tuned | None:
+    """The newest tuning of the same command, if nothing of it is left that fits the budget; it needs no node."""
+    found = None if resume.anew else find_sweep(runs, fingerprint_of(asked))
+    if found is None or found[0].is_locked:
+        return None
+    directory, record = found
+    record = with_seeds(retry_failed(record) if resume.retry_failed else record, asked)
+    tuning = load_tuning(directory, record)
+    if tuning is None or any(cell.state == "running" for cell in record.cells):
+        return None
+    expected, due = [row.candidate.expected_s for row in tuning.rows], due_turns(record)
+    # Of the first two alone nobody knows whether what comes after them was chosen.
+    is_chosen = len(record.cells) > FIRST or not due or due[0].number == 1
+    if not is_chosen or any(fits(record, turn, expected, asked.budget_s) for turn in due):
+        return None
+    return _conclude(asked, directory, record, tuning)
+
+
+def tune(asked: AskedTuning, context: RunContext, resume: Resume, measure: Measure = measure_cell) -> Tuned:
+    """Measure what is left, in turns over the seeds, and judge it.
+
+    Args:
+        asked: the job, and what is to be measured.
+        context: the nodes.
+        resume: what becomes of an earlier tuning of the same command.
+        measure: makes one run.
+
+    Raises:
+        UsageError: the job cannot be tuned so, or another process makes this very tuning.
+        RunFailed: the training as it stands fails.
+        NodeError: a node cannot be reached; what was measured is kept.
+        Interrupted: the user stopped it; likewise.
+    """
+    finished = find_tuned(asked, context.runs, resume)
+    if finished is not None:
+        return finished
+    layout = _layout(asked, context)
+    directory = _take_up(asked, context, resume, layout)
+    with directory.lock():
+        tuner = _Tuner(asked, context, directory, layout, measure)
+        try:
+            tuner.run(retries_failed=resume.retry_failed)
+        except BaseException as error:
+            tuner.conclude("stopped" if isinstance(error, Interrupted) else "failed")
+            raise
+        return tuner.conclude("succeeded")
+
+
+class _Tuner:
+    """A tuning under way; its directory is this process's."""
+
+    def __init__(
+        self, asked: AskedTuning, context: RunContext, directory: RunDirectory, layout: Layout, measure: Measure
+    ) -> None:
+        self._asked = asked
+        self._context = context
+        self._directory = directory
+        self._layout = layout
+        self._series = Series(context, directory, self._launch_of, measure)
+        self._series.keep(with_seeds(self._series.record, asked))
+        stored = load_tuning(directory, self._series.record)
+        self._tuning = stored if stored is not None else self._begin()
+
+    def run(self, *, retries_failed: bool) -> None:
+        """The first two, what is tried after them, and all of it for every seed."""
+        if retries_failed:
+            self._series.keep(retry_failed(self._series.record))
+        if len(self._candidates) == FIRST:
+            self._series.run(lambda record, turn: turn.number == 1 and self._fits(record, turn))
+            if any(turn.number == 1 for turn in due_turns(self._series.record)):
+                # The budget has no room for both, and without them nothing is predicted.
+                return
+            self._list()
+        self._series.run(self._fits)
+
+    def conclude(self, status: str) -> Tuned:
+        """Judge and store what there is; what keeps it from being stored is no word against what was measured."""
+        record = self._series.record
+        tuned = Tuned(tuning=self._tuning, directory=self._directory.path)
+        try:
+            tuned = _conclude(self._asked, self._directory, record, self._tuning)
+        except MultinodeError as error:
+            if status == "succeeded":
+                raise
+            self._context.say(f"what was measured cannot be judged yet: {error}")
+        finally:
+            with contextlib.suppress(MultinodeError):
+                keep_status(self._directory, status)
+        return tuned
+
+    @property
+    def _candidates(self) -> tuple[Candidate, ...]:
+        return tuple(row.candidate for row in self._tuning.rows)
+
+    def _begin(self) -> Tuning:
+        asked, first, record = self._asked, first_two(self._layout), self._series.record
+        # What was chosen is not stored any more, and is chosen anew.
+        self._series.keep(msgspec.structs.replace(record, cells=record.cells[:FIRST]))
+        tuning = Tuning(
+            run_id=self._directory.run_id,
+            job=describe_job(job_of(asked)),
+            samples=samples_of(asked, self._layout),
+            steps=asked.steps,
+            learning_rates=asked.learning_rates,
+        )
+        tuning = judge(tuning, [trial_of(self._context.runs, one, None) for one in first])
+        self._directory.write(TUNING_FILE, tuning)
+        return tuning
+
+    def _list(self) -> None:
+        """Choose what is tried, by the first runs."""
+        record, runs = self._series.record, self._context.runs
+        baseline, alone = record.cells
+        if not baseline.run_ids:
+            raise RunFailed(
+                f"the training as it stands has no figures: {baseline.reason or 'its run did not fit the budget'}",
+                hint=f"all of it lies in {self._directory.path}",
+            )
+        names = [baseline.run_ids[0], *alone.run_ids[:1]]
+        changes, left_out = list_candidates(runs, names, steps=self._asked.steps, most=self._asked.most)
+        rate = trial_of(runs, self._candidates[0], baseline).runs[0].samples_per_s
+        around_s = max(0.0, baseline.took_s[0] - self._tuning.samples / rate) if baseline.took_s else None
+        listed = [with_expected(one, self._tuning.samples, around_s) for one in changes]
+        candidates = (*self._candidates, *listed)
+        tuning = msgspec.structs.replace(self._tuning, left_out=left_out)
+        self._tuning = judge(tuning, [trial_of(runs, one, None) for one in candidates])
+        # In this order: a grid that is stored has its candidates.
+        self._directory.write(TUNING_FILE, self._tuning)
+        cells = tuple(CellRecord(cell=_cell(one)) for one in listed)
+        self._series.keep(msgspec.structs.replace(record, cells=(*record.cells, *cells)))
+        names_listed = ", ".join(one.name for one in listed) or "no change"
+        self._context.say(f"worth a run beside one node alone: {names_listed}")
+
+    def _fits(self, record: GridRecord, turn: Turn) -> bool:
+        return fits(record, turn, [one.expected_s for one in self._candidates], self._asked.budget_s)
+
+    def _launch_of(self, cell: Cell, number: int) -> Launch:
+        candidate = next(one for one in self._candidates if one.label == cell.label)
+        what = benchmark_mode(self._asked.launch)
+        changed = changed_launch(what, candidate.change, self._layout)
+        job = changed.job
+        if not isinstance(job, LlamaFactoryJob):
+            raise UsageError("only a LLaMA-Factory YAML can be tuned")
+        workers = len(changed.cluster.nodes) * (changed.options.workers_per_node or 1)
+        batch = global_batch(read_settings(job), workers)
+        rate, seed = self._rate_and_seed(cell, number)
+        training = TrialTraining(
+            steps=max(1, round(self._tuning.samples / (batch or 1))),
+            seed=seed,
+            every=candidate.change.averaging.every if candidate.change.averaging is not None else 1,
+            parts=PARTS,
+            evaluation_samples=self._asked.evaluation_samples,
+        )
+        if rate is not None:
+            job = override_job(job, {"learning_rate": rate})
+        return msgspec.structs.replace(changed, job=trial_job(job, training))
+
+    def _rate_and_seed(self, cell: Cell, number: int) -> tuple[float | None, int]:
+        """Of a run: the first seed at every learning rate, then the others at the best; first what is missing."""
+        found = job_of(self._asked).config.get("seed", DEFAULT_SEED)
+        first = found if type(found) is int else DEFAULT_SEED
+        record = next(one for one in self._series.record.cells if one.cell.label == cell.label)
+        candidate = next(one for one in self._candidates if one.label == cell.label)
+        trial = trial_of(self._context.runs, candidate, record)
+        rates = self._asked.learning_rates
+        best = at_best_rate(trial).runs[0].learning_rate if rates and trial.runs else None
+        wanted: list[tuple[float | None, int]] = [(rate, first) for rate in rates or (None,)]
+        wanted += [(best, first + more) for more in range(1, self._asked.seeds)]
+        made = {(run.learning_rate if rates else None, run.seed) for run in trial.runs}
+        return next((one for one in (wanted[number - 1], *wanted) if one not in made), wanted[number - 1])
+
+
+def _conclude(asked: AskedTuning, directory: RunDirectory, record: GridRecord, tuning: Tuning) -> Tuned:
+    """Judge what there is, and write it, with the winner."""
+    cells = {one.cell.label: one for one in record.cells}
+    runs = directory.path.parent
+    judged = judge(
+        msgspec.structs.replace(
+            tuning,
+            seeds=asked.seeds,
+            budget_s=asked.budget_s,
+            spent_s=spent_s(record),
+            waiting=len(due_turns(record)),
+            file="",
+        ),
+        [trial_of(runs, row.candidate, cells.get(row.candidate.label)) for row in tuning.rows],
+    )
+    winner = judged.row(judged.recommended)
+    if winner is not None and (winner.candidate.label != BASELINE or winner.rates):
+        path = asked.output or directory.path / _WINNER
+        said = f"By multinode tune {directory.run_id}: {winner.candidate.name}. multinode launch --with {path.name}"
+        write_text(path, change_text(_whole_change(winner), said))
+        judged = msgspec.structs.replace(judged, file=str(path))
+    judged = with_words(judged)
+    directory.write(TUNING_FILE, judged)
+    return Tuned(tuning=judged, directory=directory.path)
+
+
+def _whole_change(row: TunedRow) -> Change:
+    """With what it was measured with: nodes, workers, and the learning rate where several were tried."""
+    one = row.candidate
+    rate = (override_text("learning_rate", row.learning_rate),) if row.rates else ()
+    return one.change.joined(Change(overrides=rate, nodes=one.nodes, workers_per_node=one.workers_per_node))
+
+
+def _take_up(asked: AskedTuning, context: RunContext, resume: Resume, layout: Layout) -> RunDirectory:
+    """The directory of the tuning that goes on, or of a new one."""
+    wanted = fingerprint_of(asked)
+    found = None if resume.anew else find_sweep(context.runs, wanted)
+    if found is not None:
+        directory, record = found
+        if directory.is_locked:
+            raise UsageError(
+                f"this very tuning is under way already: {directory.run_id}",
+                hint="wait for its end; --fresh begins another one, and each would disturb the other",
+            )
+        context.say(f"going on with tuning {directory.run_id} ({state_line(record)}); --fresh begins anew")
+        return directory
+    record = GridRecord(
+        fingerprint=wanted,
+        command=describe_job(job_of(asked)),
+        grid=Grid(nodes=(layout.nodes, 1), repeats=asked.runs_of_each),
+        cells=tuple(CellRecord(cell=_cell(one)) for one in first_two(layout)),
+        steps=asked.steps,
+    )
+    engine = asked.launch.options.engine or choose_engine(job_of(asked))
+    directory = create_grid(context.runs, asked.launch, record, layout.workers, engine.name)
+    context.say(f"tuning {directory.run_id}")
+    return directory
+
+
+def _cell(candidate: Candidate) -> Cell:
+    return Cell(label=candidate.label, nodes=candidate.nodes, workers_per_node=candidate.workers_per_node)
+
+
+def _layout(asked: AskedTuning, context: RunContext) -> Layout:
+    """The workers as they are today."""
+    cluster, options = asked.launch.cluster, asked.launch.options
+    told = options.workers_per_node is not None or all(node.slots or node.gpus for node in cluster.nodes)
+    facts = {} if told else probe_nodes(asked.launch, context.agent)
+    return Layout(nodes=len(cluster.nodes), workers_per_node=workers_per_node(cluster, facts, options.workers_per_node))

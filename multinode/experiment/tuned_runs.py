@@ -1,0 +1,133 @@
+"""A tuning on the controller's disk: what is tried by its stored runs, and what these came to. Reads disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from multinode.errors import MultinodeError
+from multinode.experiment.grid import CellRecord
+from multinode.experiment.losses import read_losses
+from multinode.experiment.shortlist import Candidate, LeftOut, candidate_of, make_shortlist
+from multinode.experiment.trial import Trial, TrialRun
+from multinode.job.job import Job
+from multinode.job.trial_job import DEFAULT_SEED
+from multinode.job.workload import Settings, global_batch, read_settings
+from multinode.launch.observe import observe_run
+from multinode.predict.advice import rank_options
+from multinode.predict.advice_words import with_words
+from multinode.predict.advise import training_today
+from multinode.predict.request import read_record
+from multinode.predict.run_selection import Record
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory, list_runs
+
+__all__ = ["find_runs_alike", "list_candidates", "run_s", "trial_of"]
+
+_UNFIT = re.compile(r"[^a-z0-9]+")
+_LONGEST_LABEL = 40
+
+
+def list_candidates(
+    root: Path, names: Sequence[str], *, steps: int, most: int
+) -> tuple[tuple[Candidate, ...], tuple[LeftOut, ...]]:
+    """What is tried, best first, and what is not, as predicted from these runs.
+
+    Args:
+        root: directory of all runs.
+        names: of the training as it stands, and of one node alone where that could be measured.
+        steps: of a run of the training as it stands.
+        most: so many are tried.
+
+    Raises:
+        UsageError: they tell too little.
+        MultinodeError: a file of one cannot be read.
+    """
+    today = training_today(root, names)
+    ranked = rank_options(today)
+    meanings = {one.name: one.meaning for one in with_words(ranked, today.outlook())}
+    found = make_shortlist(ranked, steps=steps, most=most)
+    labels = _labels([one.advice.name for one in found.chosen])
+    chosen = tuple(
+        candidate_of(one, label, meanings[one.advice.name]) for one, label in zip(found.chosen, labels, strict=True)
+    )
+    return chosen, found.left_out
+
+
+def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> Trial:
+    """A candidate with the runs that were measured; without a cell it was not begun.
+
+    Raises:
+        MultinodeError: a file of a run cannot be read.
+    """
+    if cell is None:
+        return Trial(candidate=candidate, state="waiting")
+    runs = (_trial_run(RunDirectory(root / run_id)) for run_id in cell.run_ids)
+    return Trial(
+        candidate=candidate,
+        state=cell.state,
+        reason=cell.reason,
+        runs=tuple(run for run in runs if run is not None),
+    )
+
+
+def find_runs_alike(root: Path, job: Job, nodes: int, workers: int) -> dict[int, Record]:
+    """The newest stored runs of this very training, by their number of nodes: one, and as many as these."""
+    found: dict[int, Record] = {}
+    settings = read_settings(job)
+    for path in reversed(list_runs(root)):
+        try:
+            record = read_record(RunDirectory(path))
+        except MultinodeError:
+            # Of another release: another one will do.
+            continue
+        if record is None or not record.is_training or not _is_alike(record.settings, settings):
+            continue
+        layout = record.layout
+        if layout.workers_per_node == workers and layout.nodes in {1, nodes}:
+            found.setdefault(layout.nodes, record)
+    return found
+
+
+def run_s(root: Path, run_id: str) -> float | None:
+    """Wall time of a stored run; None where it does not tell."""
+    run = RunDirectory(root / run_id).read("run.json", Run)
+    return run.ended_s - run.started_s if run is not None and run.ended_s is not None else None
+
+
+def _is_alike(ours: Settings, theirs: Settings) -> bool:
+    """What one of them does not tell is no difference."""
+    pairs = ((getattr(ours, name), getattr(theirs, name)) for name in Settings.__struct_fields__)
+    return all(one == other or None in {one, other} for one, other in pairs)
+
+
+def _trial_run(directory: RunDirectory) -> TrialRun | None:
+    record = read_record(directory)
+    if record is None or record.job is None or not record.samples_per_s:
+        return None
+    config = record.job.config
+    batch, seed, rate = (
+        global_batch(record.settings, record.layout.workers),
+        config.get("seed"),
+        config.get("learning_rate"),
+    )
+    if batch is None:
+        return None
+    return TrialRun(
+        run_id=directory.run_id,
+        seed=seed if type(seed) is int else DEFAULT_SEED,
+        learning_rate=rate if type(rate) is float else None,
+        samples_per_s=record.samples_per_s,
+        losses=read_losses(observe_run(directory, record.plan), batch),
+    )
+
+
+def _labels(names: Sequence[str]) -> Iterator[str]:
+    """Fit for the name of a run, each once."""
+    taken: set[str] = set()
+    for name in names:
+        label = _UNFIT.sub("-", name.lower()).strip("-")[:_LONGEST_LABEL].strip("-")
+        label = label if label not in taken else f"{label}-{len(taken)}"
+        taken.add(label)
+        yield label

@@ -1,0 +1,265 @@
+"""Tuning: runs of each change beside the training as it stands and one node alone, judged by the loss they reach. Pure.
+
+Runs of one seed have the same data in the same order, and are compared with each other. The words are `report`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from multinode.experiment.losses import samples_to
+from multinode.experiment.shortlist import Candidate, LeftOut
+from multinode.experiment.trial import (
+    LossOf,
+    Trial,
+    TrialRun,
+    at_best_rate,
+    end_loss,
+    first_seed_losses,
+    loss_of_all,
+    points_of,
+)
+from multinode.stats.estimate import Estimate, of_repeats, ratio
+
+__all__ = [
+    "SAME_LOSS",
+    "SOONER",
+    "LossVerdict",
+    "Outcome",
+    "TriedRate",
+    "TunedRow",
+    "Tuning",
+    "judge",
+]
+
+SAME_LOSS = 0.005
+"""Losses that differ by less than this part are equal: what rounding of gradients alone changes."""
+SOONER = 0.05
+"""Of a time that was measured once, what is more than noise."""
+
+LossVerdict = Literal["same", "better", "worse", "diverged"]
+Outcome = Literal["change", "inconclusive", "one_node", "baseline", "no_loss"]
+
+
+class TriedRate(msgspec.Struct, frozen=True, kw_only=True):
+    """A learning rate and the loss at the end of its run of the first seed; None where it diverged."""
+
+    learning_rate: float
+    loss: float | None
+
+
+class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate and what was measured of it; None is unknown.
+
+    Attributes:
+        samples_per_s: with the scatter over the seeds, as every Estimate here; of one seed the interval is empty.
+        loss: at the end, after as many samples as all others.
+        against_baseline: its loss over that of the training as it stands, seed by seed.
+        loss_verdict: `worse` is beyond noise and more than rounding changes, with one seed more than rounding changes.
+        samples_to_loss: after which it is as good as the training as it stands at its end, within what rounding
+            changes; None where a seed did not reach it.
+        time_to_loss_s: the same in seconds of training, without start-up, warm-up and evaluations.
+        reached: seeds that reached it.
+        sooner: time of one node alone to that loss over its own; likewise `sooner_than_baseline`.
+        learning_rate: that its runs have; the best of `rates` where several were tried.
+    """
+
+    candidate: Candidate
+    state: str
+    reason: str = ""
+    run_ids: tuple[str, ...] = ()
+    samples_per_s: Estimate | None = None
+    loss: Estimate | None = None
+    against_baseline: Estimate | None = None
+    loss_verdict: LossVerdict | None = None
+    samples_to_loss: Estimate | None = None
+    time_to_loss_s: Estimate | None = None
+    reached: int = 0
+    sooner: Estimate | None = None
+    sooner_than_baseline: Estimate | None = None
+    learning_rate: float | None = None
+    rates: tuple[TriedRate, ...] = ()
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What `tune --json` prints; `tuning.json`.
+
+    Attributes:
+        job: in a few words.
+        samples: that every run trains on.
+        steps: in which the training as it stands does so.
+        seeds: runs of each candidate that were asked for.
+        learning_rates: that the first seed was trained with; empty where all have the job's own.
+        loss_of: what the losses are of: `held-out` data, or the `training` data as logged; empty where there are none.
+        rows: the training as it stands, one node alone, then the candidates in the order of their prediction.
+        left_out: what is not tried.
+        outcome: `change`: a change is recommended; `inconclusive`: one may be better; `one_node`, `baseline`: none is
+            better than that; `no_loss`: nothing can be judged.
+        recommended: label of the row; None where none is.
+        best: label of the change that comes first by its mean; None where none reached the loss.
+        budget_s: that was given; `spent_s` of it is used, also by earlier calls of the same command.
+        waiting: runs that did not fit the budget, or are not yet made.
+        needed_s: that these take, by the prediction; None where nothing is known.
+        verdict: one sentence, by `report`.
+        file: the winner as `launch --with` takes it; empty where there is none.
+    """
+
+    schema: str = "multinode.tuning/1"
+    run_id: str
+    job: str
+    samples: int = 0
+    steps: int = 0
+    seeds: int = 1
+    learning_rates: tuple[float, ...] = ()
+    loss_of: LossOf = ""
+    rows: tuple[TunedRow, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    outcome: Outcome = "no_loss"
+    recommended: str | None = None
+    best: str | None = None
+    budget_s: float | None = None
+    spent_s: float = 0.0
+    waiting: int = 0
+    needed_s: float | None = None
+    notes: tuple[str, ...] = ()
+    verdict: str = ""
+    file: str = ""
+
+    def row(self, label: str | None) -> TunedRow | None:
+        """The row of this label."""
+        return next((one for one in self.rows if one.candidate.label == label), None)
+
+
+class _Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one run; None is unknown, of a loss that it diverged."""
+
+    samples_per_s: float
+    loss: float | None
+    to_loss: float | None
+
+    @property
+    def time_s(self) -> float | None:
+        """To the loss."""
+        return None if self.to_loss is None else self.to_loss / self.samples_per_s
+
+
+_BySeed = dict[int, _Figures]
+
+
+def judge(tuning: Tuning, trials: Sequence[Trial]) -> Tuning:
+    """With its rows, what their losses are of, and which of them is recommended.
+
+    Args:
+        tuning: what was asked for.
+        trials: the training as it stands first, then one node alone, then the candidates.
+    """
+    runs = [run for trial in trials for run in trial.runs]
+    loss_of = loss_of_all(runs)
+    tried = [_tried_rates(trial) for trial in trials]
+    trials = [at_best_rate(trial) for trial in trials]
+    ends = {run.seed: end_loss(run, loss_of) for run in trials[0].runs}
+    targets = {seed: loss * (1 + SAME_LOSS) for seed, loss in ends.items() if loss is not None}
+    figures = [{run.seed: _figures_of(run, loss_of, targets) for run in trial.runs} for trial in trials]
+    rows = tuple(
+        msgspec.structs.replace(_row(trial, mine, figures[0], figures[1], loss_of), rates=rates)
+        for trial, mine, rates in zip(trials, figures, tried, strict=True)
+    )
+    outcome, recommended, best = _choose(rows)
+    return msgspec.structs.replace(
+        tuning, loss_of=loss_of, rows=rows, outcome=outcome, recommended=recommended, best=best
+    )
+
+
+def _figures_of(run: TrialRun, loss_of: LossOf, targets: dict[int, float]) -> _Figures:
+    target = targets.get(run.seed)
+    return _Figures(
+        samples_per_s=run.samples_per_s,
+        loss=end_loss(run, loss_of),
+        to_loss=samples_to(points_of(run, loss_of), target) if target is not None else None,
+    )
+
+
+def _row(trial: Trial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of: LossOf) -> TunedRow:
+    beside = _ratio(mine, baseline, lambda one: one.loss)
+    times = _estimate(one.time_s for one in mine.values())
+    diverged = bool(loss_of) and any(one.loss is None for one in mine.values())
+    return TunedRow(
+        candidate=trial.candidate,
+        state=trial.state,
+        reason=trial.reason,
+        run_ids=tuple(run.run_id for run in trial.runs),
+        samples_per_s=_estimate(one.samples_per_s for one in mine.values()),
+        loss=_estimate(one.loss for one in mine.values()),
+        against_baseline=beside,
+        loss_verdict="diverged" if diverged else _loss_verdict(beside),
+        samples_to_loss=_estimate(one.to_loss for one in mine.values()),
+        time_to_loss_s=times,
+        reached=sum(one.to_loss is not None for one in mine.values()),
+        sooner=_ratio(alone, mine, lambda one: one.time_s) if times is not None else None,
+        sooner_than_baseline=_ratio(baseline, mine, lambda one: one.time_s) if times is not None else None,
+        learning_rate=trial.runs[0].learning_rate if trial.runs else None,
+    )
+
+
+def _tried_rates(trial: Trial) -> tuple[TriedRate, ...]:
+    """Where there is more than one."""
+    losses = first_seed_losses(trial.runs)
+    return tuple(TriedRate(learning_rate=rate, loss=loss) for rate, loss in losses.items()) if len(losses) > 1 else ()
+
+
+def _estimate(values: Iterable[float | None]) -> Estimate | None:
+    """Over the seeds; None where one of them has none."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    if not known or len(known) < len(found):
+        return None
+    return of_repeats(known) if len(known) > 1 else Estimate(value=known[0], low=known[0], high=known[0])
+
+
+def _ratio(above: _BySeed, below: _BySeed, figure: Callable[[_Figures], float | None]) -> Estimate | None:
+    """Of one figure, over the seeds that both have."""
+    seeds = sorted(above.keys() & below.keys())
+    pairs = [(figure(above[seed]), figure(below[seed])) for seed in seeds]
+    tops, bottoms = (_estimate(pair[side] for pair in pairs) for side in (0, 1))
+    if tops is None or bottoms is None or min(tops.low, bottoms.low) <= 0:
+        return None
+    return ratio(tops, bottoms)
+
+
+def _loss_verdict(beside: Estimate | None) -> LossVerdict | None:
+    if beside is None:
+        return None
+    if beside.low > 1 and beside.value > 1 + SAME_LOSS:
+        return "worse"
+    return "better" if beside.high < 1 and beside.value < 1 - SAME_LOSS else "same"
+
+
+def _choose(rows: Sequence[TunedRow]) -> tuple[Outcome, str | None, str | None]:
+    """The outcome, what is recommended, and the change that comes first by its mean."""
+    baseline, alone, *changes = rows
+    if baseline.time_to_loss_s is None:
+        return "no_loss", None, None
+    able = [one for one in changes if one.time_to_loss_s is not None and one.loss_verdict not in {"worse", "diverged"}]
+    able.sort(key=lambda one: -_least(one, lambda gain: gain.value))
+    best = able[0].candidate.label if able else None
+    sure = [one for one in able if _is_sooner(one)]
+    if sure:
+        return "change", sure[0].candidate.label, best
+    if able and _least(able[0], lambda gain: gain.value) > 1:
+        return "inconclusive", None, best
+    is_sooner = alone.sooner_than_baseline is not None and alone.sooner_than_baseline.value > 1
+    return ("one_node", alone.candidate.label, best) if is_sooner else ("baseline", baseline.candidate.label, best)
+
+
+def _is_sooner(row: TunedRow) -> bool:
+    """Whether it reaches the loss before both, beyond noise."""
+    repeated = row.time_to_loss_s is not None and row.time_to_loss_s.repeats > 1
+    return _least(row, lambda gain: gain.low if repeated else gain.value) > (1 if repeated else 1 + SOONER)
+
+
+def _least(row: TunedRow, end: Callable[[Estimate], float]) -> float:
+    """Over the training as it stands and one node alone, whichever is the faster."""
+    return min((end(gain) for gain in (row.sooner, row.sooner_than_baseline) if gain is not None), default=0.0)

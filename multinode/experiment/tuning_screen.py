@@ -1,0 +1,216 @@
+"""What `tune` prints: the verdict, one table of speed, loss and time to the loss, and what was not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from multinode.experiment.grid_progress import about
+from multinode.experiment.tuning import SAME_LOSS, TunedRow, Tuning
+from multinode.experiment.tuning_words import left_out_words, loss_words
+from multinode.render.screen import Command, Part, labelled_parts, paragraph
+from multinode.render.sheet import (
+    PLUS_MINUS,
+    UNKNOWN,
+    Column,
+    Sheet,
+    format_sig,
+    plus_minus,
+    span_of_times,
+    times,
+)
+from multinode.render.table import sheet_table
+from multinode.stats.estimate import Estimate
+from multinode.units import format_count, format_duration
+
+__all__ = ["plan_parts", "tuning_parts"]
+
+_MARKS = {"worse": "worse", "diverged": "diverged"}
+_STATES = {"out_of_memory": "out of memory", "failed": "failed", "skipped": "skipped", "waiting": "not run"}
+
+
+def tuning_parts(tuning: Tuning, *, next_command: str = "") -> Iterator[Part]:
+    """The screen of `tune`; `next_command` launches the winner, empty where there is none."""
+    yield paragraph(tuning.verdict, "bold")
+    yield ""
+    yield sheet_table(_sheet(tuning))
+    yield ""
+    yield from labelled_parts(_rows(tuning, next_command))
+
+
+def plan_parts(tuning: Tuning) -> Iterator[Part]:
+    """The screen of `tune --dry-run`: what would be tried, and how long that takes."""
+    known = any(row.candidate.predicted_samples_per_s is not None for row in tuning.rows)
+    sheet = Sheet(
+        title="",
+        columns=(
+            Column("change", words=True),
+            Column("predicted", "samples/s"),
+            Column("against", "1 node"),
+            Column("a run", "takes"),
+        ),
+        rows=tuple(
+            (
+                row.candidate.name,
+                _predicted(row),
+                UNKNOWN
+                if row.candidate.against_one_node is None
+                else span_of_times(row.candidate.against_one_node, row.candidate.against_one_node_interval),
+                UNKNOWN if row.candidate.expected_s is None else format_duration(row.candidate.expected_s),
+            )
+            for row in tuning.rows
+        ),
+    )
+    yield sheet_table(sheet)
+    yield ""
+    runs = f"{tuning.seeds} of each"
+    if tuning.learning_rates:
+        runs = (
+            f"of each one seed at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
+        )
+    rows: list[tuple[str, str]] = [
+        ("Runs", f"{runs}, on {tuning.samples:,} samples: {tuning.steps} steps as it stands")
+    ]
+    if tuning.needed_s is not None:
+        within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
+        rows.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
+    if not known:
+        rows.append(("Changes", "are chosen by what the first two runs predict"))
+    rows += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
+    yield from labelled_parts([*rows, *_not_tried(tuning)])
+
+
+def _sheet(tuning: Tuning) -> Sheet:
+    return Sheet(
+        title="",
+        columns=(
+            Column("change", words=True),
+            *((Column("lr"),) if tuning.learning_rates else ()),
+            Column("samples/s"),
+            Column("loss"),
+            Column("time", "to the loss"),
+            Column("against", "1 node"),
+        ),
+        rows=tuple(_row(row, has_rates=bool(tuning.learning_rates)) for row in tuning.rows),
+        notes=tuple(_notes(tuning)),
+    )
+
+
+def _row(row: TunedRow, *, has_rates: bool) -> tuple[str, ...]:
+    rate = (UNKNOWN if row.learning_rate is None else f"{row.learning_rate:g}",) if has_rates else ()
+    if not row.run_ids:
+        return row.candidate.name, *rate, _STATES.get(row.state, row.state), UNKNOWN, UNKNOWN, UNKNOWN
+    return (
+        row.candidate.name,
+        *rate,
+        _plus_minus(row.samples_per_s),
+        " ".join(filter(None, (_plus_minus(row.loss), _MARKS.get(row.loss_verdict or "")))),
+        _time(row),
+        UNKNOWN if row.sooner is None or row.candidate.nodes == 1 else _times(row.sooner),
+    )
+
+
+def _time(row: TunedRow) -> str:
+    if row.time_to_loss_s is not None:
+        return f"{_plus_minus(row.time_to_loss_s)} s"
+    seeds = len(row.run_ids)
+    return f"reached by {row.reached} of {seeds}" if row.reached else "not reached"
+
+
+def _plus_minus(estimate: Estimate | None) -> str:
+    return UNKNOWN if estimate is None else plus_minus(estimate)
+
+
+def _times(estimate: Estimate) -> str:
+    low, high = estimate.low, estimate.high
+    return times(estimate.value) if times(low) == times(high) else span_of_times(estimate.value, (low, high))
+
+
+def _predicted(row: TunedRow) -> str:
+    candidate = row.candidate
+    if candidate.predicted_samples_per_s is None:
+        return UNKNOWN
+    value = format_sig(candidate.predicted_samples_per_s)
+    if candidate.predicted_interval is None:
+        return value
+    low, high = (format_sig(end) for end in candidate.predicted_interval)
+    return f"{value} ({low}-{high})"
+
+
+def _notes(tuning: Tuning) -> Iterator[str]:
+    yield f"loss: {loss_words(tuning)}"
+    yield (
+        f"time: of training, to the loss that the first row ends with, within {SAME_LOSS:.1%}; against 1 node: how "
+        "much faster it is"
+    )
+    if tuning.learning_rates:
+        rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)
+        yield f"lr: learning rate; of {rates}, the one with the lowest final loss with the first seed"
+    seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
+    if any(row.loss_verdict in _MARKS for row in tuning.rows):
+        yield f"worse: by over {SAME_LOSS:.1%}{' and beyond noise' if seeds > 1 else ''}; never recommended"
+    if seeds > 1:
+        yield f"{seeds} seeds in turns, each with the same data in one order; ranges and {PLUS_MINUS}: 95 % over seeds"
+    else:
+        yield "one seed: how far seeds scatter is not known"
+
+
+def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:
+    winner = tuning.row(tuning.recommended)
+    if next_command:
+        yield "Launch it", Command(next_command)
+    if winner is not None and winner.candidate.meaning not in {"", "nothing"}:
+        yield "Note", f"{winner.candidate.name}: {winner.candidate.meaning}"
+    why = _why(tuning)
+    if why:
+        yield "Why", why
+    ends = [row.candidate.name for row in tuning.rows if _is_at_an_end(row)]
+    if ends:
+        words = "best at the end of the learning rates tried; others may be better still: --learning-rates"
+        yield "Rates", f"{', '.join(ends)}: {words}"
+    for row in tuning.rows:
+        if row.reason:
+            yield "Failed", f"{row.candidate.name}: {row.reason}"
+    yield from _not_tried(tuning)
+    yield from _budget(tuning)
+
+
+def _why(tuning: Tuning) -> str:
+    """Where one node is better: that a larger batch takes more samples to the same loss than it is faster."""
+    if tuning.outcome != "one_node":
+        return ""
+    alone = tuning.rows[1]
+    rates = [row for row in tuning.rows if row.candidate.nodes > 1 and row.samples_per_s and row.samples_to_loss]
+    fastest = max(rates, key=lambda row: row.samples_per_s.value if row.samples_per_s else 0.0, default=None)
+    if fastest is None or alone.samples_per_s is None or alone.samples_to_loss is None:
+        return ""
+    if fastest.samples_per_s is None or fastest.samples_to_loss is None:
+        return ""
+    speed = fastest.samples_per_s.value / alone.samples_per_s.value
+    more = fastest.samples_to_loss.value / alone.samples_to_loss.value
+    said = f"{fastest.candidate.name}: {times(speed)} the samples/s of one node alone"
+    if more <= 1:
+        return said
+    return f"{said}, and {times(more)} the samples to the same loss: steps with a larger batch save too few steps"
+
+
+def _is_at_an_end(row: TunedRow) -> bool:
+    """Whether a learning rate beyond those tried may be better."""
+    return bool(row.rates) and row.learning_rate in {row.rates[0].learning_rate, row.rates[-1].learning_rate}
+
+
+def _not_tried(tuning: Tuning) -> Iterator[tuple[str, str]]:
+    for number, words in enumerate(left_out_words(tuning.left_out)):
+        yield _label(number, "Not tried"), words
+
+
+def _budget(tuning: Tuning) -> Iterator[tuple[str, str]]:
+    if tuning.budget_s is None:
+        return
+    used = f"{format_duration(tuning.spent_s)} of {format_duration(tuning.budget_s)}"
+    if tuning.waiting:
+        used += f"; {format_count(tuning.waiting, 'run')} left: the same command with a larger --budget makes them"
+    yield "Budget", used
+
+
+def _label(number: int, label: str) -> str:
+    return "" if number else label

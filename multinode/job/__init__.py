@@ -1,0 +1,1 @@
+"""What is trained: its files, model and work."""

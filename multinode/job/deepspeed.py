@@ -1,0 +1,325 @@
+"""A DeepSpeed JSON: what it says, as far as it matters across nodes, and edits of it for one run.
+
+Reads and writes no file; how DeepSpeed is launched is an engine's. The keys that DeepSpeed reads stand here so that a
+misspelt one is found before a node is asked: it ignores a key that it does not know at the top without a word, and
+refuses one in `zero_optimization` on every worker.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.decoding import decode_json
+from multinode.errors import JobError
+from multinode.job.job import LlamaFactoryJob, parse_assignment
+
+__all__ = [
+    "DeepSpeedConfig",
+    "DeepSpeedEdit",
+    "diff_deepspeed",
+    "edit_deepspeed",
+    "fit_batch",
+    "fixed_edits",
+    "parse_deepspeed",
+    "parse_deepspeed_edits",
+    "require_known",
+]
+
+_MOST_STAGE = 3
+_BUCKET_ELEMENTS = 500_000_000
+_PREFETCH_ELEMENTS = 50_000_000
+_PERSISTENT_ELEMENTS = 100_000
+_REUSE_ELEMENTS = 1_000_000_000
+# Keys whose values the Trainer compares with its own arguments (transformers, HfTrainerDeepSpeedConfig).
+_COMPARED = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "fp16.enabled",
+    "bf16.enabled",
+    "optimizer.params.lr",
+    "optimizer.params.weight_decay",
+)
+_DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "bfp16": 2, "bfloat16": 2, "half": 2, "float32": 4}
+
+
+_OPTION = "--deepspeed-set"
+_DOTTED = re.compile(r"\w+(?:\.\w+)*", re.ASCII)
+_STAGE = ("zero_optimization", "stage")
+# Keys of the YAML, with what the Trainer takes where it is silent.
+_BATCH, _ACCUMULATION = ("per_device_train_batch_size", 8), ("gradient_accumulation_steps", 1)
+
+# Of release 0.19.8: its constants and its `DeepSpeedZeroConfig`; and what older ones (0.14.0, 0.16.9) read beside.
+_ZERO = "zero_optimization"
+_TOP = """
+    activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type
+    compile compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last
+    datastates_ckpt disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler
+    fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor graph_harvesting
+    hybrid_engine log_level managed_gradient_accumulation memory_breakdown nebula optimizer pipeline prescale_gradients
+    progressive_layer_drop scheduler seq_parallel_communication_data_type sequence_parallel_size sparse_attention
+    sparse_gradients steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size
+    train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb
+    weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
+"""
+_IN_ZERO = """
+    allgather_bucket_size allgather_partitions compute_grad_norm contiguous_gradients cpu_offload cpu_offload_param
+    cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks ignore_unused_parameters leaf_module
+    legacy_stage1 load_from_fp32_weights log_trace_cache_warnings memory_efficient_linear
+    mics_hierarchical_params_gather mics_shard_size offload_optimizer offload_param overlap_comm override_module_apply
+    parameter_alignment pipeline_loading_checkpoint reduce_bucket_size reduce_scatter round_robin_gradients
+    save_muon_momentum_buffer_in_memory stage stage3_allgather_sequential stage3_gather_16bit_weights_on_model_save
+    stage3_gather_fp16_weights_on_model_save stage3_max_live_parameters stage3_max_reuse_distance
+    stage3_model_persistence_threshold stage3_module_granularity_threshold stage3_param_persistence_threshold
+    stage3_prefetch_bucket_size stage3_use_all_reduce_for_fetch_params sub_group_size use_multi_rank_bucket_allreduce
+    zenflow zero_hpz_partition_size zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights
+    zeropp_loco_param
+"""
+
+
+class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A DeepSpeed configuration.
+
+    Attributes:
+        stage: of ZeRO, 0 to 3.
+        fixed: values by dotted key of those that the Trainer has arguments for, where they are not left to it (`auto`).
+        names_train_batch_size: whether train_batch_size stands in it, be it as `auto`.
+        offload_optimizer: where the optimizer's state goes: `cpu`, `nvme`; None is nowhere.
+        offload_parameters: where the parameters go, likewise.
+        overlap_comm: whether gradients are reduced while others are computed; DeepSpeed's default is stage == 3.
+        reduce_bucket_elements: elements that are reduced at once; None is left to the Trainer.
+        allgather_bucket_elements: elements that are gathered at once, likewise.
+        multi_rank_allreduce: whether stages 1 and 2 reduce a bucket to all workers, where each needs its part alone.
+        prefetch_elements: elements of parameters that stage 3 gathers at once; None is left to the Trainer.
+        persistent_elements: parameters of up to so many elements are whole on each worker in stage 3, likewise.
+        reuse_elements: stage 3 leaves a parameter whole where it is used again before so many others are.
+        communication_bytes: of one element of a gradient on the wire; None where the JSON does not say.
+    """
+
+    stage: int = 0
+    fixed: dict[str, int | float | bool] = {}
+    names_train_batch_size: bool = False
+    offload_optimizer: str | None = None
+    offload_parameters: str | None = None
+    overlap_comm: bool = False
+    reduce_bucket_elements: int | None = _BUCKET_ELEMENTS
+    allgather_bucket_elements: int | None = _BUCKET_ELEMENTS
+    multi_rank_allreduce: bool = True
+    prefetch_elements: int | None = _PREFETCH_ELEMENTS
+    persistent_elements: int | None = _PERSISTENT_ELEMENTS
+    reuse_elements: int = _REUSE_ELEMENTS
+    communication_bytes: int | None = None
+
+
+class DeepSpeedEdit(msgspec.Struct, frozen=True, kw_only=True):
+    """One value to set: where, the groups and then the key, and plain data of JSON."""
+
+    path: tuple[str, ...]
+    value: Any
+
+
+def parse_deepspeed(text: str | None) -> DeepSpeedConfig | None:
+    """The configuration; None where there is no text, or no JSON object. A value of the wrong kind counts as absent."""
+    try:
+        data = decode_json(text or "", dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    zero = _mapping(data, "zero_optimization")
+    stage = zero.get("stage")
+    stage = stage if type(stage) is int and 0 <= stage <= _MOST_STAGE else 0
+    overlap = zero.get("overlap_comm")
+    reuse = _elements(zero, "stage3_max_reuse_distance", _REUSE_ELEMENTS)
+    dtype = data.get("communication_data_type")
+    values = {key: _look_up(data, key) for key in _COMPARED}
+    return DeepSpeedConfig(
+        stage=stage,
+        fixed={key: value for key, value in values.items() if isinstance(value, int | float)},
+        names_train_batch_size="train_batch_size" in data,
+        offload_optimizer=_device(_look_up(zero, "offload_optimizer.device")),
+        offload_parameters=_device(_look_up(zero, "offload_param.device")),
+        overlap_comm=overlap if isinstance(overlap, bool) else stage == _MOST_STAGE,
+        reduce_bucket_elements=_elements(zero, "reduce_bucket_size", _BUCKET_ELEMENTS),
+        allgather_bucket_elements=_elements(zero, "allgather_bucket_size", _BUCKET_ELEMENTS),
+        multi_rank_allreduce=zero.get("use_multi_rank_bucket_allreduce") is not False,
+        prefetch_elements=_elements(zero, "stage3_prefetch_bucket_size", _PREFETCH_ELEMENTS),
+        persistent_elements=_elements(zero, "stage3_param_persistence_threshold", _PERSISTENT_ELEMENTS),
+        reuse_elements=_REUSE_ELEMENTS if reuse is None else reuse,
+        communication_bytes=_DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None,
+    )
+
+
+def parse_deepspeed_edits(texts: Iterable[str]) -> tuple[DeepSpeedEdit, ...]:
+    """`a.b=value` each; a value is read as YAML, of which JSON is a part.
+
+    Raises:
+        JobError: one is not that, or JSON has no such value.
+    """
+    return tuple(_parse_edit(text) for text in texts)
+
+
+def edit_deepspeed(text: str, edits: Iterable[DeepSpeedEdit]) -> str:
+    """The JSON with the edits applied in their order, written anew; groups that are missing are made.
+
+    Keys of stage 3 stay when the stage is lowered: DeepSpeed takes them, `auto` among them, at every stage and does not
+    hand them to the optimizers of the others; what only stage 3 can do, a partial offload, it refuses (release 0.19.8).
+
+    Args:
+        text: a JSON object; the same text where there is no edit.
+        edits: what is to be set.
+
+    Raises:
+        JobError: a path leads through a value that is no group, would write over a group, or names an unknown key.
+    """
+    edits = tuple(edits)
+    try:
+        data = decode_json(text, dict[str, Any]) if edits else {}
+        for edit in edits:
+            _set(data, edit)
+        return _render(data) if edits else text
+    except RecursionError:
+        raise JobError("the DeepSpeed JSON is nested too deeply to be edited") from None
+
+
+def fixed_edits(config: DeepSpeedConfig, *, per_device_batch: int, accumulation: int, workers: int) -> tuple[str, ...]:
+    """What has to change in a JSON that fixes the batch of a step, as `parse_deepspeed_edits` reads it.
+
+    The Trainer refuses to start where the JSON contradicts it; what is left to it (`auto`) or absent needs no edit.
+
+    Args:
+        config: the JSON.
+        per_device_batch: samples of a worker's micro-batch.
+        accumulation: micro-batches per step.
+        workers: of all nodes.
+    """
+    wanted = {
+        "train_micro_batch_size_per_gpu": per_device_batch,
+        "gradient_accumulation_steps": accumulation,
+        "train_batch_size": per_device_batch * accumulation * workers,
+    }
+    return tuple(f"{key}={value}" for key, value in wanted.items() if config.fixed.get(key, value) != value)
+
+
+def fit_batch(job: LlamaFactoryJob, workers: int) -> LlamaFactoryJob:
+    """The job with what its DeepSpeed JSON fixes of the batch as its YAML and so many workers make it.
+
+    The same job where the JSON fixes nothing of it, there is none, or the YAML's own figures cannot be read.
+    """
+    text = job.deepspeed_text
+    config = parse_deepspeed(text)
+    batch, accumulation = (job.config.get(key, default) for key, default in (_BATCH, _ACCUMULATION))
+    if config is None or text is None or type(batch) is not int or type(accumulation) is not int:
+        return job
+    edits = fixed_edits(config, per_device_batch=batch, accumulation=accumulation, workers=workers)
+    if not edits:
+        return job
+    return msgspec.structs.replace(job, deepspeed_text=edit_deepspeed(text, parse_deepspeed_edits(edits)))
+
+
+def diff_deepspeed(before: str, after: str, source: str) -> str:
+    """What changed, as a unified diff that shows no other layout; empty where nothing did.
+
+    Args:
+        before: a JSON object.
+        after: the same, edited.
+        source: path of the user's file.
+    """
+    old, new = (_render(decode_json(text, dict[str, Any])).splitlines() for text in (before, after))
+    return "\n".join(
+        difflib.unified_diff(old, new, fromfile=source, tofile=source, tofiledate="for this run alone", lineterm="")
+    )
+
+
+def require_known(path: Sequence[str], groups: int) -> None:
+    """Refuse a key that would stand anew in the JSON and that DeepSpeed does not read.
+
+    Args:
+        path: the groups, then the key.
+        groups: so many of the groups are there already.
+
+    Raises:
+        JobError: it would, with what may have been meant.
+    """
+    for depth, known in enumerate((_TOP.split(), _IN_ZERO.split() if path[0] == _ZERO else ())):
+        if known and groups <= depth < len(path) and path[depth] not in known:
+            group = f"{_ZERO}." if depth else ""
+            near = difflib.get_close_matches(path[depth], known, n=1)
+            raise JobError(
+                f"{_OPTION} {group}{path[depth]}: DeepSpeed has no such key, and neither has the JSON",
+                hint=f"did you mean {group}{near[0]}?"
+                if near
+                else "a key of another release goes into the JSON itself",
+            )
+
+
+def _parse_edit(text: str) -> DeepSpeedEdit:
+    name, value = parse_assignment(_OPTION, text, "zero_optimization.overlap_comm=true", _DOTTED)
+    path = tuple(name.split("."))
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise JobError(
+            f"{_OPTION} {name}: JSON has no such value", hint=f"a number, text, true, false or null: {_OPTION} {name}=5"
+        ) from None
+    if path == _STAGE and (type(value) is not int or not 0 <= value <= _MOST_STAGE):
+        raise JobError(f"{_OPTION} {name}: ZeRO has no stage {value!r}", hint="0, 1, 2 or 3")
+    return DeepSpeedEdit(path=path, value=value)
+
+
+def _set(group: dict[str, Any], edit: DeepSpeedEdit, depth: int = 0) -> None:
+    """Make the edit in a group, `depth` groups down its path."""
+    (name, *inner), dotted = edit.path[depth:], ".".join(edit.path[: depth + 1])
+    if name not in group:
+        require_known(edit.path, depth)
+    found = group.get(name)
+    if inner and isinstance(found, dict):
+        _set(found, edit, depth + 1)
+        return
+    if inner and found is not None:
+        raise JobError(
+            f"{_OPTION} {'.'.join(edit.path)}: {dotted} is {json.dumps(found)} in the JSON, and no group",
+            hint=f"set it itself: {_OPTION} {dotted}=VALUE",
+        )
+    value = edit.value
+    for key in reversed(inner):
+        value = {key: value}
+    if isinstance(found, dict) and not (value is None or isinstance(value, dict)):
+        raise JobError(
+            f"{_OPTION} {dotted}={json.dumps(value)}: {dotted} is a group in the JSON, and all its keys would be lost",
+            hint=f"set a key of it: {_OPTION} {dotted}.KEY=VALUE",
+        )
+    group[name] = value
+
+
+def _render(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def _look_up(data: Mapping[str, Any], dotted: str) -> Any:
+    *groups, key = dotted.split(".")
+    for group in groups:
+        data = _mapping(data, group)
+    return data.get(key)
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _device(device: Any) -> str | None:
+    return device if isinstance(device, str) and device != "none" else None
+
+
+def _elements(zero: Mapping[str, Any], key: str, default: int) -> int | None:
+    size = zero.get(key, default)
+    # People write 5e8, which JSON reads as a float.
+    if not isinstance(size, int | float) or isinstance(size, bool) or not 0 <= size < float("inf"):
+        return None
+    return int(size)

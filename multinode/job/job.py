@@ -1,0 +1,302 @@
+"""Job: what is to be trained: a LLaMA-Factory YAML, or a script for torchrun. Parsing and rendering; reads no files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from multinode.errors import JobError
+from multinode.strict_yaml import YamlError, dump_flow_yaml, dump_yaml, parse_yaml
+
+__all__ = [
+    "Job",
+    "LlamaFactoryJob",
+    "ScriptJob",
+    "Synthetic",
+    "argument_keys",
+    "benchmark_job",
+    "describe_job",
+    "is_llamafactory",
+    "job_paths",
+    "limit_steps",
+    "named_paths",
+    "override_job",
+    "override_text",
+    "parse_assignment",
+    "parse_llamafactory",
+    "parse_overrides",
+    "render_job",
+]
+
+# Keys that only a LLaMA-Factory training has, beside the model that it must name.
+_TELLTALES = frozenset({"stage", "finetuning_type", "do_train", "template", "dataset", "dataset_dir"})
+_MODEL = "model_name_or_path"
+# Keys that may hold a path, several of them with commas between, or else a name of the hub such as `owner/name`.
+_PATH_KEYS = (
+    _MODEL,
+    "adapter_name_or_path",
+    "media_dir",
+    "ref_model",
+    "ref_model_adapters",
+    "resume_from_checkpoint",
+    "reward_model",
+    "reward_model_adapters",
+)
+_LOCAL = re.compile(r"/|\.{1,2}(?:/|$)|~(?:/|$)")
+# With the one extra keys are passed over, with the other the arguments are those of another package.
+_OTHER_ARGUMENTS = frozenset({"ALLOW_EXTRA_ARGS", "USE_MCA"})
+# Where LLaMA-Factory looks for datasets when the YAML does not say.
+_DATASET_DIR = "data"
+
+
+# What a run that is made for its figures does without; some are on where the YAML is silent.
+_FIGURES_ONLY: dict[str, Any] = {
+    "save_strategy": "no",
+    "report_to": "none",
+    "overwrite_output_dir": True,
+    "do_eval": False,
+    "do_predict": False,
+    "predict_with_generate": False,
+    "eval_strategy": "no",
+    # It asserts that there are evaluations.
+    "early_stopping_steps": None,
+    "load_best_model_at_end": False,
+    "resume_from_checkpoint": None,
+    "plot_loss": False,
+    "push_to_hub": False,
+}
+_ON_WHERE_SILENT = frozenset({"save_strategy", "report_to", "overwrite_output_dir"})
+
+
+_KEY = re.compile(r"\w+", re.ASCII)
+_NULLS = frozenset({"null", "Null", "NULL", "~"})
+
+
+class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
+    """Synthetic data in place of a data set.
+
+    Attributes:
+        rows: samples, at the least; None is as many as the training's steps take on the workers that there are.
+    """
+
+    rows: int | None = None
+
+
+class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafactory"):
+    """A LLaMA-Factory training.
+
+    Attributes:
+        config_path: the YAML as the user named it.
+        text: its text, verbatim.
+        config: its content with the overrides applied.
+        overridden: keys that an override has set.
+        deepspeed_text: the DeepSpeed JSON that it names, verbatim but for the edits; None where it names none.
+        deepspeed_diff: what was edited in it for this job alone, as a unified diff; None where nothing was to be.
+        keeps_output: whether what it trains is kept where the YAML says; else it goes to the run's directory.
+        synthetic: the synthetic data that it trains on (`with_synthetic`); None where it has its own.
+        uncut: its content before it was cut short for its figures; None where it was not.
+        local_paths: those of `named_paths` that are there on the controller, which tells a path from a hub's name.
+    """
+
+    config_path: str
+    text: str
+    config: dict[str, Any]
+    overridden: tuple[str, ...] = ()
+    deepspeed_text: str | None = None
+    deepspeed_diff: str | None = None
+    synthetic: Synthetic | None = None
+    local_paths: tuple[str, ...] = ()
+    keeps_output: bool = True
+    uncut: dict[str, Any] | None = None
+
+
+class ScriptJob(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
+    """A script under torchrun.
+
+    Attributes:
+        argv: the script, then its arguments.
+    """
+
+    argv: tuple[str, ...]
+
+
+Job = LlamaFactoryJob | ScriptJob
+
+
+def parse_llamafactory(text: str, source: str, overrides: Iterable[str] = ()) -> LlamaFactoryJob:
+    """A LLaMA-Factory job from its YAML and `key=value` overrides. `source` is its path, for messages.
+
+    Raises:
+        JobError: the YAML is wrong (with file and line), or is not a LLaMA-Factory training.
+    """
+    config = _parse_mapping(text, source)
+    changed = parse_overrides(overrides)
+    if not is_llamafactory(config | changed):
+        has_model = _MODEL in config | changed
+        lacking = f"none of its keys ({', '.join(sorted(_TELLTALES))})" if has_model else f"no {_MODEL}"
+        raise JobError(
+            f"{source} is not a LLaMA-Factory training: it has {lacking}",
+            hint=f"{'one of these keys' if has_model else _MODEL} makes it one; a script of your own: "
+            "multinode launch -- train.py",
+        )
+    return LlamaFactoryJob(config_path=source, text=text, config=config | changed, overridden=tuple(changed))
+
+
+def override_job(job: LlamaFactoryJob, changed: dict[str, Any]) -> LlamaFactoryJob:
+    """The same job with these keys set; None is YAML's null, which unsets one."""
+    overridden = dict.fromkeys((*job.overridden, *changed))
+    return msgspec.structs.replace(job, config=job.config | changed, overridden=tuple(overridden))
+
+
+def limit_steps(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
+    """The same job with so many optimizer steps; what the user asks for is kept beside them."""
+    return msgspec.structs.replace(override_job(job, {"max_steps": steps}), uncut=job.uncut or job.config)
+
+
+def benchmark_job(job: LlamaFactoryJob) -> LlamaFactoryJob:
+    """The same training for its figures alone: it evaluates and reports nothing, and leaves the user's output alone.
+
+    What an earlier training left in `output_dir` would be resumed from, or written over.
+    """
+    without = {key: value for key, value in _FIGURES_ONLY.items() if key in _ON_WHERE_SILENT or key in job.config}
+    return msgspec.structs.replace(override_job(job, without), keeps_output=False)
+
+
+def is_llamafactory(config: dict[str, Any]) -> bool:
+    """Whether these are the keys of a LLaMA-Factory training."""
+    return _MODEL in config and not _TELLTALES.isdisjoint(config)
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """`key=value` pairs; a value is read as YAML, so `3` is a number and `true` a truth. The last of a key counts.
+
+    Raises:
+        JobError: one is not `key=value`, its value is not YAML, or is nothing.
+    """
+    return dict(parse_assignment("--set", override, "max_steps=100") for override in overrides)
+
+
+def override_text(key: str, value: Any) -> str:
+    """The setting as one `--set` of `launch` takes it, in one line."""
+    if isinstance(value, list | dict):
+        return f"{key}={dump_flow_yaml(value)}"
+    return f"{key}={dump_yaml({key: value}).partition(':')[2].strip(' ')}".rstrip("\n")
+
+
+def parse_assignment(option: str, text: str, example: str, key: re.Pattern[str] = _KEY) -> tuple[str, Any]:
+    """The key and the value, which is read as YAML: `3` is a number, `true` a truth, and JSON is YAML too.
+
+    Args:
+        option: its name, for messages.
+        text: what it was given.
+        example: a right one, for the hint.
+        key: what a key has to look like.
+
+    Raises:
+        JobError: it is not `KEY=VALUE`, its value is not YAML, or is nothing.
+    """
+    name, equals, written = text.partition("=")
+    if not equals or not key.fullmatch(name):
+        raise JobError(f"{option} {text!r} is not KEY=VALUE", hint=f"for example {option} {example}")
+    try:
+        value = parse_yaml(written)
+    except YamlError as wrong:
+        raise JobError(
+            f"{option} {name}: {written!r} is not a YAML value: {wrong}",
+            hint=f"text is quoted: {option} {name}='\"...\"'",
+        ) from None
+    if value is None and written.strip() not in _NULLS:
+        raise JobError(f"{option} {text!r} sets {name} to nothing", hint=f"if that is meant: {option} {name}=null")
+    return name, value
+
+
+def named_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
+    """What the job reads from disk, and what may as well be the name of a model on a hub."""
+    return tuple(dict.fromkeys([*_possible_paths(job.config), *_dataset_paths(job.config)]))
+
+
+def job_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
+    """Paths that must exist on every node: what the job reads from disk and what does not travel with it."""
+    paths = [path for path in _possible_paths(job.config) if _LOCAL.match(path) or path in job.local_paths]
+    paths += () if job.synthetic is not None else _dataset_paths(job.config)
+    deepspeed = job.config.get("deepspeed")
+    if isinstance(deepspeed, str) and job.deepspeed_text is None:
+        paths.append(deepspeed)
+    return tuple(dict.fromkeys(paths))
+
+
+def describe_job(job: Job) -> str:
+    """The job in a few words."""
+    if isinstance(job, ScriptJob):
+        return " ".join(job.argv[:1])
+    name = job.config_path.rsplit("/", 1)[-1]
+    how = [str(job.config[key]) for key in ("stage", "finetuning_type") if key in job.config]
+    synthetic = ", synthetic data" if job.synthetic is not None else ""
+    return f"{name} ({' '.join(['LLaMA-Factory', *how])}{synthetic})"
+
+
+def argument_keys(job: object, variables: Iterable[str] = ()) -> tuple[str, ...]:
+    """Keys that LLaMA-Factory must have an argument for; none where it takes any, or where it is no such job.
+
+    Args:
+        job: what shall run, of any kind.
+        variables: names of those that the job is given; two of them change what is taken.
+    """
+    if not isinstance(job, LlamaFactoryJob) or not _OTHER_ARGUMENTS.isdisjoint(variables):
+        return ()
+    return tuple(key for key in job.config if "\0" not in key)
+
+
+def render_job(job: LlamaFactoryJob, paths: dict[str, str]) -> str:
+    """The YAML that travels: verbatim where nothing changes, else written anew and saying so in its first line.
+
+    Args:
+        job: the job.
+        paths: on the node, by key: of the files that travel, and of the output that is not kept.
+    """
+    if not job.overridden and not paths:
+        return job.text
+    config = job.config | paths
+    changed = dict.fromkeys([*job.overridden, *paths])
+    # A file's name may hold anything; a comment ends with its line.
+    name = "".join(char if char.isprintable() else "?" for char in job.config_path)
+    return f"# {name} with these keys changed by multinode: {', '.join(changed)}\n" + dump_yaml(config)
+
+
+def _possible_paths(config: dict[str, Any]) -> Iterator[str]:
+    for key in _PATH_KEYS:
+        value = config.get(key)
+        if isinstance(value, str):
+            yield from (part.strip() for part in value.split(",") if part.strip())
+
+
+def _dataset_paths(config: dict[str, Any]) -> tuple[str, ...]:
+    folder = config.get("dataset_dir", _DATASET_DIR if "dataset" in config else None)
+    if not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
+        return ()
+    return (folder, f"{folder.rstrip('/')}/dataset_info.json")
+
+
+def _parse_mapping(text: str, source: str) -> dict[str, Any]:
+    try:
+        config = parse_yaml(text)
+    except YamlError as wrong:
+        hint = "indent with spaces" if r"\t" in str(wrong) else None
+        raise JobError(wrong.at(source), hint=hint) from None
+    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
+        raise JobError(
+            f"{source}:1: lines of `key: value` were expected, and this holds {_kind(config)}",
+            hint="a script of your own: multinode launch -- train.py",
+        )
+    return config
+
+
+def _kind(data: Any) -> str:
+    if data is None:
+        return "nothing"
+    if isinstance(data, dict):
+        return "a key that is not text"
+    return "a list" if isinstance(data, list) else "a single value"

@@ -1,0 +1,82 @@
+"""node_groups_of: the setting of a job that groups its workers by node, and so needs as many workers on each. Pure.
+
+Where the nodes have unequal numbers of workers, such groups would reach across nodes, or leave workers over: the job
+hangs, or fails in its first collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from multinode.decoding import decode_json
+from multinode.job.job import Job, LlamaFactoryJob
+
+__all__ = ["node_groups_of"]
+
+# As accelerate numbers FSDP's strategies, and as it names them.
+_HYBRID = frozenset({"4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2"})
+_SHARDING_VARIABLE = "FSDP_SHARDING_STRATEGY"
+_TENSOR_PARALLEL = ("tensor_parallel_size", "tp_size", "autotp_size")
+
+
+def node_groups_of(job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
+    """The setting, in words; None where nothing says so. What a script sets by itself is not seen.
+
+    Args:
+        job: what is trained.
+        accelerate: the user's configuration of accelerate; empty where there is none.
+        env: variables that the user gives the job.
+    """
+    if env.get(_SHARDING_VARIABLE, "").upper() in _HYBRID:
+        return f"{_SHARDING_VARIABLE}={env[_SHARDING_VARIABLE]}"
+    return _of_llamafactory(job) if isinstance(job, LlamaFactoryJob) else _of_accelerate(accelerate)
+
+
+def _of_llamafactory(job: LlamaFactoryJob) -> str | None:
+    config = job.config
+    if "hybrid_shard" in str(config.get("fsdp") or "").split():
+        return "fsdp: hybrid_shard"
+    sharding = _group(config, "fsdp_config").get("sharding_strategy")
+    if str(sharding).upper() in _HYBRID:
+        return f"fsdp_config: sharding_strategy: {sharding}"
+    return _tensor_parallel(config) or _of_deepspeed(job.deepspeed_text)
+
+
+def _of_accelerate(config: Mapping[str, Any]) -> str | None:
+    sharding = _group(config, "fsdp_config").get("fsdp_sharding_strategy")
+    if str(sharding).upper() in _HYBRID:
+        return f"fsdp_sharding_strategy: {sharding}"
+    if config.get("distributed_type") == "MEGATRON_LM":
+        return "distributed_type: MEGATRON_LM"
+    return next(filter(None, (_tensor_parallel(_group(config, name)) for name in config)), None)
+
+
+def _of_deepspeed(text: str | None) -> str | None:
+    """ZeRO++'s secondary partition and quantised gradients, MiCS and tensor parallelism go by the devices of a node."""
+    try:
+        data = decode_json(text or "", dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    zero = _group(data, "zero_optimization")
+    for key in ("zero_hpz_partition_size", "mics_shard_size"):
+        if _is_count(zero.get(key)):
+            return f"{key}: {zero[key]}"
+    if zero.get("zero_quantized_gradients") is True:
+        return "zero_quantized_gradients: true"
+    return _tensor_parallel(_group(data, "tensor_parallel"))
+
+
+def _tensor_parallel(group: Mapping[str, Any]) -> str | None:
+    return next((f"{key}: {group[key]}" for key in _TENSOR_PARALLEL if _is_count(group.get(key))), None)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 1
+
+
+def _group(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,457 @@
+"""StepMessages: the collectives of one optimizer step with the sizes that go out as single calls.
+
+`traffic` says what a strategy moves in all; here it is cut as torch's DDP and DeepSpeed cut it: rules read in their
+sources and compared with recorded runs, of the tensors that a training has gradients of, their order, and the buckets
+that they are sent in. What a call takes is measured elsewhere; whether it hides behind the computation is not decided
+here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from multinode.errors import JobError
+from multinode.job.deepspeed import DeepSpeedConfig
+from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.model_size import ModelShape
+from multinode.job.training import Adapter, Training, read_training, zero_3_gathers
+from multinode.records.benchmark import Message
+from multinode.traffic.traffic import Layout, Strategy, step_exchanges
+
+__all__ = [
+    "Gradient",
+    "NoteKind",
+    "StepMessage",
+    "StepMessages",
+    "StepNote",
+    "arriving",
+    "estimate_step_us",
+    "fill_past",
+    "fill_up_to",
+    "messages_to_test",
+    "registered",
+    "step_messages",
+]
+
+_MIB = 1 << 20
+# torch's DDP: the first bucket is smaller than the others, unless somebody sets their cap.
+_FIRST_CAP_BYTES = _MIB
+_CAP_MIB = 25
+# DeepSpeed pads a group of parameters to a multiple of so many elements for each worker.
+_ALIGNMENT = 2
+
+_EMBEDDING, _HEAD = "embed_tokens", "lm_head"
+# Sizes that differ by less take the same time, as far as a measurement tells.
+_ALIKE = 0.05
+# Above this a collective's bandwidth no longer changes, and the buffers of a test crowd the memory of a node.
+_LARGEST_BYTES = 1 << 30
+
+NoteKind = Literal[
+    "reduced_to_owners", "cut_at_owners", "filled", "stay_whole", "wraps_layers", "inside_left_out", "small_left_out"
+]
+
+
+class Gradient(msgspec.Struct, frozen=True):
+    """One tensor's gradient.
+
+    Attributes:
+        matrix: whether it is of a weight; those of biases and normalisations lie in an optimizer group of their own.
+    """
+
+    elements: int
+    matrix: bool = True
+
+
+class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one kind and size.
+
+    Attributes:
+        collective: one of core.collective_test's COLLECTIVES.
+        size_bytes: S as nccl-tests counts it.
+        times: how many of them a step makes.
+        what: what they carry, in a few words.
+        hideable: whether computation runs meanwhile; not so for what follows the optimizer.
+    """
+
+    collective: str
+    size_bytes: int
+    times: int
+    what: str
+    hideable: bool = True
+
+
+class StepNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the truth is known to differ from the messages; the words are `network.step_notes`'.
+
+    Attributes:
+        kind: `reduced_to_owners`: measured as a broadcast; `cut_at_owners`: gradients above the cap; `filled`: what
+            ZeRO-3 gathers together; `stay_whole`: parameters that it keeps; `wraps_layers`: FSDP's units;
+            `inside_left_out`: what stays inside a node; `small_left_out`: calls of a few bytes.
+        cap: of `cut_at_owners`, reduce_bucket_size in elements.
+    """
+
+    kind: NoteKind
+    cap: int = 0
+
+
+class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
+    """What one optimizer step sends between the nodes.
+
+    Attributes:
+        messages: its calls, in the order in which their kinds first go out.
+        notes: where the truth is known to differ from them.
+    """
+
+    training: str
+    messages: tuple[StepMessage, ...]
+    notes: tuple[StepNote, ...] = ()
+
+
+class _Calls(NamedTuple):
+    """Calls of one collective: what they carry, as elements of so many bytes, each call made `times` times a step."""
+
+    collective: str
+    what: str
+    elements: Iterable[int]
+    width: int
+    times: int = 1
+    hideable: bool = True
+
+
+_Sent = tuple[list[_Calls], tuple[StepNote, ...]]
+
+
+def step_messages(
+    job: Job, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
+) -> StepMessages:
+    """The calls of one optimizer step of a job, which do not depend on the backend.
+
+    Args:
+        job: the job.
+        model: the model's config.json; None where nobody could read it.
+        layout: the workers.
+        transformers: its version on the nodes, as `read_training` takes it.
+
+    Raises:
+        JobError: what the job sends is not known.
+    """
+    if not isinstance(job, LlamaFactoryJob):
+        raise JobError(
+            "the messages of a script are not known before it runs",
+            hint="name a LLaMA-Factory YAML: multinode nccl-test --like sft.yaml",
+        )
+    training = read_training(job, model, transformers)
+    if training.strategy is Strategy.DDP:
+        calls, notes = _ddp(job, training) if training.settings is None else _zero_0(training)
+    elif training.settings is not None:
+        stage_3 = training.strategy is Strategy.ZERO3
+        calls, notes = (_zero_3 if stage_3 else _zero_1_and_2)(training, training.settings, layout)
+    else:
+        calls, notes = _fsdp(training, layout)
+    return StepMessages(
+        training=training.name, messages=_counted(calls), notes=(*notes, StepNote(kind="small_left_out"))
+    )
+
+
+def messages_to_test(
+    step: StepMessages, *, most: int, largest_bytes: int = _LARGEST_BYTES, multiple: int = 1
+) -> tuple[Message, ...]:
+    """The messages to measure for a step: each collective's sizes, ascending, those that are alike as one.
+
+    Of alike sizes the commonest is taken. Where there are too many, the one of each collective that carries most bytes
+    in all is kept, then of the others those that carry most.
+
+    Args:
+        step: what a step sends.
+        most: how many messages there may be.
+        largest_bytes: messages above it are measured at this size.
+        multiple: of bytes, that each size is rounded up to: element size times workers makes every collective even.
+    """
+    times: dict[str, Counter[int]] = {}
+    for one in step.messages:
+        size = -(-min(one.size_bytes, largest_bytes) // multiple) * multiple
+        times.setdefault(one.collective, Counter())[size] += one.times
+    totals = {
+        Message(collective=collective, size_bytes=size): size * count
+        for collective, counts in times.items()
+        for size, count in _merged(counts).items()
+    }
+    heaviest = sorted(totals, key=lambda message: totals[message], reverse=True)
+    # The heaviest of each collective before the second of any: without one, its time could not even be guessed.
+    firsts = list({message.collective: message for message in reversed(heaviest)}.values())
+    kept = sorted(heaviest, key=lambda message: message not in firsts)[:most]
+    order = list(times)
+    return tuple(sorted(kept, key=lambda message: (order.index(message.collective), message.size_bytes)))
+
+
+def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | None]) -> float | None:
+    """Communication of one step without overlap with compute, in us: the sum of what its calls take alone.
+
+    Args:
+        step: what a step sends.
+        time_of: what a collective of so many bytes takes, in us; None if unknown.
+
+    Returns:
+        None where the time of a message is not known.
+    """
+    total_us = 0.0
+    for one in step.messages:
+        time_us = time_of(one.collective, one.size_bytes)
+        if time_us is None:
+            return None
+        total_us += one.times * time_us
+    return total_us
+
+
+def _counted(calls: Iterable[_Calls]) -> tuple[StepMessage, ...]:
+    """Calls of one kind and size together."""
+    counts: Counter[tuple[str, int, str, bool]] = Counter()
+    for one in calls:
+        for elements in one.elements:
+            counts[one.collective, elements * one.width, one.what, one.hideable] += one.times
+    return tuple(
+        StepMessage(collective=collective, size_bytes=size, times=times, what=what, hideable=hideable)
+        for (collective, size, what, hideable), times in counts.items()
+        if size and times
+    )
+
+
+def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
+    """Torch's DDP: all-reduces its buckets once a step, after the last micro-batch.
+
+    It rebuilds them after the first iteration in the order in which gradients arrive. Where it looks for unused
+    parameters it never does: then they are those of its first guess, the modules' order cut from the front.
+    """
+    config, width = job.config, training.load.gradient_bytes
+    cap_mib = config.get("ddp_bucket_cap_mb") or _CAP_MIB
+    if type(cap_mib) is not int or cap_mib < 1:
+        raise JobError(
+            f"{job.config_path}: ddp_bucket_cap_mb: {cap_mib!r} is not a size in MiB", hint="--set ddp_bucket_cap_mb=25"
+        )
+    caps = [cap_mib * _MIB] if cap_mib != _CAP_MIB else [_FIRST_CAP_BYTES, _CAP_MIB * _MIB]
+    finds_unused = config.get("ddp_find_unused_parameters")
+    if not isinstance(finds_unused, bool):
+        # As transformers decides it: not with gradient checkpointing; LLaMA-Factory turns it off for LoRA.
+        finds_unused = not training.lora and config.get("disable_gradient_checkpointing") is True
+    rebuilt = not finds_unused or config.get("ddp_static_graph") is True
+    order = (arriving if rebuilt else registered)(training.shape, training.adapter)
+    sizes = fill_past((one * width for one in _elements(order)), caps)
+    return [_Calls("all_reduce", "gradient buckets", sizes if rebuilt else sizes[::-1], 1)], ()
+
+
+def _zero_0(training: Training) -> _Sent:
+    """DeepSpeed without ZeRO: the engine's own buckets of 5e8 elements, in the modules' order."""
+    elements = _elements(registered(training.shape, training.adapter))
+    buckets = fill_past(elements, [DeepSpeedConfig().reduce_bucket_elements or 0])
+    return [_Calls("all_reduce", "gradient buckets", buckets, training.load.gradient_bytes)], ()
+
+
+def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
+    """DeepSpeed all-reduces buckets of gradients, and gathers each group of updated parameters in one call.
+
+    Stage 2 does so in every micro-batch, as gradients arrive; stage 1 once, a group after the other, unless
+    overlap_comm has it act as they arrive too. `allgather_bucket_size` has no effect where the backend gathers into one
+    tensor, which gloo and NCCL do.
+    """
+    load, stage_1 = training.load, training.strategy is Strategy.ZERO1
+    every = registered(training.shape, training.adapter)
+    # The optimizer's: with weight decay, and without (transformers leaves biases and normalisations out of it).
+    groups = [_elements(one for one in every if one.matrix is matrix) for matrix in (True, False)]
+    order = _elements(arriving(training.shape, training.adapter))
+    if stage_1 and not settings.overlap_comm:
+        order = [*groups[0], *groups[1]]
+    cap = _reduce_cap(training, settings)
+    reduce = "all_reduce" if settings.multi_rank_allreduce else "broadcast"
+    times = 1 if stage_1 else load.accumulation
+    gathered = [_padded(sum(group), _ALIGNMENT * layout.workers) for group in groups]
+    notes = () if settings.multi_rank_allreduce else (StepNote(kind="reduced_to_owners"),)
+    return [
+        _Calls(reduce, "gradient buckets", fill_up_to(order, cap), load.gradient_bytes, times),
+        _Calls("all_gather", "updated parameters", gathered, load.parameter_bytes, hideable=False),
+    ], (*notes, StepNote(kind="cut_at_owners", cap=cap)) if any(one > cap for one in order) else notes
+
+
+def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
+    """DeepSpeed gathers parameters before their use, reduce-scatters gradients, and keeps small parameters whole."""
+    load, shape, n = training.load, training.shape, layout.workers
+    # What transformers puts for `auto`.
+    small = _known(settings.persistent_elements, 10 * shape.hidden)
+    prefetch = _known(settings.prefetch_elements, 9 * shape.hidden**2 // 10)
+    parameters = _elements((*registered(shape, None), *(registered(shape, training.adapter) if training.lora else ())))
+    large, kept = ([_padded(one, n) for one in parameters if (one > small) is large] for large in (True, False))
+    whole, again = zero_3_gathers(settings, shape, recompute=training.recompute)
+    cut = next((at for at in range(len(large)) if sum(large[at:]) <= whole), len(large))
+    # A tied embedding that is released is gathered for the output layer, too.
+    tied = large[:1] if shape.tied and cut else []
+    passes = [(large[:cut], again), (large[cut:], 1), (tied, 1)]
+    trained = [_padded(one, n) for one in _elements(arriving(shape, training.adapter))]
+    buckets = fill_up_to(trained, _reduce_cap(training, settings))
+    times, width = load.accumulation, load.parameter_bytes
+    return [
+        *(
+            _Calls("all_gather", "parameters before their use", fill_past(part, [prefetch]), width, often * times)
+            for part, often in passes
+        ),
+        _Calls("reduce_scatter", "gradient buckets", buckets, load.gradient_bytes, times),
+        _Calls("all_gather", "small parameters after the step", kept, width, hideable=False),
+    ], (StepNote(kind="filled"), *([StepNote(kind="stay_whole")] if cut < len(large) else []))
+
+
+def _fsdp(training: Training, layout: Layout) -> _Sent:
+    """FSDP: each layer is a unit, and what is outside of the layers another."""
+    hybrid = training.strategy is Strategy.HYBRID_SHARD
+    load, layers = training.load, training.shape.layers
+    ranks = layout.workers_per_node if hybrid else layout.workers
+    trained = _unit(training.shape, training.adapter)
+    base = _unit(training.shape, None) if training.lora else (0, 0)
+    outer, layer = (_padded(one + other, ranks) for one, other in zip(base, trained, strict=True))
+    gradients = [_padded(one, ranks) for one in (*[trained[1]] * layers, trained[0])]
+    sharded = step_exchanges(training.strategy, load, layout)
+    reductions = round(sharded[1].times)
+    if hybrid:
+        shares = [one // ranks for one in gradients]
+        across = _Calls("all_reduce", "shares of gradients", shares, load.gradient_bytes, reductions)
+        return [across], (StepNote(kind="wraps_layers"), StepNote(kind="inside_left_out"))
+    whole = training.strategy is Strategy.SHARD_GRAD_OP
+    times = 1 if whole else 3 if training.around else 2
+    gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * times]
+    # Of micro-batches: under no_sync, version 1 keeps what stays whole.
+    micro_batches = round(sharded[0].times) if whole else load.accumulation
+    return [
+        _Calls("all_gather", "parameters of a layer", gathered, load.parameter_bytes, micro_batches),
+        _Calls("reduce_scatter", "gradients of a layer", gradients, load.gradient_bytes, reductions),
+    ], (StepNote(kind="wraps_layers"),)
+
+
+def _unit(shape: ModelShape, adapter: Adapter | None) -> tuple[int, int]:
+    """Elements outside of the layers and in one of them."""
+    first, last = _outer_gradients(shape, adapter)
+    return sum(_elements((*first, *last))), sum(_elements(_layer_gradients(shape, adapter)))
+
+
+def _elements(gradients: Iterable[Gradient]) -> list[int]:
+    return [one.elements for one in gradients]
+
+
+def _reduce_cap(training: Training, settings: DeepSpeedConfig) -> int:
+    return _known(settings.reduce_bucket_elements, training.shape.hidden**2)
+
+
+def _known(fixed: int | None, automatic: int) -> int:
+    return automatic if fixed is None else fixed
+
+
+def _padded(elements: int, multiple: int) -> int:
+    return -(-elements // multiple) * multiple
+
+
+def _merged(counts: Counter[int]) -> Counter[int]:
+    """Counts by size, those of alike sizes at the commonest of them; of equally common ones, at the largest."""
+    merged: Counter[int] = Counter()
+    for size, count in sorted(counts.items(), key=lambda each: (each[1], each[0]), reverse=True):
+        merged[_alike(size, merged)] += count
+    return merged
+
+
+def _alike(size: int, others: Iterable[int]) -> int:
+    return next((other for other in others if abs(other - size) < _ALIKE * max(other, size)), size)
+
+
+def registered(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    """All gradients in the order in which the modules name their parameters."""
+    first, last = _outer_gradients(shape, adapter)
+    return (*first, *(_layer_gradients(shape, adapter) * shape.layers), *last)
+
+
+def arriving(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    """All gradients in the order in which the backward pass has them: the use of the forward pass turned round.
+
+    A tied embedding, which the output layer uses too, is ready when its first use is reached, so it comes last.
+    """
+    first, last = _outer_gradients(shape, adapter)
+    used = (*first, *(_used_in_layer(shape, adapter) * shape.layers), *last)
+    return used[::-1]
+
+
+def _layer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    """Those of one layer, as they are named: the projections, then the normalisations."""
+    names = _trained(shape.linears, adapter)
+    linears = [one for name in names for one in _linear_gradients(shape, name, adapter)]
+    return (*linears, *_norms(shape, adapter))
+
+
+def _outer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[tuple[Gradient, ...], tuple[Gradient, ...]]:
+    """Those before the layers (the embedding) and those after them (the last normalisation, the output layer)."""
+    table = shape.vocabulary * shape.hidden
+    if adapter is None:
+        head = () if shape.tied else (Gradient(table),)
+        return (Gradient(table),), (Gradient(shape.hidden, matrix=False), *head)
+    ends = (Gradient(adapter.rank * shape.vocabulary), Gradient(adapter.rank * shape.hidden))
+    before = ends if _EMBEDDING in adapter.targets else ()
+    # An adapter multiplies by A first, which has the inputs' width.
+    return before, ends[::-1] if _HEAD in adapter.targets else ()
+
+
+def fill_past(elements: Iterable[int], caps: Sequence[int]) -> tuple[int, ...]:
+    """Buckets of torch's DDP: tensors go in until a bucket has reached its cap, so the last one may carry it past.
+
+    Args:
+        elements: of the tensors, in order.
+        caps: of the first bucket, the second, ...; the last one counts for all that follow.
+    """
+    buckets = [0]
+    for one in elements:
+        if buckets[-1] >= caps[min(len(buckets), len(caps)) - 1]:
+            buckets.append(0)
+        buckets[-1] += one
+    return tuple(filter(None, buckets))
+
+
+def fill_up_to(elements: Iterable[int], cap: int) -> tuple[int, ...]:
+    """Buckets of DeepSpeed: one is sent before a tensor that would not fit; a tensor above the cap goes alone."""
+    buckets = [0]
+    for one in elements:
+        if buckets[-1] and buckets[-1] + one > cap:
+            buckets.append(0)
+        buckets[-1] += one
+    return tuple(filter(None, buckets))
+
+
+def _used_in_layer(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    norms = _norms(shape, adapter)
+    names = _trained(shape.linears, adapter)
+    cut = names.index("gate_proj") if "gate_proj" in names else len(names)
+    attention, mlp = (
+        [one for name in part for one in _linear_gradients(shape, name, adapter)] for part in (names[:cut], names[cut:])
+    )
+    return (*norms[:-1], *attention, *norms[-1:], *mlp)
+
+
+def _trained(names: Iterable[str], adapter: Adapter | None) -> list[str]:
+    everything = adapter is None or adapter.targets == ("all",)
+    return [name for name in names if everything or name in (adapter.targets if adapter else ())]
+
+
+def _linear_gradients(shape: ModelShape, name: str, adapter: Adapter | None) -> Iterator[Gradient]:
+    linear = shape.linears[name]
+    if adapter is not None:
+        yield Gradient(adapter.rank * linear.inputs)
+        yield Gradient(adapter.rank * linear.outputs)
+        return
+    yield Gradient(linear.inputs * linear.outputs)
+    if linear.bias:
+        yield Gradient(linear.outputs, matrix=False)
+
+
+def _norms(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
+    """Of queries and keys, where a model has them, before the two of the layer."""
+    if adapter is not None:
+        return ()
+    # What two of the residual stream's width leave is that of queries and keys, half each.
+    head = (shape.norms_a_layer - 2 * shape.hidden) // 2
+    sizes = [*([head, head] if head else []), shape.hidden, shape.hidden]
+    return tuple(Gradient(size, matrix=False) for size in sizes)

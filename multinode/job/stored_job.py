@@ -1,0 +1,93 @@
+"""Reading a job's files: the YAML, and the DeepSpeed JSON that it names; which of its paths are here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from multinode.decoding import decode_json
+from multinode.errors import JobError
+from multinode.job.deepspeed import DeepSpeedEdit, diff_deepspeed, edit_deepspeed
+from multinode.job.job import LlamaFactoryJob, named_paths, parse_llamafactory
+from multinode.records.text_file import read_text
+
+__all__ = ["absent_files", "load_job"]
+
+
+def load_job(
+    path: Path, overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
+) -> LlamaFactoryJob:
+    """A LLaMA-Factory job, with the DeepSpeed JSON that travels with it, edited; the user's file stays as it is.
+
+    Raises:
+        UsageError: a file cannot be read.
+        JobError: a file is wrong, or there is no JSON to edit.
+    """
+    text = read_text(path, "the job", "a LLaMA-Factory YAML; a script of your own goes after --")
+    job = parse_llamafactory(text, str(path), overrides)
+    local = tuple(named for named in named_paths(job) if _exists(Path(named)))
+    return _with_deepspeed(msgspec.structs.replace(job, local_paths=local), path, deepspeed_edits)
+
+
+def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit, ...]) -> LlamaFactoryJob:
+    named = job.config.get("deepspeed")
+    if not isinstance(named, str):
+        if edits:
+            raise _nothing_to_edit(path, written_out=named is not None)
+        return job
+    found, text = _read_deepspeed(named, path)
+    edited = edit_deepspeed(text, edits)
+    diff = diff_deepspeed(text, edited, str(found)) if edits else None
+    return msgspec.structs.replace(job, deepspeed_text=edited, deepspeed_diff=diff)
+
+
+def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
+    if written_out:
+        return JobError(
+            f"--deepspeed-set edits a DeepSpeed JSON, and {path} has its settings of DeepSpeed written out",
+            hint="put them into a JSON file, and name that: `deepspeed: FILE`",
+        )
+    return JobError(
+        f"--deepspeed-set edits a DeepSpeed JSON, and {path} names none",
+        hint="--set deepspeed=FILE names one for this run",
+    )
+
+
+def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
+    """The JSON that `deepspeed:` names: from the working directory, as LLaMA-Factory does, else beside the YAML."""
+    candidates = [Path(named), path.parent / named]
+    found = next((candidate for candidate in candidates if _exists(candidate)), candidates[0])
+    hint = f"`deepspeed:` in {path} names it; it is looked for here, then beside that file"
+    text = read_text(found, "the DeepSpeed configuration", hint)
+    try:
+        decode_json(text, dict)
+    except msgspec.DecodeError as error:
+        raise JobError(f"{found} is not a JSON object: {error}", hint=hint) from None
+    except RecursionError:
+        raise JobError(f"{found} is nested too deeply", hint=hint) from None
+    return found, text
+
+
+def absent_files(paths: Iterable[str]) -> dict[str, str | None]:
+    """Those of a job's paths that are not on this machine, each with the name beside it that is nearest, if any."""
+    return {path: _nearest(Path(path)) for path in paths if not _exists(Path(path).expanduser())}
+
+
+def _nearest(path: Path) -> str | None:
+    try:
+        names = [beside.name for beside in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return str(path.with_name(near[0])) if near else None
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path that a stranger wrote is there; a text that cannot be a path is not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

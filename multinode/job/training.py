@@ -1,0 +1,332 @@
+"""Training: what a LLaMA-Factory job trains and how it shares the model out, as far as its traffic depends on it.
+
+Reads the job and the model's config.json, which are given. What the traffic costs is not judged here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from multinode.errors import JobError
+from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
+from multinode.job.job import LlamaFactoryJob
+from multinode.job.model_size import ModelShape, lora_parameters, parse_model
+from multinode.traffic.traffic import Strategy, TrafficInputs
+
+__all__ = [
+    "SMALL_RANK",
+    "STAGES",
+    "Adapter",
+    "Training",
+    "named_fsdp",
+    "read_trained",
+    "read_training",
+    "refuse_unknown",
+    "with_accelerate",
+    "zero_3_gathers",
+]
+
+_Job = TypeVar("_Job")
+
+STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+"""Of ZeRO, by their numbers."""
+SMALL_RANK = 8
+"""Rank of an adapter where the job names none, as LLaMA-Factory has it."""
+
+# Stages whose model is the base alone, in a forward and a backward pass.
+_PLAIN_STAGES = frozenset({"pt", "sft"})
+# Keys that change what is trained or what is sent in ways that are not known here.
+_UNKNOWN_KEYS = (
+    "additional_target",
+    "adapter_name_or_path",
+    "quantization_bit",
+    "use_dora",
+    "use_galore",
+    "use_apollo",
+    "use_badam",
+    "use_llama_pro",
+    "use_ray",
+    "use_kt",
+    "use_mca",
+    "resize_vocab",
+    "new_special_tokens",
+    "add_tokens",
+    "tensor_parallel_size",
+)
+_FSDP = {
+    "full_shard": Strategy.FSDP,
+    "shard_grad_op": Strategy.SHARD_GRAD_OP,
+    "hybrid_shard": Strategy.HYBRID_SHARD,
+}
+# As accelerate's configuration numbers them, from 1.
+_SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_FP32_BYTES, _HALF_BYTES = 4, 2
+_LAYERS_CHECKPOINT_THEMSELVES = (4, 52)
+_MEASURE_SIZES = "sizes of your own can be measured as well: multinode nccl-test -b 1M -e 64M"
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter.
+
+    Attributes:
+        targets: names of the modules that it is put on; `all` alone is every linear module.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a LLaMA-Factory training decides its traffic.
+
+    Attributes:
+        adapter: what is trained instead of the whole model; None where the whole model is.
+        settings: of DeepSpeed; None without it.
+        recompute: whether activations are computed again, LLaMA-Factory's default.
+        around: whether reentrant checkpointing lies around FSDP's units, and gathers them for its forward pass, too.
+        small: what it would move under DDP with its adapter, or with one of SMALL_RANK where it trains the whole model.
+    """
+
+    strategy: Strategy
+    shape: ModelShape
+    adapter: Adapter | None = None
+    settings: DeepSpeedConfig | None = None
+    load: TrafficInputs
+    small: TrafficInputs
+    recompute: bool = True
+    around: bool = False
+
+    @property
+    def lora(self) -> bool:
+        """Whether an adapter is trained instead of the whole model."""
+        return self.adapter is not None
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        steps = self.load.accumulation
+        accumulated = f", {steps} accumulation steps" if steps > 1 else ""
+        return f"{self.strategy} with {'LoRA' if self.lora else 'full fine-tuning'}{accumulated}"
+
+
+def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transformers: str | None = None) -> Training:
+    """What the job trains and how.
+
+    Args:
+        job: the job.
+        model: the model's config.json; None where nobody could read it.
+        transformers: its version on the nodes; None takes one whose layers checkpoint themselves.
+
+    Raises:
+        JobError: the model, or what is done with it, is not known here; the message says which.
+    """
+    config = job.config
+    shape = _read_shape(job, model)
+    refuse_unknown(job)
+    settings = parse_deepspeed(job.deepspeed_text)
+    strategy = _strategy(job, settings)
+    adapter, trainable = read_trained(job, shape)
+    half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
+    version = _fsdp_version(config.get("fsdp_config"))
+    load = TrafficInputs(
+        parameters=shape.parameters + (trainable if adapter is not None else 0),
+        trainable=trainable,
+        parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
+        gradient_bytes=_gradient_bytes(strategy, config, settings, half=half),
+        accumulation=config.get("gradient_accumulation_steps", 1),
+    )
+    small = msgspec.structs.replace(
+        load,
+        trainable=trainable if adapter is not None else lora_parameters(shape, SMALL_RANK, ("all",)) or 0,
+        gradient_bytes=_gradient_bytes(Strategy.DDP, config, None, half=half),
+    )
+    training = Training(
+        strategy=strategy,
+        shape=shape,
+        adapter=adapter,
+        settings=settings,
+        load=load,
+        small=small,
+        recompute=config.get("disable_gradient_checkpointing") is not True,
+        around=strategy in {Strategy.FSDP, Strategy.HYBRID_SHARD} and version == 1 and _is_around(config, transformers),
+    )
+    load = msgspec.structs.replace(load, gathers=_gathers(training, version), fsdp_version=version)
+    return msgspec.structs.replace(training, load=load)
+
+
+def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelShape:
+    name = job.config.get("model_name_or_path")
+    if model is None:
+        raise JobError(
+            f"{job.config_path}: how large the messages are depends on {name}, and its config.json could not be read",
+            hint="name a directory that holds config.json, here or on the nodes: --set model_name_or_path=DIRECTORY; "
+            + _MEASURE_SIZES,
+        )
+    shape = parse_model(model)
+    if shape is None:
+        kind = model.get("model_type")
+        raise JobError(
+            f"{job.config_path}: the parameters of {name} are not known: its config.json says model_type {kind!r}, "
+            "and only dense text models that are built like Llama can be counted",
+            hint=_MEASURE_SIZES,
+        )
+    return shape
+
+
+def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> None:
+    """Refuse what is done with the model in ways that are not known here.
+
+    Args:
+        job: the job.
+        besides: keys that do not matter to the caller.
+
+    Raises:
+        JobError: it has such a key, or another stage than pre-training and supervised fine-tuning.
+    """
+    config = job.config
+    key = next((key for key in _UNKNOWN_KEYS if config.get(key) and key not in besides), None)
+    stage = config.get("stage", "sft")
+    if key is None and not (isinstance(stage, str) and stage in _PLAIN_STAGES):
+        key = "stage"
+    steps = config.get("gradient_accumulation_steps", 1)
+    if key is None and (type(steps) is not int or steps < 1):
+        key = "gradient_accumulation_steps"
+    if key is not None:
+        raise _unknown(job, key)
+
+
+def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strategy:
+    fsdp = job.config.get("fsdp")
+    if job.config.get("deepspeed") is not None:
+        if settings is None or fsdp:
+            raise _unknown(job, "fsdp" if fsdp else "deepspeed")
+        return STAGES[settings.stage]
+    if not fsdp:
+        return Strategy.DDP
+    found = named_fsdp(fsdp)
+    if found is None:
+        raise _unknown(job, "fsdp")
+    return found
+
+
+def named_fsdp(fsdp: object) -> Strategy | None:
+    """How FSDP shares the model out, by the words of the YAML; None where they do not say."""
+    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    return next((_FSDP[word] for word in words if isinstance(word, str) and word in _FSDP), None)
+
+
+def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
+    """The job, to be read: with FSDP as accelerate's configuration has it, in the keys that the Trainer has for it."""
+    told = accelerate.get("fsdp_config")
+    if not isinstance(job, LlamaFactoryJob) or accelerate.get("distributed_type") != "FSDP":
+        return job
+    told = told if isinstance(told, dict) else {}
+    version = _fsdp_version(told)
+    strategy = str(told.get("fsdp_sharding_strategy", _SHARDING[0])).upper()
+    if strategy.isdigit():
+        strategy = _SHARDING[min(int(strategy), len(_SHARDING)) - 1]
+    if version != 1:
+        strategy = "SHARD_GRAD_OP" if told.get("fsdp_reshard_after_forward") is False else "FULL_SHARD"
+    # Its launcher puts the strategy into the environment.
+    config = {"version": version, "sharding_strategy": strategy}
+    fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": config}
+    return msgspec.structs.replace(job, config=job.config | fsdp)
+
+
+def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
+    """The adapter, None where the whole model is trained, and how many parameters are trained.
+
+    Raises:
+        JobError: what is trained is not known here.
+    """
+    kind = job.config.get("finetuning_type", "lora")
+    if kind == "full":
+        return None, shape.parameters
+    if kind != "lora":
+        raise _unknown(job, "finetuning_type")
+    rank, targets = job.config.get("lora_rank", SMALL_RANK), job.config.get("lora_target", "all")
+    if type(rank) is not int or rank < 1:
+        raise _unknown(job, "lora_rank")
+    names = tuple(name.strip() for name in targets.split(",")) if isinstance(targets, str) else ()
+    trainable = lora_parameters(shape, rank, names)
+    if trainable is None:
+        raise _unknown(job, "lora_target")
+    return Adapter(rank=rank, targets=names), trainable
+
+
+def _fsdp_version(config: object) -> int:
+    """Of the Trainer's `fsdp_config`; its default where that is a file."""
+    told = (config.get("version") or config.get("fsdp_version")) if isinstance(config, dict) else None
+    return 2 if str(told) == "2" else 1
+
+
+def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:
+    """Whether checkpointing is reentrant, LLaMA-Factory's default, and the model's loop calls FSDP's units through it.
+
+    From 4.52 on each layer of transformers checkpoints what it computes inside of its unit (transformers#37223).
+    """
+    is_reentrant = (
+        config.get("disable_gradient_checkpointing") is not True and config.get("use_reentrant_gc") is not False
+    )
+    version = re.match(r"(\d+)\.(\d+)", transformers or "")
+    return is_reentrant and version is not None and (int(version[1]), int(version[2])) < _LAYERS_CHECKPOINT_THEMSELVES
+
+
+def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: bool) -> tuple[int, int]:
+    """Elements at the end of the forward pass that a micro-batch gathers once, and how often it gathers the others.
+
+    ZeRO-3 releases a parameter after use unless it is used again within `stage3_max_reuse_distance` elements (DeepSpeed
+    0.19.8, partitioned_param_coordinator.py, `__params_to_release`). From a use in the forward pass to that in the
+    backward pass, each pass uses all that comes after it; activation checkpointing does so a third time, and uses each
+    layer again before its backward pass. `stage3_max_live_parameters` limits what is prefetched, and no more.
+    """
+    layer = (shape.parameters - shape.outside_layers) // shape.layers
+    head = 0 if shape.tied else shape.vocabulary * shape.hidden
+    kept = 0
+    for unit in (head + shape.hidden, *[layer] * shape.layers, shape.vocabulary * shape.hidden):
+        # What is used between the two uses are those after it, which are kept then, too.
+        if (3 if recompute else 2) * kept >= settings.reuse_elements:
+            break
+        kept += unit
+    else:
+        # An adapter, too.
+        kept = max(kept, settings.reuse_elements)
+    return kept, 3 if recompute and settings.reuse_elements < layer else 2
+
+
+def _gathers(training: Training, version: int) -> float | None:
+    """In a micro-batch; None takes the strategy's usual number.
+
+    FSDP keeps what is outside of the layers for the backward pass. Its version 2 would, too, but accelerate tells it to
+    free that as it frees the layers.
+    """
+    shape, parameters = training.shape, training.load.parameters or 0
+    if training.settings is not None and training.strategy is Strategy.ZERO3:
+        kept, again = zero_3_gathers(training.settings, shape, recompute=training.recompute)
+        # A tied embedding that is released is gathered for the output layer, too.
+        tied = shape.vocabulary * shape.hidden if shape.tied and kept < parameters else 0
+        return again - (again - 1) * min(1.0, kept / parameters) + tied / parameters
+    if training.strategy in {Strategy.FSDP, Strategy.HYBRID_SHARD} and version == 1:
+        again = 3 if training.around else 2
+        return again - (again - 1) * shape.outside_layers / parameters
+    return None
+
+
+def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSpeedConfig | None, *, half: bool) -> int:
+    """Of one element on the wire: LLaMA-Factory trains in fp32 under DDP; DeepSpeed and FSDP send in the half type."""
+    if settings is not None and settings.communication_bytes is not None:
+        return settings.communication_bytes
+    if settings is None and strategy is Strategy.DDP:
+        return _HALF_BYTES if config.get("pure_bf16") is True else _FP32_BYTES
+    return _HALF_BYTES if half else _FP32_BYTES
+
+
+def _unknown(job: LlamaFactoryJob, key: str) -> JobError:
+    said = f"{key}: {job.config[key]}" if key in job.config else key
+    return JobError(
+        f"{job.config_path}: what a training with {said} computes and sends is not known here", hint=_MEASURE_SIZES
+    )

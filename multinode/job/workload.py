@@ -1,0 +1,270 @@
+"""Workload: what a run trained and in which settings, kept with the run: what comparing and predicting need of the job.
+
+Read from the job before it starts; what the workers did is in the summary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from multinode.errors import JobError
+from multinode.job.deepspeed import parse_deepspeed
+from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.step_calls import StepCall, Work, calls_of_messages
+from multinode.job.step_messages import step_messages
+from multinode.job.training import named_fsdp, read_training
+from multinode.records.plausible import plausible_count
+from multinode.strict_yaml import YamlError, parse_yaml
+from multinode.traffic.traffic import Layout, Strategy
+
+__all__ = [
+    "BATCH_NAMES",
+    "FullRun",
+    "Settings",
+    "Workload",
+    "global_batch",
+    "read_settings",
+    "read_work",
+    "read_workload",
+]
+
+# What LLaMA-Factory and the Trainer take where a YAML is silent (llamafactory 0.9.5, transformers 5.6).
+_STAGE, _METHOD, _CUTOFF, _RANK = "sft", "lora", 2048, 8
+_BATCH, _EPOCHS = 8, 3.0
+_RANKED = frozenset({"lora", "oft"})
+_SHORTENING = frozenset({"max_steps", "num_train_epochs"})
+_DEEPSPEED_NAMES = ("DeepSpeed ZeRO-0", Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+
+
+# Our name by theirs. The Trainer's own args.train_batch_size, which is of one process, is none of them.
+BATCH_NAMES = {
+    "per_device_train_batch_size": "per_device_batch",
+    "train_micro_batch_size_per_gpu": "per_device_batch",
+    "gradient_accumulation_steps": "accumulation",
+    "train_batch_size": "global_batch",
+    "total_train_batch_size": "global_batch",
+}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training was asked for, as far as its speed depends on it; None is unknown.
+
+    Attributes:
+        model: name or path.
+        method: `full`, `lora`, `qlora`, ... as the job has it; `script` of a script.
+        lora_rank: of an adapter.
+        stage: `sft`, `pt`, `dpo`, ...
+        dataset: names, with commas between; `synthetic` for synthetic data.
+        strategy: as configured: `DDP`, `ZeRO-2`, ...
+        per_device_batch: samples of a worker's micro-batch.
+        accumulation: micro-batches per step.
+        sequence_length: the longest sample in tokens (`cutoff_len`).
+        packing: whether several samples share a row.
+        precision: `fp32`, `bf16` or `fp16`.
+        recompute: whether activations are computed again (gradient checkpointing).
+        overlap: whether gradients are reduced while others are computed (DeepSpeed's `overlap_comm`; DDP always).
+        grad_compress: what gradients travel as, where `--grad-compress` asked for it.
+        averaging: how nodes average instead of at each step, in words; None at each step.
+        command: of a script, as it was given.
+    """
+
+    model: str | None = None
+    method: str | None = None
+    lora_rank: int | None = None
+    stage: str | None = None
+    dataset: str | None = None
+    strategy: str | None = None
+    per_device_batch: int | None = None
+    accumulation: int | None = None
+    sequence_length: int | None = None
+    packing: bool | None = None
+    precision: str | None = None
+    recompute: bool | None = None
+    overlap: bool | None = None
+    grad_compress: str | None = None
+    averaging: str | None = None
+    command: str | None = None
+
+
+class FullRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's full run, of which a short run was a part.
+
+    Attributes:
+        steps: optimizer steps that it asks for (`max_steps`); None where it asks for epochs.
+        epochs: passes over the data, where it asks for them.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+
+    @classmethod
+    def first_of(cls, told: Iterable[FullRun]) -> FullRun:
+        """The first that asks for something."""
+        return next((one for one in told if one != cls()), cls())
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """`workload.json` of a run.
+
+    Attributes:
+        work: what it communicates, by the job's files; None where these do not say.
+        reason: why `work` is None.
+        versions: of torch, the engine and NCCL on node 0, by package.
+    """
+
+    settings: Settings
+    whole: FullRun = FullRun()
+    work: Work | None = None
+    reason: str = ""
+    versions: dict[str, str] = {}
+
+
+def read_workload(
+    job: Job,
+    model: Mapping[str, Any] | None,
+    layout: Layout,
+    *,
+    versions: Mapping[str, str] | None = None,
+    grad_compress: str | None = None,
+) -> Workload:
+    """What a job trains, by its files alone.
+
+    Args:
+        job: the job.
+        model: the model's config.json; None where nobody could read it.
+        layout: the workers.
+        versions: of packages on node 0.
+        grad_compress: what `--grad-compress` asks for.
+    """
+    settings = msgspec.structs.replace(read_settings(job), grad_compress=grad_compress)
+    known = dict(versions or {})
+    if not isinstance(job, LlamaFactoryJob):
+        reason = "what a script communicates is known from its steps alone"
+        return Workload(settings=settings, reason=reason, versions=known)
+    try:
+        work, reason = read_work(job, model, layout, known.get("transformers")), ""
+    except JobError as error:
+        work, reason = None, error.message
+    return Workload(settings=settings, whole=_full_run(job), work=work, reason=reason, versions=known)
+
+
+def read_settings(job: Job) -> Settings:
+    """The settings of a job; LLaMA-Factory's own where its YAML is silent. A value of the wrong kind is unknown."""
+    if not isinstance(job, LlamaFactoryJob):
+        return Settings(method="script", command=" ".join(job.argv))
+    config = job.config
+    method, stage = _text(config, "finetuning_type", _METHOD), _text(config, "stage", _STAGE)
+    if method == "lora" and config.get("quantization_bit"):
+        method = "qlora"
+    strategy, overlap = _strategy(job)
+    return Settings(
+        model=_text(config, "model_name_or_path"),
+        method=method,
+        lora_rank=_count(config, "lora_rank", _RANK) if method in {*_RANKED, "qlora"} else None,
+        stage=stage,
+        dataset=_names(config.get("dataset")),
+        strategy=strategy,
+        per_device_batch=_count(config, "per_device_train_batch_size", _BATCH),
+        accumulation=_count(config, "gradient_accumulation_steps", 1),
+        sequence_length=_count(config, "cutoff_len", _CUTOFF),
+        packing=job.synthetic is None and _packs(config, stage),
+        precision=_precision(config),
+        recompute=config.get("disable_gradient_checkpointing") is not True,
+        overlap=overlap,
+    )
+
+
+def global_batch(settings: Settings, world_size: int | None) -> int | None:
+    """Samples of an optimizer step of all workers; None where a part of it is not known."""
+    parts = [plausible_count(one) for one in (settings.per_device_batch, settings.accumulation, world_size)]
+    product = 1
+    for part in parts:
+        if not part:
+            return None
+        product *= part
+    return product
+
+
+def read_work(
+    job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
+) -> Work:
+    """What a step of a job communicates, in the calls that its engine makes of it.
+
+    Raises:
+        JobError: the model, or what is done with it, is not known here.
+    """
+    training = read_training(job, model, transformers)
+    once, twice = (step_messages(_accumulating(job, steps), model, layout, transformers) for steps in (1, 2))
+    calls = calls_of_messages(once, twice)
+    load = msgspec.structs.replace(training.load, accumulation=1)
+    cuts: dict[Strategy, tuple[StepCall, ...]] = {training.strategy: calls} if calls else {}
+    return Work(strategy=training.strategy, load=load, calls=cuts)
+
+
+def _accumulating(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
+    return msgspec.structs.replace(job, config=job.config | {"gradient_accumulation_steps": steps})
+
+
+def _packs(config: Mapping[str, Any], stage: str | None) -> bool:
+    packing = config.get("packing")
+    return config.get("neat_packing") is True or (packing if isinstance(packing, bool) else stage == "pt")
+
+
+def _full_run(job: LlamaFactoryJob) -> FullRun:
+    """Of the job before it was cut, or as the user's file has it where an override cut it; not of made-up epochs."""
+    config: dict[str, Any] | None
+    if job.uncut is not None:
+        config = job.uncut
+    else:
+        config = job.config if _SHORTENING.isdisjoint(job.overridden) else _written(job)
+    if config is None:
+        return FullRun()
+    steps = config.get("max_steps")
+    if type(steps) is int and steps > 0:
+        return FullRun(steps=steps)
+    epochs = config.get("num_train_epochs", _EPOCHS)
+    known = job.synthetic is None and type(epochs) in {int, float} and 0 < epochs < math.inf
+    return FullRun(epochs=float(epochs) if known else None)
+
+
+def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
+    try:
+        found = parse_yaml(job.text)
+    except YamlError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
+    """As configured, and whether gradients are reduced while others are computed."""
+    if job.config.get("deepspeed") is not None:
+        found = parse_deepspeed(job.deepspeed_text)
+        return (str(_DEEPSPEED_NAMES[found.stage]), found.overlap_comm) if found is not None else (None, None)
+    fsdp = job.config.get("fsdp")
+    return str(named_fsdp(fsdp) or Strategy.FSDP) if fsdp else str(Strategy.DDP), True
+
+
+def _precision(config: Mapping[str, Any]) -> str:
+    if config.get("bf16") is True or config.get("pure_bf16") is True:
+        return "bf16"
+    return "fp16" if config.get("fp16") is True else "fp32"
+
+
+def _names(value: object) -> str | None:
+    """Names with commas between, whichever way they were written."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    return ",".join(str(part).strip() for part in parts) or None
+
+
+def _text(config: Mapping[str, Any], key: str, default: str | None = None) -> str | None:
+    value = config.get(key, default)
+    return value if isinstance(value, str) else None
+
+
+def _count(config: Mapping[str, Any], key: str, default: int) -> int | None:
+    value = config.get(key, default)
+    return value if type(value) is int and value > 0 else None

@@ -1,0 +1,123 @@
+"""clean: what runs that have ended left on their nodes. Prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.errors import UsageError
+from multinode.launch.context import Launched, RunContext
+from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.run_id import match_runs, node_run_id, parse_node_run_id
+from multinode.transport.agent import AgentTransport
+from multinode.transport.fan_out import gather
+
+__all__ = ["Cleaned", "clean", "cleanup_nodes", "find_runs"]
+
+_ANSWER_S = 30.0
+_SHOWN = 3
+
+
+class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
+    """What was removed from one node.
+
+    Attributes:
+        kept: those that are not over.
+        machines: of those that other machines have there, where nodes share a home directory, the machine's host name.
+    """
+
+    node: str
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    machines: dict[str, str] = {}
+    size_bytes: int = 0
+    error: str | None = None
+
+
+class _RunOnNode(msgspec.Struct, frozen=True):
+    run_id: str
+    machine: str | None = None
+    size_bytes: int = 0
+
+
+class _RunsOnNode(msgspec.Struct, frozen=True):
+    runs: tuple[_RunOnNode, ...]
+
+
+class _CleanedNode(msgspec.Struct, frozen=True):
+    removed: tuple[_RunOnNode, ...]
+    kept: tuple[_RunOnNode, ...]
+
+
+def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, asked: Sequence[str]) -> tuple[str, ...]:
+    """The ids of the runs that are meant, each with those that are named after it, as the attempts of a restarted one.
+
+    `asked` are ids, or beginnings of one, of the runs below `runs` or of what lies on the nodes; `last` is the newest
+    of this machine.
+
+    Raises:
+        UsageError: there is no such run, or several begin so.
+        NodeError, NodeFailed: no node could be asked.
+    """
+
+    def ask(node: Node) -> tuple[str, ...]:
+        request = {"schema": 1, "run_id": None}
+        answer = agent.call(node, "runs", request, _RunsOnNode, deadline_s=_ANSWER_S)
+        return tuple(parse_node_run_id(run.run_id) for run in answer.runs)
+
+    answers = gather(cluster.nodes, ask, deadline_s=2 * _ANSWER_S)
+    if not answers.values:
+        answers.require()
+    there = {run_id for ids in answers.values for run_id in ids}
+    found: list[str] = []
+    for begin in asked:
+        named = RunDirectory.open(runs, begin).run_id if begin == "last" else begin
+        found += _find(named, sorted(there | {path.name for path in list_runs(runs)}), cluster)
+    return tuple(dict.fromkeys(found))
+
+
+def _find(begin: str, names: Sequence[str], cluster: Cluster) -> Iterable[str]:
+    matching = match_runs(names, begin)
+    if len(matching) == 1:
+        return (name for name in names if name == matching[0] or name.startswith(f"{matching[0]}-"))
+    shown = ", ".join([*matching[:_SHOWN], *(["..."] if len(matching) > _SHOWN else [])])
+    raise UsageError(
+        f"several runs begin with {begin!r} ({shown})"
+        if matching
+        else f"no run begins with {begin!r}, neither here nor on the nodes of {cluster.source}",
+        hint="those of this machine: multinode runs",
+    )
+
+
+def clean(
+    agent: AgentTransport, cluster: Cluster, run_ids: Sequence[str] | None, older_s: float
+) -> tuple[Cleaned, ...]:
+    """What was removed from each node: these runs, or with None all that began at least `older_s` seconds ago."""
+    ranks = range(len(cluster.nodes))
+    names = None if run_ids is None else [node_run_id(run_id, rank) for run_id in run_ids for rank in ranks]
+    request = {"schema": 1, "run_ids": names, "older_s": older_s}
+
+    def ask(node: Node) -> Cleaned:
+        answer = agent.call(node, "clean", request, _CleanedNode, deadline_s=_ANSWER_S)
+        return Cleaned(
+            node=node.name,
+            removed=tuple(run.run_id for run in answer.removed),
+            kept=tuple(run.run_id for run in answer.kept),
+            machines={run.run_id: run.machine for run in (*answer.removed, *answer.kept) if run.machine is not None},
+            size_bytes=sum(run.size_bytes for run in answer.removed),
+        )
+
+    return tuple(
+        one.value if one.error is None else Cleaned(node=one.node.name, error=one.error.message)
+        for one in gather(cluster.nodes, ask, deadline_s=2 * _ANSWER_S)
+    )
+
+
+def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> None:
+    """Remove from its nodes what a run left there; all wanted results have been fetched."""
+    for node in clean(context.agent, cluster, [launched.run.run_id], 0.0):
+        if node.error is not None:
+            context.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")

@@ -1,0 +1,104 @@
+"""connect: the way to the nodes of a cluster, for as long as it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multinode.cluster.cluster import Cluster
+from multinode.errors import UsageError
+from multinode.records.progress import RunProgress
+from multinode.records.run_directory import runs_root
+from multinode.records.settings import find_fan_out, find_ssh_client, load_settings
+from multinode.transport.base import Transport
+from multinode.transport.fan_out import set_fan_out
+
+if TYPE_CHECKING:
+    from multinode.launch.context import RunContext
+    from multinode.transport.fabric_ssh import FabricTransport
+    from multinode.transport.openssh import OpensshTransport
+
+__all__ = ["connect"]
+
+# Whoever interrupts waits for no frozen node.
+_HASTE_S = 0.3
+
+
+@contextlib.contextmanager
+def connect(
+    cluster: Cluster,
+    *,
+    runs: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    observe: Callable[[RunProgress], None] = lambda _: None,
+    local: bool = False,
+) -> Iterator[RunContext]:
+    """Hold the connections to the nodes: steps of their Slurm job where they have one, else SSH.
+
+    Args:
+        cluster: whose nodes are reached.
+        runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
+        say: is told each stage in a few words.
+        observe: is shown the progress of a run, a few times per second.
+        local: takes this machine for the one node, without SSH.
+
+    Yields:
+        What every verb takes.
+
+    Raises:
+        UsageError: some nodes are in a Slurm job and some are not; or $MULTINODE_FAN_OUT is no
+            number of nodes, or $MULTINODE_SSH no client.
+    """
+    most = find_fan_out(os.environ, load_settings(Path.cwd()))
+    if most is not None:
+        set_fan_out(most)
+    transport = _open_transport(cluster, local=local)
+    try:
+        # The nodes' side of a login takes as long as what else is imported: both go on at once.
+        from multinode.transport.agent import AgentTransport  # noqa: PLC0415
+
+        agent = AgentTransport(transport)
+        if not local:
+            # A step of Slurm's has to know what it is for, and each costs slurmctld some work.
+            agent.start_early([node for node in cluster.nodes if node.slurm_job is None])
+        from multinode.launch.context import RunContext  # noqa: PLC0415
+
+        try:
+            yield RunContext(agent, runs or runs_root(), say=say, observe=observe)
+        except KeyboardInterrupt:
+            agent.close(_HASTE_S)
+            raise
+        finally:
+            agent.close()
+    finally:
+        transport.close()
+
+
+def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
+    if local:
+        from multinode.transport.local import LocalTransport  # noqa: PLC0415 - the others are not imported for it
+
+        return LocalTransport()
+    in_slurm = {node.slurm_job is not None for node in cluster.nodes}
+    if len(in_slurm) > 1:
+        raise UsageError(f"{cluster.source}: slurm_job= has to be on the lines of all nodes, or of none")
+    if in_slurm == {True}:
+        from multinode.transport.slurm import SlurmTransport  # noqa: PLC0415
+
+        return SlurmTransport()
+    return _open_ssh()
+
+
+def _open_ssh() -> OpensshTransport | FabricTransport:
+    """Through the `ssh` program where there is one, unless something else is asked for."""
+    from multinode.transport.openssh import OpensshTransport, find_ssh  # noqa: PLC0415
+
+    client = find_ssh_client(os.environ, load_settings(Path.cwd()))
+    if client == "openssh" or (client is None and find_ssh() is not None):
+        return OpensshTransport()
+    from multinode.transport.fabric_ssh import FabricTransport  # noqa: PLC0415
+
+    return FabricTransport()

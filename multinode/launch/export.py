@@ -1,0 +1,155 @@
+"""export: a run's records -> TensorBoard, MLflow and the others, while it is running or afterwards. Prints nothing."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from multinode.errors import MultinodeError, UsageError, printable
+from multinode.export.exporter import EndedRun, Exporter
+from multinode.export.step_figures import StepStream
+from multinode.export.target import METRICS_PORT, Target
+from multinode.launch.observe import observe_run
+from multinode.launch.runs import PLAN_FILE, load_parts, load_run
+from multinode.profile.observed import Observed, ObservedNode
+from multinode.profile.summary import Summary
+from multinode.records.plan import LaunchPlan
+from multinode.records.progress import NodeProgress, advance_node, start_progress
+from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory, SampleTail
+from multinode.records.samples import Sample, parse_samples
+from multinode.secret_values import redact_text
+
+__all__ = ["export_runs", "follow_export"]
+
+_LOOK_S = 1.0
+
+
+def export_runs(root: Path, run_id: str, targets: Sequence[Target]) -> Iterator[tuple[str, Target, str | None]]:
+    """Export a run that has ended, or all runs of a contrast, a sweep or a launch with restarts.
+
+    Yields:
+        The run, the target, and why it failed; None if it did not.
+
+    Raises:
+        UsageError: there is no such run, it is still running, or a target needs one that is.
+    """
+    if any(target.kind == METRICS_PORT for target in targets):
+        raise UsageError("a port is served while a run is followed", hint="add --follow, or use prometheus:FILE.prom")
+    found = load_run(root, run_id)
+    if found.run.status == "running":
+        raise UsageError(
+            f"run {found.run.run_id} is still running", hint=f"multinode export {found.run.run_id} --follow TARGET"
+        )
+    has_plan = (found.directory.path / PLAN_FILE).is_file()
+    for one in [found] if has_plan else load_parts(root, found.run):
+        directory = one.directory
+        plan = _read_plan(directory)
+        ended = EndedRun(one.run, one.summary, functools.partial(observe_run, directory, plan))
+        for target in targets:
+            yield one.run.run_id, target, _failure(functools.partial(_export, target, ended))
+
+
+def follow_export(root: Path, run_id: str, target: Target) -> None:
+    """Export a run that a multinode of this machine follows, as it goes on, to its end; one that has ended at once.
+
+    Raises:
+        UsageError: it is running, and nobody follows it here.
+        MultinodeError: the export failed.
+    """
+    directory = RunDirectory.open(root, run_id)
+    plan = _read_plan(directory)
+    if not directory.is_locked and load_run(root, directory.run_id).run.status == "running":
+        raise UsageError(
+            f"run {directory.run_id} is followed by no multinode on this machine",
+            hint=f"multinode attach {directory.run_id} --export {target}",
+        )
+    failure = _failure(lambda: _Following(directory, plan, target.make()).run())
+    if failure is not None:
+        raise MultinodeError(failure)
+
+
+def _failure(work: Callable[[], None]) -> str | None:
+    """Why it failed, on one line; any library may raise anything."""
+    try:
+        work()
+    except MultinodeError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - what goes wrong in a library is the export's failure, and no more
+        lines = str(error).strip().splitlines()
+        return printable(redact_text(f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"))
+    return None
+
+
+def _export(target: Target, ended: EndedRun) -> None:
+    exporter = target.make()
+    exporter.begin(ended.run)
+    observed = ended.observe()
+    stream = StepStream(observed.nodes)
+    for node in observed.nodes:
+        stream.add(node.node_rank, node.samples, 0.0)
+    exporter.steps(stream.take(0.0, everything=True))
+    exporter.end(ended)
+
+
+class _Following:
+    """One run, followed by what its directory gets."""
+
+    def __init__(self, directory: RunDirectory, plan: LaunchPlan, exporter: Exporter) -> None:
+        self._directory = directory
+        self._plan = plan
+        self._exporter = exporter
+        self._tails = {node.node_rank: SampleTail(directory, node.node_rank) for node in plan.nodes}
+        self._nodes = start_progress(plan).nodes
+        self._stream = StepStream([_unobserved(node) for node in self._nodes])
+
+    def run(self) -> None:
+        self._exporter.begin(self._run)
+        # Whoever follows the run holds the lock until its summary is written.
+        while self._directory.is_locked:
+            due = time.monotonic() + _LOOK_S
+            self._look()
+            self._exporter.steps(self._stream.take(time.monotonic()))
+            self._exporter.now(self._run, self._nodes)
+            time.sleep(max(0.0, due - time.monotonic()))
+        self._look()
+        self._exporter.steps(self._stream.take(time.monotonic(), everything=True))
+        summary = self._directory.read("summary.json", Summary)
+        self._exporter.end(EndedRun(self._run, summary, self._observe))
+
+    @property
+    def _run(self) -> Run:
+        run = self._directory.read("run.json", Run)
+        if run is None:
+            raise MultinodeError(f"{self._directory} has no run.json")
+        return run
+
+    def _observe(self) -> Observed:
+        return observe_run(self._directory, self._plan)
+
+    def _look(self) -> None:
+        nodes = []
+        for node in self._nodes:
+            samples: list[Sample] = list(parse_samples(self._tails[node.node_rank].lines()))
+            self._stream.add(node.node_rank, samples, time.monotonic())
+            nodes.append(advance_node(node, samples))
+        self._nodes = tuple(nodes)
+
+
+def _unobserved(node: NodeProgress) -> ObservedNode:
+    return ObservedNode(
+        name=node.name,
+        node_rank=node.node_rank,
+        ranks=node.ranks,
+        ifname=node.ifname,
+        link_gbit_per_s=node.link_gbit_per_s,
+    )
+
+
+def _read_plan(directory: RunDirectory) -> LaunchPlan:
+    plan = directory.read(PLAN_FILE, LaunchPlan)
+    if plan is None:
+        raise UsageError(f"{directory} has no {PLAN_FILE}: it is made of other runs", hint="multinode runs")
+    return plan

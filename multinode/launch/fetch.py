@@ -1,0 +1,206 @@
+"""fetch: files that the job wrote on node 0, and the traces of its workers, brought home into the run's directory."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.errors import ContactLost, MultinodeError, NodeFailed
+from multinode.profile.trace_events import TraceEvents, read_trace
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory
+from multinode.records.samples import TraceSample, parse_samples
+from multinode.transport.agent import AgentStream, AgentTransport, read_answer
+from multinode.units import format_size
+
+__all__ = ["Fetched", "Wanted", "fetch_files", "fetch_traces", "read_traces"]
+
+_ANSWER_S = 60.0
+# What comes slower on the whole does not come: 64 kbit/s, so that a fetch ends in a time that what is announced bounds.
+_LEAST_BYTES_PER_S = 8 << 10
+_DIR_MODE = 0o700
+
+
+class Fetched(msgspec.Struct, frozen=True, kw_only=True):
+    """What came home.
+
+    Attributes:
+        files: names below `directory`.
+    """
+
+    directory: Path
+    files: tuple[str, ...]
+    size_bytes: int
+
+
+class _File(msgspec.Struct, frozen=True):
+    name: str
+    size_bytes: Annotated[int, Meta(ge=0)]
+
+
+class _Files(msgspec.Struct, frozen=True):
+    # As many as the agent sends at the most.
+    files: Annotated[tuple[_File, ...], Meta(max_length=100_000)]
+
+
+class _Data(msgspec.Struct, frozen=True):
+    file: int
+    data: bytes
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What shall come home.
+
+    Attributes:
+        cwd: where relative ones start.
+    """
+
+    node: Node
+    paths: tuple[str, ...]
+    cwd: str | None
+
+
+def fetch_files(
+    agent: AgentTransport,
+    wanted: Wanted,
+    to: Path,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    patience_s: float = _ANSWER_S,
+) -> Fetched:
+    """Copy files and directories of a node below `to`.
+
+    Args:
+        agent: how the node is spoken to.
+        wanted: which of them.
+        to: a directory, made where it is missing.
+        say: is told how much has come.
+        patience_s: how long nothing may come; and how much longer all of it may take than at 8 KiB/s.
+
+    Raises:
+        NodeError, NodeFailed: a path is not there, or contact was lost.
+        MultinodeError: they cannot be written here.
+    """
+    request = {"schema": 1, "paths": list(wanted.paths), "cwd": wanted.cwd}
+    stream = agent.open(wanted.node, "fetch", request, deadline_s=patience_s)
+    try:
+        return _receive(stream, wanted.node, to, say, patience_s)
+    except OSError as error:
+        raise MultinodeError(f"{to} cannot be written: {error.strerror}", hint=f"df -h {to}") from error
+    finally:
+        stream.close()
+
+
+def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], None], patience_s: float) -> Fetched:
+    listed = read_answer(stream.first, _Files, node.name).files
+    total = sum(file.size_bytes for file in listed)
+    places = [to / _safe(file.name, node) for file in listed]
+    if len(set(places)) < len(places):
+        raise NodeFailed("it named a file twice", node=node.name)
+    to.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
+    free = shutil.disk_usage(to).free
+    if total > free:
+        raise MultinodeError(
+            f"what {node.name} has to send is {format_size(total)}, and {format_size(free)} are free for it",
+            hint=f"df -h {to}",
+        )
+    for place in places:
+        place.parent.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
+        place.write_bytes(b"")
+    left = [file.size_bytes for file in listed]
+    began = time.monotonic()
+    while (record := stream.read(patience_s)) is not None:
+        if record.get("kind") == "fetched":
+            short = next((file.name for file, lacking in zip(listed, left, strict=True) if lacking), None)
+            if short is not None:
+                raise NodeFailed(f"it sent less of {short} than it had announced", node=node.name)
+            return Fetched(directory=to, files=tuple(file.name for file in listed), size_bytes=total)
+        data = read_answer(record, _Data, node.name)
+        if not 0 <= data.file < len(places):
+            raise NodeFailed(f"it sent file {data.file} of {len(places)}", node=node.name)
+        left[data.file] -= len(data.data)
+        if left[data.file] < 0:
+            raise NodeFailed(f"it sent more of {listed[data.file].name} than it had announced", node=node.name)
+        with places[data.file].open("ab") as file:
+            file.write(data.data)
+        came = total - sum(left)
+        if time.monotonic() - began > patience_s + came / _LEAST_BYTES_PER_S:
+            raise ContactLost(f"{format_size(came)} of {format_size(total)} came, too slowly to go on", node=node.name)
+        say(f"fetching {listed[data.file].name}: {100 * came // max(1, total)} %")
+    raise ContactLost("it went away while files were fetched", node=node.name)
+
+
+def _safe(name: str, node: Node) -> PurePosixPath:
+    """The name, which must stay below the directory.
+
+    Raises:
+        NodeFailed: it would not.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise NodeFailed(f"it named a file {name!r}, which would lie elsewhere", node=node.name)
+    return path
+
+
+# Packed; unpacked it takes many times as much.
+_LARGEST_TRACE = 64 << 20
+
+
+def fetch_traces(
+    agent: AgentTransport,
+    cluster: Cluster,
+    plan: LaunchPlan,
+    directory: RunDirectory,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Bring the profiler's windows home, into the run's `traces`; a node that cannot give them any more is left out.
+
+    They are a help, and the run is over: that one is missing is said in the summary, as `read_traces` finds it.
+    """
+    if plan.trace is None:
+        return
+    nodes = {node.name: node for node in cluster.nodes}
+    for node in plan.nodes:
+        ranks = set(node.ranks) & {sample.rank for sample in _recorded(directory, node.node_rank)}
+        if not ranks or node.node not in nodes:
+            continue
+        paths = tuple(f"{node.run_dir}/traces/{_trace_name(rank)}" for rank in sorted(ranks))
+        wanted = Wanted(node=nodes[node.node], paths=paths, cwd=None)
+        try:
+            fetch_files(agent, wanted, directory.traces(), say)
+        except MultinodeError as error:
+            say(f"{node.node}: its traces could not be fetched: {error.message}")
+
+
+def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
+    """The windows that came home, by rank, and why the others cannot be read."""
+    events: dict[int, TraceEvents] = {}
+    missing: dict[str, str] = {}
+    for rank in ranks:
+        path = directory.traces() / _trace_name(rank)
+        try:
+            with path.open("rb") as file:
+                # What is cut off is no trace any more, and the reader says so.
+                events[rank] = read_trace(file.read(_LARGEST_TRACE))
+        except FileNotFoundError:
+            missing[f"trace of rank {rank}"] = "it did not come home"
+        except (OSError, ValueError) as error:
+            missing[f"trace of rank {rank}"] = f"it cannot be read: {error}"
+    return events, missing
+
+
+def _trace_name(rank: int) -> str:
+    """What a worker's trace is called, on its node and here."""
+    return f"rank-{rank}.json.gz"
+
+
+def _recorded(directory: RunDirectory, node_rank: int) -> list[TraceSample]:
+    samples = parse_samples(line for line in directory.sample_lines(node_rank) if b'"trace"' in line)
+    return [sample for sample in samples if isinstance(sample, TraceSample) and sample.file is not None]

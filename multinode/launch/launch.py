@@ -1,0 +1,276 @@
+"""launch: probe, plan, check, execute, summarise. Composes the layers; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.check.catalogue import sort_findings
+from multinode.check.finding import Finding
+from multinode.check.inspection import Inspection
+from multinode.check.launch_checks import (
+    check_connectivity,
+    check_launch,
+    concerning,
+    raise_first_error,
+    with_connectivity,
+)
+from multinode.check.probe import Questions, peer_addresses, probe
+from multinode.cluster.cluster import Cluster
+from multinode.cluster.dataplane import Endpoint
+from multinode.cluster.facts import NodeFacts
+from multinode.errors import Interrupted, RunFailed, UsageError
+from multinode.job.job import LlamaFactoryJob, benchmark_job
+from multinode.job.job_environment import with_same_threads
+from multinode.job.job_files import job_files
+from multinode.job.planning import argument_names, plan_launch
+from multinode.job.rendezvous import candidate_ports
+from multinode.job.stored_job import absent_files
+from multinode.job.training import with_accelerate
+from multinode.job.workload import read_workload
+from multinode.lab.cluster import refresh_lab
+from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.execute import Execution
+from multinode.launch.fetch import fetch_traces
+from multinode.launch.observe import summarise_run
+from multinode.launch.request import ExecuteOptions
+from multinode.profile.utilisation import read_model_work
+from multinode.records.benchmark import Benchmark
+from multinode.records.plan import LaunchPlan, redact_plan
+from multinode.records.run_directory import RunDirectory
+from multinode.records.run_id import make_run_id
+from multinode.traffic.algorithms import Layout
+from multinode.transport.agent import AgentTransport, load_archive
+from multinode.units import format_count
+
+__all__ = [
+    "benchmark_mode",
+    "create_parent",
+    "follow_run",
+    "launch",
+    "plan_offline",
+    "prepare",
+    "probe_nodes",
+    "require_success",
+    "run_prepared",
+    "same_threads",
+]
+
+# What is compared is told with its versions.
+_COMPARED = frozenset({"contrast", "sweep", "tuning"})
+
+
+def launch(what: Launch, context: RunContext) -> Launched:
+    """Run a job on all nodes of the cluster, to its end.
+
+    Raises:
+        UsageError, NodeError, NodeFailed: as `prepare`; nothing was started.
+    """
+    return run_prepared(prepare(what, context), context)
+
+
+def prepare(what: Launch, context: RunContext) -> Prepared:
+    """Probe, plan and check, and keep it all in a new run directory.
+
+    Raises:
+        UsageError: the job cannot be laid out over these nodes.
+        NodeError: a node could not be reached.
+        NodeFailed: a check found what would break the run.
+    """
+    if context.agent.has_asked:
+        refresh_lab(what.cluster)
+    if isinstance(what.job, Benchmark):
+        # Which the workers run in the place of a training.
+        options = msgspec.structs.replace(what.options, agent=load_archive().path)
+        what = msgspec.structs.replace(what, options=options)
+    run_id = what.run_id or make_run_id()
+    context.say(f"probing {_nodes(what.cluster)}")
+    facts = probe_nodes(what, context.agent, candidate_ports(run_id, what.options.master_port))
+    plan = plan_launch(what.cluster, what.job, facts, run_id, what.options)
+    _keep_secrets(what.cluster, plan, context.agent)
+    findings = _check(what, facts, plan, context) if what.check else ()
+    directory = RunDirectory.create(context.runs, plan.run_id)
+    _keep(directory, what, plan, facts, findings)
+    return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory)
+
+
+def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> None:
+    """Make sure of each node that is to hear a secret.
+
+    Raises:
+        UsageError: of one nobody does.
+    """
+    for node, planned, shown in zip(cluster.nodes, plan.nodes, redact_plan(plan).nodes, strict=True):
+        if planned != shown and not agent.verifies(node):
+            raise UsageError(
+                "its host key is compared with no known one (StrictHostKeyChecking no), and the job has a secret",
+                node=node.name,
+                hint="take that setting out of the SSH configuration for it and accept its key once, or leave the "
+                "secret (--env NAME, a token in the YAML) out",
+            )
+
+
+def run_prepared(prepared: Prepared, context: RunContext) -> Launched:
+    """Start what was prepared and follow it to its end; a run that fails is a result."""
+    plan, cluster = prepared.plan, prepared.what.cluster
+    context.say(f"run {plan.run_id}: starting {format_count(plan.world_size, 'worker')} on {_nodes(cluster)}")
+    return follow_run(context, plan, cluster, prepared.directory, prepared.what.execute)
+
+
+def follow_run(
+    context: RunContext, plan: LaunchPlan, cluster: Cluster, directory: RunDirectory, options: ExecuteOptions
+) -> Launched:
+    """Execute a plan, or take it up again, bring its traces home and summarise it.
+
+    Raises:
+        UsageError: another process follows it.
+    """
+    with directory.lock():
+        execution = Execution(
+            plan=plan,
+            cluster=cluster,
+            agent=context.agent,
+            directory=directory,
+            options=options,
+            stop=context.stop,
+            observe=context.observe,
+        )
+        with context.stop.heard():
+            run = execution.run()
+        fetch_traces(context.agent, cluster, plan, directory, context.say)
+        summary = summarise_run(directory, plan, context.say)
+    return Launched(run=run, summary=summary, plan=plan, directory=directory)
+
+
+def require_success(launched: Launched, context: RunContext) -> None:
+    """For verbs that need the run's figures: it must have ended well.
+
+    Raises:
+        Interrupted: the user stopped it.
+        RunFailed: it failed, with its first failure.
+    """
+    if context.stop.count:
+        raise Interrupted("interrupted", hint=f"what was measured so far: {launched.directory}")
+    if launched.run.status != "succeeded":
+        failure = launched.run.first_failure
+        raise RunFailed(
+            failure.message if failure else f"the run ended as {launched.run.status}",
+            node=failure.node if failure else None,
+            hint=(failure.hint if failure else None) or f"its logs: {launched.directory}/logs",
+            detail=failure.log_tail if failure else "",
+        )
+
+
+def same_threads(what: Launch, workers: Sequence[int], context: RunContext, where: str) -> Launch:
+    """The launch with as many threads per worker, however many workers a node has; see `with_same_threads`.
+
+    Args:
+        what: the launch.
+        workers: on each node, in every run that is compared.
+        context: is told where that changes something.
+        where: in every one of what, for that sentence.
+    """
+    environment = with_same_threads(what.options.environment, what.cluster, workers)
+    if environment == what.options.environment:
+        return what
+    context.say(f"OMP_NUM_THREADS=1 {where}: torchrun gives a worker that is alone on its node more threads")
+    return msgspec.structs.replace(what, options=msgspec.structs.replace(what.options, environment=environment))
+
+
+def benchmark_mode(what: Launch) -> Launch:
+    """The launch for its figures alone; a script keeps what it keeps."""
+    if not isinstance(what.job, LlamaFactoryJob):
+        return what
+    return msgspec.structs.replace(what, job=benchmark_job(what.job))
+
+
+def plan_offline(what: Launch) -> LaunchPlan:
+    """The plan as far as the hostfile alone gives it; what a probe would have told is marked as assumed."""
+    return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
+
+
+def create_parent(runs: Path, what: Launch) -> RunDirectory:
+    """A directory for what is made of several runs, so that it is listed with them.
+
+    Raises:
+        MultinodeError: it cannot be made.
+    """
+    directory = RunDirectory.create(runs, what.run_id or make_run_id())
+    directory.write_cluster(what.cluster, what.hostfile)
+    return directory
+
+
+def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:
+    """What each node is, by its name, and which of these ports are taken there.
+
+    Raises:
+        NodeError: one could not be reached.
+    """
+    questions = Questions(
+        controller_cwd=str(Path.cwd()),
+        peers=peer_addresses(what.cluster.nodes),
+        paths=job_files(what.job).needed if what.check else (),
+        ports=ports,
+        packages=what.check or what.execute.kind in _COMPARED,
+        model=job_files(what.job).model if what.options.profile else None,
+        arguments=argument_names(what.job, what.cluster, what.options) if what.check else (),
+    )
+    return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
+
+
+def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext) -> tuple[Finding, ...]:
+    endpoints = {
+        node.node: Endpoint(
+            addr=node.addr, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s, ifnames=node.ifnames
+        )
+        for node in plan.nodes
+    }
+    inspection = Inspection(
+        cluster=what.cluster,
+        facts=facts,
+        job=with_accelerate(what.job, _accelerate(what)),
+        workers=what.options.workers_per_node,
+        master_port=plan.master_port,
+        environment=what.options.environment,
+        endpoints=endpoints,
+        controller_cwd=str(Path.cwd()),
+        absent_here=absent_files(job_files(what.job).needed),
+    )
+    findings = concerning(check_launch(inspection), what.cluster, what.options)
+    raise_first_error(findings)
+    if len(what.cluster.nodes) > 1:
+        context.say("checking that the nodes reach each other")
+        met = with_connectivity(context.agent, inspection)
+        findings = sort_findings([*findings, *concerning(check_connectivity(met), what.cluster, what.options)])
+        raise_first_error(findings)
+    return findings
+
+
+def _keep(
+    directory: RunDirectory, what: Launch, plan: LaunchPlan, facts: dict[str, NodeFacts], findings: tuple[Finding, ...]
+) -> None:
+    directory.write_cluster(what.cluster, what.hostfile)
+    directory.write("facts.json", list(facts.values()))
+    directory.write("findings.json", findings)
+    directory.write("plan.json", redact_plan(plan))
+    first = facts[what.cluster.nodes[0].name]
+    if what.options.profile:
+        directory.write("model.json", read_model_work(what.job, first.model))
+    if not isinstance(what.job, Benchmark):
+        layout = Layout.of(plan.workers)
+        job = with_accelerate(what.job, _accelerate(what))
+        workload = read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress)
+        averaging = plan.averaging.words if plan.averaging is not None else None
+        settings = msgspec.structs.replace(workload.settings, averaging=averaging)
+        directory.write("workload.json", msgspec.structs.replace(workload, settings=settings))
+
+
+def _accelerate(what: Launch) -> dict[str, Any]:
+    return what.options.engine.accelerate if what.options.engine is not None else {}
+
+
+def _nodes(cluster: Cluster) -> str:
+    return format_count(len(cluster.nodes), "node")

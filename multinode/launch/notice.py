@@ -1,0 +1,153 @@
+"""Notice: what is told of a run that nobody watches when it ends, hangs or is restarted, and its words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from multinode.records.progress import RunProgress
+from multinode.records.run import Run, Stall
+from multinode.render.escaping import sanitize
+from multinode.secret_values import redact
+from multinode.units import format_duration
+
+__all__ = [
+    "Notice",
+    "end_notice",
+    "hang_notice",
+    "interrupted_notice",
+    "new_notices",
+    "notice_document",
+    "notice_environment",
+    "restart_notice",
+]
+
+_MOST_CHARACTERS = 1000
+_PREFIX = "MULTINODE_"
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a run: the JSON document that `--notify` sends, and as `MULTINODE_*` the environment of `--on-end`.
+
+    Attributes:
+        event: `end`, `hang` or `restart`.
+        text: the event in one sentence, under the key that chat services show.
+        run: the run's id.
+        status: as in `Run`; `failed` as well where the controller itself could not go on.
+        directory: the run's directory on the controller.
+        failed_node: where the run failed, or which node the others wait for; None is unknown or none.
+        failed_rank: likewise, the worker's global rank.
+        failure: why it failed or hangs.
+        failure_kind: as `Failure.kind`.
+    """
+
+    schema: str = "multinode.notice/1"
+    event: Literal["end", "hang", "restart"]
+    text: str
+    run: str
+    job: str
+    status: str
+    directory: str
+    nodes: tuple[str, ...]
+    world_size: int
+    duration_s: float | None = None
+    failed_node: str | None = None
+    failed_rank: int | None = None
+    failure: str | None = None
+    failure_kind: str | None = None
+
+
+def end_notice(run: Run, directory: Path) -> Notice:
+    """A run has ended."""
+    failure = run.first_failure
+    duration_s = run.ended_s - run.started_s if run.ended_s is not None else None
+    took = f" after {format_duration(duration_s)}" if duration_s is not None else ""
+    why = f": {failure.node}: {failure.message}" if failure is not None else ""
+    return Notice(
+        event="end",
+        text=f"run {run.run_id} {run.status}{took} ({run.job}, {run.extent}){why}",
+        run=run.run_id,
+        job=run.job,
+        status=run.status,
+        directory=str(directory),
+        nodes=tuple(node.name for node in run.nodes),
+        world_size=run.world_size,
+        duration_s=duration_s,
+        failed_node=failure.node if failure else None,
+        failed_rank=failure.rank if failure else None,
+        failure=failure.message if failure else None,
+        failure_kind=failure.kind if failure else None,
+    )
+
+
+def hang_notice(progress: RunProgress, stall: Stall, directory: Path) -> Notice:
+    """A run hangs; it may resume."""
+    silent = format_duration(stall.silent_s)
+    text = f"run {progress.run_id} hangs: no step and no log on any node for {silent}: {stall.message}"
+    running = _of_progress("hang", text, "running", progress, directory)
+    return msgspec.structs.replace(
+        running, failed_node=stall.node, failed_rank=stall.rank, failure=stall.message, failure_kind="hang"
+    )
+
+
+def restart_notice(progress: RunProgress, directory: Path) -> Notice:
+    """A further attempt of a run has begun."""
+    text = f"run {progress.run_id} was restarted: attempt {progress.attempt} of {progress.attempts}"
+    return _of_progress("restart", text, "running", progress, directory)
+
+
+def new_notices(before: RunProgress | None, now: RunProgress, directory: Path) -> list[Notice]:
+    """What has happened from one look at a run to the next: a restart, a standstill."""
+    notices = []
+    if before is not None and now.attempt != before.attempt:
+        notices.append(restart_notice(now, directory))
+    if now.stall is not None and (before is None or now.stall is not before.stall):
+        notices.append(hang_notice(now, now.stall, directory))
+    return notices
+
+
+def interrupted_notice(progress: RunProgress, reason: str, directory: Path) -> Notice:
+    """The controller could not follow a run to its end."""
+    text = f"run {progress.run_id} failed: the controller could not go on: {reason}"
+    return msgspec.structs.replace(_of_progress("end", text, "failed", progress, directory), failure=reason)
+
+
+def notice_document(notice: Notice) -> dict[str, Any]:
+    """The notice as plain data, without secrets and control characters, each text of bounded length."""
+    document: dict[str, Any] = _shown(redact(msgspec.to_builtins(notice)))
+    return document
+
+
+def notice_environment(notice: Notice) -> dict[str, str]:
+    """The same as variables: MULTINODE_EVENT and so on; what is unknown is empty, nodes have commas between."""
+    return {
+        _PREFIX + name.upper(): "" if value is None else ",".join(value) if isinstance(value, list) else str(value)
+        for name, value in notice_document(notice).items()
+        if name != "schema"
+    }
+
+
+def _of_progress(
+    event: Literal["end", "hang", "restart"], text: str, status: str, progress: RunProgress, directory: Path
+) -> Notice:
+    return Notice(
+        event=event,
+        text=text,
+        run=progress.run_id,
+        job=progress.job,
+        status=status,
+        directory=str(directory),
+        nodes=tuple(node.name for node in progress.nodes),
+        world_size=progress.world_size,
+        duration_s=progress.elapsed_s,
+    )
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shown(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_shown(one) for one in value]
+    return sanitize(value)[:_MOST_CHARACTERS] if isinstance(value, str) else value

@@ -1,0 +1,107 @@
+"""observe: a run's directory -> what its nodes recorded, and its summary. Prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from multinode.cluster.cluster import Cluster
+from multinode.cluster.quoting import as_steps
+from multinode.errors import MultinodeError
+from multinode.launch.fetch import read_traces
+from multinode.profile.bottleneck_words import with_words
+from multinode.profile.observed import Observed, ObservedNode, observe
+from multinode.profile.summary import Summary, summarise
+from multinode.profile.utilisation import ModelWork
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.sample_files import EvenStretches
+from multinode.records.samples import parse_samples
+from multinode.traffic.size_curve import ScanCurves
+from multinode.units import format_size
+
+__all__ = ["observe_run", "summarise_run"]
+
+_MODEL = "model.json"
+_SWEEP = "nccl-test.json"
+# Of a run's samples; a record takes some five times as much memory as it has bytes.
+_MOST_BYTES = 96 << 20
+# About so often it is said how far reading is.
+_MOST_WORDS = 4
+
+
+def observe_run(
+    directory: RunDirectory,
+    plan: LaunchPlan,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    most_bytes: int = _MOST_BYTES,
+) -> Observed:
+    """What the nodes of a run recorded, as far as it has come home.
+
+    Args:
+        directory: the run's.
+        plan: likewise.
+        say: is told that reading takes a while.
+        most_bytes: of more samples than that, so much is read, in stretches that are spread evenly.
+    """
+    paths = [path for node in plan.nodes for path in directory.sample_files(node.node_rank)]
+    size_bytes = sum(path.stat().st_size for path in paths)
+    stretches = None
+    if size_bytes > most_bytes:
+        # So long that whole rounds of averaging are among them.
+        rounds = 3 * plan.averaging.every if plan.averaging is not None else 0
+        stretches = EvenStretches(paths, most_bytes, rounds)
+    nodes = []
+    for number, node in enumerate(plan.nodes):
+        if stretches is not None and number % max(1, len(plan.nodes) // _MOST_WORDS) == 0:
+            done = number / len(plan.nodes)
+            say(f"reading {format_size(most_bytes)} of {format_size(size_bytes)} of samples: {done:.0%}")
+        nodes.append(
+            ObservedNode(
+                name=node.node,
+                node_rank=node.node_rank,
+                ranks=node.ranks,
+                ifname=node.ifname,
+                ifnames=node.ifnames,
+                link_gbit_per_s=node.link_gbit_per_s,
+                samples=tuple(parse_samples(directory.sample_lines(node.node_rank, stretches))),
+            )
+        )
+    return observe(plan.run_id, nodes, stretches.recorded if stretches is not None else 0)
+
+
+def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str], None] = lambda _: None) -> Summary:
+    """Summarise a run's stored samples, and keep the summary beside them; `say` as `observe_run` has it."""
+    observed = observe_run(directory, plan, say)
+    traces, unread = read_traces(directory, plan.trace.ranks if plan.trace else ())
+    summary = summarise(
+        observed,
+        work=directory.read(_MODEL, ModelWork) or ModelWork(),
+        traces=traces,
+        scan=_latest_scan(directory, plan),
+        unread=unread,
+    )
+    cluster = directory.read("cluster.json", Cluster)
+    nodes = cluster.nodes if cluster is not None else ()
+    devices = {rank: events.device for rank, events in traces.items()}
+    summary = with_words(summary, partial(as_steps, nodes=nodes), devices)
+    directory.write("summary.json", summary)
+    return summary
+
+
+def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanCurves | None:
+    """The newest nccl-test of the same nodes, links and as many workers; None where there is none that can be read."""
+    names = [node.node for node in plan.nodes]
+    links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
+    # A size scan on one node crosses no link, and says of none.
+    alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
+    for path in reversed(list_runs(directory.path.parent)):
+        try:
+            report = RunDirectory(path).read(_SWEEP, ScanCurves)
+        except MultinodeError:
+            # Of an older release: what it measured is not worth failing a run that went well.
+            continue
+        if report is not None and (list(report.nodes), report.world_size, report.link_gbit_per_s) == alike:
+            return report
+    return None

@@ -1,0 +1,352 @@
+"""How runs ended: as the JSON document of `launch --json`, as a screen with the verdict first, and as tables."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from multinode.cluster.quoting import hosts_option
+from multinode.launch.early_verdict import EarlyVerdict
+from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.stragglers import Straggler
+from multinode.profile.summary import Summary
+from multinode.profile.summary_sheets import measured, step_sheet
+from multinode.records.run import SLOWER_THAN_ONE_NODE, Attempt, Failure, NodeRun, Run, Stall
+from multinode.render.escaping import sanitize
+from multinode.render.screen import Part, labelled, paragraph
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent
+from multinode.render.table import make_table, sheet_table
+from multinode.stats.spread import Spread
+from multinode.units import format_count, format_duration
+
+__all__ = [
+    "LaunchDocument",
+    "RunsDocument",
+    "attempt_sheet",
+    "failure_notes",
+    "launch_document",
+    "next_step",
+    "run_parts",
+    "run_table",
+    "run_verdict",
+    "runs_document",
+    "runs_table",
+]
+
+
+class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What `launch --json` prints; the figures are explained in `Summary`."""
+
+    schema: str = "multinode.launch/1"
+    run_id: str
+    status: str
+    job: str
+    engine: str
+    world_size: int
+    nodes: tuple[NodeRun, ...]
+    first_failure: Failure | None
+    samples_per_s: float | None
+    step_time_ms: Spread | None
+    steps: int
+    steady_steps: int
+    rule: str
+    trainer_samples_per_s: float | None
+    all_steps_samples_per_s: float | None
+    first_loss: float | None
+    last_loss: float | None
+    strategy: str
+    bottleneck: Bottleneck | None
+    stragglers: tuple[Straggler, ...]
+    missing: dict[str, str]
+    duration_s: float | None
+    stalls: tuple[Stall, ...]
+    attempts: tuple[Attempt, ...]
+    stop_reason: str
+    early_verdict: EarlyVerdict | None
+    directory: str
+
+
+_FIELDS = {name for name in LaunchDocument.__struct_fields__ if name != "schema"}
+_OF_RUN = _FIELDS & {*Run.__struct_fields__}
+_OF_SUMMARY = _FIELDS & {*Summary.__struct_fields__} - _OF_RUN
+
+
+def launch_document(
+    run: Run, summary: Summary, directory: str, early_verdict: EarlyVerdict | None = None
+) -> LaunchDocument:
+    """The document."""
+    return LaunchDocument(
+        **{name: getattr(run, name) for name in _OF_RUN},
+        **{name: getattr(summary, name) for name in _OF_SUMMARY},
+        duration_s=run.ended_s - run.started_s if run.ended_s is not None else None,
+        early_verdict=early_verdict,
+        directory=directory,
+    )
+
+
+def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, details: bool = False) -> Iterator[Part]:
+    """The screen of a run: the verdict, where a step goes, who holds it up and what to do.
+
+    Args:
+        run: the run.
+        summary: its figures; None where there are none.
+        failure: with its first failure, unless that has been printed.
+        details: whether these follow.
+    """
+    summary = summary or Summary(run_id=run.run_id, steps=0, steady_steps=0, rule="")
+    yield paragraph(run_verdict(run, summary), style="bold")
+    sheet = step_sheet(summary)
+    if sheet.rows:
+        yield ""
+        yield sheet_table(sheet)
+    rows = [("Run", f"{run.run_id}, {run.job}"), *_steps_rows(summary)]
+    rows += [(f"Attempt {number}", _attempt_words(one)) for number, one in enumerate(run.attempts, 1)]
+    rows += [*(_failure_rows(run) if failure else ()), *_cause_rows(summary)]
+    yield ""
+    yield labelled(rows)
+    if not details:
+        yield f"details: multinode show {run.run_id} --details"
+
+
+_STOP_REASONS = {SLOWER_THAN_ONE_NODE: " as one node alone is faster"}
+
+
+def run_verdict(run: Run, summary: Summary) -> str:
+    """One line: how it ended, its speed, and what limits it."""
+    took = f" after {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
+    words = [f"{run.status}{took}{_STOP_REASONS.get(run.stop_reason, '')}"]
+    if summary.samples_per_s is not None:
+        words[0] += f": {measured(summary, 'samples_per_s', summary.samples_per_s)} samples/s"
+    words.append(run.extent)
+    lost = [one for one in run.attempts if one.lost_s is not None]
+    if lost:
+        known = [one.lost_steps for one in lost if one.lost_steps is not None]
+        steps = f"{format_count(sum(known), 'step')} and " if known else ""
+        lost_s = format_duration(sum(one.lost_s or 0.0 for one in lost))
+        words.append(f"{format_count(len(lost), 'restart')} ({steps}{lost_s} lost)")
+    limit = _limit(summary)
+    return ", ".join(words) + (f"; {limit}" if limit else "")
+
+
+def next_step(run: Run, summary: Summary | None, *, hosts: str = "", contrast: str = "") -> str | None:
+    """The next command; None where there is nothing to do.
+
+    Args:
+        run: the run.
+        summary: its figures; None where there are none.
+        hosts: what `--hosts` named for it; empty where something else did.
+        contrast: the command that compares its nodes with one, where that has not been done; else empty.
+    """
+    if run.stop_reason == SLOWER_THAN_ONE_NODE:
+        return "next: the same command with --nodes 1"
+    if run.first_failure is not None:
+        return f"next: multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}"
+    kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
+    if run.status != "succeeded" or kind == "no_communication":
+        return None
+    if kind == "straggler":
+        return f"next: multinode bench{hosts_option(hosts)}"
+    following = contrast or (f"multinode advise {run.run_id}" if kind == "network" else "")
+    return f"next: {following}" if following else None
+
+
+def _limit(summary: Summary) -> str:
+    found = summary.bottleneck
+    if found is None:
+        return ""
+    share = f"{found.share:.0%} of a step" if found.share is not None else "most of a step"
+    worst = max(summary.stragglers, key=lambda one: one.late_ms, default=None)
+    return {
+        "network": f"network-bound: {share} is exposed communication",
+        "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
+        "data": f"input-bound: {share} is waiting for data",
+        "host": f"host-bound: {share} is neither compute nor communication nor data",
+        "compute": f"compute-bound: {share} is compute" if found.share is not None else "no bottleneck found",
+        "no_communication": "no gradient synchronisation detected: each worker trains a model of its own",
+    }.get(found.kind, "")
+
+
+def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
+    failure = run.first_failure
+    if failure is None:
+        return
+    at = ""
+    if failure.time_s is not None:
+        at = f" ({format_duration(max(0.0, failure.time_s - run.started_s))} after the start)"
+    yield "Failure", f"{failure.node}: {failure.message}{at}"
+    yield from (("", one) for one in failure.consequences)
+    names = {"cause": "Cause", "hint": "Fix"}
+    yield from ((names[name], text) for name, text in failure_notes(failure))
+
+
+def _steps_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    if summary.steps:
+        yield "Steps", f"{summary.steady_steps} of {summary.steps} measured: {summary.rule}"
+
+
+def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    """What the verdict and the table do not have."""
+    found = summary.bottleneck
+    if found is not None and (
+        found.kind == "no_communication" or (found.kind == "straggler" and not summary.stragglers)
+    ):
+        yield "Cause", found.sentence
+    for late in summary.stragglers:
+        cause = f"; {late.evidence[0]}" if late.evidence else ""
+        yield "Straggler", f"{late.node}: the others wait {late.late_ms:.1f} ms per step ({percent(late.share)}){cause}"
+        if late.hint:
+            yield "Fix", late.hint
+
+
+def failure_notes(failure: Failure) -> tuple[tuple[str, str], ...]:
+    """What is said of a failure besides its sentence: its cause, and what fixes it."""
+    return tuple((name, text) for name, text in (("cause", failure.cause), ("hint", failure.hint)) if text)
+
+
+class _Stored(Protocol):
+    @property
+    def run(self) -> Run: ...
+    @property
+    def summary(self) -> Summary | None: ...
+
+
+def runs_table(runs: Sequence[_Stored]) -> Table:
+    """A row a run."""
+    table = make_table()
+    for name in ("run", "kind", "state", "started", "took"):
+        table.add_column(name, no_wrap=True)
+    for name in ("nodes", "workers", "samples/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("job")
+    for stored in runs:
+        run = stored.run
+        speed = stored.summary.samples_per_s if stored.summary else None
+        table.add_row(
+            run.run_id,
+            run.kind,
+            run.status,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_s)),
+            format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
+            str(len(run.nodes)),
+            str(run.world_size),
+            "-" if speed is None else f"{speed:.1f}",
+            Text(sanitize(run.job)),
+        )
+    return table
+
+
+class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the runs that are stored."""
+
+    run_id: str
+    kind: str
+    status: str
+    job: str
+    nodes: tuple[str, ...]
+    world_size: int
+    started_s: float
+    ended_s: float | None
+    samples_per_s: float | None
+
+
+class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What `runs --json` prints."""
+
+    schema: str = "multinode.runs/1"
+    runs: tuple[RunEntry, ...]
+
+
+def runs_document(runs: Sequence[_Stored]) -> RunsDocument:
+    """The document."""
+    return RunsDocument(
+        runs=tuple(
+            RunEntry(
+                run_id=stored.run.run_id,
+                kind=stored.run.kind,
+                status=stored.run.status,
+                job=stored.run.job,
+                nodes=tuple(node.name for node in stored.run.nodes),
+                world_size=stored.run.world_size,
+                started_s=stored.run.started_s,
+                ended_s=stored.run.ended_s,
+                samples_per_s=stored.summary.samples_per_s if stored.summary else None,
+            )
+            for stored in runs
+        )
+    )
+
+
+def run_table(run: Run) -> Table:
+    """How one run ended: a row a fact. Its figures are `summary_sheets`'."""
+    table = make_table(header=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("value")
+    table.add_row("run", run.run_id)
+    table.add_row("job", Text(sanitize(run.job)))
+    table.add_row("state", run.status)
+    failure = run.first_failure
+    if failure is not None:
+        table.add_row("first failure", Text(sanitize(f"{failure.node}: {failure.message}")))
+        if failure.time_s is not None:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.time_s))
+            table.add_row(
+                "failed at", f"{at}, {format_duration(max(0.0, failure.time_s - run.started_s))} after the start"
+            )
+        for consequence in failure.consequences:
+            table.add_row("consequence", Text(sanitize(consequence)))
+        for name, text in failure_notes(failure):
+            table.add_row(name, Text(sanitize(text)))
+    for number, attempt in enumerate(run.attempts, 1):
+        table.add_row(f"attempt {number}", Text(sanitize(_attempt_words(attempt))))
+    for node in run.nodes:
+        ended = node.signal or (f"exit code {node.exit_code}" if node.exit_code is not None else node.state)
+        table.add_row(f"node {node.node_rank}", Text(sanitize(f"{node.name}: {ended}")))
+    return table
+
+
+def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:
+    """A row an attempt: from where to where it came, on how many workers, and what its failure has cost."""
+    words, figures = ("run", "from", "ended"), ("workers", "global batch", "steps", "steps lost", "time lost")
+    rows = [
+        (
+            one.run_id,
+            one.checkpoint or "the beginning",
+            _ending(one),
+            figure(one.world_size or None, "d"),
+            figure(one.global_batch, "d"),
+            f"{one.first_step} to {one.last_step}",
+            figure(one.lost_steps, "d"),
+            format_duration(one.lost_s) if one.lost_s is not None else UNKNOWN,
+        )
+        for one in attempts
+    ]
+    columns = (*(Column(name, words=True) for name in words), *map(Column, figures))
+    return Sheet(title="attempts", columns=columns, rows=tuple(rows))
+
+
+def _ending(attempt: Attempt) -> str:
+    failure = attempt.first_failure
+    return attempt.status if failure is None else f"{attempt.status}: {failure.node}: {failure.message}"
+
+
+def _attempt_words(attempt: Attempt) -> str:
+    begin = f"from {attempt.checkpoint}" if attempt.checkpoint is not None else "from the beginning"
+    words = [f"{attempt.run_id} {begin}: {attempt.status} at step {attempt.last_step}"]
+    if attempt.left_out:
+        batch = f", global batch {attempt.global_batch}" if attempt.global_batch is not None else ""
+        words[0] += f" without {', '.join(attempt.left_out)} ({format_count(attempt.world_size, 'worker')}{batch})"
+    if attempt.first_failure is not None:
+        words.append(f"{attempt.first_failure.node}: {attempt.first_failure.message}")
+    words += [f"{name} is not complete: {gap}" for name, gap in attempt.skipped.items()]
+    if attempt.lost_s is not None:
+        steps = f"{format_count(attempt.lost_steps, 'step')} and " if attempt.lost_steps is not None else ""
+        words.append(f"lost {steps}{format_duration(attempt.lost_s)}")
+    if attempt.not_restarted is not None:
+        words.append(f"not restarted: {attempt.not_restarted}")
+    return "; ".join(words)

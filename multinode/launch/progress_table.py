@@ -1,0 +1,289 @@
+"""The live table: progress in, renderable out. Which columns fit is decided when the width is known."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from multinode.cluster.hostfile import fold_ranges
+from multinode.records.progress import NodeProgress, RunProgress
+from multinode.records.run import Stall
+from multinode.render.escaping import sanitize
+from multinode.render.table import make_table
+from multinode.units import format_duration
+
+__all__ = ["ProgressTable", "Rest", "progress_line", "progress_table", "stall_line", "sum_up", "worst_first"]
+
+# A state that needs a look comes before one that does not.
+_STATES = ("lost", "stopping", "waiting", "starting", "ended", "running")
+
+
+class Rest(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that have no row of their own.
+
+    Attributes:
+        states: in a few words, `24 running, 1 ended`.
+        step: the least of their steps.
+        step_time_us: median of theirs; likewise None where none is known.
+        samples_per_s: their sum; likewise the two network rates.
+    """
+
+    count: int
+    states: str
+    step: int | None
+    step_time_us: float | None
+    samples_per_s: float | None
+    net_in_gbit_per_s: float | None
+    net_out_gbit_per_s: float | None
+
+
+def worst_first(nodes: Sequence[NodeProgress], most: int) -> tuple[tuple[NodeProgress, ...], tuple[NodeProgress, ...]]:
+    """At most so many nodes to be shown, and the others; few nodes are all shown, in node-rank order."""
+    if len(nodes) <= most:
+        return tuple(nodes), ()
+    ranked = sorted(nodes, key=_badness)
+    return tuple(ranked[: most - 1]), tuple(ranked[most - 1 :])
+
+
+def sum_up(nodes: Sequence[NodeProgress]) -> Rest:
+    """The nodes as one."""
+    states = Counter(node.state for node in nodes)
+    steps = [node.step for node in nodes if node.step is not None]
+    times = [node.step_time_us for node in nodes if node.step_time_us is not None]
+    return Rest(
+        count=len(nodes),
+        states=", ".join(f"{states[state]} {state}" for state in _STATES if states[state]),
+        step=min(steps, default=None),
+        step_time_us=statistics.median(times) if times else None,
+        samples_per_s=_sum([node.samples_per_s for node in nodes]),
+        net_in_gbit_per_s=_sum([node.net_in_gbit_per_s for node in nodes]),
+        net_out_gbit_per_s=_sum([node.net_out_gbit_per_s for node in nodes]),
+    )
+
+
+def _badness(node: NodeProgress) -> tuple[int, bool, int, float, int]:
+    """Its state, whether it has something to say, how far behind it is, how slow; then its node rank."""
+    state = _STATES.index(node.state) if node.state in _STATES else 0
+    step = node.step if node.step is not None else -1
+    return state, not node.message, step, -(node.step_time_us or 0.0), node.node_rank
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+_STATE_STYLES = {"running": "green", "ended": "bold", "lost": "bold red", "stopping": "yellow"}
+_UNKNOWN = "-"
+# A table is read at a glance, a line even faster.
+_MOST_ROWS = 12
+_MOST_PARTS = 6
+# Longer names of a group would take the place of figures.
+_LONGEST_NAMES = 20
+# From here on a figure is wider than its column.
+_LONG = 1e9
+
+
+class _Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """A column that a table may do without."""
+
+    title: str
+    form: str  # How a value is written.
+    name: str  # Of NodeProgress; None is unknown.
+    # That of a group of nodes, from each value that is known and the number of its node's workers, where Rest has none
+    # of the name.
+    of_rest: Callable[[Sequence[tuple[float, int]]], float] | None = None
+    rank: int  # The higher, the earlier it gives way where the terminal is narrow.
+    is_rate: bool = False  # Of this moment, so an idle node has none.
+
+
+def _least(known: Sequence[tuple[float, int]]) -> float:
+    return min(value for value, _ in known)
+
+
+def _mean(known: Sequence[tuple[float, int]]) -> float:
+    return statistics.fmean(value for value, _ in known)
+
+
+def _mean_of_workers(known: Sequence[tuple[float, int]]) -> float:
+    return sum(value * count for value, count in known) / sum(count for _, count in known)
+
+
+_FIGURES = (
+    _Figure(title="samples\n(/s)", form="{:.1f}", name="samples_per_s", rank=3),
+    _Figure(title="TGS", form="{:.0f}", name="tgs", of_rest=_mean_of_workers, rank=7),
+    _Figure(title="loss", form="{:.4g}", name="loss", rank=6),
+    _Figure(title="exposed\ncomm", form="{:.0%}", name="exposed_share", of_rest=_least, rank=1),
+    _Figure(title="net in\nGbit/s", form="{:.3f}", name="net_in_gbit_per_s", rank=4, is_rate=True),
+    _Figure(title="net out\nGbit/s", form="{:.3f}", name="net_out_gbit_per_s", rank=4, is_rate=True),
+    _Figure(title="of\nlink", form="{:.0%}", name="link_share", of_rest=_mean, rank=2, is_rate=True),
+    _Figure(title="SM\n(%)", form="{:.0f}", name="gpu_percent", of_rest=_mean, rank=5),
+    _Figure(title="mem\n(GiB)", form="{:.1f}", name="gpu_memory_gib", rank=8),
+    _Figure(title="power\n(W)", form="{:.0f}", name="gpu_power_w", rank=9),
+    _Figure(title="temp\n(C)", form="{:.0f}", name="gpu_temperature_c", rank=10),
+)
+
+
+class ProgressTable:
+    """A row a node; of many nodes, one for each of the worst, and one for the others of each state.
+
+    On a narrow terminal the columns that matter least are left out.
+
+    Args:
+        progress: what is shown.
+    """
+
+    def __init__(self, progress: RunProgress) -> None:
+        self._progress = progress
+        _, rest = worst_first(progress.nodes, _MOST_ROWS)
+        states = [state for state in _STATES if any(node.state == state for node in rest)]
+        self._shown, rest = worst_first(progress.nodes, _MOST_ROWS + 1 - max(1, len(states)))
+        groups = ([node for node in rest if node.state == state] for state in _STATES)
+        self._groups = [sorted(group, key=lambda node: node.node_rank) for group in groups if group]
+        # By name and node rank. Some take a while to work out, and a table that does not fit is laid out anew.
+        self._values: dict[str, dict[int, float]] = {
+            one.name: {
+                node.node_rank: value
+                for node in progress.nodes
+                if (value := getattr(node, one.name)) is not None and not (one.is_rate and node.state == "ended")
+            }
+            for one in _FIGURES
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        figures = [one for one in _FIGURES if self._values[one.name]]
+        table = self._table(figures)
+        while figures and Measurement.get(console, options.update(max_width=1000), table).maximum > options.max_width:
+            least = max(one.rank for one in figures)
+            figures = [one for one in figures if one.rank != least]
+            table = self._table(figures)
+        yield table
+
+    def _table(self, figures: Sequence[_Figure]) -> Table:
+        table = make_table(sanitize(f"{self._progress.job}  run {self._progress.run_id}"))
+        for name in ("node", "ranks", "state"):
+            table.add_column(name, no_wrap=True)
+        for name in ("step", "time\n(ms)", *(one.title for one in figures)):
+            table.add_column(name, justify="right", no_wrap=True)
+        for node in self._shown:
+            values = (self._values[one.name].get(node.node_rank) for one in figures)
+            table.add_row(*_row(node), *(_number(value, one.form) for one, value in zip(figures, values, strict=True)))
+        for group in self._groups:
+            rest = sum_up(group)
+            table.add_row(
+                *_rest_row(group, rest), *(_number(self._of_group(one, group, rest), one.form) for one in figures)
+            )
+        table.caption = self._caption()
+        table.caption_justify = "left"
+        return table
+
+    def _of_group(self, figure: _Figure, group: Sequence[NodeProgress], rest: Rest) -> float | None:
+        value: float | None = getattr(rest, figure.name, None)
+        if value is not None or figure.of_rest is None:
+            return value
+        mine = self._values[figure.name]
+        known = [(mine[node.node_rank], len(node.ranks)) for node in group if node.node_rank in mine]
+        return figure.of_rest(known) if known else None
+
+    def _caption(self) -> Text:
+        """What is of the whole run; a caption wraps where a title is cut."""
+        progress = self._progress
+        said = _duration(progress)
+        exposed = min(self._values["exposed_share"].values(), default=None)
+        if exposed is not None:
+            said += f"; exposed communication {exposed:.0%} (of the worker that waited least)"
+        caption = Text(said)
+        if progress.note:
+            caption.append("\n" + sanitize(progress.note), style="bold")
+        if progress.stall is not None:
+            caption.append("\n" + sanitize(progress.stall.message), style="bold red")
+        return caption
+
+
+def progress_table(progress: RunProgress) -> ProgressTable:
+    """State, step, speed, exposed communication, network and GPUs of each node; of many nodes the worst come first."""
+    return ProgressTable(progress)
+
+
+def progress_line(progress: RunProgress) -> str:
+    """The whole run in one line of text, for an output that is not a terminal."""
+    parts = []
+    shown, rest = worst_first(progress.nodes, _MOST_PARTS)
+    for node in shown:
+        words = [node.name, node.doing]
+        if node.state == "running" and node.step is not None and not node.message:
+            words = [node.name, f"step {_step(node)}"]
+            if node.step_time_us is not None:
+                words.append(f"{node.step_time_us / 1000:.0f} ms")
+            if node.loss is not None:
+                words.append(f"loss {node.loss:.4g}")
+        parts.append(" ".join(words))
+    if rest:
+        others = sum_up(rest)
+        at = f", step {others.step} at least" if others.step is not None else ""
+        parts.append(f"{others.count} others: {others.states}{at}")
+    exposed = progress.exposed_share
+    said = "" if exposed is None else f"  exposed communication {exposed:.0%}"
+    return sanitize(f"{_duration(progress)}  " + " | ".join(parts) + said)
+
+
+def stall_line(stall: Stall) -> str:
+    """A standstill, what is behind it, and what fixes it."""
+    said = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
+    return f"{said}\n  hint: {stall.hint}" if stall.hint else said
+
+
+def _duration(progress: RunProgress) -> str:
+    said = format_duration(progress.elapsed_s)
+    if progress.attempt is not None:
+        said = f"attempt {progress.attempt} of {progress.attempts}: {said}"
+    training = progress.training
+    if training is not None:
+        said += f", trained {format_duration(training.trained_s)} of {format_duration(training.limit_s)}"
+    left_s = progress.left_s
+    return f"{said}, about {format_duration(left_s)} left" if left_s else said
+
+
+def _row(node: NodeProgress) -> list[Text]:
+    return [
+        Text(sanitize(node.name)),
+        Text(_ranks(node.ranks)),
+        Text(sanitize(node.doing), style=_STATE_STYLES.get(node.state, "dim")),
+        Text(_step(node)),
+        Text(_number(node.step_time_us and node.step_time_us / 1000, "{:.1f}")),
+    ]
+
+
+def _rest_row(group: Sequence[NodeProgress], rest: Rest) -> list[str]:
+    named = f"{rest.count} others: {sanitize(fold_ranges([node.name for node in group]))}"
+    return [
+        named if len(named) <= _LONGEST_NAMES else f"{rest.count} others",
+        "",
+        rest.states,
+        _UNKNOWN if rest.step is None else f">= {rest.step}",
+        _number(rest.step_time_us and rest.step_time_us / 1000, "{:.1f}"),
+    ]
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def _step(node: NodeProgress) -> str:
+    if node.step is None:
+        return _UNKNOWN
+    return f"{node.step}/{node.total_steps}" if node.total_steps else str(node.step)
+
+
+def _number(value: float | None, form: str) -> str:
+    if value is None:
+        return _UNKNOWN
+    # A node may claim anything; three digits keep the other columns in sight.
+    return form.format(value) if not abs(value) >= _LONG else f"{value:.3g}"

@@ -1,0 +1,247 @@
+"""Whether a run that has failed is started again, from where, and what the failure has cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.job.engine_commands import Engine, choose_engine
+from multinode.job.job import Job, LlamaFactoryJob, override_job
+from multinode.job.planning import LaunchOptions, gradient_sender
+from multinode.launch.checkpoint import Checkpoint, CheckpointChoice
+from multinode.records.run import Attempt
+from multinode.units import format_count
+
+__all__ = [
+    "NO_RESTART",
+    "RestartOptions",
+    "Saved",
+    "Start",
+    "batch_words",
+    "global_batch",
+    "kept_accumulation",
+    "resume_job",
+    "says_resume",
+    "why_no_fewer_nodes",
+    "why_no_resume",
+    "why_not_restarted",
+]
+
+NO_RESTART = 78
+"""Exit code with which a job says that a restart would not help: EX_CONFIG of sysexits.h."""
+
+_OUT_OF_MEMORY = frozenset({"out_of_memory", "out_of_gpu_memory"})
+# With full and freeze training it passes the checkpoint over (hparams/parser.py); of a model with a value head and LoRA
+# the Trainer does not find the weights, which fix_valuehead_checkpoint has split (_load_from_checkpoint).
+_NOT_RESUMED = frozenset({"rm", "ppo"})
+# Of the Trainer, where the YAML is silent.
+_BATCH, _ACCUMULATION, _LEARNING_RATE = 8, 1, 5e-5
+
+
+class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is restarted.
+
+    Attributes:
+        restarts: how often at the most.
+        node_wait_s: how long a node that cannot be reached is waited for.
+        after_oom: whether a job that ran out of memory is started again as well.
+        min_nodes: on how few nodes it goes on, where the others do not return; None is all of them.
+        scale_batch: whether it does so with a smaller global batch where no accumulation keeps that.
+    """
+
+    restarts: int
+    node_wait_s: float = 600.0
+    after_oom: bool = False
+    min_nodes: int | None = None
+    scale_batch: bool = False
+
+
+def why_no_resume(job: Job, engine: Engine | None = None) -> str | None:
+    """Why a job cannot go on from a checkpoint; None where it can, or sees to that itself, as a script does."""
+    if not isinstance(job, LlamaFactoryJob):
+        return None
+    config = job.config
+    stage = config.get("stage")
+    sharded = _sharding(job, engine)
+    reasons = (
+        (stage in _NOT_RESUMED, f"LLaMA-Factory does not resume stage {stage}"),
+        (sharded, f"which checkpoint of {sharded} is complete is not known"),
+        (config.get("save_only_model"), "save_only_model: true leaves out the optimizer's state"),
+        (config.get("save_strategy") in {"no", False}, "save_strategy: no saves no checkpoint"),
+        (not isinstance(config.get("output_dir"), str), "it names no output_dir"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
+
+
+def why_no_fewer_nodes(job: Job, launch: LaunchOptions, nodes: int, options: RestartOptions) -> str | None:
+    """Why a job on so many nodes could not go on without some of them; None where it could, or is not to."""
+    least = options.min_nodes
+    if least is None:
+        return None
+    sharded = _sharding(job, launch.engine)
+    keeps = any(kept_accumulation(job, nodes, fewer) is not None for fewer in range(least, nodes))
+    reasons = (
+        (least > nodes, f"there are {format_count(nodes, 'node')} in all"),
+        (sharded, f"a checkpoint of {sharded} belongs to one number of workers"),
+        (launch.averaging is not None, "nodes that average train with a batch of their own each"),
+        (
+            least < nodes and not keeps and not options.scale_batch,
+            f"no accumulation keeps the global batch of {nodes} nodes on fewer (--scale-batch lets it shrink)",
+        ),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
+
+
+def _sharding(job: Job, engine: Engine | None) -> str | None:
+    """What spreads the optimizer's state over the workers; None where nothing that is known of does."""
+    engine = engine or choose_engine(job)
+    return gradient_sender(job, engine) or ("DeepSpeed" if engine.name == "deepspeed" else None)
+
+
+def kept_accumulation(job: Job, first_nodes: int, nodes: int) -> int | None:
+    """Accumulation steps that keep the global batch on so many nodes; None where no whole number of them does.
+
+    Of a script it is how many of its own batches make up one of the first attempt's.
+    """
+    steps, rest = divmod(_accumulation(job) * first_nodes, nodes)
+    return None if rest else steps
+
+
+def why_not_restarted(attempts: Sequence[Attempt], options: RestartOptions) -> str | None:
+    """Why the last attempt is not followed by another one; None where it is."""
+    last, before = attempts[-1], attempts[-2] if len(attempts) > 1 else None
+    failure = last.first_failure
+    if last.status not in {"failed", "lost"} or failure is None:
+        return f"it ended as {last.status}"
+    same = before is not None and before.last_step == last.last_step and _cause(before) == _cause(last)
+    # A job that has not worked yet is not at fault when its node is lost.
+    stepless = failure.kind != "node_lost" and last.last_step <= last.first_step
+    oom = failure.kind in _OUT_OF_MEMORY and not options.after_oom
+    reasons = (
+        (failure.exit_code == NO_RESTART, f"exit code {NO_RESTART} says that a restart would not help"),
+        (oom, "it ran out of memory, and would again (--restart-after-oom restarts it all the same)"),
+        (stepless, "it failed before its first step"),
+        (same, f"it failed twice at step {last.last_step} for the same cause"),
+        (len(attempts) > options.restarts, f"all {format_count(options.restarts, 'restart')} are used"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
+
+
+def _cause(attempt: Attempt) -> tuple[object, ...]:
+    failure = attempt.first_failure
+    return () if failure is None else (failure.kind, failure.error_id, failure.node, failure.rank, failure.message)
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints of one node.
+
+    Attributes:
+        shared: the network file system that they lie on, as the node names its source; None of a local one.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    shared: str | None = None
+
+    def without(self, earlier: Saved | None) -> Saved:
+        """Those that were not there, or have been saved anew, since an earlier look."""
+        known = {(one.name, one.saved_ns) for one in earlier.checkpoints} if earlier is not None else set()
+        kept = tuple(one for one in self.checkpoints if (one.name, one.saved_ns) not in known)
+        return msgspec.structs.replace(self, checkpoints=kept)
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt begins with.
+
+    Attributes:
+        choice: the checkpoint that it goes on from.
+        is_first: whether it is the first attempt, where what the user says of a resume holds.
+        has_any: whether there are checkpoints, complete or not.
+        nodes: how many.
+        first_nodes: how many the first attempt had; None is as many.
+        shared: whether the nodes share the file system that the checkpoints lie on.
+    """
+
+    choice: CheckpointChoice = CheckpointChoice()
+    is_first: bool = True
+    has_any: bool = False
+    nodes: int
+    first_nodes: int | None = None
+    shared: bool = False
+
+    def accumulation(self, job: Job) -> int | None:
+        """As `kept_accumulation`."""
+        return kept_accumulation(job, self.first_nodes or self.nodes, self.nodes)
+
+
+def resume_job(job: Job, start: Start) -> Job:
+    """The job of an attempt. LLaMA-Factory is always given the checkpoint: it would choose one by its name alone."""
+    if not isinstance(job, LlamaFactoryJob):
+        return job
+    changed: dict[str, object] = {}
+    if start.nodes > 1 and not start.shared and "save_on_each_node" not in job.config:
+        changed["save_on_each_node"] = True
+    if start.is_first and says_resume(job):
+        pass
+    elif start.choice.name is not None:
+        folder = str(job.config["output_dir"]).rstrip("/")
+        changed |= {"resume_from_checkpoint": f"{folder}/{start.choice.name}", "overwrite_output_dir": False}
+    elif start.has_any or not start.is_first:
+        changed |= {"resume_from_checkpoint": None, "overwrite_output_dir": True}
+    accumulation = start.accumulation(job)
+    if accumulation is not None and accumulation != _accumulation(job):
+        changed["gradient_accumulation_steps"] = accumulation
+    if accumulation is None and start.choice.max_steps is not None:
+        # Epochs of a smaller batch are more steps, and the checkpoint's schedule is one of steps.
+        changed["max_steps"] = start.choice.max_steps
+    return override_job(job, changed) if changed else job
+
+
+def says_resume(job: LlamaFactoryJob) -> bool:
+    """Whether the user says where the training begins."""
+    return bool(job.config.get("resume_from_checkpoint") or job.config.get("overwrite_output_dir"))
+
+
+def global_batch(job: Job, world_size: int) -> int | None:
+    """Samples of an optimizer step; None is unknown, as of a script."""
+    if not isinstance(job, LlamaFactoryJob):
+        return None
+    return _number(job.config.get("per_device_train_batch_size"), _BATCH) * _accumulation(job) * world_size
+
+
+def batch_words(before: Job, after: Job, start: Start, world_size: int) -> str | None:
+    """What becomes of the batch, the learning rate and the schedule on fewer nodes; None where there are as many.
+
+    Args:
+        before: the job of the first attempt.
+        after: that of the one which begins.
+        start: what it begins with.
+        world_size: its workers.
+    """
+    first_nodes = start.first_nodes or start.nodes
+    if first_nodes == start.nodes:
+        return None
+    kept = start.accumulation(before)
+    if not isinstance(before, LlamaFactoryJob):
+        share = f"{start.nodes}/{first_nodes} of what it was" if kept is None else "as before"
+        return f"MULTINODE_ACCUMULATION={kept or 1}: with it the global batch is {share}"
+    first = global_batch(before, world_size // start.nodes * first_nodes)
+    if kept is not None:
+        return f"global batch {first} as before: gradient_accumulation_steps {kept} instead of {_accumulation(before)}"
+    rate = before.config.get("learning_rate", _LEARNING_RATE)
+    steps = start.choice.max_steps if start.choice.name is not None else None
+    schedule = f"the schedule at {steps} steps" if steps is not None else "the schedule is the YAML's"
+    batch = f"global batch {global_batch(after, world_size)} instead of {first}"
+    share = f"a step has {start.nodes}/{first_nodes} of the samples"
+    return f"{batch}: learning_rate stays at {rate}, {schedule}; {share}"
+
+
+def _accumulation(job: Job) -> int:
+    if not isinstance(job, LlamaFactoryJob):
+        return 1
+    return _number(job.config.get("gradient_accumulation_steps"), _ACCUMULATION)
+
+
+def _number(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default

@@ -1,0 +1,373 @@
+"""launch with restarts: attempts of one run, each from the last complete checkpoint. Prints nothing."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from multinode.check.paths import is_network
+from multinode.cluster.cluster import Node
+from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, NodeGone, UsageError
+from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.planning import plan_launch
+from multinode.launch.checkpoint import Checkpoint, choose_checkpoint
+from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.launch import create_parent, prepare, probe_nodes, run_prepared
+from multinode.launch.request import STOP_FILE, StopOrder
+from multinode.launch.restart import (
+    RestartOptions,
+    Saved,
+    Start,
+    batch_words,
+    global_batch,
+    resume_job,
+    says_resume,
+    why_no_fewer_nodes,
+    why_no_resume,
+    why_not_restarted,
+)
+from multinode.records.benchmark import Benchmark
+from multinode.records.plan import LaunchPlan
+from multinode.records.progress import RunProgress
+from multinode.records.run import Attempt, Run, new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.records.run_id import make_run_id, node_run_id
+from multinode.transport.fan_out import gather
+from multinode.units import format_count, format_duration
+
+__all__ = ["launch_with_restarts"]
+
+_VERDICT = "early-verdict.json"
+_ANSWER_S = 60.0
+_WAIT_S = 2.0
+_LOOK_S = 0.2
+_ASKED = "it was asked to stop"
+# A script is told that it is started again, and takes up its own checkpoint; on fewer nodes, how many of its batches
+# make up one of the first attempt's.
+_ATTEMPT, _ACCUMULATION = "MULTINODE_ATTEMPT", "MULTINODE_ACCUMULATION"
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    checkpoints: tuple[Checkpoint, ...]
+    filesystem: str | None = None
+    device: str | None = None
+
+
+class _Stopped(msgspec.Struct, frozen=True):
+    processes_left: int
+
+
+def launch_with_restarts(what: Launch, context: RunContext, options: RestartOptions) -> Launched:
+    """Run a job, and start it again when it fails; the result is that of the last attempt, under the run's own name.
+
+    Raises:
+        UsageError: the job cannot go on from a checkpoint, or not on as few nodes as it may.
+        MultinodeError: as `launch`, of the first attempt.
+    """
+    job = what.job
+    if isinstance(job, Benchmark):
+        raise UsageError("--restarts: a benchmark is not restarted", hint="launch it without --restarts")
+    reason = why_no_resume(job, what.options.engine)
+    if reason is not None:
+        raise UsageError(f"--restarts: {reason}", hint="launch it without --restarts")
+    reason = why_no_fewer_nodes(job, what.options, len(what.cluster.nodes), options)
+    if reason is not None:
+        raise UsageError(f"--min-nodes {options.min_nodes}: {reason}", hint="launch it without --min-nodes")
+    what = msgspec.structs.replace(what, run_id=what.run_id or make_run_id())
+    return _Attempts(what, job, context, options).run()
+
+
+class _Attempts:
+    """The attempts of one run so far."""
+
+    def __init__(self, what: Launch, job: Job, context: RunContext, options: RestartOptions) -> None:
+        self._what = what
+        self._job = job
+        self._directory: RunDirectory | None = None
+        self._first_nodes = len(what.cluster.nodes)
+        self._left_out: dict[str, str] = {}
+        # Of its own, so that what is left behind at a stop can be made to say no more.
+        self._context = copy.copy(context)
+        self._options = options
+        self._done: list[Attempt] = []
+        self._step = 0
+        # What stood there before the run; a checkpoint of another training is none of its own.
+        self._earlier: dict[str, Saved] = {}
+
+    def run(self) -> Launched:
+        start = self._look()
+        prepared = self._prepare(start)
+        directory = self._directory = create_parent(self._context.runs, self._what)
+        with directory.lock():
+            while True:
+                self._record(new_run(prepared.plan, time.time()), directory)
+                launched = self._execute(prepared, start)
+                reason = why_not_restarted(self._done, self._options)
+                # Asked for while the attempt ran, a stop that lost a node has not stopped it.
+                is_lost = launched.run.status == "lost" and self._is_stopped()
+                if reason is None:
+                    try:
+                        self._record(msgspec.structs.replace(launched.run, status="running", ended_s=None), directory)
+                        start, prepared = self._next_unless_stopped(launched.plan)
+                    except Interrupted as error:
+                        reason = str(error)
+                        launched = launched if is_lost else self._as_stopped(launched)
+                    except MultinodeError as error:
+                        reason = f"{error} ({error.hint})" if error.hint else str(error)
+                    else:
+                        self._note_losses(launched, start)
+                        continue
+                if launched.run.status != "succeeded":
+                    self._done[-1] = msgspec.structs.replace(self._done[-1], not_restarted=reason)
+                directory.write("summary.json", launched.summary)
+                if (verdict := launched.directory.read(_VERDICT, dict[str, Any])) is not None:
+                    directory.write(_VERDICT, verdict)
+                run = self._record(launched.run, directory)
+                return msgspec.structs.replace(launched, run=run, directory=directory)
+
+    def _look(self) -> Start:
+        """What the next attempt begins with."""
+        start = Start(nodes=len(self._what.cluster.nodes), first_nodes=self._first_nodes, is_first=not self._done)
+        first, job = start.is_first, self._job
+        if start.accumulation(job) is None and not self._options.scale_batch:
+            raise UsageError(
+                f"no accumulation keeps the global batch of {start.first_nodes} nodes on {start.nodes}",
+                hint="--scale-batch lets it shrink",
+            )
+        if not isinstance(job, LlamaFactoryJob):
+            return start
+        facts = probe_nodes(self._what, self._context.agent)
+        plan = plan_launch(self._what.cluster, job, facts, self._what.run_id or "", self._what.options)
+        found = self._ask(str(job.config["output_dir"]), {node.node: node.command.cwd for node in plan.nodes})
+        shared = {one.shared for one in found.values()}
+        if first and says_resume(job):
+            self._earlier = found
+        found = {node: one.without(self._earlier.get(node)) for node, one in found.items()}
+        ranks = {node.node: node.ranks for node in plan.nodes}
+        seen = {node: one.checkpoints for node, one in found.items()}
+        choice = choose_checkpoint(seen, ranks, same_ranks=not self._left_out)
+        if first and choice.name is None:
+            self._earlier = found
+        for name, gap in choice.skipped.items():
+            self._context.say(f"{name} is not complete: {gap}")
+        return msgspec.structs.replace(
+            start,
+            choice=choice,
+            has_any=any(one.checkpoints for one in found.values()),
+            shared=len(shared) == 1 and None not in shared,
+        )
+
+    def _ask(self, directory: str, cwds: Mapping[str, str | None]) -> dict[str, Saved]:
+        def ask(node: Node) -> Saved:
+            request = {"schema": 1, "directory": directory, "cwd": cwds[node.name]}
+            found = self._context.agent.call(node, "checkpoints", request, _Answer, deadline_s=_ANSWER_S)
+            return Saved(checkpoints=found.checkpoints, shared=found.device if is_network(found.filesystem) else None)
+
+        outcomes = gather(self._what.cluster.nodes, ask, deadline_s=2 * _ANSWER_S).require()
+        return {node.name: saved for node, saved in zip(self._what.cluster.nodes, outcomes, strict=True)}
+
+    def _prepare(self, start: Start) -> Prepared:
+        number = len(self._done) + 1
+        environment = self._what.options.environment
+        told = {_ATTEMPT: str(number), _ACCUMULATION: str(start.accumulation(self._job) or 1)}
+        environment = msgspec.structs.replace(environment, env={**environment.env, **told})
+        job = resume_job(self._job, start)
+        what = msgspec.structs.replace(
+            self._what,
+            job=job,
+            options=msgspec.structs.replace(self._what.options, environment=environment),
+            run_id=f"{self._what.run_id}-{number}",
+        )
+        prepared = prepare(what, self._context)
+        begin = f"from {start.choice.name}" if start.choice.name is not None else "from the beginning"
+        if number > 1:
+            self._context.say(f"attempt {number} of {self._options.restarts + 1}, {begin}")
+        words = batch_words(self._job, job, start, prepared.plan.world_size)
+        if words is not None:
+            self._context.say(words)
+        return prepared
+
+    def _execute(self, prepared: Prepared, start: Start) -> Launched:
+        self._step = start.choice.step
+        observe, number = self._context.observe, len(self._done) + 1
+
+        def note_step(progress: RunProgress) -> None:
+            self._is_stopped()
+            self._step = max([self._step, *(node.step for node in progress.nodes if node.step is not None)])
+            observe(msgspec.structs.replace(progress, attempt=number, attempts=self._options.restarts + 1))
+
+        context = copy.copy(self._context)
+        context.observe = note_step
+        launched = run_prepared(prepared, context)
+        run = launched.run
+        self._done.append(
+            Attempt(
+                run_id=run.run_id,
+                status=run.status,
+                started_s=run.started_s,
+                ended_s=run.ended_s,
+                checkpoint=start.choice.name,
+                skipped=start.choice.skipped,
+                world_size=prepared.plan.world_size,
+                left_out=self._left_out,
+                global_batch=global_batch(resume_job(self._job, start), prepared.plan.world_size),
+                first_step=start.choice.step,
+                last_step=self._step,
+                first_failure=run.first_failure,
+            )
+        )
+        return launched
+
+    def _as_stopped(self, launched: Launched) -> Launched:
+        why = self._context.stop.reason
+        run = msgspec.structs.replace(
+            launched.run, status="stopped", stop_reason=why, ended_s=time.time(), first_failure=None
+        )
+        return msgspec.structs.replace(launched, run=run)
+
+    def _is_stopped(self) -> bool:
+        """Whether a stop was asked for: of this process, or by another one that left an order."""
+        stop = self._context.stop
+        if not stop.count and self._directory is not None:
+            order = self._directory.read(STOP_FILE, StopOrder)
+            if order is not None:
+                stop.ask("stop", order.grace_s)
+        return stop.count > 0
+
+    def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
+        """As `_next`; what it waits for is left behind when a stop is asked for.
+
+        Raises:
+            Interrupted: a stop was asked for.
+            MultinodeError: as `_next`.
+        """
+        found: list[tuple[Start, Prepared] | BaseException] = []
+
+        def find() -> None:
+            try:
+                found.append(self._next(plan))
+            except BaseException as error:  # noqa: BLE001 - raised below
+                found.append(error)
+
+        thread = threading.Thread(target=find, name="next-attempt", daemon=True)
+        thread.start()
+        with self._context.stop.heard():
+            while thread.is_alive() and not self._is_stopped():
+                thread.join(_LOOK_S)
+        if self._is_stopped():
+            self._context.say = lambda _: None
+            raise Interrupted(_ASKED)
+        (result,) = found
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _next(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
+        """The next attempt, once nothing of the last one is left and the checks find nothing that would break it.
+
+        A node that cannot be reached, or is not fit, is waited for; then it is left out if that leaves enough.
+
+        Raises:
+            MultinodeError: a node did not return in time or is not fit, or the user asked for a stop.
+        """
+        wait_s = self._options.node_wait_s
+        deadline = time.monotonic() + wait_s
+        said = "waiting until nothing of it is left on any node"
+        self._context.say(said)
+        while True:
+            try:
+                absent = self._see_ended(plan, deadline)
+                if not absent:
+                    start = self._look()
+                    return start, self._prepare(start)
+            except (NodeError, NodeFailed) as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if str(error) != said:
+                    said = str(error)
+                    self._context.say(f"waiting: {said}")
+                time.sleep(_WAIT_S)
+            else:
+                self._leave_out(absent)
+                deadline = time.monotonic() + wait_s
+
+    def _see_ended(self, plan: LaunchPlan, deadline: float) -> dict[str, NodeError]:
+        """See on every node that nothing of the attempt is left.
+
+        Returns:
+            Nodes that cannot be reached, and why, once the deadline is over.
+
+        Raises:
+            MultinodeError: a node has processes left, or the user asked for a stop.
+        """
+        execute = self._what.execute
+        grace_s = execute.grace_s
+        # Until then a node that cannot be reached may still train.
+        lease_over = time.monotonic() + (execute.lease_s or 0.0) + grace_s
+        end = max(deadline, lease_over) if self._options.min_nodes is not None else deadline
+        ranks = {node.node: node.node_rank for node in plan.nodes}
+
+        def see(node: Node) -> NodeError | None:
+            request = {"schema": 1, "run_id": node_run_id(plan.run_id, ranks[node.name]), "grace_s": grace_s}
+            while True:
+                if self._context.stop.count:
+                    raise Interrupted(_ASKED)
+                try:
+                    stopped = self._context.agent.call(node, "stop", request, _Stopped, deadline_s=grace_s + _ANSWER_S)
+                    left = stopped.processes_left
+                except NodeGone as error:
+                    return error
+                except NodeError as error:
+                    if time.monotonic() >= end:
+                        return error
+                    time.sleep(_WAIT_S)
+                    continue
+                if left:
+                    raise NodeFailed(f"{format_count(left, 'process')} of it are left", node=node.name)
+                return None
+
+        nodes = self._what.cluster.nodes
+        left_s = max(0.0, end - time.monotonic())
+        outcomes = gather(nodes, see, deadline_s=left_s + 2 * (grace_s + _ANSWER_S)).require()
+        return {node.name: error for node, error in zip(nodes, outcomes, strict=True) if error is not None}
+
+    def _leave_out(self, absent: Mapping[str, NodeError]) -> None:
+        """Go on without these nodes.
+
+        Raises:
+            NodeFailed: too few would be left, or a node may still train, as its run has no lease.
+        """
+        if not absent:
+            return
+        kept = tuple(node for node in self._what.cluster.nodes if node.name not in absent)
+        name, error = next(iter(absent.items()))
+        waited = f"it did not return within {format_duration(self._options.node_wait_s)}: {error.message}"
+        if len(kept) < (self._options.min_nodes or self._first_nodes):
+            raise NodeFailed(waited, node=name, hint="wait for longer: --node-wait; go on without it: --min-nodes")
+        if self._what.execute.lease_s is None:
+            raise NodeFailed(f"{waited}; without a lease it may still train", node=name)
+        for one, why in absent.items():
+            self._context.say(f"going on without {one}: {why.message}")
+        self._left_out = {**self._left_out, **{one: why.message for one, why in absent.items()}}
+        self._what = msgspec.structs.replace(
+            self._what, cluster=msgspec.structs.replace(self._what.cluster, nodes=kept)
+        )
+
+    def _note_losses(self, launched: Launched, start: Start) -> None:
+        last = self._done[-1]
+        lost = max(0, last.last_step - start.choice.step) if isinstance(self._job, LlamaFactoryJob) else None
+        step = launched.summary.step_time_ms
+        took_s = lost * step.median / 1000 if lost is not None and step is not None else 0.0
+        between_s = time.time() - (last.ended_s or time.time())
+        self._done[-1] = msgspec.structs.replace(last, lost_steps=lost, lost_s=between_s + took_s)
+
+    def _record(self, run: Run, directory: RunDirectory) -> Run:
+        first = self._done[0].started_s if self._done else run.started_s
+        run = msgspec.structs.replace(run, run_id=directory.run_id, started_s=first, attempts=tuple(self._done))
+        directory.write("run.json", run)
+        return run

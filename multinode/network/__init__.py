@@ -1,0 +1,1 @@
+"""Bandwidth of collectives, and what bounds it."""

@@ -1,0 +1,153 @@
+"""nccl-test: a size scan of collectives in turns with raw TCP between the nodes, run like any other job, and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.check.pairs import measure_pairs, require_pairs
+from multinode.check.probe import Questions, probe
+from multinode.errors import Interrupted, UsageError
+from multinode.job.job import Job
+from multinode.job.job_files import job_files
+from multinode.job.planning import workers_per_node
+from multinode.job.step_messages import StepMessages, messages_to_test, step_messages
+from multinode.lab.cluster import refresh_lab
+from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.launch import prepare, require_success, run_prepared
+from multinode.network.change_words import changes_with_words
+from multinode.network.raw_ring import read_ring
+from multinode.network.scan_changes import compare_scans
+from multinode.network.scan_verdict import card_ceilings
+from multinode.network.size_scan import ScanReport, cards_of, estimate_step, summarise_scan
+from multinode.network.step_notes import step_notes
+from multinode.network.words import with_words
+from multinode.records.benchmark import CollectiveTest, in_turns
+from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.samples import parse_samples
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.pair_speeds import PairSpeed
+
+__all__ = ["Extent", "load_scan", "nccl_test", "run_scan"]
+
+_REPORT = "nccl-test.json"
+_MOST_MESSAGES = 24
+# Every worker's share of a message begins at such a multiple.
+_EVEN_BYTES = 16
+
+
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured beside the collectives.
+
+    Attributes:
+        tcp: raw TCP around the ring of nodes, in turns with the largest message of each collective.
+        pairs: raw TCP between every pair.
+        compare: an earlier run of this kind to compare with: its id, the beginning of it, or `last`.
+        like: a training whose messages are measured, instead of those of the test.
+    """
+
+    tcp: bool = True
+    pairs: bool = False
+    compare: str | None = None
+    like: Job | None = None
+
+
+def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
+    """Run the size scan.
+
+    Raises:
+        RunFailed: it did not end well.
+        Interrupted: the user stopped it.
+        UsageError, NodeError, NodeFailed: as `launch`; or the pairs are too many, or the run to compare with is none.
+    """
+    before = _load(context.runs, extent.compare) if extent.compare is not None else None
+    report, launched = run_scan(what, extent, context)
+    if before is not None:
+        report = msgspec.structs.replace(
+            report, changes=changes_with_words(compare_scans(before.record, report.record))
+        )
+    launched.directory.write(_REPORT, report)
+    return report
+
+
+def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanReport, Launched]:
+    """One run of the size scan, which nobody takes for a measurement of the network until its report is stored.
+
+    Raises:
+        RunFailed, Interrupted, UsageError, NodeError, NodeFailed: as `nccl_test`.
+    """
+    if extent.pairs:
+        require_pairs([node.name for node in what.cluster.nodes])
+    step = None
+    if extent.like is not None:
+        layout, model = _ask_for_model(extent.like, what, context)
+        step = step_messages(extent.like, model, layout)
+        what = _measuring(step, layout.workers, what)
+    if extent.tcp and len(what.cluster.nodes) > 1 and isinstance(what.job, CollectiveTest):
+        test = msgspec.structs.replace(what.job, messages=in_turns(what.job.messages))
+        what = msgspec.structs.replace(what, job=test)
+    prepared = prepare(what, context)
+    directory = prepared.directory
+    pairs = _measure_pairs(prepared, context) if extent.pairs else ()
+    launched = run_prepared(prepared, context)
+    require_success(launched, context)
+    samples = {
+        node.node_rank: list(parse_samples(directory.sample_lines(node.node_rank))) for node in launched.plan.nodes
+    }
+    tcp = msgspec.structs.replace(read_ring(launched.plan, samples), pairs=pairs)
+    report = summarise_scan(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
+    if step is not None:
+        estimate = estimate_step(step, report.rows, report.curves)
+        report = msgspec.structs.replace(report, like=msgspec.structs.replace(estimate, notes=step_notes(step)))
+    return with_words(report), launched
+
+
+def load_scan(directory: RunDirectory) -> ScanReport | None:
+    """What a stored nccl-test measured; None of another run.
+
+    Raises:
+        MultinodeError: its file is not what it should be.
+    """
+    return directory.read(_REPORT, ScanReport)
+
+
+def _load(runs: Path, name: str) -> ScanReport:
+    # The newest run may be of any kind; the newest of this kind is meant.
+    if name == "last":
+        name = next((path.name for path in reversed(list_runs(runs)) if (path / _REPORT).is_file()), name)
+    directory = RunDirectory.open(runs, name)
+    report = load_scan(directory)
+    if report is None:
+        raise UsageError(
+            f"run {directory.run_id} is not an nccl-test that succeeded",
+            hint="list the runs and their kinds: multinode runs",
+        )
+    return report
+
+
+def _ask_for_model(job: Job, what: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
+    """How the training would be laid out, and its model's config.json, which node 0 has to have as well."""
+    refresh_lab(what.cluster)
+    questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
+    first = probe(context.agent, what.cluster.first(1), questions).require()[0]
+    # Whether the other nodes have as many is for the launch to say, which asks them all.
+    workers = workers_per_node(what.cluster.first(1), {first.node: first}, what.options.workers_per_node)
+    return Layout(nodes=len(what.cluster.nodes), workers_per_node=workers), first.model
+
+
+def _measuring(step: StepMessages, workers: int, what: Launch) -> Launch:
+    messages = messages_to_test(step, most=_MOST_MESSAGES, multiple=_EVEN_BYTES * workers)
+    test = msgspec.structs.replace(what.job, messages=messages)
+    return msgspec.structs.replace(what, job=test)
+
+
+def _measure_pairs(prepared: Prepared, context: RunContext) -> tuple[PairSpeed, ...]:
+    addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
+    ceilings = card_ceilings(cards_of(prepared.plan.nodes, prepared.facts))
+    found = measure_pairs(context.agent, prepared.what.cluster.nodes, addresses, ceilings, context.say)
+    prepared.directory.write("pairs.json", found)
+    if context.stop.count:
+        raise Interrupted("interrupted", hint=f"what was measured so far: {prepared.directory}")
+    return found

@@ -1,0 +1,293 @@
+"""NicPathCheck: by the counters of their NICs, which way the bytes of a collective took from node to node.
+
+Compares what passed each NIC with what the algorithm moves. What the counters are is `core.samples`' matter, what an
+algorithm moves that of `algorithms`; the words are `network.words`'.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from multinode.profile.card_bytes import LEAST_BYTES_A_WORKER, find_carrier
+from multinode.profile.cards import LOOPBACK, Carried, is_rdma, payload
+from multinode.records.samples import CollectiveSample
+from multinode.traffic.algorithms import Layout, NodeFlow, algorithms_of, node_flows, protocols_of
+
+__all__ = ["CardLoad", "MessagePath", "NicPathCheck", "Way", "check_nic_path"]
+
+# Counters agreed with the table within 0.02 % for large messages; an IPv6 header or a lost packet adds a per cent.
+_AGREES = 0.03
+# Of what the card should have carried: less than that on another one is a trifle (SSH, the records of samplers).
+_TRIFLE = 0.05
+# Two algorithms that fit as well as that are not told apart.
+_SAME_FIT = 0.002
+# Barriers, ARP and keepalives are in the window as well.
+_LEAST_WINDOW_BYTES = 1 << 20
+
+
+class Way(StrEnum):
+    """The way that a node's bytes took."""
+
+    CARD = "card"
+    OTHER = "other"
+    RDMA = "rdma"
+    UNSEEN = "unseen"
+    DIFFERS = "differs"
+
+
+class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What passed the cards of a node in one iteration.
+
+    Attributes:
+        ifname: its NIC of the data plane, or several with commas between; None is not known.
+        passed: over this card; None where it has no counters.
+        expected: what the algorithm moves; None where that is not known.
+        deviation: the larger one of the two directions', relative to the busier direction of `expected`.
+        others: by name, other interfaces that carried more than 5 % of what the card should have; of `lo` what is
+            beyond the exchange between workers of the node.
+        way: which way the bytes took; None is not judged.
+    """
+
+    node: str
+    ifname: str | None
+    passed: Carried | None = None
+    expected: Carried | None = None
+    deviation: float | None = None
+    others: dict[str, Carried] = {}
+    way: Way | None = None
+
+    @property
+    def gap(self) -> Carried:
+        """How far what passed it is from what was expected, in each direction."""
+        return _gap(self.passed or Carried(), self.expected or Carried())
+
+    @property
+    def lacks_sending(self) -> bool:
+        """Whether more is missing of what was to be sent than of what was to be received."""
+        return _lacks_sending(self.passed or Carried(), self.expected or Carried())
+
+    @property
+    def detour(self) -> str | None:
+        """The interface over which the missing bytes went; None where no counter explains it."""
+        return _find_other(self.passed or Carried(), self.expected or Carried(), self.others)
+
+
+class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
+    """The path of one message.
+
+    Attributes:
+        size_bytes: S.
+        algorithm: that fits the counters, or several with `or` between; None where none does or none was judged.
+        protocol: likewise NCCL's, by which bytes on the wire are more than the payload.
+        loads: a node each, of those that told counters.
+    """
+
+    collective: str
+    size_bytes: int
+    algorithm: str | None = None
+    protocol: str | None = None
+    loads: tuple[CardLoad, ...] = ()
+
+
+class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Which cards carried the messages.
+
+    Attributes:
+        ok: whether all that could be judged took the cards of the data plane; None where nothing could be, or
+            counters neither confirm it nor show another way.
+        sentences: the findings in words, the gravest first; empty until the report is worded.
+        messages: in the order in which they were measured.
+    """
+
+    ok: bool | None
+    sentences: tuple[str, ...] = ()
+    messages: tuple[MessagePath, ...] = ()
+
+    @property
+    def over_rdma(self) -> bool:
+        """Whether the bytes went over RDMA ports."""
+        return any(load.way is Way.RDMA for message in self.messages for load in message.loads)
+
+    def rdma_ports(self, node: str) -> tuple[str, ...]:
+        """The RDMA ports that carried a node's messages, `device/port`, where any did."""
+        loads = (load for message in self.messages for load in message.loads if load.node == node)
+        return tuple(dict.fromkeys(name for load in loads for name in load.others if is_rdma(name)))
+
+
+class _Model(msgspec.Struct, frozen=True, kw_only=True):
+    """One way in which the backend may have made a message."""
+
+    algorithm: str
+    protocol: str
+    flows: tuple[NodeFlow, ...]
+
+
+def check_nic_path(
+    samples: Iterable[CollectiveSample],
+    *,
+    cards: Mapping[int, Sequence[str]],
+    layout: Layout,
+    backend: str,
+    node_names: Sequence[str],
+) -> NicPathCheck:
+    """Compare counters with what the backend's algorithms move.
+
+    Args:
+        samples: of all workers; those with counters count.
+        cards: by node rank, the NICs of the data plane; none are not known.
+        layout: the workers.
+        backend: `nccl` or `gloo`; of another one nothing is judged.
+        node_names: in the order of node ranks.
+    """
+    if layout.nodes == 1:
+        return NicPathCheck(ok=None)
+    by_message: dict[int, list[CollectiveSample]] = {}
+    for sample in samples:
+        if sample.cards is not None and sample.card_iters > 0 and 0 <= sample.rank < layout.workers:
+            by_message.setdefault(sample.index, []).append(sample)
+    models = _Models(backend, layout)
+    messages = tuple(
+        _trace(sorted(mine, key=lambda one: one.rank), cards, models, node_names)
+        for _, mine in sorted(by_message.items())
+    )
+    ways = {load.way for message in messages for load in message.loads if load.way is not None}
+    ok = False if Way.OTHER in ways else True if ways == {Way.CARD} else None
+    return NicPathCheck(ok=ok, messages=messages)
+
+
+class _Models:
+    """What may have run for each collective, computed once; the usual one first."""
+
+    def __init__(self, backend: str, layout: Layout) -> None:
+        self.layout = layout
+        self._backend = backend
+        self._known: dict[str, tuple[_Model, ...]] = {}
+
+    def of(self, collective: str) -> tuple[_Model, ...]:
+        if collective not in self._known:
+            self._known[collective] = tuple(
+                _Model(algorithm=one.name, protocol=protocol, flows=_times(factor, one.flows(self.layout), self.layout))
+                for protocol, factor in protocols_of(self._backend).items()
+                for one in algorithms_of(self._backend, collective)
+            )
+        return self._known[collective]
+
+
+def _times(factor: float, flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[NodeFlow, ...]:
+    return node_flows({edge: factor * part for edge, part in flows.items()}, layout)
+
+
+def _trace(
+    samples: Sequence[CollectiveSample], cards: Mapping[int, Sequence[str]], models: _Models, node_names: Sequence[str]
+) -> MessagePath:
+    """The path of one message, by the model that fits all nodes best."""
+    first = samples[0]
+    workers = models.layout.workers_per_node
+
+    def loads(model: _Model | None) -> tuple[CardLoad, ...]:
+        nodes = ((sample, sample.rank // workers) for sample in samples)
+        return tuple(
+            _load(sample, node_names[node], cards.get(node, ()), model.flows[node] if model else None, models.layout)
+            for sample, node in nodes
+        )
+
+    tried = [(model, loads(model)) for model in models.of(first.collective)]
+    misfits = [_misfit(each) for _, each in tried]
+    best = min((misfit for misfit in misfits if misfit is not None), default=None)
+    if best is None or best > _AGREES:
+        usual = tried[0][1] if tried else loads(None)
+        return MessagePath(collective=first.collective, size_bytes=first.size_bytes, loads=usual)
+    fitting = [
+        one for one, misfit in zip(tried, misfits, strict=True) if misfit is not None and misfit - best < _SAME_FIT
+    ]
+    return MessagePath(
+        collective=first.collective,
+        size_bytes=first.size_bytes,
+        algorithm=" or ".join(dict.fromkeys(model.algorithm for model, _ in fitting)),
+        protocol=" or ".join(dict.fromkeys(model.protocol for model, _ in fitting)) or None,
+        loads=fitting[0][1],
+    )
+
+
+def _misfit(loads: Iterable[CardLoad]) -> float | None:
+    return max((load.deviation for load in loads if load.way is not None and load.deviation is not None), default=None)
+
+
+def _load(sample: CollectiveSample, node: str, cards: Sequence[str], flow: NodeFlow | None, layout: Layout) -> CardLoad:
+    """What passed a node's cards in one iteration of a message, and which way it went."""
+    card = ", ".join(cards) or None
+    passed = {name: payload(each).times(1 / sample.card_iters) for name, each in (sample.cards or {}).items()}
+    each = [passed.pop(name) for name in cards if name in passed]
+    mine = functools.reduce(operator.add, each) if each else None
+    if flow is None:
+        return CardLoad(node=node, ifname=card, passed=mine)
+    expected = Carried(sent=flow.sent * sample.size_bytes, received=flow.received * sample.size_bytes)
+    if LOOPBACK in passed:
+        passed[LOOPBACK] = _less(passed[LOOPBACK], flow.inside * sample.size_bytes)
+    most = expected.busier
+    others = {name: each for name, each in passed.items() if each.busier > _TRIFLE * most}
+    told = sample.cards or {}
+    # A card that came anew while it was read has counted from zero again: nothing follows from that.
+    restarted = any(one.tx_bytes < 0 or one.rx_bytes < 0 for one in told.values())
+    if card is None or mine is None or restarted or not _is_telling(most, sample.card_iters, layout):
+        return CardLoad(node=node, ifname=card, passed=mine, expected=expected, others=others)
+    return CardLoad(
+        node=node,
+        ifname=card,
+        passed=mine,
+        expected=expected,
+        deviation=_gap(mine, expected).busier / most,
+        others=others,
+        way=_find_way(mine, expected, others),
+    )
+
+
+def _is_telling(most_bytes: float, iters: int, layout: Layout) -> bool:
+    least = max(LEAST_BYTES_A_WORKER * layout.workers, _LEAST_WINDOW_BYTES / iters)
+    return most_bytes >= least
+
+
+def _find_way(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -> Way:
+    most = expected.busier
+    if _gap(seen, expected).busier <= _AGREES * most:
+        return Way.CARD
+    if _lacks(seen, expected) > _AGREES * most:
+        found = _find_other(seen, expected, others)
+        if found is not None:
+            return Way.RDMA if is_rdma(found) else Way.OTHER
+        if seen.busier <= _TRIFLE * most:
+            return Way.UNSEEN
+    return Way.DIFFERS
+
+
+def _find_other(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -> str | None:
+    """The interface that carried most in the direction in which the card lacks most, where others explain the lack."""
+    sends = _lacks_sending(seen, expected)
+    lack = expected.one_way(sends=sends) - seen.one_way(sends=sends)
+    return find_carrier(others, lack, sends=sends, least=_TRIFLE * expected.busier)
+
+
+def _less(passed: Carried, size_bytes: float) -> Carried:
+    return Carried(sent=max(0.0, passed.sent - size_bytes), received=max(0.0, passed.received - size_bytes))
+
+
+def _gap(seen: Carried, expected: Carried) -> Carried:
+    return Carried(
+        sent=abs(seen.sent - expected.sent),
+        received=abs(seen.received - expected.received),
+    )
+
+
+def _lacks(seen: Carried, expected: Carried) -> float:
+    return max(expected.sent - seen.sent, expected.received - seen.received)
+
+
+def _lacks_sending(seen: Carried, expected: Carried) -> bool:
+    """Whether more is missing of what was to be sent, or as much: a few bytes of difference decide nothing."""
+    less = (expected.received - seen.received) - (expected.sent - seen.sent)
+    return less <= _AGREES * expected.busier

@@ -1,0 +1,286 @@
+"""compare_scans: two size scans -> ScanChanges: what changed between them, in the nodes and in the speeds.
+
+A speed has changed where the confidence interval of the ratio of both does not contain 1, by 5 % at least; by 20 % of
+fewer than 5 iterations. Judges neither of the two by itself. The words are `network.change_words`'.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.cluster.facts import Interface, NodeFacts
+from multinode.stats.estimate import Estimate, of_scatter, ratio
+from multinode.traffic.collectives import CollectiveRow
+
+__all__ = [
+    "Difference",
+    "NodeState",
+    "RowChange",
+    "ScanChanges",
+    "ScanRecord",
+    "ScannedMessage",
+    "compare_scans",
+    "node_state",
+]
+
+_LEAST_CHANGE = 0.05
+_LEAST_CHANGE_OF_FEW = 0.2
+_FEW_ITERS = 5
+# Sizes are rounded down to what divides among the workers: with other nodes they differ by a few elements.
+_SAME_SIZE = 0.001
+
+
+class NodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a node bears on its speed; None is not known.
+
+    Attributes:
+        ifname: its interface of the data plane.
+        link_gbit_per_s: what that card negotiated.
+        mtu: in bytes.
+        duplex: `full` or `half`.
+        driver: what makes the interface, where it is not a card.
+        python: version of the job's interpreter; likewise `torch`, `nccl`, `cuda`.
+        gpu: its GPUs, `2 x NVIDIA GeForce RTX 4090`; likewise `gpu_driver`, the version.
+        cores: processors that a job may use.
+    """
+
+    name: str
+    ifname: str | None = None
+    link_gbit_per_s: float | None = None
+    mtu: int | None = None
+    duplex: str | None = None
+    driver: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    cuda: str | None = None
+    gpu: str | None = None
+    gpu_driver: str | None = None
+    cores: int | None = None
+
+
+class ScanRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A size scan, the nodes it ran on in node-rank order, its backend and its workers on each node."""
+
+    run_id: str
+    rows: tuple[CollectiveRow, ...]
+    nodes: tuple[NodeState, ...] = ()
+    backend: str | None = None
+    workers_per_node: int | None = None
+
+
+class ScannedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sent: a collective of so many bytes."""
+
+    collective: str
+    dtype: str
+    redop: str
+    size_bytes: int
+
+
+class RowChange(ScannedMessage, frozen=True, kw_only=True):
+    """A message that both scans have and whose speed, or correctness, changed.
+
+    Attributes:
+        size_bytes: as it is now.
+        before_gb_per_s: busbw; likewise `now_gb_per_s`.
+        change: of busbw, as a fraction: -0.5 is half of what it was; 0 where it is within the noise.
+        noise: how far off the ratio of both speeds may be, as a fraction of it.
+        wrong_before: values that were wrong; likewise `wrong_now`. None where that was not checked.
+        text: empty until it is worded.
+    """
+
+    before_gb_per_s: float
+    now_gb_per_s: float
+    change: float
+    noise: float
+    wrong_before: int | None = None
+    wrong_now: int | None = None
+    text: str = ""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs between two scans beside their speeds.
+
+    Attributes:
+        what: a field of NodeState or of ScanRecord, or `order`: the names of the nodes in node-rank order.
+        before: its value; likewise `now`.
+        node: whose; None where it is no node's, or every node's.
+        ifname: of the node's interface, where it is that which differs.
+    """
+
+    what: str
+    before: float | str
+    now: float | str
+    node: str | None = None
+    ifname: str | None = None
+
+
+class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed from one scan to the next.
+
+    Attributes:
+        before: its run id; likewise `now`.
+        differences: what changed in the nodes that both have, and in how they were measured.
+        came: nodes that only the later one has; likewise `gone`, only the earlier.
+        rows: what changed; `unchanged` counts the messages that did not.
+        messages_before: that only the earlier one has; likewise `messages_now`.
+        text: all of it in a sentence; likewise `environment` of the differences, `only_before` and `only_now` of the
+            messages, and `rule`, what counts as a change. Empty until it is worded.
+    """
+
+    before: str
+    now: str
+    differences: tuple[Difference, ...] = ()
+    came: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    rows: tuple[RowChange, ...] = ()
+    unchanged: int = 0
+    messages_before: tuple[ScannedMessage, ...] = ()
+    messages_now: tuple[ScannedMessage, ...] = ()
+    text: str = ""
+    environment: tuple[str, ...] = ()
+    only_before: tuple[str, ...] = ()
+    only_now: tuple[str, ...] = ()
+    rule: str = ""
+
+
+def node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
+    """What a probe found, of the interface that carries the collectives."""
+    card = next((one for one in facts.interfaces if one.name == ifname), Interface(name=""))
+    models = Counter(gpu.name for gpu in facts.gpus)
+    return NodeState(
+        name=facts.node,
+        ifname=ifname,
+        link_gbit_per_s=card.speed_gbit_per_s,
+        mtu=card.mtu,
+        duplex=card.duplex,
+        driver=card.driver,
+        python=facts.python_version,
+        torch=facts.packages.get("torch"),
+        nccl=facts.nccl_version,
+        cuda=facts.cuda_version,
+        gpu=", ".join(f"{count} x {name}" for name, count in models.items()) or None,
+        gpu_driver=next((gpu.driver for gpu in facts.gpus if gpu.driver), None),
+        cores=facts.cores,
+    )
+
+
+def compare_scans(before: ScanRecord, now: ScanRecord) -> ScanChanges:
+    """What changed, of every message that both have and every node."""
+    old = {node.name: node for node in before.nodes}
+    new = {node.name: node for node in now.nodes}
+    pairs, only_before, only_now = _match(before.rows, now.rows)
+    rows = tuple(change for one, other in pairs if (change := _change(one, other)) is not None)
+    return ScanChanges(
+        before=before.run_id,
+        now=now.run_id,
+        differences=(*_terms(before, now), *_environment(old, new)),
+        came=tuple(name for name in new if name not in old),
+        gone=tuple(name for name in old if name not in new),
+        rows=rows,
+        unchanged=len(pairs) - len(rows),
+        messages_before=tuple(map(_message, only_before)),
+        messages_now=tuple(map(_message, only_now)),
+    )
+
+
+_TERMS = ("backend", "workers_per_node")
+_CARD = ("link_gbit_per_s", "mtu", "duplex", "driver")
+_NODE = ("ifname", "python", "torch", "nccl", "cuda", "gpu", "gpu_driver", "cores")
+
+
+def _terms(before: ScanRecord, now: ScanRecord) -> Iterator[Difference]:
+    """What was measured with; where it differs, the speeds are not of the same thing."""
+    for field in _TERMS:
+        values = getattr(before, field), getattr(now, field)
+        if None not in values and values[0] != values[1]:
+            yield Difference(what=field, before=values[0], now=values[1])
+
+
+def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> Iterator[Difference]:
+    """Changes of nodes that both have; what is the same for all of them is told once."""
+    both = [name for name in new if name in old]
+    if both != (was := [name for name in old if name in new]):
+        yield Difference(what="order", before=", ".join(was), now=", ".join(both))
+    for field in (*_CARD, *_NODE):
+        changed: dict[str, tuple[float | str, float | str]] = {}
+        for name in both:
+            values = getattr(old[name], field), getattr(new[name], field)
+            # What one of the two did not tell has not changed.
+            if None not in values and values[0] != values[1]:
+                changed[name] = values
+        if len(changed) == len(both) > 1 and len(set(changed.values())) == 1:
+            ((before, now),) = set(changed.values())
+            yield Difference(what=field, before=before, now=now)
+            continue
+        for name, (before, now) in changed.items():
+            ifname = new[name].ifname if field in _CARD else None
+            yield Difference(what=field, before=before, now=now, node=name, ifname=ifname)
+
+
+_Rows = list[CollectiveRow]
+
+
+def _match(
+    before: Sequence[CollectiveRow], now: Sequence[CollectiveRow]
+) -> tuple[list[tuple[CollectiveRow, CollectiveRow]], _Rows, _Rows]:
+    """Rows of the same message, then those that only one of the two has."""
+    left = list(before)
+    pairs = []
+    alone = []
+    for row in now:
+        alike = [one for one in left if _kind(one) == _kind(row) and _same_size(one, row)]
+        if alike:
+            nearest = min(alike, key=lambda one: abs(one.size_bytes - row.size_bytes))
+            left.remove(nearest)
+            pairs.append((nearest, row))
+        else:
+            alone.append(row)
+    return pairs, left, alone
+
+
+def _kind(row: CollectiveRow) -> tuple[str, str, str]:
+    return row.collective, row.dtype, row.redop
+
+
+def _same_size(one: CollectiveRow, other: CollectiveRow) -> bool:
+    return abs(one.size_bytes - other.size_bytes) <= _SAME_SIZE * max(one.size_bytes, other.size_bytes)
+
+
+def _change(before: CollectiveRow, now: CollectiveRow) -> RowChange | None:
+    """The change, or None."""
+    least = _LEAST_CHANGE if min(before.iters, now.iters) >= _FEW_ITERS else _LEAST_CHANGE_OF_FEW
+    # By busbw and not by time: it can be compared between unlike numbers of workers.
+    change, noise, has_changed = 0.0, 0.0, False
+    if min(before.busbw_gb_per_s, now.busbw_gb_per_s) > 0:
+        change, times = now.busbw_gb_per_s / before.busbw_gb_per_s - 1, ratio(_time_us(before), _time_us(now))
+        noise = math.sqrt(times.high / times.low) - 1
+        has_changed = max(1 + change, 1 / (1 + change)) - 1 > max(noise, least)
+    is_other = bool(now.num_wrong) != bool(before.num_wrong) and None not in (now.num_wrong, before.num_wrong)
+    if not has_changed and not is_other:
+        return None
+    return RowChange(
+        **msgspec.structs.asdict(_message(now)),
+        before_gb_per_s=before.busbw_gb_per_s,
+        now_gb_per_s=now.busbw_gb_per_s,
+        change=change if has_changed else 0.0,
+        noise=noise,
+        wrong_before=before.num_wrong,
+        wrong_now=now.num_wrong,
+    )
+
+
+def _time_us(row: CollectiveRow) -> Estimate:
+    interval = row.interval_us
+    # Scans of earlier releases have none.
+    low, high = interval if interval and interval[0] > 0 else of_scatter(row.time_us, row.cv, row.iters)
+    return Estimate(value=row.time_us, low=low, high=high)
+
+
+def _message(row: CollectiveRow) -> ScannedMessage:
+    return ScannedMessage(collective=row.collective, dtype=row.dtype, redop=row.redop, size_bytes=row.size_bytes)

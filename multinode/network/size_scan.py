@@ -1,0 +1,324 @@
+"""summarise_scan: samples, plan, facts and raw TCP -> ScanReport: everything that `nccl-test` can tell of a run.
+
+Puts together what its neighbours find; owns no figure of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.cluster.facts import Interface, NodeFacts
+from multinode.job.step_messages import StepMessage, StepMessages, estimate_step_us
+from multinode.network.nccl_log import NcclPath, parse_nccl_log
+from multinode.network.nic_path_check import NicPathCheck, check_nic_path
+from multinode.network.raw_ring import read_rdma, read_ring
+from multinode.network.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
+from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
+from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
+from multinode.records.log import clean_log
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.collectives import CollectiveRow, collective_rows, with_shares
+from multinode.traffic.pair_speeds import Odd, PairSpeed, RawTcp, slowest_gb_per_s
+from multinode.traffic.size_curve import ScanCurves, SizeCurve, fit_curve
+from multinode.units import format_count
+
+__all__ = ["ScanReport", "StepEstimate", "cards_of", "estimate_step", "summarise_scan"]
+
+_LARGEST_ELEMENT_BYTES = max(DTYPE_BYTES.values())
+# A curve through fewer sizes would be no more than they are.
+_LEAST_SIZES = 2
+
+
+class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one optimizer step of a training sends, and what that takes by the size scan.
+
+    Attributes:
+        step_us: what they take one after the other, without overlap with compute; None where a time is unknown.
+        notes: where the truth is known to differ.
+    """
+
+    training: str
+    messages: tuple[StepMessage, ...]
+    step_us: float | None
+    notes: tuple[str, ...] = ()
+
+
+class ScanReport(ScanCurves, frozen=True, kw_only=True):
+    """What `nccl-test --json` prints; `nccl-test.json` of the run.
+
+    Attributes:
+        backend: `nccl` or `gloo`, as the workers chose it.
+        timer: `cuda` (CUDA events) or `clock`.
+        devices: a line for each worker, in the order of ranks.
+        test: what was asked for.
+        mtu: the smallest of the NICs, in bytes; None where one does not tell, or there is one node.
+        ceiling_gb_per_s: payload that TCP carries over such a link at best.
+        tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, each pair over as many
+            connections as were best; None where it was not tried.
+        rdma: what ib_write_bw reached around the same ring, over all RDMA ports that the collectives used; empty where
+            it is not installed on every node, or they used none. `rdma_gb_per_s` is its slowest place.
+        rows: a row a message.
+        nccl: how NCCL connected, by its own log; None with gloo.
+        like: the training whose messages were measured; None where sizes were given.
+        changes: since the earlier scan that it was to be compared with; None where there is none.
+        states: what of each node bears on its speed, for later comparisons.
+    """
+
+    schema: str = "multinode.nccl-test/1"
+    backend: str
+    timer: str = "clock"
+    devices: tuple[str, ...] = ()
+    test: CollectiveTest
+    mtu: int | None = None
+    ceiling_gb_per_s: float | None = None
+    tcp_gb_per_s: float | None = None
+    rdma: tuple[PairSpeed, ...] = ()
+    rdma_gb_per_s: float | None = None
+    rows: tuple[CollectiveRow, ...]
+    tcp: RawTcp = RawTcp()
+    odd: tuple[Odd, ...] = ()
+    path: NicPathCheck | None = None
+    nccl: NcclPath | None = None
+    like: StepEstimate | None = None
+    verdict: Verdict
+    changes: ScanChanges | None = None
+    states: tuple[NodeState, ...] = ()
+    directory: str
+
+    @property
+    def title(self) -> str:
+        """Who measured, in a few words."""
+        nodes = format_count(len(self.nodes), "node")
+        return f"{self.backend}, {self.world_size} workers on {nodes}"
+
+    @property
+    def record(self) -> ScanRecord:
+        """What later scans are compared with."""
+        return ScanRecord(
+            run_id=self.run_id,
+            rows=self.rows,
+            nodes=self.states,
+            backend=self.backend,
+            workers_per_node=self.world_size // max(1, len(self.nodes)),
+        )
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """Bounds of busbw, in GB/s, by their names."""
+        levels = {"TCP line rate": self.ceiling_gb_per_s, "raw TCP": self.tcp_gb_per_s, "raw RDMA": self.rdma_gb_per_s}
+        return {name: level for name, level in levels.items() if level is not None}
+
+
+def cards_of(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, Interface]:
+    """The card of the data plane of each node that tells of it."""
+    return {
+        node.node: card
+        for node in nodes
+        if node.node in facts
+        for card in facts[node.node].interfaces
+        if card.name == node.ifname
+    }
+
+
+def summarise_scan(
+    plan: LaunchPlan,
+    facts: Mapping[str, NodeFacts],
+    tcp: RawTcp,
+    samples: Mapping[int, Sequence[Sample]],
+    directory: str,
+) -> ScanReport:
+    """The report of a collective test that has run.
+
+    Args:
+        plan: with the test in it.
+        facts: of the nodes, by name.
+        tcp: what raw TCP reached.
+        samples: by node rank.
+        directory: the run's.
+
+    Raises:
+        TypeError: the plan is of another job.
+    """
+    if not isinstance(plan.test, CollectiveTest):
+        raise TypeError(f"run {plan.run_id} is not a collective test")
+    layout = Layout.of(plan.workers)
+    measured = list(_measured(plan, samples))
+    workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
+    backend = next((worker.backend for worker in workers), "unknown")
+    nccl = _nccl(samples.values())
+    by_node = {node.node: _nccl([samples.get(node.node_rank, ())]) for node in plan.nodes}
+    indices = {sample.index for sample in measured}
+    in_turns_gb_per_s = {index: slowest_gb_per_s(read_ring(plan, samples, index).ring) for index in indices}
+    rows = collective_rows(measured, plan.world_size, in_turns_gb_per_s)
+    path = check_nic_path(
+        measured,
+        cards={node.node_rank: _ifnames(node, by_node[node.node]) for node in plan.nodes},
+        layout=layout,
+        backend=backend,
+        node_names=[node.node for node in plan.nodes],
+    )
+    rdma = read_rdma(plan, samples)
+    evidence = Evidence(
+        rows=rows,
+        layout=layout,
+        backend=backend,
+        cards=cards_of(plan.nodes, facts) if layout.nodes > 1 else {},
+        nics_gbit_per_s=_nics(facts, by_node, path) if layout.nodes > 1 else {},
+        tcp=tcp,
+        rdma=rdma,
+        path=path,
+        over_rdma=path.over_rdma or (nccl is not None and nccl.over_rdma),
+        wait_share_by_node=_wait_shares(plan, measured),
+        busy_percent_by_node=_busy(plan, samples),
+    )
+    ceiling_gb_per_s, tcp_gb_per_s = evidence.goodput_gb_per_s, slowest_gb_per_s(tcp.ring)
+    if path.ok is not False and not evidence.over_rdma:
+        # What took another way is no share of this one.
+        rows = with_shares(rows, ceiling_gb_per_s, tcp_gb_per_s)
+    return ScanReport(
+        run_id=plan.run_id,
+        backend=backend,
+        timer=next((worker.timer for worker in workers), "clock"),
+        world_size=plan.world_size,
+        nodes=tuple(node.node for node in plan.nodes),
+        devices=_devices(plan, workers),
+        test=plan.test,
+        link_gbit_per_s=evidence.link_gbit_per_s,
+        mtu=evidence.mtu,
+        ceiling_gb_per_s=ceiling_gb_per_s,
+        tcp_gb_per_s=tcp_gb_per_s,
+        rdma=rdma,
+        rdma_gb_per_s=slowest_gb_per_s(rdma),
+        rows=rows,
+        curves=_curves(rows),
+        tcp=tcp,
+        odd=evidence.odd,
+        path=path,
+        nccl=nccl,
+        verdict=judge_scan(evidence),
+        states=tuple(node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
+        directory=directory,
+    )
+
+
+def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Mapping[str, SizeCurve]) -> StepEstimate:
+    """What the messages of a step take: by the curve of each collective, or the one size that was measured of it."""
+    single = {row.collective: row for row in rows}
+
+    def time_of(collective: str, size_bytes: int) -> float | None:
+        if collective in curves:
+            return curves[collective].predict_us(size_bytes)
+        row = single.get(collective)
+        # One size tells of larger ones by proportion, and of smaller ones that they take no longer.
+        return row.time_us * max(1.0, size_bytes / row.size_bytes) if row is not None else None
+
+    return StepEstimate(training=step.training, messages=step.messages, step_us=estimate_step_us(step, time_of))
+
+
+def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iterator[CollectiveSample]:
+    """What the workers measured, as far as it can be what they were asked for: nodes may say anything."""
+    messages = plan.test.messages if isinstance(plan.test, CollectiveTest) else ()
+    seen: set[tuple[int, int]] = set()
+    for node in plan.nodes:
+        for sample in samples.get(node.node_rank, ()):
+            if not isinstance(sample, CollectiveSample) or sample.rank not in node.ranks:
+                continue
+            asked = messages[sample.index] if 0 <= sample.index < len(messages) else None
+            if asked is None or asked.collective != sample.collective or (sample.rank, sample.index) in seen:
+                continue
+            # Rounded down to what divides among the workers, and up to an element for each of them.
+            most = max(asked.size_bytes, plan.world_size * _LARGEST_ELEMENT_BYTES)
+            known = sample.dtype in DTYPE_BYTES and sample.redop in {*REDOPS, "none"}
+            if known and 0 < sample.size_bytes <= most and all(0 < one < math.inf for one in sample.times_us):
+                seen.add((sample.rank, sample.index))
+                yield sample
+
+
+def _ifnames(node: NodePlan, nccl: NcclPath | None) -> tuple[str, ...]:
+    """The NIC of the data plane, and those that NCCL was told to use beside it."""
+    if node.ifname is None:
+        return ()
+    used = nccl.used if nccl is not None and node.ifname in nccl.used else ()
+    return (node.ifname, *(name for name in used if name != node.ifname))
+
+
+def _nics(
+    facts: Mapping[str, NodeFacts], by_node: Mapping[str, NcclPath | None], path: NicPathCheck
+) -> dict[str, tuple[float, ...]]:
+    """By node, the rates of the NICs that NCCL's log names, or counters; nothing of a node of which one is unknown."""
+    found = {}
+    for node, nccl in by_node.items():
+        ports = [name.replace("/", ":") for name in path.rdma_ports(node)]
+        names = [name.split("/")[0] for name in (nccl.used if nccl is not None else ())] or ports
+        known = facts.get(node) or NodeFacts(node=node)
+        rates: dict[str, float | None] = {card.name: card.speed_gbit_per_s for card in known.interfaces}
+        rates |= {f"{port.device}:{port.port}": port.carries_gbit_per_s for port in known.rdma}
+        each = tuple(rate for name in dict.fromkeys(names) if (rate := rates.get(name)))
+        if each and len(each) == len(dict.fromkeys(names)):
+            found[node] = each
+    return found
+
+
+def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:
+    points: dict[str, dict[int, float]] = {}
+    for row in rows:
+        points.setdefault(row.collective, {})[row.size_bytes] = row.time_us
+    return {name: fit_curve(sorted(mine.items())) for name, mine in points.items() if len(mine) >= _LEAST_SIZES}
+
+
+def _wait_shares(plan: LaunchPlan, samples: Iterable[CollectiveSample]) -> dict[str, float]:
+    """Of the operations' time, what the workers of a node waited for others: the median over messages."""
+    by_message: dict[int, dict[int, CollectiveSample]] = {}
+    for sample in samples:
+        # A root waits for nobody, however slow the others or the network are.
+        if sample.collective != "broadcast":
+            by_message.setdefault(sample.index, {})[sample.rank] = sample
+    shares: dict[int, list[float]] = {}
+    for workers in by_message.values():
+        if len(workers) == plan.world_size:
+            for iteration in zip(*(worker.times_us for worker in workers.values()), strict=False):
+                fastest, slowest = min(iteration), max(iteration)
+                for rank, time_us in zip(workers, iteration, strict=True):
+                    if slowest > 0:
+                        shares.setdefault(rank, []).append((time_us - fastest) / slowest)
+    return {
+        node.node: min(statistics.median(shares[rank]) for rank in node.ranks)
+        for node in plan.nodes
+        if all(rank in shares for rank in node.ranks)
+    }
+
+
+def _busy(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> dict[str, float]:
+    busy = {
+        node.node: [
+            sample.busy_percent
+            for sample in samples.get(node.node_rank, ())
+            if isinstance(sample, CpuSample) and sample.busy_percent is not None
+        ]
+        for node in plan.nodes
+    }
+    return {name: statistics.median(values) for name, values in busy.items() if values}
+
+
+def _devices(plan: LaunchPlan, workers: Iterable[BenchmarkSample]) -> tuple[str, ...]:
+    names = {rank: node.node for node in plan.nodes for rank in node.ranks}
+    return tuple(
+        clean_log(f"Rank {worker.rank:2d} on {names.get(worker.rank, '?')} device {worker.device or 'cpu'}")
+        for worker in sorted(workers, key=lambda worker: worker.rank)
+    )
+
+
+def _nccl(samples: Iterable[Sequence[Sample]]) -> NcclPath | None:
+    return parse_nccl_log(
+        clean_log(line)
+        for each in samples
+        for sample in each
+        if isinstance(sample, NcclSample)
+        for line in sample.lines
+    )

@@ -1,0 +1,1 @@
+"""What another network or setting would give."""

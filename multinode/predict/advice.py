@@ -1,0 +1,303 @@
+"""Advice: which change pays, by how much, and what it costs; ranked by the predicted gain. Pure.
+
+Asks `predict` for each option and for the best pairs; which options there are is not decided here. The words are
+`report`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.job.workload import Settings
+from multinode.launch.change import Change
+from multinode.predict.forecast import PredictedScenario
+from multinode.predict.gain import Gain, gain, gain_over_measured, own_error
+from multinode.predict.leave_one_out import BackTest
+from multinode.predict.training_state import TrainingState, TuningOption
+from multinode.predict.tuning_options import cluster_options, setting_options
+
+__all__ = [
+    "NOTICEABLE",
+    "Advice",
+    "RankedOption",
+    "Recommendations",
+    "Tried",
+    "best_tried",
+    "pays",
+    "rank_options",
+    "shortlist",
+]
+
+# Settings that go together; of two of one kind there is but one.
+_COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
+_MOST_PAIRS = 2
+# What a combination accumulates: beyond, the optimisation is another one.
+_ACCUMULATED = (1, 4)
+NOTICEABLE = 0.05
+"""Of a step, or of a gain, what a user would notice."""
+# A change that gives less is not worth a line, unless it says what does not help.
+_WORTH_A_LINE = 0.01
+_ALWAYS = frozenset({"accumulation", "strategy", "gradients", "nodes"})
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """An advice that was followed in a short run.
+
+    Attributes:
+        run_id: the run, the last of several repeats.
+        samples_per_s: measured; the median of the repeats.
+        gain: measured, over the run without the change.
+        error: predicted gain over the measured one, less 1.
+        is_covered: whether the measured gain lies within the predicted interval.
+        reason: why there are no figures; else empty.
+    """
+
+    run_id: str | None = None
+    samples_per_s: float | None = None
+    gain: float | None = None
+    error: float | None = None
+    is_covered: bool | None = None
+    reason: str = ""
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One change and what it would give.
+
+    Attributes:
+        name: in a few words, unique: `gradient accumulation 4`.
+        kind: what is changed: `link`, `accumulation`, `nodes` and so on; empty in what earlier releases stored.
+        gain: samples/s over those of today: predicted, or measured.
+        interval: of the gain: low, high.
+        measured: whether both were measured, so that nothing is predicted.
+        against_one_node: samples/s over those of one node with today's settings, whose own is 1; None where today is
+            one node, and in what earlier releases stored.
+        against_one_node_interval: low, high; likewise.
+        outlook: the scenario behind it.
+        memory_gib: that a worker needs more, or less; None is unknown.
+        fits: whether the GPUs have room for it; None is unknown.
+        meaning: what it changes in the training's meaning, or its costs; `nothing` where it changes none. Written by
+            `report`, likewise `command` and `why`.
+        change: how a machine makes it; None where it takes a person (a switch, a NIC).
+        command: the exact command or YAML lines for a person.
+        why: why it pays or does not, in a sentence with figures.
+    """
+
+    name: str
+    kind: str = ""
+    gain: float
+    interval: tuple[float, float]
+    measured: bool = False
+    against_one_node: float | None = None
+    against_one_node_interval: tuple[float, float] | None = None
+    outlook: PredictedScenario
+    memory_gib: float | None = None
+    fits: bool | None = None
+    meaning: str = ""
+    change: Change | None = None
+    command: str = ""
+    why: str = ""
+    tried: Tried | None = None
+
+
+class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
+    """What `advise --json` prints; `advice.json`.
+
+    Attributes:
+        runs: stored runs that the predictions were made from, by their ids.
+        sources: the same, a sentence each.
+        settings: of the training as it stands.
+        today: the training as it stands, predicted.
+        measured_samples_per_s: of the same; None where it was not measured.
+        advice: best first; what does not fit the GPUs last.
+        notes: what no prediction can be made of, and what had to be taken for granted, a sentence each.
+        today_tried: the training as it stands in a short run, where advice was tried.
+        back_test: of the model that the predictions are by; None in what earlier releases stored.
+        job: path of the YAML that was measured, as its user gave it; empty for a script.
+        hosts: what `--hosts` named for it; empty where something else did.
+    """
+
+    schema: str = "multinode.advise/1"
+    runs: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    settings: Settings = Settings()
+    today: PredictedScenario
+    measured_samples_per_s: float | None = None
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...] = ()
+    today_tried: Tried | None = None
+    back_test: BackTest | None = None
+    job: str = ""
+    hosts: str = ""
+
+
+class RankedOption(NamedTuple):
+    """An advice without its words, and the option that they are of."""
+
+    advice: Advice
+    option: TuningOption
+
+
+def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
+    """Every option that applies and the best pairs of them, by their predicted gain, the largest first.
+
+    One node alone costs nothing: where it is faster than today, only what is certainly faster still comes before it.
+    What the GPUs have no room for comes last, whatever it would gain.
+
+    Raises:
+        UsageError: today's traffic is not known.
+    """
+    try:
+        options = [*setting_options(today), *cluster_options(today)]
+        given = [_advice(today, option) for option in options]
+        given += _best_pairs(today, options, given)
+    except ValueError as error:
+        raise UsageError(
+            f"nothing can be advised: {error}", hint="use a run whose model's config.json could be read"
+        ) from error
+    ranked = [one for one in given if one is not None]
+    return tuple(
+        sorted(ranked, key=lambda one: (one.advice.fits is False, _after_one_node(one, ranked), -one.advice.gain))
+    )
+
+
+def _after_one_node(one: RankedOption, ranked: Sequence[RankedOption]) -> int:
+    """0 before one node alone, 1 itself, 2 behind it; all alike where it is no option, or no faster than today."""
+    alone = next((each for each in ranked if _is_one_node(each.option)), None)
+    if alone is None or not pays(alone.advice):
+        return 0
+    if one is alone:
+        return 1
+    interval = one.advice.against_one_node_interval
+    return 0 if interval is not None and interval[0] > 1 else 2
+
+
+def pays(advice: Advice) -> bool:
+    """Whether a user would notice what it gains, and the GPUs have room for it as far as that is known."""
+    return advice.gain >= 1 + NOTICEABLE and advice.fits is not False
+
+
+def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
+    """The best of each kind, no more than so many, and what was tried: four links are one idea."""
+    kinds: set[str] = set()
+    kept: list[Advice] = []
+    for one in advice:
+        is_new = not one.kind or one.kind not in kinds
+        if one.tried is not None or (is_new and len(kept) < most):
+            kept.append(one)
+        kinds.add(one.kind)
+    return tuple(kept)
+
+
+def best_tried(advice: Sequence[Advice]) -> Advice | None:
+    """The change whose short run gained most; None where none gained anything that a user would notice."""
+    gains = {one.name: one.tried.gain for one in advice if one.tried is not None and one.tried.gain is not None}
+    best = max(gains, key=lambda name: gains[name], default=None)
+    if best is None or gains[best] < 1 + NOTICEABLE:
+        return None
+    return next(one for one in advice if one.name == best)
+
+
+def _advice(today: TrainingState, option: TuningOption) -> RankedOption | None:
+    """None where it gives too little to be worth a line."""
+    found, beside = _gain(today, option), _beside_one_node(today, option)
+    if found.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
+        return None
+    advice = Advice(
+        name=option.name,
+        kind=option.kind,
+        gain=found.value,
+        interval=(found.low, found.high),
+        measured=_is_measured(today, option),
+        against_one_node=beside.value if beside is not None else None,
+        against_one_node_interval=(beside.low, beside.high) if beside is not None else None,
+        outlook=option.after.outlook(),
+        memory_gib=option.more_memory_gib,
+        fits=option.fits,
+        change=option.change,
+    )
+    return RankedOption(advice, option)
+
+
+def _gain(today: TrainingState, option: TuningOption) -> Gain:
+    """Over today; where that was measured, what it measured lies within the range as well."""
+    then, now = option.after.prediction(), today.prediction()
+    if not today.measured_samples_per_s:
+        return gain(then, now, doubt=option.doubt)
+    found = gain_over_measured(then, now, today.measured_samples_per_s, doubt=option.doubt)
+    if _is_measured(today, option) and today.single_samples_per_s:
+        value, off = today.single_samples_per_s / today.measured_samples_per_s, 1 + max(own_error(then), own_error(now))
+        return Gain(value, value / off, value * off)
+    off = today.prediction().samples_per_s / today.measured_samples_per_s
+    return Gain(found.value, min(found.low, found.value * off), max(found.high, found.value * off))
+
+
+def _beside_one_node(today: TrainingState, option: TuningOption) -> Gain | None:
+    """Over one node alone; None where today is one."""
+    if today.scenario.layout.nodes == 1:
+        return None
+    if _is_one_node(option):
+        return Gain(1.0, 1.0, 1.0)
+    alone = next(one for one in cluster_options(today) if _is_one_node(one))
+    then, now = option.after.prediction(), alone.after.prediction()
+    if _is_measured(today, alone):
+        return gain_over_measured(then, now, now.samples_per_s, doubt=option.doubt)
+    return gain(then, now, doubt=option.doubt)
+
+
+def _is_one_node(option: TuningOption) -> bool:
+    return option.kind == "nodes" and option.after.scenario.layout.nodes == 1
+
+
+def _is_measured(today: TrainingState, option: TuningOption) -> bool:
+    """Whether it is the run on one node that the predictions are made from, and today was measured too."""
+    after, single = option.after.scenario, today.calibration
+    return (
+        None not in {today.measured_samples_per_s, today.single_samples_per_s}
+        and option.kind == "nodes"
+        and (after.layout, after.per_device_batch, after.accumulation)
+        == (single.layout, single.per_device_batch, single.accumulation)
+    )
+
+
+def _best_pairs(
+    today: TrainingState, options: Sequence[TuningOption], alone: Sequence[RankedOption | None]
+) -> list[RankedOption]:
+    """The best combinations of two settings, of those that fit and are better than either."""
+    gains = {one.advice.name: one.advice.gain for one in alone if one is not None}
+    pairs: dict[frozenset[str], RankedOption] = {}
+    for first in options:
+        if not _combines(first):
+            continue
+        for second in setting_options(first.after):
+            names = frozenset({first.name, second.name})
+            if names in pairs or second.kind == first.kind or not _combines(second):
+                continue
+            found = _advice(today, _paired(first, second))
+            if found is None or found.advice.fits is False:
+                continue
+            if found.advice.gain > max(gains.get(name, 1.0) for name in names) * (1 + _WORTH_A_LINE):
+                pairs[names] = found
+    return sorted(pairs.values(), key=lambda one: -one.advice.gain)[:_MOST_PAIRS]
+
+
+def _combines(option: TuningOption) -> bool:
+    more = option.after.scenario.accumulation / option.before.scenario.accumulation
+    return option.kind in _COMBINED and option.change is not None and more in _ACCUMULATED
+
+
+def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
+    extra = None if first.extra_gib is None or second.extra_gib is None else first.extra_gib + second.extra_gib
+    return TuningOption(
+        name=f"{first.name} + {second.name}",
+        kind="pair",
+        before=first.before,
+        after=second.after,
+        change=(first.change or Change()).joined(second.change or Change()),
+        extra_gib=extra,
+        doubt=(1 + first.doubt) * (1 + second.doubt) - 1,
+        parts=(first, second),
+    )

@@ -1,0 +1,328 @@
+"""Break-even: which link, how much accumulation, how many nodes it takes, and what they cost. Pure.
+
+Asks `predict` and searches; has no model of its own. Each answer is a range: of what is not known the best, the middle
+and the worst are asked for separately. The closed forms hold where a call is bytes over bandwidth alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from multinode.job.step_calls import passing_bytes
+from multinode.predict.calibration import Calibration
+from multinode.predict.cost_model import Scenario
+from multinode.predict.gain import Gain, gain, own_error
+from multinode.predict.predict import Prediction, overlap_of, predict
+from multinode.traffic.traffic import Layout
+
+__all__ = [
+    "SLOWEST_GBIT_PER_S",
+    "BreakEven",
+    "Needed",
+    "NodeGain",
+    "Reason",
+    "accumulation_for",
+    "beats",
+    "beats_one",
+    "break_even",
+    "efficiency",
+    "link_for",
+    "node_gain",
+    "on_one_node",
+]
+
+SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e4
+"""What is searched for begins there: any link is at least as fast."""
+_HALVINGS = 40
+_MOST_ACCUMULATION = 1 << 16
+# Rounding must not decide.
+_ROUNDING = 1e-9
+
+Reason = Literal[
+    "", "from", "any", "same_workers", "slow_nodes", "overhead", "overlap_off", "hid_nothing", "sent_at_once",
+    "uncut", "as_now", "global_batch", "no_accumulation", "micro_batches",
+]  # fmt: skip
+"""Why so much is needed, or why none is enough."""
+Enough = Callable[[Prediction], tuple[bool, bool, bool]]
+"""Whether a prediction is enough at best, in the middle and at worst."""
+
+
+class Needed(msgspec.Struct, frozen=True, kw_only=True):
+    """The least of something that is enough.
+
+    Attributes:
+        value: Gbit/s of a link, or micro-batches per step; None where no amount is enough.
+        low: the least that may be enough, of what is not known at best; None where none is even then.
+        high: the least that is enough at worst; None where none is for certain. Releases before ranges stored neither.
+        reason: of the value, or of None, as a code of `Reason`; empty in what earlier releases stored.
+        ratio: the figure that belongs to it: of the global batch over today's, or of bytes that remain.
+        strategy: that communicates in every micro-batch, where that is the reason.
+        why: the reason in words, written by `report`.
+        always: whether any amount is enough, so that `value` says nothing.
+    """
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: Reason = ""
+    ratio: float | None = None
+    strategy: str = ""
+    why: str = ""
+    always: bool = False
+
+
+class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
+    """What one more node is worth.
+
+    Attributes:
+        nodes: with it.
+        samples_per_s: more, or less, than without.
+        tokens_per_s: likewise; None where samples have no known length.
+        worth: of what one such node gives alone: 1 is a node that loses nothing.
+        worth_range: low, high; None in what earlier releases stored.
+        sentence: whether to add it, written by `report`.
+    """
+
+    nodes: int
+    samples_per_s: float
+    tokens_per_s: float | None
+    worth: float
+    worth_range: tuple[float, float] | None = None
+    sentence: str = ""
+
+
+class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scenario would take.
+
+    Attributes:
+        target: efficiency that is asked for.
+        one_node_workers: of the one node that the nodes are held against.
+        nothing_exposed: link from which on nothing of what can be hidden is exposed.
+        efficient: link that reaches the target.
+        beats_one: link from which on these nodes are faster than one.
+        full_beats_one: link from which on they do with as many workers each as the one has; None where they have.
+        accumulation: micro-batches that reach the target on the scenario's link.
+        next_node: what one node more is worth on it.
+    """
+
+    target: float
+    one_node_workers: int
+    nothing_exposed: Needed
+    efficient: Needed
+    beats_one: Needed
+    full_beats_one: Needed | None = None
+    accumulation: Needed
+    next_node: NodeGain
+
+
+def break_even(calibration: Calibration, scenario: Scenario, *, target: float = 0.9) -> BreakEven:
+    """All of it.
+
+    Args:
+        calibration: what was measured.
+        scenario: on several nodes.
+        target: efficiency, above 0 and below 1.
+    """
+    one = predict(calibration, on_one_node(calibration, scenario))
+    full = _full(scenario, one)
+    return BreakEven(
+        target=target,
+        one_node_workers=one.scenario.layout.workers,
+        nothing_exposed=_all_hidden(calibration, scenario),
+        efficient=link_for(calibration, scenario, lambda found: _efficiency(found, one).reaches(_but_rounding(target))),
+        beats_one=beats(calibration, scenario, one),
+        full_beats_one=None if full == scenario else beats(calibration, full, one),
+        accumulation=accumulation_for(calibration, scenario, target=target),
+        next_node=node_gain(calibration, scenario),
+    )
+
+
+def on_one_node(calibration: Calibration, scenario: Scenario) -> Scenario:
+    """The same on one node with all the workers that a node is known to have: the measured one's, or the scenario's."""
+    measured = calibration.layout
+    workers = max(scenario.layout.workers_per_node, measured.workers_per_node if measured.nodes == 1 else 1)
+    alone = Layout(nodes=1, workers_per_node=workers)
+    return msgspec.structs.replace(scenario, layout=alone, averaging=None, low_rank=None)
+
+
+def efficiency(calibration: Calibration, scenario: Scenario) -> float:
+    """Samples/s of a worker over those of a worker on one node: of weak scaling."""
+    return _efficiency(predict(calibration, scenario), predict(calibration, on_one_node(calibration, scenario))).value
+
+
+def beats(calibration: Calibration, scenario: Scenario, one: Prediction) -> Needed:
+    """The slowest link on which the scenario is faster than one node."""
+    needed = link_for(calibration, scenario, lambda found: gain(found, one).reaches(1 + _ROUNDING))
+    if needed.value is None and scenario.layout.workers <= one.scenario.layout.workers:
+        return Needed(reason="same_workers")
+    return needed
+
+
+def beats_one(calibration: Calibration, scenario: Scenario) -> tuple[Needed, Scenario]:
+    """The slowest link on which several nodes are faster than one, and as what.
+
+    That is the scenario; where it has no more workers than the one node, all of them full.
+    """
+    one = predict(calibration, on_one_node(calibration, scenario))
+    asked = scenario if scenario.layout.workers > one.scenario.layout.workers else _full(scenario, one)
+    return beats(calibration, asked, one), asked
+
+
+def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Needed:
+    """The slowest link that is enough, in Gbit/s.
+
+    Args:
+        calibration: what was measured.
+        scenario: its own link's rate does not matter.
+        enough: of a prediction; what is enough for one link must be so for each faster one.
+    """
+
+    @functools.cache
+    def is_enough(gbit_per_s: float) -> tuple[bool, bool, bool]:
+        link = msgspec.structs.replace(scenario.link, gbit_per_s=gbit_per_s)
+        return enough(predict(calibration, msgspec.structs.replace(scenario, link=link)))
+
+    low, value, high = (_slowest(lambda rate, end=end: is_enough(rate)[end]) for end in range(3))  # type: ignore[misc]
+    return _needed(low, value, high, reason=_reason(calibration, scenario, enough, value))
+
+
+def _slowest(is_enough: Callable[[float], bool]) -> float | None:
+    slow, fast = SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S
+    if not is_enough(fast):
+        return None
+    if is_enough(slow):
+        return slow
+    for _ in range(_HALVINGS):
+        middle = (slow * fast) ** 0.5
+        slow, fast = (slow, middle) if is_enough(middle) else (middle, fast)
+    return fast
+
+
+def _needed(
+    low: float | None, value: float | None, high: float | None, *, reason: Reason, ratio: float | None = None
+) -> Needed:
+    """In order, whatever the search found."""
+    if value is None:
+        return Needed(low=low, reason=reason)
+    return Needed(
+        value=value,
+        low=value if low is None else min(low, value),
+        high=None if high is None else max(high, value),
+        reason=reason,
+        ratio=ratio,
+        always=value <= SLOWEST_GBIT_PER_S,
+    )
+
+
+def _reason(calibration: Calibration, scenario: Scenario, enough: Enough, value: float | None) -> Reason:
+    if value is not None:
+        return "any" if value <= SLOWEST_GBIT_PER_S else "from"
+    return "overhead" if enough(_without_network(predict(calibration, scenario)))[1] else "slow_nodes"
+
+
+def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: float) -> Needed:
+    """The fewest micro-batches per step that reach an efficiency."""
+
+    @functools.cache
+    def reaches(accumulation: int) -> tuple[bool, bool, bool]:
+        asked = msgspec.structs.replace(scenario, accumulation=accumulation)
+        one = predict(calibration, on_one_node(calibration, asked))
+        return _efficiency(predict(calibration, asked), one).reaches(target)
+
+    low, many, high = (_fewest(lambda count, end=end: reaches(count)[end]) for end in range(3))  # type: ignore[misc]
+    if many is None:
+        return msgspec.structs.replace(_never_enough(calibration, scenario), low=low)
+    if many == scenario.accumulation:
+        return _needed(low, many, high, reason="as_now")
+    return _needed(low, many, high, reason="global_batch", ratio=many / scenario.accumulation)
+
+
+def _fewest(is_enough: Callable[[int], bool]) -> int | None:
+    few, many = 0, 1
+    while not is_enough(many):
+        few, many = many, 2 * many
+        if many > _MOST_ACCUMULATION:
+            return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if is_enough(middle) else (middle, many)
+    return many
+
+
+def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
+    """What one more node is worth, at the same batch per worker."""
+    layout = scenario.layout
+    more = msgspec.structs.replace(
+        scenario, layout=Layout(nodes=layout.nodes + 1, workers_per_node=layout.workers_per_node)
+    )
+    # A node that is added has as many workers as the others.
+    alike = msgspec.structs.replace(scenario, layout=Layout(nodes=1, workers_per_node=layout.workers_per_node))
+    now, alone = predict(calibration, scenario).samples_per_s, predict(calibration, alike).samples_per_s
+    faster = gain(predict(calibration, more), predict(calibration, scenario))
+    gained = (faster.value - 1) * now
+    low, worth, high = ((one - 1) * now / alone for one in (faster.low, faster.value, faster.high))
+    length = calibration.tokens_per_sample
+    return NodeGain(
+        nodes=layout.nodes + 1,
+        samples_per_s=gained,
+        tokens_per_s=gained * length if length is not None else None,
+        worth=worth,
+        worth_range=(low, high),
+    )
+
+
+def _full(scenario: Scenario, one: Prediction) -> Scenario:
+    """With every node as full as the one."""
+    layout = Layout(nodes=scenario.layout.nodes, workers_per_node=one.scenario.layout.workers)
+    return msgspec.structs.replace(scenario, layout=layout)
+
+
+def _but_rounding(target: float) -> float:
+    return target * (1 - _ROUNDING)
+
+
+def _efficiency(found: Prediction, one: Prediction) -> Gain:
+    return gain(found, one).times(one.scenario.layout.workers / found.scenario.layout.workers)
+
+
+def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
+    """The link from which on nothing of what can be hidden is exposed."""
+    if not scenario.overlap:
+        return Needed(reason="overlap_off")
+    if overlap_of(calibration, scenario) <= 0:
+        known = calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy
+        if known or calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None:
+            return Needed(reason="hid_nothing" if known else "sent_at_once")
+        return Needed(reason="uncut")
+    return link_for(calibration, scenario, _nothing_exposed)
+
+
+def _without_network(found: Prediction) -> Prediction:
+    """The same if all communication took no time."""
+    parts, *ends = (
+        msgspec.structs.replace(one, comm_ms=0.0, beyond_ms=0.0, exposed_ms=0.0) for one in (found.parts, *found.ends)
+    )
+    rate = found.samples_per_s * found.step_time_ms / parts.step_ms
+    return msgspec.structs.replace(
+        found, parts=parts, ends=(ends[0], ends[1]), step_time_ms=parts.step_ms, samples_per_s=rate
+    )
+
+
+def _nothing_exposed(found: Prediction) -> tuple[bool, bool, bool]:
+    """What is less than a step is known to is none at best."""
+    slow, fast = found.ends
+    unseen_ms = own_error(found) * found.step_time_ms
+    return fast.beyond_ms <= unseen_ms, found.parts.beyond_ms <= 0, slow.beyond_ms <= 0
+
+
+def _never_enough(calibration: Calibration, scenario: Scenario) -> Needed:
+    """Where micro-batches communicate, with what accumulation leaves of the traffic of a sample."""
+    calls = calibration.work.calls_of(scenario.strategy, scenario.layout)
+    once, twice = (passing_bytes(calls, accumulation, scenario.layout) for accumulation in (1, 2))
+    if not any(call.per_micro_batch for call in calls) or not once:
+        return Needed(reason="no_accumulation")
+    return Needed(reason="micro_batches", ratio=(twice - once) / once, strategy=str(scenario.strategy))

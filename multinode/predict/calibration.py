@@ -1,0 +1,467 @@
+"""calibrate: stored runs -> Calibration: what a step costs without a network between nodes, and how it overlaps. Pure.
+
+Reads summaries alone; the network comes from an nccl-test. What follows from it for other networks is `predict`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.job.planning import power_sgd_rank
+from multinode.job.step_calls import SMALL_BYTES, StepCall, Work, passing_bytes, with_gradients
+from multinode.predict.cost_model import (
+    HIDEABLE_SHARE,
+    Overlap,
+    Scenario,
+    StepCosts,
+    hideable_part,
+    overlaps,
+    step_parts,
+)
+from multinode.predict.leave_one_out import ResidualQuantile
+from multinode.predict.levers import make_low_rank
+from multinode.predict.network_model import CommTimes, Link, NetworkModel, UncertaintySource, comm_times
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.summary import Summary
+from multinode.records.benchmark import COLLECTIVES
+from multinode.stats.spread import known_mean
+from multinode.traffic.algorithms import MessageSteps, between_us, message_steps
+from multinode.traffic.traffic import Layout, TrafficInputs
+
+__all__ = [
+    "Calibration",
+    "Measured",
+    "Residual",
+    "batch_of",
+    "calibrate",
+    "calibrate_without_single",
+    "gradient_factor",
+    "largest",
+    "sent_as",
+]
+
+_MS_PER_S, _US_PER_MS = 1e3, 1e3
+# A file may hold anything.
+_ABSURD_COUNT = 1 << 24
+# At 1 GB/s.
+_BYTES_PER_MS = 1e6
+_HALF_BYTES = 2
+# Of a worker's own work, where it is known from a run whose network had its part in every figure.
+_UNSEEN_ALONE = 0.05
+# Of a worker's own work: the least that it is taken to have a core for; and what is no more than chance.
+_LEAST_ON_CORE, _NOTICED = 0.25, 0.02
+_HALVINGS = 40
+# Busbw among the workers of a node, GB/s: NCCL through a host's memory behind PCIe 3.0 x8, and over NVLink; gloo over
+# loopback, its reductions on a core that computes as well, and on cores of their own.
+_LOCAL_GB_PER_S = {"nccl": (3.0, 50.0), "gloo": (0.25, 2.5)}
+# How far the overlap of an engine, and calls in a training, are from what is thought: the usual.
+_RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored run and where it ran.
+
+    Attributes:
+        link: between its nodes; None is the one that the network was measured on.
+        grad_compress: whether a hook sent its gradients as two bytes an element.
+        overlap: whether computation was allowed to hide communication.
+    """
+
+    summary: Summary
+    layout: Layout
+    link: Link | None = None
+    grad_compress: bool = False
+    overlap: bool = True
+
+
+class Residual(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run on several nodes took beyond what the model makes of all else: it is carried on to others on several.
+
+    Attributes:
+        at: what it ran as; None is nothing that can be asked for.
+        comm: what its calls took, as a part of what the network's figures say; at most 1.
+        extra_ms: of a step, exposed communication beyond the model's; as `sent_bytes` that a worker sent in it.
+        sent_bytes: likewise.
+        own: what its workers' own work and their waiting for each other took, in times of that on one node.
+        size: how far off the model was without it, 1 being a step of twice or half the time.
+        left: how far off it is with it.
+    """
+
+    at: Scenario | None = None
+    comm: float = 1.0
+    extra_ms: float = 0.0
+    sent_bytes: float = 0.0
+    own: float = 1.0
+    size: float = 0.0
+    left: float = 0.0
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a prediction starts from.
+
+    Attributes:
+        costs: of a step, without communication.
+        local_ms: exposed communication of a step of one node, among its own workers.
+        layout: of the run that they were measured in.
+        per_device_batch: samples of a micro-batch, of one worker.
+        accumulation: micro-batches per step.
+        script: calls of next to no bytes that the script makes in every step, between all workers; not the engine's.
+        network: what was measured of, or is known of, the network between the nodes.
+        scatter: cv of the step times that it was made from; what repeats differ by, where that is more.
+        scatter_of: which of the two, in words.
+        tokens_per_sample: padded; None is unknown.
+        matrices: rows, columns and count of those that are trained; empty is unknown.
+        notes: what had to be taken for granted, a sentence each.
+        doubts: of every prediction that is made from it, beside those that the scenario brings.
+        residual: of the run on several nodes; of none the model is what it is.
+        quantile: how far off the model was on stored runs; None where it was held against none.
+    """
+
+    costs: StepCosts
+    local_ms: float = 0.0
+    layout: Layout
+    per_device_batch: float
+    accumulation: int = 1
+    work: Work
+    script: tuple[StepCall, ...] = ()
+    network: NetworkModel
+    scatter: float = 0.0
+    scatter_of: str = "its step times scatter"
+    tokens_per_sample: float | None = None
+    matrices: tuple[tuple[int, int, int], ...] = ()
+    notes: tuple[str, ...] = ()
+    doubts: tuple[UncertaintySource, ...] = ()
+    residual: Residual = Residual()
+    quantile: ResidualQuantile | None = None
+
+    def known_workers(self, nodes: int) -> int:
+        """The most workers on a node of a run that tells of so many nodes."""
+        several = self.residual.at.layout.workers_per_node if nodes > 1 and self.residual.at is not None else 1
+        return max(self.layout.workers_per_node, several)
+
+
+def calibrate(
+    single: Measured,
+    work: Work,
+    network: NetworkModel,
+    several: Measured | None = None,
+    *,
+    share: float = HIDEABLE_SHARE,
+) -> Calibration:
+    """What a run on one node tells, and, where there is one, a run on several.
+
+    The single run gives compute, data, optimizer and host; its own workers' communication is taken out. The run on
+    several nodes gives the overlap alone.
+
+    Args:
+        single: on one node.
+        work: what both communicate.
+        network: between several nodes.
+        several: on them.
+        share: of a micro-batch's compute, beside which communication may run: `hideable_share` of the training.
+
+    Raises:
+        UsageError: a run has no steady step or no samples per second, the single one ran on several nodes, or the
+            network was measured on one.
+    """
+    summary = single.summary
+    if single.layout.nodes != 1:
+        raise UsageError(
+            f"run {summary.run_id} ran on {single.layout.nodes} nodes: it does not tell what a step costs without them",
+            hint="add a run on one node: multinode contrast makes one",
+        )
+    seen = _calibrated(single, work, network, share)
+    return seen if several is None else _with_overlap(_with_script(seen, several), several)
+
+
+def calibrate_without_single(
+    several: Measured, work: Work, network: NetworkModel, *, share: float = HIDEABLE_SHARE
+) -> Calibration:
+    """What a run on several nodes tells alone: its own work is its step less the communication that was exposed.
+
+    One node is the first: its workers wait for no other node, and send through it what nobody has measured.
+
+    Raises:
+        UsageError: as `calibrate`; or the run does not tell what was exposed.
+    """
+    summary = several.summary
+    mean = summary.split.mean
+    if mean is None or mean.exposed_ms is None:
+        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
+        raise UsageError(
+            f"run {summary.run_id} does not tell what a step costs without the network: {reason}",
+            hint="add a run on one node: multinode contrast makes one",
+        )
+    alone = Layout(nodes=1, workers_per_node=several.layout.workers_per_node)
+    network = msgspec.structs.replace(network, local_gb_per_s=_local_gb_per_s(several, work, network.backend))
+    split = msgspec.structs.replace(summary.split, mean=_first_nodes(summary.split, alone) or mean)
+    first = msgspec.structs.replace(several, summary=msgspec.structs.replace(summary, split=split))
+    seen = _calibrated(first, work, network, share)
+    note = (
+        f"no run on one node was named: what a step costs without the network is that of run {summary.run_id} less the "
+        f"{mean.exposed_ms:.3g} ms of communication that it exposed"
+    )
+    doubts = (
+        UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured"),
+        *_doubt_of_cores(summary.split, alone),
+    )
+    seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=doubts)
+    return _with_overlap(_with_script(seen, several), several)
+
+
+def _with_script(seen: Calibration, several: Measured) -> Calibration:
+    """With the small calls that a run on several nodes made, and what a round trip took in them."""
+    script = _script_calls(several.summary, several.layout)
+    beside_ms, backend = several.summary.split.beside_ms, seen.network.backend
+    steps = [(call.times, message_steps(backend, call.collective, several.layout)) for call in script]
+    between, inside = (math.fsum(times * each[place] for times, each in steps) for place in (0, 1))
+    messages = MessageSteps(between, inside)
+    large = any(call.source == "call" and call.size_bytes >= SMALL_BYTES for call in several.summary.comm.calls)
+    network = seen.network
+    if beside_ms and any(messages) and not large:
+        round_trip_us = between_us(backend, messages, beside_ms * _US_PER_MS)
+        network = msgspec.structs.replace(network, round_trip_us=round_trip_us)
+    return msgspec.structs.replace(seen, script=script, network=network)
+
+
+def _script_calls(summary: Summary, layout: Layout) -> tuple[StepCall, ...]:
+    return tuple(
+        StepCall(collective=call.op, size_bytes=call.size_bytes, times=call.count, hideable=False)
+        for call in summary.comm.calls
+        if call.op in COLLECTIVES
+        and call.source == "call"
+        and call.ranks == layout.workers > 1
+        and 0 < call.size_bytes < SMALL_BYTES
+        and 0 < call.count < _ABSURD_COUNT
+    )
+
+
+def _first_nodes(split: StepSplit, alone: Layout) -> WorkerSplit | None:
+    """The mean of the first node's workers, who wait for each other alone; None where workers are not told apart."""
+    mine = [one for one in split.workers if one.rank < alone.workers]
+    own_ms = [_alone_ms(one) for one in mine]
+    if not mine:
+        return None
+    parts = ("step_ms", "compute_ms", "exposed_ms", "data_ms", "optimizer_ms", "host_ms")
+    means: dict[str, Any] = {name: known_mean(getattr(one, name) for one in mine) for name in parts}
+    return WorkerSplit(rank=-1, **means, wait_ms=max(own_ms) - statistics.fmean(own_ms))
+
+
+def _alone_ms(one: WorkerSplit) -> float:
+    """What a worker does of a step without the others."""
+    return one.step_ms - (one.exposed_ms or 0.0) - (one.wait_ms or 0.0)
+
+
+def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource, ...]:
+    """Where others had the cores that the first node's workers compute on: on one node they may not."""
+    mine = [one for one in split.workers if one.rank < alone.workers]
+    if not mine:
+        return ()
+    own_ms, waited_ms = (math.fsum(each) / len(mine) for each in (map(_alone_ms, mine), map(_core_wait_ms, mine)))
+    relative = own_ms / max(own_ms - waited_ms, own_ms * _LEAST_ON_CORE) - 1 if own_ms > 0 else 0.0
+    if relative <= _NOTICED:
+        return ()
+    why = f"its workers waited {waited_ms:.3g} ms of a step for a core, which other threads and processes had"
+    return (UncertaintySource(part="cores", relative=relative, why=why),)
+
+
+def _core_wait_ms(one: WorkerSplit) -> float:
+    return one.core_wait_ms or 0.0
+
+
+def _local_gb_per_s(several: Measured, work: Work, backend: str) -> tuple[float, float]:
+    """Bounds of busbw inside a node: the usual, and no less than over all nodes, as that ring passes there as well."""
+    comm_ms, accumulation = several.summary.split.comm_ms, _accumulation(several.summary)
+    factor = gradient_factor(work.load) if several.grad_compress else 1.0
+    low, high = _LOCAL_GB_PER_S["gloo" if backend == "gloo" else "nccl"]
+    try:
+        calls = with_gradients(work.calls_of(work.strategy, several.layout), factor)
+    except ValueError:
+        # What is sent is not known, which is told where it is asked for.
+        return low, high
+    sent = passing_bytes(calls, accumulation, several.layout)
+    seen = sent / comm_ms / _BYTES_PER_MS if comm_ms else 0.0
+    return max(low, seen), max(high, seen)
+
+
+def _calibrated(run: Measured, work: Work, network: NetworkModel, share: float) -> Calibration:
+    if network.layout.nodes == 1:
+        raise UsageError(
+            "the collectives were measured on one node: that tells nothing of a network",
+            hint="measure on several: multinode nccl-test --hosts H",
+        )
+    summary = run.summary
+    accumulation = _accumulation(summary)
+    batch = batch_of(summary, run.layout.workers, accumulation)
+    costs, local_ms, notes = _costs(summary, accumulation, run.layout.workers * batch * accumulation)
+    return Calibration(
+        costs=msgspec.structs.replace(costs, hideable_share=share),
+        local_ms=local_ms,
+        layout=run.layout,
+        per_device_batch=batch,
+        accumulation=accumulation,
+        work=work,
+        network=network,
+        scatter=summary.step_time_ms.cv if summary.step_time_ms is not None else 0.0,
+        tokens_per_sample=summary.tokens_per_sample,
+        notes=notes,
+    )
+
+
+def _accumulation(summary: Summary) -> int:
+    return max(1, round(summary.micro_steps or 1))
+
+
+def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
+    """Samples of a worker's micro-batch: by the settings or counted; of an older run of a script by its rate.
+
+    Raises:
+        UsageError: the run tells no samples per second, or what it tells cannot be.
+    """
+    if summary.samples_per_s is None or summary.step_time_ms is None:
+        reason = summary.missing.get("samples_per_s", "it recorded no steady step")
+        raise UsageError(
+            f"run {summary.run_id} has no samples/s to predict from: {reason}",
+            hint="use a run of a LLaMA-Factory job, or more steps (--steps)",
+        )
+    mean = summary.split.mean
+    step_ms = mean.step_ms if mean is not None else summary.step_time_ms.median
+    samples = summary.samples_per_s * step_ms / _MS_PER_S / (workers * accumulation)
+    if not math.isfinite(samples) or summary.step_time_ms.median <= 0:
+        raise UsageError(f"what the summary of run {summary.run_id} says of its steps cannot be")
+    # A micro-batch has a whole number of samples, unless the last one of an epoch was short.
+    return summary.per_device_batch or float(round(samples)) or samples
+
+
+def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
+    """Costs, exposed local communication, and what was taken for granted, of a step of so many samples.
+
+    Its length is by the rate, which is what predictions are of and are held against: a few long steps make the median
+    step shorter than that.
+    """
+    mean, rate = summary.split.mean, summary.samples_per_s
+    step_ms = samples / rate * _MS_PER_S if rate else 0.0
+    if mean is None or mean.exposed_ms is None:
+        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
+        note = f"the whole step counts as compute, its own workers' communication included: {reason}"
+        return StepCosts(compute_ms=step_ms / accumulation), 0.0, (note,)
+    scale = step_ms / mean.step_ms if step_ms and mean.step_ms else 1.0
+    optimizer_ms, data_ms = mean.optimizer_ms or 0.0, mean.data_ms or 0.0
+    compute_ms, host_ms, notes = _own_ms(mean, optimizer_ms + data_ms)
+    costs = StepCosts(
+        # A step is as long as that of its slowest worker: what the others wait for it is its compute.
+        compute_ms=scale * (compute_ms + (mean.wait_ms or 0.0)) / accumulation,
+        optimizer_ms=scale * optimizer_ms,
+        # The rest of a mean may fall short of nothing, by rounding.
+        host_ms=scale * max(0.0, host_ms),
+        data_ms=scale * data_ms / accumulation,
+    )
+    return costs, scale * mean.exposed_ms, notes
+
+
+def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str, ...]]:
+    """Compute and host; together where the run does not tell them apart."""
+    exposed_ms, wait_ms = mean.exposed_ms or 0.0, mean.wait_ms or 0.0
+    if mean.compute_ms is not None:
+        return mean.compute_ms, mean.host_ms or 0.0, ()
+    rest_ms = max(0.0, mean.step_ms - exposed_ms - wait_ms - known_ms)
+    return rest_ms, 0.0, ("what is neither communication, data nor optimizer counts as compute",)
+
+
+def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
+    """Rho from the exposed communication of a run on several nodes, where there was more to send than time to hide it.
+
+    Where computation could have hidden all of it, of rho only that is known which hid the rest. Where computation was
+    not allowed to hide, nothing is learnt of rho.
+    """
+    work, accumulation = seen.work, _accumulation(several.summary)
+    costs = _of_batch(seen, batch_of(several.summary, several.layout.workers, accumulation))
+    exposed_ms = _exposed_ms(several.summary, costs)
+    if not several.overlap or not overlaps(work.strategy, seen.network.backend) or exposed_ms is None:
+        return seen
+    factor = gradient_factor(work.load) if several.grad_compress else 1.0
+    calls = (*with_gradients(work.calls_of(work.strategy, several.layout), factor), *seen.script)
+    comm = comm_times(seen.network, calls, several.link or seen.network.link, several.layout)
+    passes = accumulation if comm.micro_batch_ms else 1
+    hideable_ms = comm.step_ms + accumulation * comm.micro_batch_ms
+    if hideable_ms <= passes * costs.hideable_ms:
+        hidden_ms = hideable_ms - max(0.0, exposed_ms - comm.after_ms)
+        least = max(0.0, hidden_ms / (passes * costs.hideable_ms)) if hidden_ms else 0.0
+        return msgspec.structs.replace(seen, costs=msgspec.structs.replace(seen.costs, least_overlap=min(1.0, least)))
+    overlap = Overlap(hide_ms=costs.hideable_ms, calls=calls if work.is_cut(work.strategy) else ())
+    more_ms = exposed_ms - step_parts(costs, comm, accumulation=accumulation, overlap=overlap).exposed_ms
+    hide_ms = passes * costs.hideable_ms * hideable_part(overlap.calls)
+    rho = min(1.0, max(0.0, 1 - _of_overlap(hideable_ms, hide_ms) * more_ms))
+    return msgspec.structs.replace(seen, costs=msgspec.structs.replace(seen.costs, overlap=rho))
+
+
+def _of_batch(seen: Calibration, per_device_batch: float) -> StepCosts:
+    """The costs of a micro-batch of so many samples."""
+    larger, costs = per_device_batch / seen.per_device_batch, seen.costs
+    return msgspec.structs.replace(costs, compute_ms=costs.compute_ms * larger, data_ms=costs.data_ms * larger)
+
+
+def _of_overlap(comm_ms: float, hide_ms: float) -> float:
+    """What a ms that is exposed beyond the model says of rho; the rest it says of what the calls take.
+
+    x = f C - rho H: of one figure both follow by their weights, a priori 1 within _RHO_SIGMA and _COMM_SIGMA. Where C
+    is many times H, a little of C is all of H, and rho is hardly told; where nothing can hide, not at all.
+    """
+    of_rho, of_comm = hide_ms * _RHO_SIGMA, comm_ms * _COMM_SIGMA
+    if of_rho <= 0:
+        return 0.0
+    ratio = of_comm / of_rho
+    return 1 / (1 + ratio * ratio) / hide_ms
+
+
+def largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """The largest value for which something holds that holds for all smaller ones; `low` where it holds for none."""
+    if holds(high):
+        return high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
+    """As it was split; else what the step is longer than the costs without communication. None where neither tells."""
+    mean = summary.split.mean
+    if mean is not None and mean.exposed_ms is not None:
+        return mean.exposed_ms
+    if summary.step_time_ms is None:
+        return None
+    alone = step_parts(costs, CommTimes(), accumulation=_accumulation(summary))
+    return max(0.0, summary.step_time_ms.median - alone.step_ms)
+
+
+def sent_as(calibration: Calibration, scenario: Scenario, grad_compress: str | None) -> Scenario:
+    """The scenario with its gradients as `--grad-compress` sends them.
+
+    Raises:
+        UsageError: what PowerSGD would send is not known.
+    """
+    if grad_compress is None:
+        return scenario
+    rank = power_sgd_rank(grad_compress)
+    if rank is None:
+        factor = scenario.gradient_factor * gradient_factor(calibration.work.load)
+        return msgspec.structs.replace(scenario, gradient_factor=factor)
+    if not calibration.matrices:
+        raise UsageError(
+            f"--grad-compress {grad_compress}: how small PowerSGD makes the gradients is not known, as the model's "
+            "shape is not",
+            hint="measure it: multinode contrast, with and without the option",
+        )
+    return msgspec.structs.replace(scenario, low_rank=make_low_rank(calibration.matrices, calibration.work.load, rank))
+
+
+def gradient_factor(load: TrafficInputs) -> float:
+    """The part of the bytes that a hook leaves which sends two an element: all of gradients that are no wider."""
+    return min(1.0, _HALF_BYTES / load.gradient_bytes)

@@ -1,0 +1,210 @@
+"""Cost model: a Scenario, what an optimizer step costs a worker in it, and the time of the step that follows. Pure.
+
+Owns the formula. What a call takes on a network is `network_model`'s, where the costs come from `calibration`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from multinode.job.step_calls import StepCall
+from multinode.predict.levers import LowRank
+from multinode.predict.network_model import CommTimes, Link
+from multinode.records.averaging import Averaging
+from multinode.traffic.traffic import Layout, Strategy
+
+__all__ = [
+    "HIDEABLE_SHARE",
+    "Overlap",
+    "Scenario",
+    "StepCosts",
+    "StepParts",
+    "exposed_ms",
+    "hideable_part",
+    "overlaps",
+    "step_parts",
+]
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for.
+
+    Attributes:
+        per_device_batch: samples of a worker's micro-batch, above zero.
+        accumulation: micro-batches per step.
+        gradient_factor: what the bytes of gradients are multiplied with: 0.5 is a hook that sends fp32 as half.
+        bucket_bytes: the most that a reduction carries at once; None as calibrated.
+        overlap: whether computation may hide communication at all.
+        averaging: what nodes average every H steps instead of gradients; None is DDP. Nothing on one node.
+        low_rank: gradients as PowerSGD sends them; None as they are.
+    """
+
+    link: Link
+    layout: Layout
+    per_device_batch: float
+    accumulation: int = 1
+    strategy: Strategy = Strategy.DDP
+    gradient_factor: float = 1.0
+    bucket_bytes: float | None = None
+    overlap: bool = True
+    averaging: Averaging | None = None
+    low_rank: LowRank | None = None
+
+    @property
+    def averages(self) -> bool:
+        """Whether nodes average parameters instead of gradients."""
+        return self.averaging is not None and self.layout.nodes > 1
+
+    @property
+    def is_another_algorithm(self) -> bool:
+        """Whether no run that predictions start from trained so."""
+        return self.averages or self.low_rank is not None
+
+    @property
+    def samples(self) -> float:
+        """Of one optimizer step, of all workers."""
+        return self.layout.workers * self.per_device_batch * self.accumulation
+
+
+def overlaps(strategy: Strategy, backend: str) -> bool:
+    """Whether an engine can compute and communicate at once.
+
+    DDP's reducer issues its calls asynchronously. DeepSpeed and FSDP issue them synchronously, on CUDA streams of their
+    own (torch 2.13, `FSDPParamGroup.unshard_async_op` is False by default): with gloo such a call blocks the worker.
+    """
+    return strategy is Strategy.DDP or backend != "gloo"
+
+
+HIDEABLE_SHARE = 2 / 3
+"""`hideable_share` of a training of which nothing is known: the backward pass, without activation checkpointing."""
+
+
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step costs a worker without its communication, in ms.
+
+    Attributes:
+        compute_ms: t_f + t_b, forward and backward pass of one micro-batch.
+        optimizer_ms: t_opt, once per step.
+        host_ms: t_host, once per step.
+        data_ms: waiting for the batch of one micro-batch.
+        hideable_share: the fraction of `compute_ms` beside which communication may run (`hideable_share`).
+        overlap: rho, the fraction of that time which was seen to be used; None is unknown.
+        least_overlap: where rho is unknown, what of it was needed to hide what was seen hidden.
+    """
+
+    compute_ms: float
+    optimizer_ms: float = 0.0
+    host_ms: float = 0.0
+    data_ms: float = 0.0
+    hideable_share: float = HIDEABLE_SHARE
+    overlap: float | None = None
+    least_overlap: float = 0.0
+
+    @property
+    def hideable_ms(self) -> float:
+        """t_hide, of a micro-batch."""
+        return self.hideable_share * self.compute_ms
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """A step's time by what it is spent on, in ms.
+
+    Attributes:
+        compute_ms: of all micro-batches; likewise `data_ms`.
+        optimizer_ms: of the step, with what averaging or PowerSGD computes; likewise `host_ms`.
+        comm_ms: what the calls take alone: C and what cannot be hidden.
+        beyond_ms: of x, all but the last bucket of each backward pass, which nothing can hide.
+        exposed_ms: x, what of it lengthens the step.
+    """
+
+    compute_ms: float
+    optimizer_ms: float
+    host_ms: float
+    data_ms: float
+    comm_ms: float
+    beyond_ms: float
+    exposed_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        """T_step."""
+        return self.compute_ms + self.optimizer_ms + self.host_ms + self.data_ms + self.exposed_ms
+
+
+class Overlap(msgspec.Struct, frozen=True, kw_only=True):
+    """What computation hides.
+
+    Attributes:
+        hide_ms: rho t_hide: of each micro-batch, the time at the end of which its backward pass ends, and beside all of
+            which calls can run.
+        calls: of a step, as the engine cuts them, in their order; none are taken to be divisible at will.
+    """
+
+    hide_ms: float = 0.0
+    calls: tuple[StepCall, ...] = ()
+
+
+NOTHING_HIDDEN = Overlap()
+
+
+def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap: Overlap = NOTHING_HIDDEN) -> StepParts:
+    """T_step = K (t_f + t_b) + t_opt + t_host + x.
+
+    Calls of every micro-batch have the computation of every one to hide beside. What follows the optimizer is exposed.
+
+    Args:
+        costs: of the step.
+        comm: of its calls.
+        accumulation: K.
+        overlap: of its calls and its computation.
+    """
+    exposed = beyond = 0.0
+    for grows, comm_ms, count in ((False, comm.step_ms, 1), (True, comm.micro_batch_ms, accumulation)):
+        calls = [call for call in overlap.calls if call.hideable and call.per_micro_batch is grows]
+        late_ms = count * exposed_ms(calls, comm_ms, overlap.hide_ms)
+        exposed += late_ms
+        beyond += max(0.0, late_ms - count * comm_ms * _share(calls, -1))
+    return StepParts(
+        compute_ms=accumulation * costs.compute_ms,
+        optimizer_ms=costs.optimizer_ms,
+        host_ms=costs.host_ms,
+        data_ms=accumulation * costs.data_ms,
+        comm_ms=comm.step_ms + accumulation * comm.micro_batch_ms + comm.after_ms,
+        beyond_ms=beyond,
+        exposed_ms=exposed + comm.after_ms,
+    )
+
+
+def hideable_part(calls: Sequence[StepCall]) -> float:
+    """The part of the time that hides which a slow link uses: it has nothing to send until the first bucket is full."""
+    return 1 - _share([call for call in calls if call.hideable], 0)
+
+
+def _share(calls: Sequence[StepCall], index: int) -> float:
+    """Of the bytes, what one bucket has; nothing where they are divisible at will."""
+    total = sum(call.times * call.size_bytes for call in calls)
+    return calls[index].size_bytes / total if total else 0.0
+
+
+def exposed_ms(calls: Sequence[StepCall], comm_ms: float, hide_ms: float) -> float:
+    """What is still to be sent when a backward pass ends: the timeline of its buckets.
+
+    Gradients arrive evenly over the time that hides. A bucket is sent when it is full and the one before is sent; the
+    last hides behind nothing, and the larger it is, the less computation helps.
+
+    Args:
+        calls: in their order; none are divisible at will, so that only their sum counts.
+        comm_ms: what they take, each by its share of the bytes.
+        hide_ms: of a micro-batch.
+    """
+    total = sum(call.times * call.size_bytes for call in calls)
+    full_ms = end_ms = 0.0
+    for call in calls if total else ():
+        filling_ms, sending_ms = (call.size_bytes / total * whole_ms for whole_ms in (hide_ms, comm_ms))
+        # Of equal buckets the first waits longest where sending is slower than filling, else the last.
+        first_ms = max(end_ms, full_ms + filling_ms) + call.times * sending_ms
+        full_ms += call.times * filling_ms
+        end_ms = max(first_ms, full_ms + sending_ms)
+    return max(0.0, (end_ms if total else comm_ms) - hide_ms)

@@ -1,0 +1,110 @@
+"""early verdict: the first steps of a run on several nodes -> whether one node alone would be faster. Pure.
+
+Asks the same model as `advise`, with nothing but what this run has recorded so far; the words are `report`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from multinode.launch.early_verdict import BestChange, EarlyVerdict, Projection, RunSteps, unknown_verdict
+from multinode.predict.advice import NOTICEABLE, RankedOption, pays, rank_options
+from multinode.predict.training_state import TrainingState, TuningOption
+from multinode.predict.tuning_options import one_node
+from multinode.profile.summary import Summary
+from multinode.traffic.traffic import Strategy
+
+__all__ = ["early_verdict"]
+
+# What a user would change while a run waits: not the machines, nor what is trained, nor what may not fit the memory.
+_SETTINGS = frozenset(
+    {"gradients", "accumulation", "overlap", "buckets", "strategy", "pair", "averaging", "outer", "script"}
+)
+
+
+def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> EarlyVerdict:
+    """What one node would give, and the best change.
+
+    Args:
+        steps: how far the run is.
+        today: the run as it stands, calibrated by nothing but itself.
+        summary: of what it has recorded.
+
+    Raises:
+        UsageError: what it communicates is not known.
+        ValueError: likewise.
+    """
+    rate, step_ms = summary.samples_per_s, summary.step_time_ms
+    if not rate or step_ms is None:
+        return unknown_verdict(steps, "no measured step was recorded by all workers")
+    low, high = summary.intervals.get("samples_per_s") or _by_time(rate, step_ms.median, summary)
+    left_s = None
+    if steps.total_steps is not None:
+        left_s = max(0, steps.total_steps - steps.step) * today.scenario.samples / rate
+    alone = one_node(today)
+    found = alone.after.prediction()
+    fits = _memory(alone)
+    budget = today.gpu_memory
+    return EarlyVerdict(
+        **msgspec.structs.asdict(steps),
+        now=_projection((1.0, low / rate, high / rate), left_s),
+        one_node=_projection((found.samples_per_s / rate, found.interval[0] / high, found.interval[1] / low), left_s),
+        best=_best(rank_options(today), left_s),
+        memory=fits,
+        needed_gib=alone.expected_gib if fits == "too_small" else None,
+        gpu_gib=budget.total_gib if budget is not None and fits == "too_small" else None,
+        core_wait_ms=_core_wait_ms(summary, alone.after.scenario.layout.workers, found.step_time_ms),
+    )
+
+
+def _by_time(rate: float, median_ms: float, summary: Summary) -> tuple[float, float]:
+    """The rate's interval by that of the step, where the training does not say its samples."""
+    low_ms, high_ms = summary.intervals.get("step_time_ms", (median_ms, median_ms))
+    return rate * median_ms / high_ms, rate * median_ms / low_ms
+
+
+def _core_wait_ms(summary: Summary, workers: int, step_ms: float) -> float | None:
+    """Of the first node's workers, where it is a noticeable part of a step of one node."""
+    known = [one.core_wait_ms or 0.0 for one in summary.split.workers if one.rank < workers]
+    waited_ms = sum(known) / len(known) if known else 0.0
+    return waited_ms if waited_ms > NOTICEABLE * step_ms else None
+
+
+def _projection(speedup: tuple[float, float, float], left_s: float | None) -> Projection:
+    value, low, high = speedup
+    return Projection(speedup=value, speedup_interval=(low, high), **_left(speedup, left_s))
+
+
+def _left(speedup: tuple[float, float, float], left_s: float | None) -> dict[str, Any]:
+    value, low, high = speedup
+    return {} if left_s is None else {"left_s": left_s / value, "left_interval_s": (left_s / high, left_s / low)}
+
+
+def _memory(alone: TuningOption) -> Literal["fits", "too_small", "unknown"]:
+    """Under DDP each worker keeps on one node what it keeps now; what the others offload comes to one node's memory."""
+    deepspeed = alone.before.deepspeed
+    if alone.before.scenario.strategy is Strategy.DDP:
+        return "fits"
+    if deepspeed is not None and (deepspeed.offload_optimizer or deepspeed.offload_parameters):
+        return "unknown"
+    if alone.fits is None:
+        return "unknown"
+    return "fits" if alone.fits else "too_small"
+
+
+def _best(ranked: tuple[RankedOption, ...], left_s: float | None) -> BestChange | None:
+    """The setting that gains most, of those that surely gain, and what a user would notice."""
+    for advice, option in ranked:
+        if option.kind in _SETTINGS and pays(advice) and advice.interval[0] > 1:
+            speedup = (advice.gain, *advice.interval)
+            return BestChange(
+                name=advice.name,
+                options=option.change.options if option.change is not None else "",
+                samples_ratio=option.after.scenario.samples / option.before.scenario.samples,
+                speedup=advice.gain,
+                speedup_interval=advice.interval,
+                **_left(speedup, left_s),
+            )
+    return None

@@ -1,0 +1,95 @@
+"""An EarlyVerdict in one line: which is faster, what is left of the run either way, and the best change."""
+
+from __future__ import annotations
+
+import msgspec
+
+from multinode.launch.early_verdict import BestChange, EarlyVerdict, Projection
+from multinode.render.sheet import times
+from multinode.units import format_count, format_duration
+
+__all__ = ["verdict_line", "with_words"]
+
+
+def with_words(verdict: EarlyVerdict) -> EarlyVerdict:
+    """The verdict with its sentence."""
+    return msgspec.structs.replace(verdict, sentence=verdict_line(verdict))
+
+
+def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
+    """The verdict in a line.
+
+    Args:
+        verdict: the verdict.
+        step: where the run is by now, which is what the times are of; None is where it was.
+    """
+    said = f"Early verdict ({format_count(verdict.recorded, 'step')})"
+    now, alone = verdict.now, verdict.one_node
+    if now is None or alone is None:
+        return f"{said}: unknown whether 1 node would be faster than {verdict.nodes}: {verdict.reason}"
+    part = _part_left(verdict, step)
+    ways = [
+        (now, f"on {verdict.nodes} nodes"),
+        (alone, f"on {verdict.node} alone"),
+        *([(verdict.best, f"with {_change(verdict.best)}")] if verdict.best is not None else ()),
+    ]
+    # Of a run at its end nothing is left.
+    left = ", ".join(words for way, name in ways if part and (words := _left(way, name, part)))
+    told = f". Left: {left}" if left else _best(verdict.best)
+    return f"{said}: {_head(verdict.nodes, alone)}{told}{_cores(verdict)}{_memory(verdict)}"
+
+
+def _head(nodes: int, alone: Projection) -> str:
+    low, high = alone.speedup_interval
+    if low > 1:
+        said = f"1 node is {times(alone.speedup)} faster than {nodes} ({times(low)} to {times(high)})"
+    elif high < 1:
+        said = f"{nodes} nodes are {times(1 / alone.speedup)} faster than 1 ({times(1 / high)} to {times(1 / low)})"
+    else:
+        said = f"inconclusive: 1 node is {times(low)} to {times(high)} the speed of {nodes}"
+    return f"{said}, with the same workers per node"
+
+
+def _part_left(verdict: EarlyVerdict, step: int | None) -> float:
+    """Of what was left at the verdict, what is left by now."""
+    if step is None or verdict.total_steps is None or verdict.total_steps <= verdict.step:
+        return 1.0
+    return min(1.0, max(0, verdict.total_steps - step) / (verdict.total_steps - verdict.step))
+
+
+def _left(way: Projection, name: str, part: float) -> str:
+    if way.left_s is None or way.left_interval_s is None:
+        return ""
+    value, low, high = (format_duration(one * part) for one in (way.left_s, *way.left_interval_s))
+    return f"{value} {name} ({low} to {high})"
+
+
+def _best(best: BestChange | None) -> str:
+    if best is None:
+        return ""
+    low, high = best.speedup_interval
+    return f". Best change: {_change(best)}, {times(best.speedup)} faster ({times(low)} to {times(high)})"
+
+
+def _change(best: BestChange) -> str:
+    more = f"global batch {best.samples_ratio:g}x" if best.samples_ratio != 1 else ""
+    how = "; ".join(one for one in (best.options, more) if one)
+    return f"{best.name} [{how}]" if how else best.name
+
+
+def _cores(verdict: EarlyVerdict) -> str:
+    if verdict.core_wait_ms is None:
+        return ""
+    return (
+        f". The interval is wide: workers of {verdict.node} waited {verdict.core_wait_ms:.3g} ms of a step for a core"
+    )
+
+
+def _memory(verdict: EarlyVerdict) -> str:
+    if verdict.memory == "fits":
+        return ""
+    if verdict.memory == "unknown":
+        return ". Whether it fits one node's memory is unknown"
+    needed = f": {verdict.needed_gib:.3g} GiB per worker" if verdict.needed_gib is not None else ""
+    there = f", its GPU has {verdict.gpu_gib:.3g}" if needed and verdict.gpu_gib is not None else ""
+    return f". It does not fit one node's memory{needed}{there}"

@@ -1,0 +1,504 @@
+"""Evidence: what predictions start from, from the stored runs that were named and those beside them. Pure.
+
+CalibrationInputs is what the calibrations of one training share; a HoldoutRun is predicted without knowing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.errors import JobError, UsageError
+from multinode.job.step_calls import SMALL_BYTES, StepCall, Work, with_gradients
+from multinode.job.workload import read_work
+from multinode.predict.calibration import (
+    Calibration,
+    Measured,
+    batch_of,
+    calibrate,
+    calibrate_without_single,
+    gradient_factor,
+)
+from multinode.predict.cost_model import Scenario
+from multinode.predict.network_model import Link, NetworkModel, network_of_scan, stated_network
+from multinode.predict.predict import carry_residual
+from multinode.predict.run_selection import (
+    CONTRAST,
+    Record,
+    RunSelection,
+    is_alike,
+    is_rate,
+    repeats_of,
+    select_runs,
+)
+from multinode.predict.variants import Subject, vary
+from multinode.profile.step_bytes import SeenCall
+from multinode.profile.summary import Summary
+from multinode.records.benchmark import COLLECTIVES
+from multinode.traffic.traffic import GroupScope, Layout, Strategy, TrafficInputs
+from multinode.units import format_rate
+
+__all__ = [
+    "CalibrationInputs",
+    "Evidence",
+    "HoldoutRun",
+    "calibration_inputs",
+    "gather",
+    "holdout_runs",
+    "work_of_calls",
+]
+
+# A file may hold anything.
+_ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
+_WIDTHS = (4, 2)
+_GATHERS_UPDATED = frozenset({Strategy.ZERO1, Strategy.ZERO2})
+_GATHER, _REDUCTIONS = "all_gather", frozenset({"all_reduce", "reduce_scatter"})
+# Beyond what a micro-batch makes: of fewer micro-batches than two nothing is known.
+_MORE = 1.5
+
+
+def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False) -> Work | None:
+    """What a step communicates; None where no call between workers was seen.
+
+    What DDP sends, and ZeRO-1, does not grow with accumulation, nor do FSDP's reductions under `no_sync`.
+
+    Args:
+        summary: of the run.
+        layout: of its workers.
+        compressed: whether a hook sent its gradients as two bytes an element; without it they are taken to have four.
+    """
+    seen = [call for call in summary.comm.calls if _counts(call)]
+    if not seen:
+        return None
+    strategy = _strategy(summary, seen)
+    accumulation = float(max(1, round(summary.micro_steps or 1)))
+    once = _once_a_step(summary, seen, strategy, accumulation)
+    calls = tuple(_step_call(call, strategy, layout, None if call.op in once else accumulation) for call in seen)
+    if compressed:
+        calls = with_gradients(calls, _WIDTHS[0] / _WIDTHS[1])
+    reduced = sum(call.size_bytes * call.times for call in calls if call.collective in _REDUCTIONS)
+    trainable = max(summary.trainable or round(reduced / _WIDTHS[0]), 1)
+    width = min(_WIDTHS, key=lambda one: abs(one * trainable - reduced))
+    load = TrafficInputs(
+        parameters=summary.parameters,
+        trainable=trainable,
+        parameter_bytes=_WIDTHS[0],
+        gradient_bytes=width,
+        no_sync=once >= _REDUCTIONS,
+        fsdp_version=2 if (summary.strategy or "").startswith("FSDP2") else 1,
+    )
+    return Work(strategy=strategy, load=load, calls={strategy: calls})
+
+
+def _counts(call: SeenCall) -> bool:
+    known = call.op in COLLECTIVES and call.ranks > 1
+    return known and SMALL_BYTES <= call.size_bytes < _ABSURD_BYTES and 0 < call.count < _ABSURD_COUNT
+
+
+def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:
+    """As it was recognised; else by whether parameters are gathered."""
+    name = (summary.strategy or "").replace("FSDP2", "FSDP").replace("(", "").replace(")", "")
+    # The longer names come last.
+    told = next((one for one in reversed(Strategy) if name.startswith(one)), None)
+    if told is not None:
+        return told
+    gathers = any(call.op == _GATHER for call in seen)
+    return Strategy.FSDP if gathers and any(call.op == "reduce_scatter" for call in seen) else Strategy.DDP
+
+
+def _once_a_step(summary: Summary, seen: Sequence[SeenCall], strategy: Strategy, accumulation: float) -> frozenset[str]:
+    """Collectives that a step makes once, however many micro-batches it has.
+
+    Of FSDP the number of calls tells whether all but the last micro-batch are under `no_sync`, and where SHARD_GRAD_OP
+    keeps its parameters for them, their bytes. One micro-batch tells nothing: most trainings would be.
+    """
+    if strategy in {Strategy.DDP, Strategy.ZERO1}:
+        return frozenset(COLLECTIVES)
+    if strategy is Strategy.ZERO2:
+        return frozenset({_GATHER})
+    gathers, reductions = (sum(call.count for call in seen if call.op == op) for op in (_GATHER, "reduce_scatter"))
+    if strategy is Strategy.ZERO3 or not reductions:
+        return frozenset()
+    keeps = strategy is Strategy.SHARD_GRAD_OP
+    if accumulation == 1 or gathers / reductions > _MORE * (1 if keeps else 2):
+        return _REDUCTIONS
+    gathered = sum(call.size_bytes * call.count for call in seen if call.op == _GATHER)
+    whole = _WIDTHS[0] * (summary.parameters or 0)
+    return _REDUCTIONS | {_GATHER} if keeps and gathered < _MORE * whole else frozenset()
+
+
+def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation: float | None) -> StepCall:
+    """Of every micro-batch of so many, or of the step alone."""
+    return StepCall(
+        collective=call.op,
+        size_bytes=call.size_bytes,
+        times=call.count / (accumulation or 1.0),
+        per_micro_batch=accumulation is not None,
+        hideable=not (call.op == _GATHER and strategy in _GATHERS_UPDATED),
+        reach=_reach(call, layout),
+    )
+
+
+def _reach(call: SeenCall, layout: Layout) -> GroupScope:
+    if call.ranks >= layout.workers:
+        return GroupScope.WORLD
+    return GroupScope.NODE if call.nodes <= 1 else GroupScope.ACROSS
+
+
+# Of times in ms and of samples, and of how far they scatter: beyond these a figure is none.
+_LEAST, _MOST, _MOST_CV = 1e-6, 1e9, 100.0
+_MEASURE_AGAIN = f"measure anew: {CONTRAST}"
+# The newest: a machine changes.
+_MOST_REPEATS = 10
+
+
+class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one training.
+
+    Attributes:
+        link_measured: rate of the link that the runs used, Gbit/s, where their NICs did not report it.
+        stored: all runs, oldest first: repeats say how far two runs of one training differ.
+    """
+
+    subject: Subject
+    work: Work
+    network: NetworkModel
+    link_measured: float | None = None
+    stored: tuple[Record, ...] = ()
+
+    def calibrated(self, single: Record | None, several: Sequence[Record]) -> Calibration:
+        """From a run on one node, and from the last of several on more.
+
+        Raises:
+            UsageError: they tell too little, or what they tell cannot be.
+        """
+        many = self.measured(several[-1]) if several else None
+        share = self.subject.hideable_share(self.work.strategy)
+        if single is not None:
+            found = calibrate(self.measured(single), self.work, self.network, many, share=share)
+        elif many is not None:
+            found = calibrate_without_single(many, self.work, self.network, share=share)
+        else:
+            raise UsageError("no training was named", hint=f"measure one: {CONTRAST}")
+        if not _is_credible(found):
+            names = " and ".join(one.run_id for one in (single, *several[-1:]) if one is not None)
+            raise UsageError(f"what the summary of run {names} says of its steps cannot be", hint=_MEASURE_AGAIN)
+        found = msgspec.structs.replace(found, matrices=self.subject.matrices())
+        found = self._with_repeats(found, [one for one in (single, *several[-1:]) if one is not None])
+        return found if many is None else carry_residual(found, many, self._sent_as(many, several[-1]))
+
+    def _with_repeats(self, found: Calibration, used: Sequence[Record]) -> Calibration:
+        """Two runs of one training may differ by more than the steps of one."""
+        rates = [[one.samples_per_s for one in repeats_of(run, self.stored)[-_MOST_REPEATS:]] for run in used]
+        spread = max((max(each) / min(each) - 1 for each in rates if each and min(each) > 0), default=0.0)
+        if spread <= found.scatter:
+            return found
+        return msgspec.structs.replace(found, scatter=spread, scatter_of="repeats of its runs differ")
+
+    def _sent_as(self, run: Measured, record: Record) -> Scenario:
+        """What it ran as, its gradients as they were sent."""
+        factor = gradient_factor(self.work.load) if run.grad_compress else 1.0
+        return msgspec.structs.replace(self.scenario_of(record), gradient_factor=factor)
+
+    def measured(self, record: Record) -> Measured:
+        """The run with its link.
+
+        Raises:
+            UsageError: it has no summary.
+        """
+        if record.summary is None:
+            raise UsageError(f"run {record.run_id} has no summary", hint="use a run that has ended")
+        summary, settings = record.summary, record.settings
+        if summary.micro_steps is None and settings.accumulation is not None:
+            # Of an older release, or of a training whose passes could not be counted.
+            summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
+        if settings.per_device_batch is not None:
+            summary = msgspec.structs.replace(summary, per_device_batch=float(settings.per_device_batch))
+        return Measured(
+            summary=summary,
+            layout=record.layout,
+            link=self.link_of(record),
+            grad_compress=settings.grad_compress is not None,
+            overlap=settings.overlap is not False,
+        )
+
+    def link_of(self, record: Record) -> Link | None:
+        """Between its nodes; None is unknown."""
+        rate = record.link_gbit_per_s or self.link_measured
+        return None if rate is None else msgspec.structs.replace(self.network.link, gbit_per_s=rate)
+
+    def scenario_of(self, record: Record) -> Scenario:
+        """What a run ran as: of one on one node, as it would on those of the network.
+
+        Raises:
+            UsageError: it has no summary.
+        """
+        settings, one_node = record.settings, record.layout.nodes == 1
+        summary = self.measured(record).summary
+        accumulation = max(1, round(summary.micro_steps or 1))
+        return Scenario(
+            link=(None if one_node else self.link_of(record)) or self.network.link,
+            layout=self.network.layout if one_node else record.layout,
+            per_device_batch=batch_of(summary, record.layout.workers, accumulation),
+            accumulation=accumulation,
+            strategy=record.strategy or self.work.strategy,
+            overlap=settings.overlap is not False,
+        )
+
+
+def calibration_inputs(
+    chosen: RunSelection, stored: Sequence[Record], link_measured: float | None, stream: float | None = None
+) -> CalibrationInputs:
+    """What the runs that were chosen have in common.
+
+    Args:
+        chosen: the runs.
+        stored: all that are stored, oldest first: one alike may know what these do not.
+        link_measured: as CalibrationInputs has it.
+        stream: as `gather` has it.
+
+    Raises:
+        UsageError: what they communicate is not known, or nothing tells of their network.
+    """
+    newest = chosen.newest
+    runs = [newest, *([chosen.single] if chosen.single is not None else []), *chosen.several]
+    model = next((one.model for one in runs if one.model is not None), None)
+    alike = [one for one in reversed(stored) if one.is_training and is_alike(one, newest)]
+    return CalibrationInputs(
+        subject=Subject(settings=newest.settings, job=newest.job, model=model),
+        work=_work([*runs, *alike], model),
+        network=_with_stream(_network(chosen, link_measured), stream),
+        link_measured=link_measured,
+        stored=tuple(stored),
+    )
+
+
+def _is_credible(found: Calibration) -> bool:
+    """A file may hold anything."""
+    costs = found.costs
+    least = (costs.compute_ms, found.per_device_batch)
+    parts = (*least, costs.optimizer_ms, costs.host_ms, costs.data_ms, found.local_ms)
+    return (
+        all(part > _LEAST for part in least)
+        and all(0 <= part < _MOST for part in parts)
+        and 0 <= found.scatter < _MOST_CV
+    )
+
+
+def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
+    sweep, newest = chosen.sweep, chosen.newest
+    if sweep is not None and sweep.sweep is not None:
+        rate = sweep.sweep.link_gbit_per_s or sweep.link_gbit_per_s or link_measured
+        return network_of_scan(sweep.sweep, rate if rate is not None and is_rate(rate) else None)
+    rate = newest.link_gbit_per_s or link_measured
+    if rate is None:
+        raise UsageError(
+            "nothing tells how fast the network between the nodes is",
+            hint="measure it: multinode nccl-test --hosts H, or name its rate: --link-measured 1",
+        )
+    layout = newest.layout if newest.layout.nodes > 1 else Layout(nodes=2, workers_per_node=newest.plan.nproc_per_node)
+    return stated_network(Link(gbit_per_s=rate), layout, _backend(newest))
+
+
+def _with_stream(network: NetworkModel, stream: float | None) -> NetworkModel:
+    if stream is None:
+        return network
+    return msgspec.structs.replace(network, stream_gb_per_s=stream / _BITS_PER_BYTE)
+
+
+def _backend(record: Record) -> str:
+    calls = record.summary.comm.calls if record.summary is not None else ()
+    told = next((call.backend for call in calls if call.backend), None)
+    return told or ("nccl" if any(node.gpus for node in record.plan.nodes) else "gloo")
+
+
+def _inferred_work(record: Record) -> Work | None:
+    """As its workers' calls tell, its gradients as wide as without a hook."""
+    if record.summary is None:
+        return None
+    is_compressed = record.settings.grad_compress is not None
+    return work_of_calls(record.summary, record.layout, compressed=is_compressed)
+
+
+def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
+    """By the files of the first run's job; else by those of one alike; else by what its workers were seen to call."""
+    newest = runs[0]
+    alike = [one for one in runs if one.strategy is newest.strategy]
+    known = next((one.workload.work for one in alike if one.workload is not None and one.workload.work), None)
+    if known is not None:
+        return known
+    job, reason = newest.job, newest.workload.reason if newest.workload is not None else ""
+    if job is not None:
+        try:
+            versions = newest.workload.versions if newest.workload is not None else {}
+            return read_work(job, model, newest.layout, versions.get("transformers"))
+        except JobError as error:
+            reason = error.message
+    # Those whose gradients were sent as they are come first.
+    alike.sort(key=lambda one: one.settings.grad_compress is not None)
+    seen = (_inferred_work(one) for one in alike)
+    found = next((work for work in seen if work is not None), None)
+    if found is None:
+        told = f": {reason}" if reason else ""
+        raise UsageError(
+            f"what run {newest.run_id} communicates is not known, and its workers' calls were not seen{told}",
+            hint=_MEASURE_AGAIN,
+        )
+    return found
+
+
+# The newest: a cluster changes, and so does what is worth knowing of it.
+_MOST_HOLDOUTS = 100
+
+
+class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that a prediction can be held against.
+
+    Attributes:
+        calibration: made without it.
+        scenario: what it ran as.
+        samples_per_s: measured.
+        grad_compress: the hook that it ran with.
+    """
+
+    name: str
+    calibration: Calibration
+    scenario: Scenario
+    samples_per_s: float
+    grad_compress: str | None = None
+
+
+def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
+    """Every stored run on several nodes that the model can be held against.
+
+    Args:
+        inputs: of the training.
+        chosen: what the predictions start from.
+        stored: all runs, oldest first.
+    """
+    first = chosen.single or chosen.newest
+    for record in stored[-_MOST_HOLDOUTS:]:
+        if _is_comparable(record, first) and inputs.link_of(record) is not None:
+            # The overlap may be known from another run of this layout; a repeat of this one would give it away.
+            rest = [one for one in chosen.several if one.layout == record.layout and not _is_repeat(one, record)]
+            # It is of the strategy that it was measured with.
+            rest = [one for one in rest if one.strategy in {None, inputs.work.strategy}]
+            found = _hold(inputs, chosen.single, record, rest)
+            if found is not None:
+                yield found
+
+
+def _is_comparable(record: Record, first: Record) -> bool:
+    return (
+        record.is_training
+        and record.layout.nodes > 1
+        and set(first.node_names) <= set(record.node_names)
+        and is_alike(record, first)
+    )
+
+
+def _is_repeat(one: Record, other: Record) -> bool:
+    return one.link_gbit_per_s == other.link_gbit_per_s and one.settings == other.settings
+
+
+def _hold(
+    inputs: CalibrationInputs, single: Record | None, record: Record, rest: Sequence[Record]
+) -> HoldoutRun | None:
+    """None where nothing is left to calibrate from, or what the run sent is not known."""
+    try:
+        scenario = inputs.scenario_of(record)
+        calibration = vary(inputs.calibrated(single, rest), inputs.subject, strategy=scenario.strategy)
+        # A strategy that gathers all parameters needs their number.
+        calibration.work.calls_of(scenario.strategy, record.layout)
+    except (UsageError, ValueError):
+        return None
+    return HoldoutRun(
+        name=f"{record.run_id}, {record.layout.nodes} nodes at {format_rate(scenario.link.gbit_per_s)}",
+        calibration=calibration,
+        scenario=scenario,
+        samples_per_s=record.samples_per_s,
+        grad_compress=record.settings.grad_compress,
+    )
+
+
+_NO_SWEEP = "no nccl-test of these nodes is stored: the link's stated rate is taken, and the intervals are wide"
+_STREAM_ALONE = (
+    "no nccl-test of these nodes is stored: the stream that was measured is taken, and the intervals are wide"
+)
+_BITS_PER_BYTE = 8
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What predictions start from.
+
+    Attributes:
+        calibration: of the runs that were named.
+        today: the scenario that was measured: on several nodes, where that was; else on those of the network.
+        today_samples_per_s: of it; None where it was not measured.
+        single_samples_per_s: of the run on one node; None where there is none.
+        grad_compress: the hook that was used.
+        holdouts: stored runs of the same training, each with a calibration that does not know it.
+        sources: what all this was made from, a sentence each.
+        notes: what had to be taken for granted, a sentence each.
+    """
+
+    calibration: Calibration
+    today: Scenario
+    today_samples_per_s: float | None = None
+    single_samples_per_s: float | None = None
+    subject: Subject
+    grad_compress: str | None = None
+    holdouts: tuple[HoldoutRun, ...] = ()
+    sources: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def gather(
+    named: Sequence[Record],
+    others: Sequence[Record] = (),
+    link_measured: float | None = None,
+    stream: float | None = None,
+) -> Evidence:
+    """Sort the records and calibrate.
+
+    Args:
+        named: the runs that the user named, oldest first.
+        others: all other stored runs, oldest first: for an nccl-test of the same nodes, and to test the model.
+        link_measured: rate in Gbit/s of the link that they used, where their NICs did not report it.
+        stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
+
+    Raises:
+        UsageError: what they tell is too little, or they are of different trainings.
+    """
+    chosen, stored = select_runs(named, others), [*others, *named]
+    inputs = calibration_inputs(chosen, stored, link_measured, stream)
+    calibration = inputs.calibrated(chosen.single, chosen.several)
+    return Evidence(
+        calibration=calibration,
+        today=inputs.scenario_of(chosen.newest),
+        today_samples_per_s=chosen.newest.samples_per_s if chosen.several else None,
+        single_samples_per_s=chosen.single.samples_per_s if chosen.single is not None else None,
+        subject=inputs.subject,
+        grad_compress=inputs.subject.settings.grad_compress,
+        holdouts=tuple(holdout_runs(inputs, chosen, stored)),
+        sources=chosen.sources,
+        notes=(*calibration.notes, *_other_workers(chosen), *_unswept(chosen, stream)),
+    )
+
+
+def _unswept(chosen: RunSelection, stream: float | None) -> tuple[str, ...]:
+    if chosen.sweep is not None:
+        return ()
+    return (_NO_SWEEP if stream is None else _STREAM_ALONE,)
+
+
+def _other_workers(chosen: RunSelection) -> tuple[str, ...]:
+    """What speed-ups are over, where one node had other workers than each of several."""
+    single, many = chosen.single, chosen.newest.layout
+    if single is None or many.nodes == 1 or single.layout.workers == many.workers_per_node:
+        return ()
+    told = f"one node was measured with {single.layout.workers} workers, at {single.samples_per_s:.4g} samples/s"
+    workers = max(many.workers_per_node, single.layout.workers)
+    return (f"{told}; speed-up, efficiency and break-even are over one node with {workers}",)

@@ -1,0 +1,516 @@
+"""Forecast: what `predict` is asked and answers: scenarios with their intervals, break-even and back-test. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from multinode.errors import UsageError
+from multinode.job.planning import power_sgd_rank
+from multinode.predict.break_even import BreakEven, break_even, on_one_node
+from multinode.predict.calibration import Calibration, sent_as
+from multinode.predict.cost_model import Scenario, StepParts
+from multinode.predict.evidence import Evidence
+from multinode.predict.gain import gain, gain_over_measured
+from multinode.predict.leave_one_out import BackTest, Trial, back_test
+from multinode.predict.network_model import UncertaintySource, why_measure
+from multinode.predict.predict import Basis, predict
+from multinode.predict.variants import method_of, vary
+from multinode.profile.bottleneck import Bottleneck
+from multinode.records.averaging import Averaging
+from multinode.traffic.traffic import Layout, Strategy
+from multinode.units import format_count, format_rate
+
+__all__ = [
+    "GRAD_COMPRESS",
+    "USUAL_LINKS",
+    "Forecast",
+    "ForecastRequest",
+    "PredictedScenario",
+    "back_tested",
+    "make_forecast",
+    "predict_scenario",
+    "refuse_unusable",
+    "trusted",
+]
+
+
+GRAD_COMPRESS = ("fp16", "bf16")
+"""What a hook of DDP may send gradients as, beside `powersgd[:RANK]`."""
+_MIB = 1 << 20
+
+
+class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to predict: every combination of its axes; an empty axis is as it was measured.
+
+    Attributes:
+        links: rates of a node's NIC, Gbit/s; empty takes the usual ones and the measured one.
+        per_device_batches: samples of a worker's micro-batch.
+        accumulations: micro-batches per step.
+        methods: `full` or `lora:RANK`.
+        bucket_mib: the most that a reduction carries at once.
+        overlaps: whether computation may hide communication.
+        grad_compress: `fp16`, `bf16`, `powersgd[:RANK]`, or None for gradients as they are.
+        averagings: what nodes average every H steps; None of gradients in every step.
+        target: efficiency of the break-even, above 0 and below 1.
+        link_measured: rate of the link that the runs and the nccl-test used, where their NICs did not report it.
+        stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
+    """
+
+    links: tuple[float, ...] = ()
+    nodes: tuple[int, ...] = ()
+    workers_per_node: tuple[int, ...] = ()
+    per_device_batches: tuple[float, ...] = ()
+    accumulations: tuple[int, ...] = ()
+    strategies: tuple[Strategy, ...] = ()
+    methods: tuple[str, ...] = ()
+    bucket_mib: tuple[float, ...] = ()
+    overlaps: tuple[bool, ...] = ()
+    grad_compress: tuple[str | None, ...] = ()
+    averagings: tuple[Averaging | None, ...] = ()
+    target: float = 0.9
+    link_measured: float | None = None
+    stream: float | None = None
+
+
+class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
+    """One scenario, predicted.
+
+    Attributes:
+        link_gbit_per_s: of a node's NIC; None on one node, which uses none.
+        workers_per_node: on each, or on the fullest; `workers` on all, None in what earlier releases stored.
+        per_device_batch: samples of a worker's micro-batch.
+        accumulation: micro-batches per step.
+        method: `full` or `lora:8`; None as calibrated.
+        grad_compress: `fp16`, `bf16`, `powersgd[:RANK]` or None.
+        averaging: how nodes average instead of at each step, in words; None at each step.
+        bucket_mib: the most that a reduction carries at once; None as calibrated.
+        overlap: whether computation may hide communication.
+        step_time_ms: of an optimizer step.
+        samples_per_s: of all workers.
+        interval: of samples_per_s: low, high.
+        basis: of the interval: `back-test`, `measured` or `assumed`.
+        tokens_per_s: padded; None where samples have no known length.
+        speedup: over one node in the same settings, with all the workers that one was measured with.
+        speedup_interval: low, high; None in what earlier releases stored.
+        efficiency: speed-up over the ratio of workers.
+        bottleneck: what holds it up most.
+        doubts: why the interval is as wide.
+        measured: whether exactly this was measured, so that the figure is near to it by construction.
+    """
+
+    link_gbit_per_s: float | None
+    nodes: int
+    workers_per_node: int
+    workers: int | None = None
+    per_device_batch: float
+    accumulation: int
+    strategy: str
+    method: str | None = None
+    grad_compress: str | None = None
+    averaging: str | None = None
+    bucket_mib: float | None = None
+    overlap: bool = True
+    step_time_ms: float
+    samples_per_s: float
+    interval: tuple[float, float]
+    basis: Basis = "assumed"
+    tokens_per_s: float | None = None
+    speedup: float
+    speedup_interval: tuple[float, float] | None = None
+    efficiency: float
+    parts: StepParts
+    bottleneck: Bottleneck
+    doubts: tuple[UncertaintySource, ...] = ()
+    measured: bool = False
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What `predict --json` prints.
+
+    Attributes:
+        sources: what it was calibrated from, a sentence each: which run, which nccl-test, which figures.
+        scenarios: as asked for, nodes by nodes, link by link.
+        break_even: of the scenario that was measured, or of the first on several nodes; with another lever where that
+            alone is asked for. None on one node alone.
+        break_even_of: which scenario that is, in a few words.
+        today: what was measured on several nodes, predicted; None where none was, and in what earlier releases stored.
+        one_node: one node in the same settings, with all its workers; likewise.
+        job: path of the YAML that was measured, as its user gave it; empty for a script.
+        hosts: what `--hosts` named for it; empty where something else did.
+        back_test: the same model held against every stored run that it can be held against.
+        measure: what should be measured before a figure is trusted, why and how; empty where nothing need be.
+        notes: what had to be taken for granted, a sentence each.
+    """
+
+    schema: str = "multinode.predict/1"
+    sources: tuple[str, ...] = ()
+    scenarios: tuple[PredictedScenario, ...]
+    break_even: BreakEven | None = None
+    break_even_of: str = ""
+    today: PredictedScenario | None = None
+    one_node: PredictedScenario | None = None
+    job: str = ""
+    hosts: str = ""
+    back_test: BackTest = BackTest()
+    measure: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def predict_scenario(
+    calibration: Calibration,
+    scenario: Scenario,
+    *,
+    method: str | None = None,
+    grad_compress: str | None = None,
+    measured: bool = False,
+) -> PredictedScenario:
+    """One scenario, predicted, beside one node in the same settings.
+
+    Args:
+        calibration: what was measured; of another method where one is named (`scenarios.variant`).
+        scenario: what is asked for; of a hook that compresses, the factor of its gradients is put in here.
+        method: how it is told.
+        grad_compress: the hook: one of GRAD_COMPRESS, `powersgd[:RANK]`, or None.
+        measured: whether exactly this was measured.
+
+    Raises:
+        UsageError: what PowerSGD would send is not known.
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
+    scenario = sent_as(calibration, scenario, grad_compress)
+    found = predict(calibration, scenario)
+    layout = scenario.layout
+    alone = predict(calibration, on_one_node(calibration, scenario))
+    length = calibration.tokens_per_sample
+    if _is_calibrated(calibration, alone.scenario):
+        speedup, *speedup_interval = gain_over_measured(found, alone, alone.samples_per_s)
+    else:
+        speedup, *speedup_interval = gain(found, alone)
+    return PredictedScenario(
+        link_gbit_per_s=scenario.link.gbit_per_s if layout.nodes > 1 else None,
+        nodes=layout.nodes,
+        workers_per_node=layout.workers_per_node,
+        workers=layout.workers,
+        per_device_batch=scenario.per_device_batch,
+        accumulation=scenario.accumulation,
+        strategy=str(scenario.strategy),
+        method=method,
+        grad_compress=grad_compress,
+        averaging=scenario.averaging.words if scenario.averaging is not None and scenario.averages else None,
+        bucket_mib=None if scenario.bucket_bytes is None else scenario.bucket_bytes / _MIB,
+        overlap=scenario.overlap,
+        step_time_ms=found.step_time_ms,
+        samples_per_s=found.samples_per_s,
+        interval=found.interval,
+        basis=found.basis,
+        tokens_per_s=None if length is None else found.samples_per_s * length,
+        speedup=speedup,
+        speedup_interval=(speedup_interval[0], speedup_interval[1]) if layout.nodes > 1 else (1.0, 1.0),
+        efficiency=speedup * alone.scenario.layout.workers / layout.workers,
+        parts=found.parts,
+        bottleneck=found.bottleneck,
+        doubts=found.doubts,
+        measured=measured,
+    )
+
+
+def _is_calibrated(calibration: Calibration, scenario: Scenario) -> bool:
+    """Whether it is the very run on one node that the calibration is made from."""
+    return (
+        not calibration.doubts
+        and scenario.strategy is calibration.work.strategy
+        and (scenario.layout, scenario.per_device_batch, scenario.accumulation)
+        == (calibration.layout, calibration.per_device_batch, calibration.accumulation)
+    )
+
+
+USUAL_LINKS = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
+"""Rates of NICs that are sold, Gbit/s."""
+_MOST_SCENARIOS = 10_000
+_MOST_NODES = _MOST_WORKERS = 1024
+_MOST_ACCUMULATION = 1 << 16
+_MOST_ROUND = 1_000_000
+_GBIT_PER_S, _BATCH, _MIBS = (1e-4, 1e5), (1e-3, 1e6), (1e-3, 1e6)
+_ALIKE = 1e-6
+_SHARDED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
+
+
+class _Point(NamedTuple):
+    """One combination of the axes; None is as measured."""
+
+    strategy: Strategy
+    method: str | None
+    grad_compress: str | None
+    averaging: Averaging | None
+    bucket_mib: float | None
+    overlap: bool | None
+    per_device_batch: float
+    accumulation: int
+    workers_per_node: int
+    nodes: int
+    link_gbit_per_s: float
+    unequal: tuple[int, ...]
+
+
+def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
+    """All that was asked for.
+
+    Raises:
+        UsageError: a value cannot be, there are too many combinations, or what one would send is not known.
+    """
+    refuse_unusable(request)
+    tested = back_tested(evidence)
+    evidence = trusted(evidence, tested)
+    variants = _Variants(evidence)
+    try:
+        outlooks = tuple(variants.outlook(point) for point in _points(evidence, request))
+        sent = _asked(evidence, request)
+        return Forecast(
+            sources=evidence.sources,
+            scenarios=outlooks,
+            break_even=break_even(evidence.calibration, sent, target=request.target),
+            break_even_of=_told(sent),
+            today=_today(evidence),
+            one_node=_one_node(evidence),
+            job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
+            back_test=tested,
+            measure=why_measure(evidence.calibration.network),
+            notes=(*evidence.notes, *_more_workers(evidence.calibration, outlooks)),
+        )
+    except ValueError as error:
+        raise UsageError(str(error), hint="name its parameters, or leave that strategy out") from None
+
+
+def _today(evidence: Evidence) -> PredictedScenario | None:
+    """What was measured on several nodes."""
+    if evidence.today_samples_per_s is None or evidence.today.layout.nodes == 1:
+        return None
+    return _as_measured(evidence, evidence.today, measured=True)
+
+
+def _one_node(evidence: Evidence) -> PredictedScenario | None:
+    """One node beside it."""
+    if evidence.today.layout.nodes == 1:
+        return None
+    alone = on_one_node(evidence.calibration, evidence.today)
+    measured = evidence.single_samples_per_s is not None and _is_calibrated(evidence.calibration, alone)
+    return _as_measured(evidence, alone, measured=measured)
+
+
+def _as_measured(evidence: Evidence, scenario: Scenario, *, measured: bool) -> PredictedScenario:
+    return predict_scenario(
+        evidence.calibration,
+        scenario,
+        method=method_of(evidence.subject.settings),
+        grad_compress=evidence.grad_compress,
+        measured=measured,
+    )
+
+
+def back_tested(evidence: Evidence) -> BackTest:
+    """The model against every stored run that it can be held against."""
+    tested = []
+    for held in evidence.holdouts:
+        found = predict_scenario(held.calibration, held.scenario, grad_compress=held.grad_compress)
+        tested.append(
+            Trial(
+                name=held.name,
+                predicted=found.samples_per_s,
+                interval=found.interval,
+                link_gbit_per_s=found.link_gbit_per_s,
+                nodes=found.nodes,
+                measured=held.samples_per_s,
+            )
+        )
+    return back_test(tested)
+
+
+def trusted(evidence: Evidence, tested: BackTest) -> Evidence:
+    """The same evidence, whose intervals are those that its back-test justifies."""
+    calibration = msgspec.structs.replace(evidence.calibration, quantile=tested.quantile)
+    return msgspec.structs.replace(evidence, calibration=calibration)
+
+
+class _Variants:
+    """Calibrations by strategy and method, each made once."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.made: dict[tuple[Strategy, str | None], Calibration] = {}
+
+    def outlook(self, point: _Point) -> PredictedScenario:
+        scenario = self._scenario(point)
+        return predict_scenario(
+            self._calibration(point),
+            scenario,
+            method=point.method or method_of(self.evidence.subject.settings),
+            grad_compress=point.grad_compress,
+            measured=self._is_measured(scenario, point),
+        )
+
+    def _calibration(self, point: _Point) -> Calibration:
+        key = (point.strategy, point.method)
+        if key not in self.made:
+            evidence = self.evidence
+            self.made[key] = vary(evidence.calibration, evidence.subject, strategy=point.strategy, method=point.method)
+        return self.made[key]
+
+    def _scenario(self, point: _Point) -> Scenario:
+        today = self.evidence.today
+        overlap = point.overlap
+        if overlap is None:
+            # Of another strategy as LLaMA-Factory's examples have it: DeepSpeed's stages with overlap_comm: false.
+            overlap = today.overlap if point.strategy is today.strategy else point.strategy not in _SHARDED
+        return Scenario(
+            link=msgspec.structs.replace(today.link, gbit_per_s=point.link_gbit_per_s),
+            layout=Layout(nodes=point.nodes, workers_per_node=point.workers_per_node, unequal=point.unequal),
+            per_device_batch=point.per_device_batch,
+            accumulation=point.accumulation,
+            strategy=point.strategy,
+            bucket_bytes=None if point.bucket_mib is None else point.bucket_mib * _MIB,
+            overlap=overlap,
+            averaging=point.averaging,
+        )
+
+    def _is_measured(self, scenario: Scenario, point: _Point) -> bool:
+        evidence = self.evidence
+        return (
+            evidence.today_samples_per_s is not None
+            and point.method in {None, method_of(evidence.subject.settings)}
+            and point.grad_compress == evidence.grad_compress
+            and scenario == evidence.today
+        )
+
+
+def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
+    """Nodes by nodes, link by link; of one node, which uses none, one."""
+    today = evidence.today
+    axes = (
+        request.strategies or (today.strategy,),
+        request.methods or (None,),
+        request.grad_compress or (evidence.grad_compress,),
+        request.averagings or (None,),
+        request.bucket_mib or (None,),
+        request.overlaps or (None,),
+        request.per_device_batches or (today.per_device_batch,),
+        request.accumulations or (today.accumulation,),
+        request.workers_per_node or (today.layout.workers_per_node,),
+        request.nodes or (today.layout.nodes,),
+        request.links or _with_measured(today.link.gbit_per_s),
+        ((),),
+    )
+    count = math.prod(len(axis) for axis in axes)
+    if count > _MOST_SCENARIOS:
+        raise UsageError(f"{count} scenarios are more than {_MOST_SCENARIOS}", hint="name fewer values")
+    seen = set()
+    for values in itertools.product(*axes):
+        point = _Point._make(values)
+        if point.nodes == today.layout.nodes and not request.workers_per_node:
+            point = point._replace(unequal=today.layout.unequal)
+        if point.nodes == 1:
+            point = point._replace(link_gbit_per_s=today.link.gbit_per_s, averaging=None)
+        if point.strategy is not Strategy.DDP and None in request.averagings:
+            point = point._replace(averaging=None)
+        is_ddp = point.strategy is Strategy.DDP and point.averaging is None
+        if not is_ddp and (not request.grad_compress or None in request.grad_compress):
+            # The hook is one of DDP: that others have none is no contradiction where it was not asked of them alone.
+            point = point._replace(grad_compress=None)
+        if point not in seen:
+            seen.add(point)
+            _refuse_contradiction(point)
+            yield point
+
+
+def _with_measured(gbit_per_s: float) -> tuple[float, ...]:
+    others = [one for one in USUAL_LINKS if abs(one - gbit_per_s) > _ALIKE * one]
+    return tuple(sorted([*others, gbit_per_s]))
+
+
+def refuse_unusable(request: ForecastRequest) -> None:
+    """Refuse numbers that no training has.
+
+    Raises:
+        UsageError: there is one; it names the option.
+    """
+    for option, values, (least, most) in (
+        ("--link", request.links, _GBIT_PER_S),
+        ("--link-measured", () if request.link_measured is None else (request.link_measured,), _GBIT_PER_S),
+        ("--stream", () if request.stream is None else (request.stream,), _GBIT_PER_S),
+        ("--nodes", request.nodes, (1, _MOST_NODES)),
+        ("--workers-per-node", request.workers_per_node, (1, _MOST_WORKERS)),
+        ("--batch", request.per_device_batches, _BATCH),
+        ("--accumulation", request.accumulations, (1, _MOST_ACCUMULATION)),
+        ("--bucket-mib", request.bucket_mib, _MIBS),
+        ("--sync-every", [one.every for one in request.averagings if one is not None], (1, _MOST_ROUND)),
+    ):
+        for value in values:
+            if not least <= value <= most:
+                raise UsageError(f"{option} {value:g} cannot be", hint=f"from {least:g} to {most:g}")
+    asked = [one for one in request.grad_compress if one not in {None, *GRAD_COMPRESS}]
+    unknown = next((one for one in asked if one is not None and power_sgd_rank(one) is None), None)
+    if unknown is not None:
+        known = f"one of {', '.join(GRAD_COMPRESS)}, powersgd, powersgd:RANK, none"
+        raise UsageError(f"--grad-compress {unknown} is not known", hint=known)
+    if not 0 < request.target < 1:
+        raise UsageError(f"--target {request.target:g} is no efficiency to reach", hint="between 0 and 1: --target 0.9")
+
+
+def _refuse_contradiction(point: _Point) -> None:
+    if point.averaging is not None and point.strategy is not Strategy.DDP:
+        raise UsageError(
+            f"{point.averaging.option}: it works with DDP, and not with {point.strategy}", hint="--strategy ddp"
+        )
+    if point.averaging is not None and point.grad_compress is not None:
+        raise UsageError(
+            f"{point.averaging.option}: gradients stay on their node, and --grad-compress {point.grad_compress} would "
+            "compress them there",
+            hint="--sync-dtype fp16 is of what is sent between nodes; or --grad-compress none beside it",
+        )
+    if point.grad_compress is not None and point.strategy is not Strategy.DDP:
+        raise UsageError(
+            f"gradients of {point.strategy} cannot be sent as {point.grad_compress}: the hook is one of DDP",
+            hint="leave out --grad-compress, or --strategy",
+        )
+
+
+def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:
+    """What is asked for with more workers on a node than any run had leaves out what such nodes cost themselves."""
+    more = [one for one in outlooks if one.workers_per_node > calibration.known_workers(one.nodes)]
+    if more:
+        known = min(calibration.known_workers(one.nodes) for one in more)
+        told = format_count(known, "worker")
+        yield (
+            f"no run had more than {told} on a node: the exchange between more of them, and their contention, is "
+            "not measured, and widens their intervals"
+        )
+
+
+def _asked(evidence: Evidence, request: ForecastRequest) -> Scenario:
+    """What was measured, with its gradients as they were sent; with another lever where that alone is asked for.
+
+    Where nothing was measured on several nodes, on the fewest that are asked for.
+    """
+    scenario = evidence.today
+    if evidence.today_samples_per_s is None:
+        nodes = min((one for one in request.nodes if one > 1), default=scenario.layout.nodes)
+        workers = min(request.workers_per_node, default=scenario.layout.workers_per_node)
+        scenario = msgspec.structs.replace(scenario, layout=Layout(nodes=nodes, workers_per_node=workers))
+    compress = request.grad_compress[0] if len(request.grad_compress) == 1 else evidence.grad_compress
+    averaging = request.averagings[0] if len(request.averagings) == 1 else None
+    return sent_as(evidence.calibration, msgspec.structs.replace(scenario, averaging=averaging), compress)
+
+
+def _told(scenario: Scenario) -> str:
+    layout = scenario.layout
+    workers = format_count(layout.workers_per_node, "worker")
+    return (
+        f"{scenario.strategy} on {layout.nodes} nodes with {workers} each, "
+        f"{format_rate(scenario.link.gbit_per_s)}, batch {scenario.per_device_batch:g}, "
+        f"accumulation {scenario.accumulation}"
+        + (f", averaging {scenario.averaging.words}" if scenario.averaging is not None else "")
+    )

@@ -1,0 +1,158 @@
+"""parse_published: a figure as people publish it: with separators, a unit, a spread, a range or an "about"."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from decimal import Decimal
+
+import msgspec
+
+from multinode.predict.published_words import WORDS, any_of
+from multinode.records.rounded import Rounded, parse_rounded
+
+__all__ = ["Published", "parse_period", "parse_published", "plain_text"]
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure, and what stands behind it: a unit, in small letters, or nothing."""
+
+    figure: Rounded
+    unit: str = ""
+
+
+_TAGS = re.compile(r"<sup>.*?</sup>|<br\s*/?>|</?\w+[^>]*>", re.IGNORECASE)
+_PLUS_MINUS = "\u00b1"
+_LATEX_SIGNS = {r"\pm": _PLUS_MINUS, r"\approx": "~", r"\sim": "~", r"\%": "%", r"\,": "", "{,}": ","}
+_MATH = re.compile(r"\$([^$]*)\$")
+_LATEX = re.compile(r"\\(?:text|math)(?:bf|rm|it|tt)?\b|\\(?:bf|rm|it|tt)\b|\\(?:underline|emph|uparrow|downarrow)\b")
+# Daggers, a section sign, and the arrows that say which way is better.
+_MARKS = re.compile(r"[*\u2020\u2021\u00a7\u2191\u2193]|\[\w\]$|\^\w$")
+_QUOTED = re.compile(r"`([^`]*)`|\*\*(.*?)\*\*|__(.*?)__")
+
+
+def plain_text(text: str) -> str:
+    """A title or a cell without what Markdown, HTML and LaTeX put around it, and without marks of footnotes.
+
+    Full-width characters become those of ASCII; a digit that is raised, circled or a fraction stays what it is, as it
+    would become a part of the number before it.
+    """
+    for sign, plain in _LATEX_SIGNS.items():
+        text = text.replace(sign, plain)
+    text = _MATH.sub(r"\1", text)
+    text = _LATEX.sub("", _TAGS.sub(" ", html.unescape(text)))
+    text = _QUOTED.sub(lambda match: next(filter(None, match.groups()), ""), text)
+    text = "".join(char if unicodedata.category(char) == "No" else unicodedata.normalize("NFKC", char) for char in text)
+    text = text.replace("_{", "").replace("{", "").replace("}", "").replace("\\", "")
+    return _MARKS.sub("", text.strip()).strip()
+
+
+_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?:[ '\u2009\u202f][0-9]{3})+|[0-9]{1,40}"
+_NUMBER = rf"(?:(?:{_GROUPED})(?:\.[0-9]{{0,40}})?|\.[0-9]{{1,40}})(?:[eE][-+]?[0-9]{{1,3}})?"
+_THOUSANDS = f"(?:{any_of(WORDS.thousands)})"
+_UNIT = r"(?:[^\W\d_]|[%/])[^0-9\u00b1~()\[\]\u2013\u2014+]*"
+_TO = f"(?:{any_of(WORDS.to)})"
+_FIGURE = re.compile(
+    rf"(?P<about>(?:{any_of(WORDS.about)})\s*)?"
+    rf"(?P<value>{_NUMBER})\s*(?P<times>{_THOUSANDS})?"
+    rf"(?:\s*(?P<first>{_UNIT})?\s*\(?\s*(?:{_PLUS_MINUS}|\+/?-)\s*(?P<spread>{_NUMBER})\s*(?P<spread_times>{_THOUSANDS})?"
+    rf"\s*(?P<percent>%)?\s*(?P<last>{_UNIT})?\)?"
+    rf"|\s*(?P<low_unit>{_UNIT})?\s*{_TO}\s*(?P<high>{_NUMBER})\s*(?P<high_times>{_THOUSANDS})?"
+    rf"|\s*[(\[]\s*(?P<least>{_NUMBER})\s*(?:{_TO}|,)\s*(?P<most>{_NUMBER})\s*[)\]])?"
+    rf"\s*(?P<unit>{_UNIT})?",
+    re.IGNORECASE,
+)
+
+
+def parse_published(text: str, *, kilo: int = 1000) -> Published:
+    """A figure as it was published, with the bounds that were published with it or that its digits leave.
+
+    Args:
+        text: of a cell, plain: `1,234.5`, `3.2k tokens/s`, `119.6 +- 0.3`, `12~14`, `13 (12-14)`, `about 900`.
+        kilo: what a K stands for.
+
+    Raises:
+        ValueError: it is no figure above zero.
+    """
+    behind = next((word for word in WORDS.about_behind if text.endswith(word)), "")
+    match = _FIGURE.fullmatch(text.removesuffix(behind).strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no figure")
+    value = _number(match, "value", "times", kilo)
+    if match["spread"]:
+        value = _with_spread(match, value, kilo)
+    elif match["high"]:
+        value = _between(_number(match, "value", "times" if match["times"] else "high_times", kilo), match, kilo)
+    elif match["least"]:
+        low, high = (_scaled(match[name], match["times"], kilo).value for name in ("least", "most"))
+        if not low <= value.value <= high:
+            raise ValueError(f"{text!r} lies outside of its own range")
+        value = Rounded(value=value.value, low=low, high=high)
+    elif match["about"] or behind:
+        value = _about(match, value, kilo)
+    units = {unit.strip().lower() for name in ("first", "last", "low_unit", "unit") if (unit := match[name])}
+    if len(units) > 1:
+        raise ValueError(f"{text!r} has two units")
+    return Published(figure=value, unit=units.pop() if units else "")
+
+
+def _number(match: re.Match[str], name: str, times: str, kilo: int) -> Rounded:
+    return _scaled(match[name], match[times], kilo)
+
+
+def _scaled(text: str, times: str | None, kilo: int) -> Rounded:
+    scale = WORDS.thousands[times.lower()] if times else 1
+    if times and times.lower() == "k":
+        scale = kilo
+    digits = re.sub(r"[, '\u2009\u202f]", "", text)
+    return parse_rounded(f"0{digits}" if digits.startswith(".") else digits, scale=scale)
+
+
+def _with_spread(match: re.Match[str], value: Rounded, kilo: int) -> Rounded:
+    spread = _scaled(match["spread"], match["spread_times"] or match["times"], kilo).value
+    if match["percent"]:
+        spread *= value.value / 100
+    if spread >= value.value:
+        raise ValueError(f"{match[0]!r} may be nothing at all")
+    return Rounded(value=value.value, low=value.value - spread, high=value.value + spread)
+
+
+def _between(low: Rounded, match: re.Match[str], kilo: int) -> Rounded:
+    high = _number(match, "high", "high_times", kilo)
+    if not low.value <= high.value:
+        raise ValueError(f"{match[0]!r} ends before it begins")
+    return Rounded(value=(low.value + high.value) / 2, low=low.value, high=high.value)
+
+
+def _about(match: re.Match[str], value: Rounded, kilo: int) -> Rounded:
+    """A unit of the last digit that is not zero either way: about 900 is anything from 800 to 1000."""
+    digits = Decimal(re.sub(r"[, '\u2009\u202f]", "", match["value"])).normalize()
+    unit = _scaled(f"{Decimal(1).scaleb(int(digits.as_tuple().exponent)):f}", match["times"], kilo).value
+    return Rounded(value=value.value, low=max(value.value - unit, value.value / 2), high=value.value + unit)
+
+
+_PERIOD = re.compile(
+    r"\s*,?\s*".join(
+        rf"(?:(?P<p{period.seconds}>[0-9]{{1,9}}(?:\.[0-9]{{1,6}})?)\s*(?:{any_of(period.names)}))?"
+        for period in WORDS.periods
+    ),
+    re.IGNORECASE,
+)
+
+
+def parse_period(text: str) -> Rounded:
+    """A time in seconds, in English or in Chinese: `2h05m`, `20 min 10 s`, `7.3 hours`.
+
+    Raises:
+        ValueError: it is none, or nothing.
+    """
+    match = _PERIOD.fullmatch(text.strip())
+    sizes = [period.seconds for period in WORDS.periods]
+    parts = [(match[f"p{size}"], size) for size in sizes if match[f"p{size}"]] if match else []
+    total = sum(float(number) * size for number, size in parts)
+    if not total:
+        raise ValueError(f"{text!r} is no time")
+    number, size = parts[-1]
+    half = float(Decimal(1).scaleb(int(Decimal(number).as_tuple().exponent)) * size / 2)
+    return Rounded(value=total, low=max(total - half, total / 2), high=total + half)

@@ -1,0 +1,224 @@
+"""predict: stored runs, or published figures, and what is asked -> Forecast. Reads disk; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from multinode.decoding import decode_json
+from multinode.errors import MultinodeError, UsageError
+from multinode.job.workload import Workload
+from multinode.launch.early_verdict import VERDICT_FILE, EarlyVerdict
+from multinode.network.size_scan import ScanReport
+from multinode.predict.evidence import Evidence, gather
+from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
+from multinode.predict.published_benchmarks import evidence_of_benchmarks
+from multinode.predict.published_form import PublishedBenchmarks
+from multinode.predict.run_selection import Record, could_be_single
+from multinode.predict.words import with_words
+from multinode.profile.summary import Summary
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.records.text_file import load_yaml, read_text
+
+__all__ = [
+    "evidence_of",
+    "forecast_benchmarks",
+    "forecast_runs",
+    "hosts_of",
+    "lacks_one_node",
+    "load_published_benchmarks",
+    "read_record",
+    "runs_of",
+]
+
+_BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml, which multinode init --example writes"
+
+# Stored runs that are read beside those that were named: the newest.
+_MOST_OTHERS = 200
+
+
+class _Side(msgspec.Struct, frozen=True):
+    """What is read of a contrast's side here; that of an earlier release names one run."""
+
+    run_ids: tuple[str, ...] = ()
+    run_id: str = ""
+
+
+class _Contrast(msgspec.Struct, frozen=True):
+    """What is read of a contrast here."""
+
+    baseline: _Side = _Side()
+    candidate: _Side = _Side()
+
+
+class _Model(msgspec.Struct, frozen=True):
+    """What is read of a node's facts here."""
+
+    model: dict[str, Any] | None = None
+
+
+def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | None = None) -> Forecast:
+    """Predict from stored runs.
+
+    Args:
+        root: directory of all runs.
+        names: of runs, as `evidence_of` takes them.
+        request: what is to be predicted; None is the usual links for what was measured.
+
+    Raises:
+        UsageError: there is no such run, they tell too little, or what is asked for cannot be.
+    """
+    request = request or ForecastRequest()
+    refuse_unusable(request)
+    forecast = make_forecast(evidence_of(root, names, request.link_measured, request.stream), request)
+    return with_words(msgspec.structs.replace(forecast, hosts=hosts_of(root, names)))
+
+
+def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> Forecast:
+    """Predict from a file of published figures.
+
+    Raises:
+        UsageError: the file is not what it should be, or what is asked for cannot be.
+    """
+    try:
+        request = request or ForecastRequest()
+        refuse_unusable(request)
+        evidence = evidence_of_benchmarks(load_published_benchmarks(path), request.stream)
+        return with_words(make_forecast(evidence, request))
+    except UsageError as error:
+        if error.message.startswith(str(path)):
+            raise
+        raise UsageError(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def evidence_of(
+    root: Path, names: Sequence[str], link_measured: float | None = None, stream: float | None = None
+) -> Evidence:
+    """What stored runs tell.
+
+    Args:
+        root: directory of all runs.
+        names: an id each, the beginning of one, or `last`; a contrast stands for its runs.
+        link_measured: rate of their link in Gbit/s, where their NICs did not report it.
+        stream: what TCP was measured to carry on it, in Gbit/s.
+
+    Raises:
+        UsageError: there is no such run, or they tell too little.
+        MultinodeError: a file of one that was named cannot be read.
+    """
+    named = dict.fromkeys(run.path for name in names for run in runs_of(RunDirectory.open(root, name)))
+    stored = list_runs(root)
+    order = {path: place for place, path in enumerate(stored)}
+    records = [read_record(RunDirectory(path)) for path in sorted(named, key=lambda path: order.get(path, -1))]
+    found = [record for record in records if record is not None]
+    if not found:
+        raise UsageError(
+            f"nothing can be predicted from {', '.join(names) or 'no run'}: what was done in it is not stored",
+            hint="list them: multinode runs",
+        )
+    others = [path for path in stored[-_MOST_OTHERS:] if path not in named]
+    return gather(found, list(_read_others(others)), link_measured, stream)
+
+
+def hosts_of(root: Path, names: Sequence[str]) -> str:
+    """What `--hosts` named for the newest of these runs; empty where something else did, or it is not known.
+
+    Raises:
+        UsageError: there is no such run.
+        MultinodeError: a file of one cannot be read.
+    """
+    named = {run.path for name in names for run in runs_of(RunDirectory.open(root, name))}
+    newest = next((path for path in reversed(list_runs(root)) if path in named), None)
+    return RunDirectory(newest).read_hosts() if newest is not None else ""
+
+
+def lacks_one_node(directory: RunDirectory) -> bool:
+    """Whether a run measured on several nodes what no stored run measured on one of them, and what may fit there."""
+    record = next(_read_others([directory.path]), None)
+    if record is None or record.layout.nodes == 1 or record.samples_per_s <= 0:
+        return False
+    verdict = directory.read(VERDICT_FILE, EarlyVerdict)
+    if verdict is not None and verdict.memory == "too_small":
+        return False
+    return not any(
+        could_be_single(one, record) for one in _read_others(list_runs(directory.path.parent)[-_MOST_OTHERS:])
+    )
+
+
+def runs_of(directory: RunDirectory) -> list[RunDirectory]:
+    """A contrast's runs, in their order; of any other run itself.
+
+    Raises:
+        UsageError: none of them is stored.
+        MultinodeError: the contrast cannot be read.
+    """
+    contrast = directory.read("contrast.json", _Contrast)
+    if contrast is None:
+        return [directory]
+    names = [name for side in (contrast.baseline, contrast.candidate) for name in (*side.run_ids, side.run_id)]
+    # A name is no path, whatever a file holds.
+    paths = [directory.path.parent / name for name in names if name and name == Path(name).name]
+    found = [RunDirectory(path) for path in paths if (path / "run.json").is_file()]
+    if not found:
+        raise UsageError(f"the runs of contrast {directory.run_id} are not stored", hint="list them: multinode runs")
+    return found
+
+
+def read_record(directory: RunDirectory) -> Record | None:
+    """What predictions read of a run; None of one that launched nothing.
+
+    Raises:
+        MultinodeError: a file of it cannot be read.
+    """
+    plan = directory.read("plan.json", LaunchPlan)
+    if plan is None:
+        return None
+    facts = directory.read("facts.json", list[_Model]) or []
+    record = Record(
+        plan=plan,
+        summary=directory.read("summary.json", Summary),
+        workload=directory.read("workload.json", Workload),
+        sweep=directory.read("nccl-test.json", ScanReport),
+        model=facts[0].model if facts else None,
+    )
+    if record.model is None and record.workload is None:
+        # Older releases did not keep it with the run.
+        return msgspec.structs.replace(record, model=_model_here(record))
+    return record
+
+
+def _model_here(record: Record) -> dict[str, Any] | None:
+    """The config.json of its model, where the directory that the job names is on this machine too."""
+    job = record.job
+    name = job.config.get("model_name_or_path") if job is not None else None
+    if not isinstance(name, str):
+        return None
+    try:
+        return decode_json(read_text(Path(name) / "config.json", "the model"), dict[str, Any])
+    except (UsageError, msgspec.DecodeError):
+        return None
+
+
+def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
+    for path in paths:
+        try:
+            record = read_record(RunDirectory(path))
+        except MultinodeError:
+            # Of another release: what it measured is not worth failing a prediction that does not need it.
+            continue
+        if record is not None:
+            yield record
+
+
+def load_published_benchmarks(path: Path) -> PublishedBenchmarks:
+    """The figures of a file.
+
+    Raises:
+        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong kind; the message has
+            its place.
+    """
+    return load_yaml(path, "the file of figures", PublishedBenchmarks, _BENCHMARKS_HINT)

@@ -1,0 +1,306 @@
+"""Run selection: stored runs as Records, and which of them predictions start from. Pure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.errors import JobError, UsageError
+from multinode.job.job import LlamaFactoryJob, parse_llamafactory
+from multinode.job.workload import Settings, Workload, read_settings
+from multinode.network.size_scan import ScanReport
+from multinode.profile.summary import Summary
+from multinode.records.plan import LaunchPlan
+from multinode.traffic.traffic import Layout, Strategy
+from multinode.units import format_rate
+
+__all__ = [
+    "CONTRAST",
+    "Record",
+    "RunSelection",
+    "changed_algorithm",
+    "could_be_single",
+    "difference",
+    "is_alike",
+    "is_rate",
+    "repeats_of",
+    "select_runs",
+    "tells_exposed",
+]
+
+_SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
+_NOT_COMPRESSED = "gradients were NOT compressed"
+_HALVED = ("fp16", "bf16")
+# What two runs of one training have in common, however they are laid out.
+_SAME = (
+    "model",
+    "dataset",
+    "method",
+    "lora_rank",
+    "stage",
+    "sequence_length",
+    "packing",
+    "precision",
+    "recompute",
+    "command",
+)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What a stored run has; None where it has none.
+
+    Attributes:
+        sweep: of an nccl-test.
+        model: the config.json of its model.
+    """
+
+    plan: LaunchPlan
+    summary: Summary | None = None
+    workload: Workload | None = None
+    sweep: ScanReport | None = None
+    model: dict[str, Any] | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Of the run."""
+        return self.plan.run_id
+
+    @property
+    def layout(self) -> Layout:
+        """Its workers."""
+        return Layout.of(self.plan.workers)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """In node-rank order."""
+        return tuple(node.node for node in self.plan.nodes)
+
+    @property
+    def link_gbit_per_s(self) -> float | None:
+        """Of the slowest NIC; None where one does not tell, or there is one node."""
+        rates = [node.link_gbit_per_s for node in self.plan.nodes]
+        known = [rate for rate in rates if rate is not None and is_rate(rate)]
+        return min(known) if len(known) == len(rates) > 1 else None
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all workers; 0 where it tells none."""
+        return (self.summary.samples_per_s if self.summary is not None else None) or 0.0
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it tells how fast a training is whose workers average at every step."""
+        known = self.summary is not None and self.summary.samples_per_s is not None
+        return self.sweep is None and known and self.changed_algorithm is None
+
+    @property
+    def changed_algorithm(self) -> str | None:
+        """As `changed_algorithm` has it of its plan."""
+        return changed_algorithm(self.plan)
+
+    @functools.cached_property
+    def job(self) -> LlamaFactoryJob | None:
+        """The LLaMA-Factory job as it went to the nodes; None of a script."""
+        files = {file.path: file.text for node in self.plan.nodes[:1] for file in node.files}
+        text = next((text for path, text in files.items() if path.endswith((".yaml", ".yml"))), None)
+        if text is None or self.plan.engine != "llamafactory":
+            return None
+        try:
+            job = parse_llamafactory(text, self.plan.config_path or self.plan.job.split(" ", maxsplit=1)[0])
+        except JobError:
+            return None
+        deepspeed = next((text for path, text in files.items() if path.endswith(".json")), None)
+        return msgspec.structs.replace(job, deepspeed_text=deepspeed)
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """By its workload; of an older run by the job's own file. A hook that stepped aside has compressed nothing."""
+        if self.workload is not None:
+            settings = self.workload.settings
+        elif self.job is not None:
+            settings = read_settings(self.job)
+        else:
+            settings = Settings(method="script", command=self.plan.job)
+        # A worker says so, as multinode_compress does where the training has a hook of its own.
+        told = self.summary.missing.values() if self.summary is not None else ()
+        stepped_aside = any(_NOT_COMPRESSED in said for said in told)
+        return msgspec.structs.replace(settings, grad_compress=None) if stepped_aside else settings
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """As it was configured; else as its calls were recognised; None is neither."""
+        told = self.settings.strategy or (self.summary.strategy if self.summary is not None else None)
+        return next((one for one in Strategy if one.value == told), None)
+
+
+def changed_algorithm(plan: LaunchPlan) -> str | None:
+    """What the workers do in place of averaging all gradients in each step; None is nothing."""
+    if plan.averaging is not None:
+        return f"its nodes average {plan.averaging.words}"
+    compressed = plan.grad_compress
+    return None if compressed is None or compressed in _HALVED else f"its gradients travel as {compressed}"
+
+
+def is_rate(gbit_per_s: float) -> bool:
+    """Whether a link can be that fast: from 100 kbit/s to 100 Tbit/s."""
+    return _SLOWEST_GBIT_PER_S <= gbit_per_s <= _FASTEST_GBIT_PER_S
+
+
+def is_alike(one: Record, other: Record) -> bool:
+    """Whether they are of one training, however it is laid out and shared out."""
+    return not difference(one, other)
+
+
+def difference(one: Record, other: Record) -> str:
+    """The first setting that differs though one training has one of it; what is not known differs in nothing."""
+    ours, theirs = one.settings, other.settings
+    for name in _SAME:
+        values = getattr(ours, name), getattr(theirs, name)
+        if None not in values and values[0] != values[1]:
+            return f"{name} {values[0]} and {values[1]}"
+    return ""
+
+
+CONTRAST = "multinode contrast --hosts H JOB.yaml"
+"""What measures a training on one node and on several."""
+
+
+class RunSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """The records that are used.
+
+    Attributes:
+        newest: the run that says what is trained, and how it is laid out today.
+        single: on one node; None where none is known.
+        several: on several nodes, oldest first, the newest last.
+        sweep: an nccl-test of the same nodes; None where none is stored.
+    """
+
+    newest: Record
+    single: Record | None = None
+    several: tuple[Record, ...] = ()
+    sweep: Record | None = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Which they are, a sentence each."""
+        found = [f"one node: run {self.single.run_id}"] if self.single is not None else []
+        found += [f"{one.layout.nodes} nodes: run {one.run_id}" for one in self.several]
+        if self.sweep is None:
+            return (*found, "network: the link's stated rate alone")
+        rate = self.sweep.link_gbit_per_s
+        return (*found, f"network: nccl-test {self.sweep.run_id}" + (f" at {format_rate(rate)}" if rate else ""))
+
+
+def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelection:
+    """Sort them.
+
+    Args:
+        named: by the user, oldest first.
+        others: all others that are stored, oldest first.
+
+    Raises:
+        UsageError: there is no training among them, or there are several, or one trained by another algorithm.
+    """
+    for record in named:
+        if record.changed_algorithm is not None:
+            raise UsageError(
+                f"run {record.run_id} is not predicted from: {record.changed_algorithm}",
+                hint=f"measure it without: {CONTRAST}",
+            )
+    trainings = [record for record in named if record.is_training]
+    sweeps = [record for record in named if record.sweep is not None]
+    if not trainings and sweeps:
+        # An nccl-test alone: the newest training on its nodes is meant.
+        trainings = _newest_on(others, sweeps[-1])
+    if not trainings:
+        raise _nothing_to_use(named)
+    last = trainings[-1]
+    stranger = next((one for one in trainings if not is_alike(one, last)), None)
+    if stranger is not None:
+        raise UsageError(
+            f"runs {stranger.run_id} and {last.run_id} are of different trainings ({difference(stranger, last)})",
+            hint="name runs of one training",
+        )
+    singles, several = ([one for one in trainings if (one.layout.nodes > 1) is many] for many in (False, True))
+    if not singles and not tells_exposed(several[-1]):
+        singles = [one for one in others if could_be_single(one, several[-1])][-1:]
+    single = _usual(singles) if singles else None
+    newest = _usual(several) if several else single or last
+    ordered = (*(one for one in several if one.run_id != newest.run_id), newest) if several else ()
+    sweep = sweeps[-1] if sweeps else _sweep_for(newest, others)
+    return RunSelection(newest=newest, single=single, several=ordered, sweep=sweep)
+
+
+def tells_exposed(record: Record) -> bool:
+    """Whether its exposed communication is known."""
+    mean = record.summary.split.mean if record.summary is not None else None
+    return mean is not None and mean.exposed_ms is not None
+
+
+def _usual(runs: Sequence[Record]) -> Record:
+    """Of the newest run's repeats the middle one."""
+    repeats = repeats_of(runs[-1], runs)
+    return sorted(repeats, key=lambda one: one.samples_per_s)[(len(repeats) - 1) // 2]
+
+
+def repeats_of(run: Record, stored: Sequence[Record]) -> list[Record]:
+    """Those that ran the same on the same nodes, itself among them; one node alone uses no link."""
+
+    def ran_as(one: Record) -> tuple[object, ...]:
+        link = one.link_gbit_per_s if one.layout.nodes > 1 else None
+        return one.layout, one.settings, one.node_names, link
+
+    return [one for one in stored if one.is_training and is_alike(one, run) and ran_as(one) == ran_as(run)]
+
+
+def _newest_on(others: Sequence[Record], sweep: Record) -> list[Record]:
+    fitting = [one for one in others if one.is_training and set(one.node_names) <= set(sweep.node_names)]
+    if not fitting:
+        return []
+    alike = [one for one in fitting if is_alike(one, fitting[-1])]
+    sides = [[one for one in alike if (one.layout.nodes > 1) is many][-1:] for many in (False, True)]
+    return [*sides[0], *sides[1]]
+
+
+def _nothing_to_use(named: Sequence[Record]) -> UsageError:
+    for record in named:
+        if record.sweep is not None:
+            return UsageError(
+                f"run {record.run_id} is an nccl-test, and no training on its nodes is stored",
+                hint=f"measure one: {CONTRAST}",
+            )
+        reason = record.summary.missing.get("samples_per_s", "") if record.summary is not None else "it has no summary"
+        told = f": {reason}" if reason else ""
+        return UsageError(
+            f"run {record.run_id} has no samples/s to predict from{told}",
+            hint="use a run with more steps, or of a training whose batches can be counted",
+        )
+    return UsageError("no run was named", hint=f"measure one: {CONTRAST}")
+
+
+def could_be_single(one: Record, several: Record) -> bool:
+    """Whether it ran the training of a run on several nodes on one of them."""
+    return (
+        one.is_training
+        and one.layout.nodes == 1
+        and set(one.node_names) <= set(several.node_names)
+        and is_alike(one, several)
+    )
+
+
+def _sweep_for(training: Record, others: Sequence[Record]) -> Record | None:
+    """Of these nodes before one of more, on their link, with as many workers; of equal ones the newest."""
+    ours = set(training.node_names)
+    fitting = [
+        one for one in others if one.sweep is not None and len(one.node_names) > 1 and ours <= set(one.node_names)
+    ]
+
+    def fit(one: Record) -> tuple[bool, bool, bool]:
+        same_link = training.link_gbit_per_s in {None, one.link_gbit_per_s}
+        return one.node_names == training.node_names, same_link, one.layout == training.layout
+
+    # Of equal ones the first is taken.
+    return max(reversed(fitting), key=fit, default=None)

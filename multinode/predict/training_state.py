@@ -1,0 +1,222 @@
+"""TrainingState: a training as it stands, with its GPUs' memory; a TuningOption leads from one to another. Pure.
+
+Which options there are is `tuning_options`'; what one gains is `advice`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from multinode.job.deepspeed import DeepSpeedConfig, fixed_edits
+from multinode.job.memory_need import MemoryNeed, StatePlacement, memory_need
+from multinode.job.workload import Settings
+from multinode.launch.change import Change
+from multinode.predict.calibration import Calibration, sent_as
+from multinode.predict.cost_model import Scenario
+from multinode.predict.forecast import PredictedScenario, predict_scenario
+from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
+from multinode.predict.variants import Subject, method_of
+from multinode.profile.stragglers import Straggler
+from multinode.traffic.traffic import Strategy
+
+__all__ = ["DEEPSPEED", "GpuMemoryBudget", "TrainingState", "TuningOption"]
+
+DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
+_QUANTISED_BITS = 4
+# GPUs are never filled to the last byte: CUDA's context, workspaces and fragments take their part.
+_USABLE = 0.95
+_replace = msgspec.structs.replace
+
+
+class GpuMemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the GPUs.
+
+    Attributes:
+        total_gib: of the smallest GPU.
+        peak_gib: the most that a worker had allocated in a run in just these settings; None is unknown.
+    """
+
+    total_gib: float
+    peak_gib: float | None = None
+
+
+class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
+    """A training in its settings.
+
+    Attributes:
+        scenario: its settings, as far as the model has them; its gradients' factor is without `--grad-compress`.
+        settings: all of them.
+        subject: what was trained when its costs were measured; None is unknown.
+        deepspeed: its DeepSpeed configuration; None without one.
+        gpu_memory: None is unknown, or no GPUs.
+        slots: of the hostfile's nodes, in node-rank order; None of a node whose line does not say; empty is unknown.
+        measured_samples_per_s: of exactly this; None where it was not measured.
+        single_samples_per_s: of the run on one node that its costs were measured in; likewise.
+        stragglers: nodes that the others waited for.
+    """
+
+    calibration: Calibration
+    scenario: Scenario
+    settings: Settings = Settings()
+    subject: Subject | None = None
+    deepspeed: DeepSpeedConfig | None = None
+    gpu_memory: GpuMemoryBudget | None = None
+    slots: tuple[int | None, ...] = ()
+    measured_samples_per_s: float | None = None
+    single_samples_per_s: float | None = None
+    stragglers: tuple[Straggler, ...] = ()
+
+    def with_(
+        self, scenario: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None, **own: Any
+    ) -> TrainingState:
+        """The state with other fields, those of its scenario and of its settings too; nobody has measured it."""
+        return _replace(
+            self,
+            scenario=_replace(self.scenario, **(scenario or {})),
+            settings=_replace(self.settings, **(settings or {})),
+            measured_samples_per_s=None,
+            **own,
+        )
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a script, whose settings only its author can change."""
+        return self.settings.command is not None
+
+    def outlook(self) -> PredictedScenario:
+        """The state, predicted.
+
+        Raises:
+            ValueError: the strategy gathers all parameters, and how many there are is not known.
+        """
+        return predict_scenario(
+            self.calibration,
+            self.scenario,
+            method=method_of(self.settings),
+            grad_compress=self.settings.grad_compress,
+            measured=self.measured_samples_per_s is not None,
+        )
+
+    def prediction(self) -> Prediction:
+        """The same with the ends of what is not known.
+
+        Raises:
+            ValueError: as `outlook`.
+        """
+        return predict(self.calibration, self.sent)
+
+    @property
+    def sent(self) -> Scenario:
+        """The scenario with its gradients as they are sent.
+
+        Raises:
+            UsageError: what PowerSGD would send is not known.
+        """
+        return sent_as(self.calibration, self.scenario, self.settings.grad_compress)
+
+    def memory_need(self) -> MemoryNeed | None:
+        """What the states of the model take of a worker; None where the model's size is not known."""
+        settings, scenario = self.settings, self.scenario
+        sharing = self.deepspeed if scenario.strategy in DEEPSPEED else None
+        quantised = settings.method is not None and settings.method.startswith("qlora")
+        placement = StatePlacement(
+            half=settings.precision in {"bf16", "fp16"},
+            frozen_bits=_QUANTISED_BITS if quantised else None,
+            optimizer_elsewhere=sharing is not None and sharing.offload_optimizer is not None,
+            # Below stage 3 each worker keeps them whole, and DeepSpeed ignores `offload_param`.
+            parameters_elsewhere=sharing is not None
+            and sharing.offload_parameters is not None
+            and scenario.strategy is Strategy.ZERO3,
+        )
+        return memory_need(scenario.strategy, self.calibration.work.load, scenario.layout, placement)
+
+    def batch_edits(self) -> tuple[str, ...]:
+        """Edits of a DeepSpeed JSON that fixes another batch than this."""
+        scenario, batch = self.scenario, int(self.scenario.per_device_batch)
+        if self.deepspeed is None or batch != scenario.per_device_batch:
+            return ()
+        return fixed_edits(
+            self.deepspeed,
+            per_device_batch=batch,
+            accumulation=scenario.accumulation,
+            workers=scenario.layout.workers,
+        )
+
+    def sample_mb(self) -> float:
+        """MB that a worker sends for each of its samples, and receives as many, in rings over all workers.
+
+        Raises:
+            ValueError: the strategy gathers all parameters, and how many there are is not known.
+        """
+        scenario = self.sent
+        samples = scenario.per_device_batch * scenario.accumulation
+        return sent_bytes(scenario, calls_of(self.calibration, scenario)) / samples / 1e6
+
+
+class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
+    """One change and where it leads; what it means in words is `report`'s.
+
+    Attributes:
+        name: in a few words, unique.
+        kind: what it moves; two of one kind exclude each other.
+        before: the state without it; `after` with it.
+        change: how a machine makes it; None where it takes a person.
+        by_hand: options that follow what a person has to do first; None where there are none.
+        extra_gib: memory of a worker beyond that of its states; None is unknown.
+        doubt: how far off its prediction may be beyond the model's own interval: 0.1 is 10 %.
+        parts: of a pair, both.
+    """
+
+    name: str
+    kind: str
+    before: TrainingState
+    after: TrainingState
+    change: Change | None = None
+    by_hand: Change | None = None
+    extra_gib: float | None = 0.0
+    doubt: float = 0.0
+    parts: tuple[TuningOption, ...] = ()
+
+    @property
+    def more_memory_gib(self) -> float | None:
+        """What a worker needs more with it, or less; None where that is not known."""
+        before, after = self.before, self.after
+        old, new = before.memory_need(), after.memory_need()
+        if self.extra_gib is None:
+            return None
+        if old is None or new is None:
+            # Without the model's size, only what leaves the states alone is known.
+            same = before.scenario.strategy is after.scenario.strategy
+            same = same and before.scenario.layout == after.scenario.layout
+            return self.extra_gib if same and before.settings.method == after.settings.method else None
+        return new.total_gib - old.total_gib + self.extra_gib
+
+    @property
+    def expected_gib(self) -> float | None:
+        """What a worker will have allocated; the model's states alone where no peak was measured; None is unknown.
+
+        Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same
+        ratio.
+        """
+        before = self.before
+        peak = before.gpu_memory.peak_gib if before.gpu_memory is not None else None
+        old, new, more = before.memory_need(), self.after.memory_need(), self.more_memory_gib
+        if peak is None or more is None:
+            return new.total_gib if peak is None and new is not None else None
+        if old is not None and new is not None and old.total_gib > peak:
+            return peak * new.total_gib / old.total_gib
+        return peak + more
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the GPUs have room for it; None is unknown. What takes no more than today fits as today."""
+        memory, more, expected = self.before.gpu_memory, self.more_memory_gib, self.expected_gib
+        if memory is None or more is None:
+            return None
+        if more > 0 and expected is not None and expected > memory.total_gib * _USABLE:
+            return False
+        # Without activations, what fits so far is no promise.
+        return None if memory.peak_gib is None else True

@@ -1,0 +1,370 @@
+"""Tuning options: what could be changed in a training: its settings, its strategy, its cluster. Judges no gain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from multinode.errors import JobError, UsageError
+from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
+from multinode.job.step_calls import StepCall
+from multinode.launch.change import Change
+from multinode.predict.break_even import on_one_node
+from multinode.predict.levers import make_low_rank
+from multinode.predict.network_model import comm_times
+from multinode.predict.training_state import DEEPSPEED, TrainingState, TuningOption
+from multinode.predict.variants import vary
+from multinode.records.averaging import Averaging
+from multinode.traffic.traffic import Layout, Strategy
+from multinode.units import format_rate
+
+__all__ = [
+    "cluster_options",
+    "lacking_nodes",
+    "one_node",
+    "repeated_calls",
+    "script_ms",
+    "setting_options",
+    "short_nodes",
+]
+
+_BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20
+_FP32_BYTES, _HALF_BYTES = 4, 2
+_MULTIPLES = (2, 4, 8)
+# Casting to half and back takes time that nothing has measured.
+_CAST_DOUBT = 0.05
+# torch's DDP fills buckets of 25 MiB; four times that is where a slow network no longer feels the number of messages.
+_DDP_BUCKET_BYTES, _LARGE_BUCKET_MIB = 25 * _MIB, 100
+_FEW_CALLS = 2
+_LORA_RANK = 8
+# What HF's Trainer gathers of each worker (transformers 5.6, trainer.py): the number of tokens of a step, an int64; of
+# a logged step the loss, and what it computed so far, a float32 each.
+_COUNT_BYTES, _LOGGED_BYTES = 8, 4
+_LOG_EVERY = 10
+_OFTEN = 0.5
+# From a strategy that communicates much to those that communicate less; each makes the same steps, and costs memory.
+_MOVES = {
+    Strategy.ZERO3: (Strategy.ZERO2, Strategy.DDP),
+    Strategy.ZERO2: (Strategy.ZERO1, Strategy.DDP),
+    Strategy.ZERO1: (Strategy.DDP,),
+    Strategy.FSDP: (Strategy.DDP,),
+    Strategy.SHARD_GRAD_OP: (Strategy.DDP,),
+    Strategy.HYBRID_SHARD: (Strategy.DDP,),
+}
+_POWER_SGD_RANK = 4
+# From what changes a training little to what sends least.
+_AVERAGINGS = (
+    Averaging(every=4),
+    Averaging(every=16),
+    Averaging(every=16, dtype="fp16"),
+    Averaging(every=64, dtype="fp16", outer_lr=0.7, momentum=0.9),
+)
+_STAGE = {Strategy.ZERO1: 1, Strategy.ZERO2: 2}
+# What NICs and switches are sold with, Gbit/s.
+_STANDARD_GBIT_PER_S = (1, 2.5, 5, 10, 25, 40, 100)
+_MOST_LINKS = 4
+_CLEARLY_FASTER = 1.2
+_replace = msgspec.structs.replace
+
+
+def setting_options(state: TrainingState) -> Iterator[TuningOption]:
+    """Of the training's own settings, those that apply; in a script's, nothing but what the hook does is for a machine.
+
+    Raises:
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
+    several = (
+        (_compress, _approximate, _average, _accumulate, _overlap, _larger_buckets, _gather_less)
+        if state.scenario.layout.workers > 1
+        else ()
+    )
+    for options in (*several, _larger_batch, _lora, _strategies):
+        for option in options(state):
+            written = option.change is not None and (option.change.overrides or option.change.deepspeed)
+            yield _replace(option, change=None) if state.is_script and written else option
+
+
+def _compress(state: TrainingState) -> Iterator[TuningOption]:
+    """DDP's hook: only there, and only where gradients travel as fp32."""
+    settings, load = state.settings, state.calibration.work.load
+    wide = load.gradient_bytes == _FP32_BYTES and state.scenario.gradient_factor == 1
+    if state.scenario.strategy is Strategy.DDP and settings.grad_compress is None and wide:
+        dtype = "bf16" if settings.precision == "bf16" else "fp16"
+        yield TuningOption(
+            name=f"gradients as {dtype}",
+            kind="gradients",
+            before=state,
+            after=state.with_(settings={"grad_compress": dtype}),
+            change=Change(grad_compress=dtype),
+            # On a slow network the copies of all buckets are on their way at once.
+            extra_gib=load.trainable * _HALF_BYTES / _BYTES_PER_GIB,
+            doubt=_CAST_DOUBT,
+        )
+
+
+def _approximate(state: TrainingState) -> Iterator[TuningOption]:
+    """PowerSGD, where it makes the gradients less than half as large."""
+    load, kind = state.calibration.work.load, f"powersgd:{_POWER_SGD_RANK}"
+    if state.scenario.strategy is not Strategy.DDP or state.settings.grad_compress is not None:
+        return
+    found = make_low_rank(state.calibration.matrices, load, _POWER_SGD_RANK)
+    if found.left + found.right + found.rest < 1 / 2:
+        yield TuningOption(
+            name=f"PowerSGD of rank {_POWER_SGD_RANK}",
+            kind="gradients",
+            before=state,
+            after=state.with_(settings={"grad_compress": kind}),
+            change=Change(grad_compress=kind),
+            # What it has lost so far.
+            extra_gib=load.trainable * (1 - found.rest) * _FP32_BYTES / _BYTES_PER_GIB,
+        )
+
+
+def _average(state: TrainingState) -> Iterator[TuningOption]:
+    """Local SGD and DiLoCo: of DDP on several nodes, without a GradScaler."""
+    scenario, settings, load = state.scenario, state.settings, state.calibration.work.load
+    is_ddp = scenario.strategy is Strategy.DDP and scenario.layout.nodes > 1 and settings.precision != "fp16"
+    for averaging in _AVERAGINGS if is_ddp and settings.grad_compress is None else ():
+        outer = averaging.outer_lr is not None
+        width = f" as {averaging.dtype}" if averaging.dtype is not None else ""
+        # On the first worker of each node: the parameters of the last round, and an outer optimizer's momentum.
+        copies = (outer or averaging.dtype is not None) + outer
+        yield TuningOption(
+            name=f"{'DiLoCo' if outer else 'local SGD'} every {averaging.every} steps{width}",
+            kind="outer" if outer else "averaging",
+            before=state,
+            after=state.with_({"averaging": averaging}, {"averaging": averaging.words}),
+            change=Change(averaging=averaging),
+            extra_gib=copies * load.trainable * _FP32_BYTES / _BYTES_PER_GIB,
+        )
+
+
+def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
+    for multiple in _MULTIPLES[1:2] if repeated_calls(state) else _MULTIPLES:
+        more = {"accumulation": state.scenario.accumulation * multiple}
+        after = state.with_(more, more)
+        overrides = (f"gradient_accumulation_steps={more['accumulation']}",)
+        yield TuningOption(
+            name=f"gradient accumulation {more['accumulation']}",
+            kind="accumulation",
+            before=state,
+            after=after,
+            change=Change(overrides=overrides, deepspeed=after.batch_edits()),
+        )
+
+
+def repeated_calls(state: TrainingState) -> Collection[str]:
+    """Collectives that every micro-batch calls; empty where none does, and accumulation cuts the traffic."""
+    calls = state.calibration.work.calls_of(state.scenario.strategy, state.scenario.layout)
+    return {call.collective for call in calls if call.per_micro_batch}
+
+
+def _overlap(state: TrainingState) -> Iterator[TuningOption]:
+    deepspeed = state.deepspeed
+    if deepspeed is not None and state.scenario.strategy in DEEPSPEED and not state.scenario.overlap:
+        # A second buffer of a whole bucket (stage_1_and_2.py); without a known size of the bucket none is told.
+        elements, width = deepspeed.reduce_bucket_elements, state.calibration.work.load.gradient_bytes
+        on = {"overlap": True}
+        yield TuningOption(
+            name="overlap_comm",
+            kind="overlap",
+            before=state,
+            after=state.with_(on, on, deepspeed=_replace(deepspeed, overlap_comm=True)),
+            change=Change(deepspeed=("zero_optimization.overlap_comm=true",)),
+            extra_gib=None if elements is None else elements * width / _BYTES_PER_GIB,
+        )
+
+
+def _larger_buckets(state: TrainingState) -> Iterator[TuningOption]:
+    """Where a step makes many calls, each of which costs a message's time."""
+    scenario, work = state.scenario, state.calibration.work
+    if scenario.strategy is not Strategy.DDP or scenario.bucket_bytes is not None:
+        return
+    calls = [call for call in work.calls_of(scenario.strategy, scenario.layout) if call.collective == "all_reduce"]
+    if sum(call.times for call in calls) > _FEW_CALLS:
+        yield TuningOption(
+            name=f"buckets of {_LARGE_BUCKET_MIB} MiB",
+            kind="buckets",
+            before=state,
+            after=state.with_({"bucket_bytes": _LARGE_BUCKET_MIB * _MIB}),
+            change=Change(overrides=(f"ddp_bucket_cap_mb={_LARGE_BUCKET_MIB}",)),
+        )
+
+
+def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
+    """Of what HF's Trainer gathers from all workers, a round trip each, what its settings can leave out."""
+    script, workers = state.calibration.script, state.scenario.layout.workers
+    overrides: list[str] = []
+    left: list[StepCall] = []
+    for call in script:
+        per_worker = call.size_bytes / workers if call.collective == "all_gather" else 0.0
+        if per_worker == _COUNT_BYTES and call.times >= _OFTEN:
+            overrides.append("average_tokens_across_devices=false")
+            left.append(_replace(call, times=max(0.0, call.times - 1)))
+        elif per_worker == _LOGGED_BYTES and call.times >= _OFTEN:
+            overrides.append(f"logging_steps={_LOG_EVERY}")
+            left.append(_replace(call, times=call.times / _LOG_EVERY))
+        else:
+            left.append(call)
+    if overrides and state.scenario.layout.nodes > 1:
+        yield TuningOption(
+            name="fewer small collectives",
+            kind="script",
+            before=state,
+            after=state.with_(calibration=_replace(state.calibration, script=tuple(left))),
+            change=Change(overrides=tuple(overrides)),
+        )
+
+
+def script_ms(state: TrainingState) -> float:
+    """What the small calls of the script itself take of a step."""
+    calibration, scenario = state.calibration, state.scenario
+    return comm_times(calibration.network, calibration.script, scenario.link, scenario.layout).after_ms
+
+
+def _larger_batch(state: TrainingState) -> Iterator[TuningOption]:
+    batch = state.scenario.per_device_batch * 2
+    after = state.with_({"per_device_batch": batch}, {"per_device_batch": int(batch)})
+    change = Change(overrides=(f"per_device_train_batch_size={batch:g}",), deepspeed=after.batch_edits())
+    yield TuningOption(
+        name=f"per-device batch {batch:g}",
+        kind="batch",
+        before=state,
+        after=after,
+        # Of a batch that is no whole number none was asked for.
+        change=change if batch == int(batch) else None,
+        extra_gib=None,
+    )
+
+
+def _lora(state: TrainingState) -> Iterator[TuningOption]:
+    if state.settings.method != "full" or state.subject is None or state.is_script:
+        return
+    try:
+        calibration = vary(
+            state.calibration, state.subject, strategy=state.scenario.strategy, method=f"lora:{_LORA_RANK}"
+        )
+    except UsageError:
+        # Of a model whose shape is not known nothing is known.
+        return
+    yield TuningOption(
+        name=f"LoRA of rank {_LORA_RANK} (another training)",
+        kind="method",
+        before=state,
+        after=state.with_(settings={"method": "lora", "lora_rank": _LORA_RANK}, calibration=calibration),
+        change=Change(overrides=("finetuning_type=lora", f"lora_rank={_LORA_RANK}")),
+    )
+
+
+def _strategies(state: TrainingState) -> Iterator[TuningOption]:
+    """The moves that may pay."""
+    today = state.scenario.strategy
+    for strategy in _MOVES.get(today, ()) if state.scenario.layout.workers > 1 else ():
+        # ZeRO-1 and ZeRO-2 send alike unless micro-batches are accumulated.
+        if strategy is Strategy.ZERO1 and state.scenario.accumulation == 1:
+            continue
+        if strategy in _STAGE:
+            change = Change(deepspeed=(f"zero_optimization.stage={_STAGE[strategy]}",))
+        else:
+            change = Change(overrides=("deepspeed=null",) if today in DEEPSPEED else ("fsdp=null", "fsdp_config=null"))
+        try:
+            after = _under(state, strategy, change)
+        except UsageError:
+            # What it would send is unknown.
+            continue
+        yield TuningOption(
+            name=f"{strategy} instead of {today}", kind="strategy", before=state, after=after, change=change
+        )
+
+
+def _under(state: TrainingState, strategy: Strategy, change: Change) -> TrainingState:
+    calibration, scenario = state.calibration, {"strategy": strategy, "overlap": state.scenario.overlap}
+    deepspeed = None if strategy is Strategy.DDP else _edited(state, change)
+    if state.subject is not None:
+        calibration = vary(calibration, state.subject, strategy=strategy)
+    if strategy is Strategy.DDP:
+        known = strategy in calibration.work.calls
+        scenario |= {"bucket_bytes": None if known else _DDP_BUCKET_BYTES, "overlap": True}
+    elif deepspeed is not None:
+        scenario["overlap"] = deepspeed.overlap_comm
+    settings = {"strategy": str(strategy), "overlap": scenario["overlap"]}
+    return state.with_(scenario, settings, calibration=calibration, deepspeed=deepspeed)
+
+
+def _edited(state: TrainingState, change: Change) -> DeepSpeedConfig | None:
+    """Its DeepSpeed JSON with the change: what it leaves out, stage 3 has otherwise than stage 2."""
+    job = state.subject.job if state.subject is not None else None
+    if job is None or job.deepspeed_text is None:
+        return state.deepspeed
+    try:
+        return parse_deepspeed(edit_deepspeed(job.deepspeed_text, parse_deepspeed_edits(change.deepspeed)))
+    except JobError:
+        return state.deepspeed
+
+
+def cluster_options(state: TrainingState) -> Iterator[TuningOption]:
+    """A faster link, a node more or fewer, one node alone, every node full: those that apply. Most take a person."""
+    layout = state.scenario.layout
+    nodes, workers = layout.nodes, layout.workers_per_node
+    alone = on_one_node(state.calibration, state.scenario).layout
+    if nodes > 1:
+        yield from _faster_links(state)
+        yield one_node(state)
+        if alone.workers > workers:
+            full = Layout(nodes=nodes, workers_per_node=alone.workers)
+            yield _placed(state, full, f"{alone.workers} workers on each node")
+    # One fewer than two is one node; and without a network that was measured or stated nothing is known of a second.
+    fewer = (nodes - 1,) if nodes > 2 else ()  # noqa: PLR2004
+    more = (nodes + 1,) if nodes > 1 or len(state.slots) > 1 else ()
+    for count in (*fewer, *more):
+        yield _placed(state, Layout(nodes=count, workers_per_node=workers), f"{count} nodes")
+
+
+def one_node(state: TrainingState) -> TuningOption:
+    """One node alone, with all the workers that it is known to have."""
+    return _placed(state, on_one_node(state.calibration, state.scenario).layout, "one node alone")
+
+
+def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
+    link = state.scenario.link
+    faster = [rate for rate in _STANDARD_GBIT_PER_S if rate > link.gbit_per_s * _CLEARLY_FASTER]
+    for rate in faster[:_MOST_LINKS]:
+        yield TuningOption(
+            name=f"a link of {format_rate(rate)}",
+            kind="link",
+            before=state,
+            after=state.with_({"link": _replace(link, gbit_per_s=float(rate))}),
+        )
+
+
+def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
+    layout = state.scenario.layout
+    # A single worker has nobody to send gradients to, and on one node they pass no network.
+    compressed = state.settings.grad_compress if placed.nodes > 1 else None
+    then = state.with_({"layout": placed}, {"grad_compress": compressed})
+    change = Change(
+        deepspeed=then.batch_edits(),
+        nodes=placed.nodes if placed.nodes != layout.nodes else None,
+        workers_per_node=placed.workers_per_node if placed.workers_per_node != layout.workers_per_node else None,
+    )
+    is_short = bool(lacking_nodes(state, placed) or short_nodes(state, placed))
+    return TuningOption(
+        name=name,
+        kind="nodes",
+        before=state,
+        after=then,
+        change=None if is_short else change,
+        by_hand=change if is_short else None,
+    )
+
+
+def lacking_nodes(state: TrainingState, placed: Layout) -> int:
+    """How many nodes the hostfile has too few."""
+    return max(0, placed.nodes - max(state.scenario.layout.nodes, len(state.slots)))
+
+
+def short_nodes(state: TrainingState, placed: Layout) -> tuple[int, ...]:
+    """Node ranks whose line of the hostfile gives them fewer workers."""
+    slots = state.slots[: placed.nodes]
+    return tuple(rank for rank, count in enumerate(slots) if count is not None and count < placed.workers_per_node)

@@ -1,0 +1,211 @@
+"""vary: a Calibration -> the same training under another strategy or method: what it sends and what it computes. Pure.
+
+Settings that `predict` has as numbers (batch, accumulation, link) are a Scenario's, and not varied here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from multinode.decoding import decode_json
+from multinode.errors import JobError, UsageError
+from multinode.job.flops import flops_per_token
+from multinode.job.job import LlamaFactoryJob
+from multinode.job.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
+from multinode.job.step_calls import Work, hideable_share, passing_bytes
+from multinode.job.workload import Settings, read_work
+from multinode.predict.calibration import Calibration
+from multinode.predict.network_model import UncertaintySource
+from multinode.traffic.traffic import Strategy, TrafficInputs
+
+__all__ = ["Subject", "method_of", "parse_method", "vary"]
+
+_ZERO = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+_FSDP = {
+    Strategy.FSDP: "full_shard auto_wrap",
+    Strategy.SHARD_GRAD_OP: "shard_grad_op auto_wrap",
+    Strategy.HYBRID_SHARD: "hybrid_shard auto_wrap",
+}
+# Of compute, where FLOPs alone tell how much less or more another method has.
+_OTHER_METHOD = 0.2
+_FULL = "full"
+# Of a rank.
+_MOST_DIGITS = 9
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What was trained, as far as another strategy or method can be made of it.
+
+    Attributes:
+        job: as it ran; None of a script, or of figures.
+        model: its config.json; None is unknown.
+        shape: of the model, where there is no config.json.
+        targets: modules of an adapter, where there is no job.
+    """
+
+    settings: Settings
+    job: LlamaFactoryJob | None = None
+    model: dict[str, Any] | None = None
+    shape: ModelShape | None = None
+    targets: tuple[str, ...] = ("all",)
+
+    def hideable_share(self, strategy: Strategy, *, lora: bool | None = None) -> float:
+        """The fraction of compute beside which communication may run; without `lora` as the settings have it."""
+        is_lora = self.settings.lora_rank is not None if lora is None else lora
+        return hideable_share(strategy, lora=is_lora, recompute=self.settings.recompute is True)
+
+    def known_shape(self) -> ModelShape | None:
+        """The model's shape."""
+        return self.shape or (parse_model(self.model) if self.model is not None else None)
+
+    def matrices(self, method: str | None = None) -> tuple[tuple[int, int, int], ...]:
+        """Rows, columns and count of those that a method trains, today's without one; empty is unknown."""
+        shape, method = self.known_shape(), method or method_of(self.settings)
+        if shape is None or method is None or not (method == _FULL or method.startswith("lora:")):
+            return ()
+        told = self.job.config.get("lora_target", "all") if self.job is not None else ",".join(self.targets)
+        targets = [name.strip() for name in told.split(",")] if isinstance(told, str) else []
+        return trained_matrices(shape, parse_method(method), targets)
+
+
+def method_of(settings: Settings) -> str | None:
+    """`full`, `lora:8`, or what else the job calls it."""
+    if settings.lora_rank is None:
+        return settings.method
+    return f"{settings.method}:{settings.lora_rank}"
+
+
+def parse_method(text: str) -> int | None:
+    """The rank of `lora:RANK`; None of `full`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    name, _, rank = text.partition(":")
+    if text == _FULL:
+        return None
+    if name != "lora" or not rank.isascii() or not rank.isdigit() or len(rank) > _MOST_DIGITS or not int(rank):
+        raise UsageError(f"{text!r} is no method to predict", hint="write full, or lora:8")
+    return int(rank)
+
+
+def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, method: str | None = None) -> Calibration:
+    """The same training, shared out otherwise or with another part of it trained.
+
+    Args:
+        calibration: as measured.
+        subject: what was trained.
+        strategy: how the model is shared out.
+        method: `full` or `lora:RANK`; None is as measured.
+
+    Raises:
+        UsageError: what it would send is not known.
+    """
+    other = method is not None and method != method_of(subject.settings)
+    if not other and strategy is calibration.work.strategy:
+        return calibration
+    rank = parse_method(method) if method is not None and other else None
+    share = subject.hideable_share(strategy, lora=rank is not None if other else None)
+    calibration = msgspec.structs.replace(
+        calibration, costs=msgspec.structs.replace(calibration.costs, hideable_share=share)
+    )
+    asked = _work(calibration, subject, strategy, rank, other=other)
+    if not other:
+        calls = {**calibration.work.calls, **asked.calls}
+        work = msgspec.structs.replace(calibration.work, load=asked.load, calls=calls)
+        return msgspec.structs.replace(calibration, work=work)
+    measured = _work(calibration, subject, calibration.work.strategy, rank, other=True)
+    work = msgspec.structs.replace(measured, load=asked.load, calls={**measured.calls, **asked.calls})
+    asked_for = msgspec.structs.replace(calibration, work=work, matrices=subject.matrices(method))
+    return _of_method(calibration, subject, asked_for, rank)
+
+
+def _of_method(calibration: Calibration, subject: Subject, other: Calibration, rank: int | None) -> Calibration:
+    """Its compute by the FLOPs, its optimizer by what is trained, its workers' exchange by the bytes."""
+    costs, work = calibration.costs, calibration.work
+    shape, length = subject.known_shape(), calibration.tokens_per_sample or subject.settings.sequence_length
+    if shape is None or length is None:
+        raise UsageError("what another method computes is not known: the model's shape, or the samples' length, is not")
+    adapters = [None if one is None else trained for one, trained in _trained(subject, calibration, other, rank)]
+    recompute = subject.settings.recompute is True
+    before, after = (
+        flops_per_token(shape, length, adapter_parameters=one, recompute=recompute).hardware for one in adapters
+    )
+    less = after / before
+    passing = [
+        passing_bytes(one.calls_of(work.strategy, calibration.layout), 1, calibration.layout)
+        for one in (work, other.work)
+    ]
+    why = f"compute is taken to be {less:.2g} times as much as was measured, by its FLOPs"
+    return msgspec.structs.replace(
+        other,
+        costs=msgspec.structs.replace(
+            costs,
+            compute_ms=costs.compute_ms * less,
+            optimizer_ms=costs.optimizer_ms * other.work.load.trainable / max(1, work.load.trainable),
+            overlap=None,
+        ),
+        # Nobody measured it: what was carried on is as doubtful at the measured point as elsewhere.
+        residual=msgspec.structs.replace(calibration.residual, at=None),
+        local_ms=calibration.local_ms * passing[1] / passing[0] if passing[0] else calibration.local_ms,
+        doubts=(*calibration.doubts, UncertaintySource(part="compute", relative=_OTHER_METHOD, why=why)),
+    )
+
+
+def _trained(
+    subject: Subject, calibration: Calibration, other: Calibration, rank: int | None
+) -> tuple[tuple[int | None, int], tuple[int | None, int]]:
+    """Rank and trained parameters, before and after; no rank where the whole model is trained."""
+    return (subject.settings.lora_rank, calibration.work.load.trainable), (rank, other.work.load.trainable)
+
+
+def _work(calibration: Calibration, subject: Subject, strategy: Strategy, rank: int | None, *, other: bool) -> Work:
+    if subject.job is not None and subject.model is not None:
+        config, text = _shared_out(subject.job, strategy)
+        if other:
+            config |= {"finetuning_type": _FULL} if rank is None else {"finetuning_type": "lora", "lora_rank": rank}
+        job = msgspec.structs.replace(subject.job, config=config, deepspeed_text=text)
+        try:
+            return read_work(job, subject.model, calibration.layout)
+        except JobError as error:
+            raise UsageError(error.message, hint=error.hint) from None
+    load = calibration.work.load
+    return Work(strategy=strategy, load=_load_of(load, subject, rank) if other else load)
+
+
+def _load_of(load: TrafficInputs, subject: Subject, rank: int | None) -> TrafficInputs:
+    shape = subject.known_shape()
+    trainable = None
+    if shape is not None:
+        trainable = shape.parameters if rank is None else lora_parameters(shape, rank, subject.targets)
+    if shape is None or trainable is None:
+        raise UsageError("how much another method trains is not known: the model's shape is not")
+    parameters = shape.parameters + (0 if rank is None else trainable)
+    return msgspec.structs.replace(load, parameters=parameters, trainable=trainable)
+
+
+def _shared_out(job: LlamaFactoryJob, strategy: Strategy) -> tuple[dict[str, Any], str | None]:
+    """The job's keys and its DeepSpeed JSON under a strategy."""
+    config = {key: value for key, value in job.config.items() if key not in {"deepspeed", "fsdp"}}
+    if strategy in _FSDP:
+        return config | {"fsdp": _FSDP[strategy]}, None
+    if strategy is Strategy.DDP:
+        return config, None
+    text = _zero_json(job.deepspeed_text, _ZERO.index(strategy))
+    return config | {"deepspeed": job.config.get("deepspeed") or "ds.json"}, text
+
+
+def _zero_json(text: str | None, stage: int) -> str:
+    """The job's own with another stage; without one, as LLaMA-Factory's examples have it."""
+    data: dict[str, Any] = {}
+    if text is not None:
+        try:
+            data = decode_json(text, dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            data = {}
+    own = data.get("zero_optimization")
+    zero = own if isinstance(own, Mapping) else {"overlap_comm": False}
+    return msgspec.json.encode({**data, "zero_optimization": {**zero, "stage": stage}}).decode()

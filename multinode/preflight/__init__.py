@@ -1,1 +1,0 @@
-"""Probe the nodes (network), then check facts (pure)."""

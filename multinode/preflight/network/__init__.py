@@ -1,1 +1,0 @@
-"""Connectivity and raw streams between the nodes, as the agents measure them."""

@@ -1,0 +1,285 @@
+"""Cards: what each NIC and RDMA port of a node counted, and what it carried in a span. Pure.
+
+The one reader of cards' counters. Rates come from the records that read a card more often in the span: the sampler's,
+or those of the steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from multinode.profile.observed import ObservedNode
+from multinode.records.samples import CardBytes, NicSample, StepSample, WorkerSample
+from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
+from multinode.stats.unknown import UnknownError, attempt
+
+__all__ = [
+    "LOOPBACK",
+    "CardRate",
+    "CardUse",
+    "Carried",
+    "Counters",
+    "card_rates",
+    "carried_in",
+    "idle_samples",
+    "is_card",
+    "is_rdma",
+    "payload",
+    "sampled_cards",
+    "use_of_cards",
+]
+
+LOOPBACK = "lo"
+Counters = Sequence[tuple[int, CardBytes]]
+"""Of one card: a moment of the node's monotonic clock, and its counters then; in the order of time."""
+
+# Bits in a nanosecond are Gbit in a second.
+_BITS_PER_BYTE = 8
+_GBIT_PER_BYTE = 8e-9
+# More than any card, or any bundle of them, will carry for a long time.
+_ABSURD_GBIT = 1e5
+# Counters have headers and all, and a moment of reading is not sharp.
+_OVER_LINK = 1.05
+# Ethernet, IPv4 and TCP with timestamps: 14 + 20 + 32.
+_HEADER_BYTES = 66
+_MOST_CARDS = 64
+_LONGEST_NAME = 64
+_ZERO = CardBytes(tx_bytes=0, rx_bytes=0)
+_FIELDS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
+_FAULTS = {"errors": ("rx_errors", "tx_errors"), "drops": ("rx_dropped", "tx_dropped")}
+
+
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of payload that pass a card, one figure a direction."""
+
+    sent: float = msgspec.field(default=0.0, name="sent_bytes")
+    received: float = msgspec.field(default=0.0, name="received_bytes")
+
+    def one_way(self, *, sends: bool) -> float:
+        """Those of one direction."""
+        return self.sent if sends else self.received
+
+    @property
+    def busier(self) -> float:
+        """Those of the busier direction."""
+        return max(self.sent, self.received)
+
+    @property
+    def both(self) -> float:
+        """Those of both directions."""
+        return self.sent + self.received
+
+    def __add__(self, other: Carried) -> Carried:
+        """What both carry together."""
+        return Carried(sent=self.sent + other.sent, received=self.received + other.received)
+
+    def times(self, factor: float) -> Carried:
+        """So many times as much."""
+        return Carried(sent=self.sent * factor, received=self.received * factor)
+
+
+class CardRate(msgspec.Struct, frozen=True, kw_only=True):
+    """What passed a card between two samples; both rates are None where its counters began anew.
+
+    Attributes:
+        sample: the later one.
+        in_gbit_per_s: as counted, headers and all; likewise `out_gbit_per_s`.
+    """
+
+    sample: NicSample
+    in_gbit_per_s: float | None = None
+    out_gbit_per_s: float | None = None
+
+
+class CardUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One NIC or RDMA port.
+
+    Attributes:
+        in_gbit_per_s: as counted, headers and all, mean over the window; likewise `out_gbit_per_s`.
+        peak_in_gbit_per_s: the highest between two samples; likewise `peak_out_gbit_per_s`.
+        idle_in_gbit_per_s: before the first worker began; likewise `idle_out_gbit_per_s`; None was not sampled.
+        errors: in the whole run, both ways; likewise `drops`.
+        link_gbit_per_s: what it says of its speed; `share` of it the busier direction's mean.
+    """
+
+    ifname: str
+    in_gbit_per_s: float | None = None
+    out_gbit_per_s: float | None = None
+    peak_in_gbit_per_s: float | None = None
+    peak_out_gbit_per_s: float | None = None
+    idle_in_gbit_per_s: float | None = None
+    idle_out_gbit_per_s: float | None = None
+    errors: int | None = None
+    drops: int | None = None
+    link_gbit_per_s: float | None = None
+    share: float | None = None
+
+
+def is_card(name: str) -> bool:
+    """Whether it can be a card's name, which will be printed."""
+    return name.isprintable() and len(name) <= _LONGEST_NAME
+
+
+def is_rdma(name: str) -> bool:
+    """Whether it is a port of an RDMA card, `device/port`: no interface has a stroke in its name."""
+    return "/" in name
+
+
+def sampled_cards(node: ObservedNode) -> dict[str, list[NicSample]]:
+    """What the node's sampler read, by card, in the order of time."""
+    cards: dict[str, list[NicSample]] = {}
+    for sample in sorted(node.of(NicSample), key=lambda one: one.mono_ns):
+        if is_card(sample.ifname):
+            cards.setdefault(sample.ifname, []).append(sample)
+    return cards
+
+
+def idle_samples(node: ObservedNode, samples: Iterable[NicSample]) -> list[NicSample]:
+    """Those from before any worker of the node had begun."""
+    begun = min((one.begun_mono_ns for one in node.of(WorkerSample) if one.begun_mono_ns is not None), default=0)
+    return [one for one in samples if one.mono_ns <= begun]
+
+
+def card_rates(samples: Iterable[NicSample]) -> dict[str, list[CardRate]]:
+    """By card, the rates between its samples, which are taken in the order in which they come."""
+    cards: dict[str, list[NicSample]] = {}
+    for sample in samples:
+        cards.setdefault(sample.ifname, []).append(sample)
+    return {
+        ifname: [_rate(before, after) for before, after in itertools.pairwise(taken) if after.mono_ns > before.mono_ns]
+        for ifname, taken in cards.items()
+    }
+
+
+def payload(after: CardBytes, before: CardBytes = _ZERO) -> Carried:
+    """What of the counters' growth is no header."""
+    return _less_headers(*((getattr(after, name) or 0) - (getattr(before, name) or 0) for name in _FIELDS))
+
+
+def carried_in(counters: Counters, span: Span) -> Carried:
+    """The payload that a card carried in a span.
+
+    Raises:
+        UnknownError: as `grown_in`.
+    """
+    each = ([Reading(moment, getattr(one, name) or 0) for moment, one in counters] for name in _FIELDS)
+    return _less_headers(*(grown_in(readings, span).count for readings in each))
+
+
+def use_of_cards(node: ObservedNode, span: Span | None) -> tuple[tuple[CardUse, ...], dict[str, str]]:
+    """The cards that were sampled, that of the data plane first; and what could not be said of which, with the reason.
+
+    Args:
+        node: what it recorded.
+        span: of the measured steps; None leaves out what is of that span.
+    """
+    missing: dict[str, str] = {}
+    sampled: dict[str, Counters] = {
+        name: [(one.mono_ns, one) for one in samples] for name, samples in sampled_cards(node).items()
+    }
+    stepped: dict[str, list[tuple[int, CardBytes]]] = {}
+    for step in node.of(StepSample):
+        for name, counters in (step.cards or {}).items():
+            stepped.setdefault(name, []).append((step.mono_ns, counters))
+    names = {name for name in (*sampled, *stepped) if is_card(name) and name != LOOPBACK}
+    ordered = sorted(names, key=lambda name: (name != node.ifname, name))[:_MOST_CARDS]
+    cards = [_of_the_run(node, name, sampled.get(name, ()), missing) for name in ordered]
+    if span is not None:
+        for place, name in enumerate(ordered):
+            finer = max(sampled.get(name, ()), stepped.get(name, ()), key=lambda one: _count_in(one, span))
+            cards[place] = _with_rates(cards[place], finer, span, missing)
+    return tuple(cards), missing
+
+
+def _count_in(counters: Counters, span: Span) -> int:
+    return sum(span.start_ns <= moment <= span.end_ns for moment, _ in counters)
+
+
+def _of_the_run(node: ObservedNode, name: str, sampled: Counters, missing: dict[str, str]) -> CardUse:
+    """What is known without the span."""
+    faults: dict[str, int | None] = {}
+    for kind, fields in _FAULTS.items():
+        told = [readings for field in fields if (readings := _readings(sampled, field))]
+        if told:
+            faults[kind] = attempt(missing, f"{name} {kind}", partial(_count, told))
+    idle_in, idle_out = _idle(node, sampled)
+    return CardUse(
+        ifname=name,
+        idle_in_gbit_per_s=idle_in,
+        idle_out_gbit_per_s=idle_out,
+        link_gbit_per_s=node.link_gbit_per_s if name == node.ifname else None,
+        **faults,
+    )
+
+
+def _count(counters: Iterable[list[Reading]]) -> int:
+    return round(sum(map(in_whole, counters)))
+
+
+def _idle(node: ObservedNode, sampled: Counters) -> tuple[float | None, float | None]:
+    """Gbit/s in and out before the first worker began, from the first sample to the last one before that."""
+    idle = idle_samples(node, [one for _, one in sampled if isinstance(one, NicSample)])
+    if not idle or idle[0].mono_ns == idle[-1].mono_ns:
+        return None, None
+    try:
+        return _gbit_in(sampled, Span(start_ns=idle[0].mono_ns, end_ns=idle[-1].mono_ns))
+    except UnknownError:
+        # The same counters are missed with their reason in the span of the steps.
+        return None, None
+
+
+def _with_rates(card: CardUse, counters: Counters, span: Span, missing: dict[str, str]) -> CardUse:
+    try:
+        received, sent = _gbit_in(counters, span)
+        peaks = [_gbit(peak_in(_readings(counters, field), span)) for field in ("rx_bytes", "tx_bytes")]
+    except UnknownError as error:
+        missing[card.ifname] = str(error)
+        return card
+    link = card.link_gbit_per_s
+    share = max(received, sent) / link if link is not None and link > 0 else None
+    if share is not None and share > _OVER_LINK:
+        # The counters are what was seen, and what a virtual card says of its speed is often a mere number.
+        missing[f"{card.ifname} share"] = f"it carried more than the {link:g} Gbit/s that it says it can"
+        share = None
+    return msgspec.structs.replace(
+        card,
+        in_gbit_per_s=received,
+        out_gbit_per_s=sent,
+        peak_in_gbit_per_s=peaks[0],
+        peak_out_gbit_per_s=peaks[1],
+        share=share,
+    )
+
+
+def _gbit_in(counters: Counters, span: Span) -> tuple[float, float]:
+    """In and out."""
+    received, sent = (_gbit(grown_in(_readings(counters, name), span).per_s) for name in ("rx_bytes", "tx_bytes"))
+    return received, sent
+
+
+def _gbit(bytes_per_s: float) -> float:
+    rate = bytes_per_s * _GBIT_PER_BYTE
+    if rate > _ABSURD_GBIT:
+        raise UnknownError("no NIC carries as much as it counted")
+    return rate
+
+
+def _readings(counters: Counters, field: str) -> list[Reading]:
+    """One counter of a card; moments at which it was not told are left out."""
+    return [Reading(moment, total) for moment, one in counters if (total := getattr(one, field)) is not None]
+
+
+def _less_headers(tx: float, rx: float, tx_packets: float, rx_packets: float) -> Carried:
+    return Carried(sent=max(0, tx - _HEADER_BYTES * tx_packets), received=max(0, rx - _HEADER_BYTES * rx_packets))
+
+
+def _rate(before: NicSample, after: NicSample) -> CardRate:
+    received, sent = after.rx_bytes - before.rx_bytes, after.tx_bytes - before.tx_bytes
+    if received < 0 or sent < 0:
+        return CardRate(sample=after)
+    bits = _BITS_PER_BYTE / (after.mono_ns - before.mono_ns)
+    return CardRate(sample=after, in_gbit_per_s=received * bits, out_gbit_per_s=sent * bits)

@@ -1,0 +1,193 @@
+"""export: what was recorded as flat CSV files, one a kind, units in the columns' names. Raw; nothing is averaged.
+
+A cell that a spreadsheet would take for a formula is told that it is text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from multinode.profile.cards import card_rates
+from multinode.profile.observed import Observed, ObservedNode
+from multinode.records.samples import (
+    CgroupSample,
+    CollectiveSample,
+    CpuSample,
+    DdpSample,
+    DeviceWaitSample,
+    GpuSample,
+    GroupSample,
+    LossSample,
+    NicSample,
+    StepSample,
+    TcpSample,
+    TrafficSample,
+)
+from multinode.render.escaping import sanitize
+
+__all__ = ["FILES", "csv_files", "harmless", "sample_tables"]
+
+_Row = dict[str, Any]
+_Columns = tuple[str, ...]
+
+# Where a spreadsheet begins to calculate.
+_FORMULA = ("=", "+", "-", "@")
+_PHASES = ("data", "forward", "backward", "optimizer", "comm")
+_NODE = ("run_id", "node", "node_rank")
+_STEP = (
+    *("rank", "step", "total_steps", "time_s", "mono_ns", "step_time_us", "samples", "micro_steps", "tokens"),
+    *("effective_tokens", "peak_memory_bytes", "peak_reserved_bytes", "traffic"),
+)
+_NIC = (
+    *("time_s", "mono_ns", "ifname", "rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+)
+_RATES = ("in_gbit_per_s", "out_gbit_per_s")
+_DDP = ("forward_us", "backward_us", "comm_us", "overlap_us")
+_TCP = ("sent_segments", "retransmitted_segments")
+_CGROUP = ("quota_cores", "throttled_us", "periods", "throttled_periods")
+_COLLECTIVE = ("rank", "local_rank", "index", "collective", "dtype", "redop", "size_bytes", "count", "num_wrong")
+_CALL = ("op", "group", "size_bytes", "count", "source")
+
+
+def _fields(sample: object, names: Iterable[str], prefix: str = "") -> _Row:
+    """Of a sample, or of none."""
+    return {prefix + name: getattr(sample, name) for name in names} if sample is not None else {}
+
+
+def _named(prefix: str, names: Iterable[str]) -> _Columns:
+    return tuple(prefix + name for name in names)
+
+
+def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row per worker and step, with DDP's counters, the waits of its GPU and the loss of that step."""
+    counted = set(observed.counted)
+    ddp = {(one.rank, one.step): one for one in node.of(DdpSample)}
+    waits = {(one.rank, one.step): one.wait_us for one in node.of(DeviceWaitSample)}
+    losses = {(one.rank, one.step): one.loss for one in node.of(LossSample)}
+    for sample in node.of(StepSample):
+        key = sample.rank, sample.step
+        yield {
+            **_fields(sample, _STEP),
+            "counted": int(sample.step in counted),
+            **{f"phase_{phase}_us": (sample.phases_us or {}).get(phase) for phase in _PHASES},
+            **_fields(ddp.get(key), _DDP, "ddp_"),
+            "device_wait_us": waits.get(key),
+            "loss": losses.get(key),
+        }
+
+
+def _network(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row a card and sample: its counters as they were read, and the rates since the sample before."""
+    rates = {
+        (ifname, rate.sample.mono_ns): rate
+        for ifname, taken in card_rates(node.of(NicSample)).items()
+        for rate in taken
+    }
+    for sample in node.of(NicSample):
+        yield {
+            **_fields(sample, _NIC),
+            **_fields(rates.get((sample.ifname, sample.mono_ns)), _RATES),
+            "link_gbit_per_s": node.link_gbit_per_s if sample.ifname == node.ifname else None,
+        }
+
+
+def _gpus(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    for sample in node.of(GpuSample):
+        yield {**_fields(sample, sample.__struct_fields__), "throttle": " ".join(sample.throttle)}
+
+
+def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row per sample, with the counters of TCP and of the job's cgroup that were read at the same time."""
+    tcp = {one.mono_ns: one for one in node.of(TcpSample)}
+    cgroups = {one.mono_ns: one for one in node.of(CgroupSample)}
+    for sample in node.of(CpuSample):
+        yield {
+            **_fields(sample, sample.__struct_fields__),
+            **_fields(tcp.get(sample.mono_ns), _TCP, "tcp_"),
+            **_fields(cgroups.get(sample.mono_ns), _CGROUP, "cgroup_"),
+        }
+
+
+def _collectives(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row per worker and iteration of a collective test."""
+    for sample in node.of(CollectiveSample):
+        for iteration, time_us in enumerate(sample.times_us, 1):
+            yield {**_fields(sample, _COLLECTIVE), "iteration": iteration, "time_us": time_us}
+
+
+def _calls(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
+    """A row a kind of call of what a step calls; `traffic` is what steps.csv names."""
+    groups = {(one.rank, one.group): one for one in node.of(GroupSample)}
+    for sample in node.of(TrafficSample):
+        for call in sample.calls:
+            group = groups.get((sample.rank, call.group))
+            yield {
+                **_fields(sample, ("rank", "traffic")),
+                **_fields(call, _CALL),
+                **_fields(group, ("backend",)),
+                "group_ranks": " ".join(map(str, group.ranks)) if group else None,
+            }
+
+
+_Rows = Callable[[Observed, ObservedNode], Iterator[_Row]]
+_KINDS: dict[str, tuple[_Rows, _Columns]] = {
+    "steps.csv": (
+        _steps,
+        (
+            *(*_STEP, "counted", *(f"phase_{phase}_us" for phase in _PHASES)),
+            *(*_named("ddp_", _DDP), "device_wait_us", "loss"),
+        ),
+    ),
+    "network.csv": (_network, (*_NIC, *_RATES, "link_gbit_per_s")),
+    "gpus.csv": (_gpus, GpuSample.__struct_fields__),
+    "cpu.csv": (_cpu, (*CpuSample.__struct_fields__, *_named("tcp_", _TCP), *_named("cgroup_", _CGROUP))),
+    "collectives.csv": (_collectives, (*_COLLECTIVE, "iteration", "time_us")),
+    "calls.csv": (_calls, ("rank", "traffic", *_CALL, "backend", "group_ranks")),
+}
+FILES = tuple(_KINDS)
+
+
+def csv_files(runs: Iterable[Observed]) -> dict[str, str]:
+    """The text of each file by its name; the runs stand below each other, told apart by `run_id`.
+
+    Every file has its header, whether or not there is anything to put below it.
+    """
+    runs = list(runs)
+    return {name: _file(runs, rows, columns) for name, (rows, columns) in _KINDS.items()}
+
+
+def sample_tables(observed: Observed) -> dict[str, tuple[tuple[str, ...], Iterator[_Row]]]:
+    """Columns and rows of each kind by its name, `steps` and so on: the same as the values that they are."""
+    return {
+        name.removesuffix(".csv"): ((*_NODE, *columns), _placed(observed, rows))
+        for name, (rows, columns) in _KINDS.items()
+    }
+
+
+def _placed(observed: Observed, rows: _Rows) -> Iterator[_Row]:
+    for node in observed.nodes:
+        place = {"run_id": observed.run_id, "node": node.name, "node_rank": node.node_rank}
+        for row in rows(observed, node):
+            yield place | row
+
+
+def _file(runs: Iterable[Observed], rows: _Rows, columns: tuple[str, ...]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=(*_NODE, *columns), lineterminator="\n")
+    writer.writeheader()
+    for observed in runs:
+        for row in _placed(observed, rows):
+            writer.writerow({name: harmless(value) for name, value in row.items()})
+    return text.getvalue()
+
+
+def harmless(value: object) -> object:
+    """A cell as it is, text that a spreadsheet would calculate told to be text."""
+    if not isinstance(value, str):
+        return value
+    text = sanitize(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text

@@ -1,0 +1,253 @@
+"""Exposure: how long each worker waited in exposed communication, in each measured step. Pure.
+
+Chooses the best source there is, and the steps in which it is known; what the waits mean is `step_split`'s and
+`stragglers`' business.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import msgspec
+
+from multinode.profile.calls import last_models
+from multinode.profile.observed import Observed
+from multinode.records.progress import StepRecords
+from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
+from multinode.stats.unknown import UnknownError, attempt
+
+__all__ = ["DdpTimes", "Exposure", "WorkerStep", "expose_each", "find_exposure"]
+
+# A checkpoint now and then is not what a step spends its time on. What comes more often than in one step of twenty is
+# the training's own rhythm (a loader that refills its queue), and stays.
+_LONG = 3
+_RARE = 20
+# Counters and step times are taken at different moments: only what exceeds the step by more than this is implausible.
+_CREDIBLE_EXCESS = 1.1
+_TRACE_TELLS = "a trace shows it (--trace)"
+
+
+class DdpTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What DDP's counters say of one step of one worker, its iterations and DDP modules added up.
+
+    Attributes:
+        iterations: of the reducer; one, unless micro-batches are reduced one by one or there are several modules.
+        compute_us: forward pass and backward computation.
+        comm_us: from the first bucket to the last; `exposed_us` what of it the backward computation did not overlap.
+    """
+
+    iterations: int
+    compute_us: float
+    comm_us: float
+    exposed_us: float
+
+
+class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of one worker.
+
+    Attributes:
+        exposed_us: how long the worker waited in exposed communication, at most the step; None is unknown.
+        ddp: DDP's counters of it, where the source is `ddp`.
+        beside_us: of `exposed_us` what passed in calls beside DDP's reducer; likewise.
+    """
+
+    record: StepSample
+    step_us: float
+    exposed_us: float | None = None
+    ddp: DdpTimes | None = None
+    beside_us: float | None = None
+
+
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps whose exposure is known.
+
+    Attributes:
+        source: `ddp` (DDP's counters), `device` (waits of the computing stream), `host` (blocked in collectives),
+            `alone` (one worker: there is nothing to exchange), or None: not known.
+        steps: by rank, all workers in each, ascending; those that the source does not tell are left out.
+        device: what all workers train on, `cpu` or `cuda`; None is unknown, or they differ.
+        accumulation: micro-batches per step by rank, where the framework says so.
+        reason: why there is no source.
+        rule: which steps those are, in words.
+    """
+
+    source: str | None = None
+    steps: tuple[dict[int, WorkerStep], ...] = ()
+    device: str | None = None
+    accumulation: dict[int, int] = {}
+    reason: str = ""
+    rule: str = ""
+
+
+_Step = dict[int, WorkerStep]
+
+
+class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What was recorded of the steps, by (rank, step); and which sources there are."""
+
+    world_size: int
+    wrapped_by_ddp: bool
+    device: str | None
+    records: dict[tuple[int, int], StepRecords]
+
+    def exposed_us(self, source: str, worker: WorkerStep) -> float | None:
+        records = self.records[worker.record.rank, worker.record.step]
+        return records.exposed_us(source, host_waits=self.device == "cpu")
+
+    def has(self, kind: str) -> bool:
+        return any(getattr(one, kind) for one in self.records.values())
+
+
+def find_exposure(observed: Observed) -> Exposure:
+    """Choose the best source, and the measured steps, that all workers recorded, and that it tells."""
+    whole = _whole_steps(observed, observed.counted)
+    if not whole:
+        return Exposure(reason="no measured step was recorded by all workers")
+    return _expose(observed, whole, _without_rare(whole, observed.syncs))
+
+
+def expose_each(observed: Observed) -> Exposure:
+    """The same of every step that all workers recorded, measured or not, however long."""
+    whole = _whole_steps(observed, observed.steps)
+    return _expose(observed, whole, whole)
+
+
+def _whole_steps(observed: Observed, numbers: Iterable[int]) -> list[_Step]:
+    return [step for number in numbers if (step := _whole_step(observed, number)) is not None]
+
+
+def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) -> Exposure:
+    models = last_models(observed)
+    devices = {model.device for model in models.values()}
+    evidence = _Evidence(
+        world_size=observed.world_size,
+        wrapped_by_ddp=any(model.wrapper == "ddp" for model in models.values()),
+        device=devices.pop() if len(devices) == 1 else None,
+        records=_records(observed),
+    )
+    reasons: dict[str, str] = {}
+    source, told = attempt(reasons, "source", lambda: _tell_best(usual, evidence)) or (None, usual)
+    return Exposure(
+        source=source,
+        steps=tuple(told),
+        device=evidence.device,
+        accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
+        reason=reasons.get("source", ""),
+        rule=_rule(observed, len(whole) - len(usual), len(told)),
+    )
+
+
+def _whole_step(observed: Observed, number: int) -> _Step | None:
+    """The step of all workers; None where a record or its time is missing."""
+    whole = {
+        rank: WorkerStep(record=record, step_us=record.step_time_us)
+        for rank, record in sorted(observed.steps[number].items())
+        if record.step_time_us is not None
+    }
+    return whole if len(whole) == observed.world_size else None
+
+
+def _without_rare(steps: Sequence[_Step], syncs: Collection[int]) -> list[_Step]:
+    """Without steps that take long and are few; those in which nodes average are part of the training's rhythm."""
+    times = [statistics.median(worker.step_us for worker in step.values()) for step in steps]
+    limit = _LONG * statistics.median(times)
+    usual = [
+        step
+        for step, time_us in zip(steps, times, strict=True)
+        if time_us <= limit or next(iter(step.values())).record.step in syncs
+    ]
+    return usual if len(steps) - len(usual) <= math.ceil(len(steps) / _RARE) else list(steps)
+
+
+def _records(observed: Observed) -> dict[tuple[int, int], StepRecords]:
+    """A node is believed about its own workers alone."""
+    found: defaultdict[tuple[int, int], StepRecords] = defaultdict(StepRecords)
+    for node in observed.nodes:
+        for sample in node.samples:
+            if isinstance(sample, StepSample | DdpSample | DeviceWaitSample) and sample.rank in node.ranks:
+                found[sample.rank, sample.step] = found[sample.rank, sample.step].with_sample(sample)
+    return found
+
+
+def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequence[_Step]]:
+    """The best source there is, and the steps that it tells."""
+    if evidence.world_size <= 1:
+        return "alone", _tell(steps, lambda _: 0.0)
+    if evidence.has("ddp") or evidence.wrapped_by_ddp:
+        return "ddp", _tell_ddp(steps, evidence)
+    if evidence.has("wait"):
+        told = _tell(steps, lambda worker: evidence.exposed_us("device", worker))
+        if not told:
+            raise UnknownError(
+                "too few of its collectives were timed: they run on streams of their own, which computation waits for "
+                f"unseen, or records are lost; {_TRACE_TELLS}"
+            )
+        return "device", told
+    if evidence.device == "cpu":
+        told = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
+        if not told:
+            raise UnknownError("no worker timed how long it was blocked in collectives")
+        return "host", told
+    if evidence.device == "cuda":
+        raise UnknownError(f"the host's clock does not show how long a GPU waits; {_TRACE_TELLS}")
+    raise UnknownError("the workers do not say whether they train on CPUs or GPUs")
+
+
+def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
+    """DDP's own, and what passed in calls beside it: DDP's reducer is in C++, and no call of it is timed by us."""
+    if not evidence.has("ddp"):
+        raise UnknownError(f"DDP's counters were not recorded, and nothing else sees its reducer; {_TRACE_TELLS}")
+    counted = [{rank: _counted(worker, evidence) for rank, worker in step.items()} for step in steps]
+    told = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
+    if told:
+        return told
+    if _tell(counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None):
+        raise UnknownError(f"too few of the collectives beside DDP's own were timed; {_TRACE_TELLS}")
+    raise UnknownError(f"no measured step has plausible DDP counters of all workers; {_TRACE_TELLS}")
+
+
+def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None]) -> list[_Step]:
+    """The steps in which every worker's exposure is known and plausible."""
+    told = []
+    for step in steps:
+        values = {rank: exposed(worker) for rank, worker in step.items()}
+        known = {rank: value for rank, value in values.items() if value is not None}
+        if all(rank in known and known[rank] <= _CREDIBLE_EXCESS * worker.step_us for rank, worker in step.items()):
+            told.append(
+                {
+                    rank: msgspec.structs.replace(worker, exposed_us=min(known[rank], worker.step_us))
+                    for rank, worker in step.items()
+                }
+            )
+    return told
+
+
+def _counted(worker: WorkerStep, evidence: _Evidence) -> WorkerStep:
+    records = evidence.records[worker.record.rank, worker.record.step]
+    beside_us = records.beside_us(host_waits=evidence.device == "cpu")
+    return msgspec.structs.replace(worker, ddp=_counters(worker, evidence), beside_us=beside_us)
+
+
+def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
+    """What the counters say; None where they are missing, or implausible for this step."""
+    told = evidence.records[worker.record.rank, worker.record.step].ddp
+    if not told:
+        return None
+    times = DdpTimes(
+        iterations=len(told),
+        compute_us=sum(one.forward_us + one.backward_us for one in told),
+        comm_us=sum(one.comm_us for one in told),
+        exposed_us=sum(max(0.0, one.comm_us - one.overlap_us) for one in told),
+    )
+    return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
+
+
+def _rule(observed: Observed, rare: int, told: int) -> str:
+    counted = len(observed.counted)
+    rule = f"{told} of the {counted} measured steps" if told < counted else f"the {counted} measured steps"
+    if rare:
+        rule += f" ({rare} took over {_LONG} times the median and {'is' if rare == 1 else 'are'} left out)"
+    return rule

@@ -1,0 +1,182 @@
+"""In-training bandwidth: what the training's own all-reduces reach, beside nccl-test's at the same sizes. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from multinode.profile.calls import last_models
+from multinode.profile.inspector_view import view_inspector
+from multinode.profile.observed import Observed
+from multinode.profile.trace_view import TraceView
+from multinode.records.samples import DdpSample, NcclOpSample
+from multinode.stats.unknown import UnknownError, attempt
+from multinode.traffic.collectives import bus_factor
+from multinode.traffic.size_curve import SizeCurve
+
+__all__ = ["Alone", "InTraining", "beside", "in_training", "reconciled", "step_bandwidths"]
+
+_GB_PER_S = 1e-3  # of bytes in a microsecond
+
+
+class Alone(msgspec.Struct, frozen=True, kw_only=True):
+    """What nccl-test measured for the same messages on the same nodes.
+
+    Attributes:
+        run_id: of the nccl-test.
+        busbw_gb_per_s: factor x the bytes of the messages / the sum of their times.
+    """
+
+    run_id: str
+    busbw_gb_per_s: float
+
+
+class InTraining(msgspec.Struct, frozen=True, kw_only=True):
+    """busbw of the training's all-reduces.
+
+    Attributes:
+        busbw_gb_per_s: factor x bytes of a step's all-reduces / the time that they took; None is unknown.
+        sizes_bytes: of a step's all-reduces; empty is unknown.
+        source: `trace` (transfers in a profiler window), `nccl inspector` (NCCL's own records) or `ddp span` (first
+            bucket to last, waiting for buckets included: a lower bound, good where the link is the limit).
+        bytes_per_step: of all-reduces, by the source; None is unknown.
+        recorded: the part of the operations that the source has, where it numbers them; of the others only samples are
+            known, and neither sizes nor bytes.
+        asked_bytes: that the calls asked for, of a worker in a step, beside it.
+        alone: nccl-test's figure, where a run of the same nodes and workers is stored.
+        sentence: both in words, written by `report`.
+        reason: why there is none.
+    """
+
+    busbw_gb_per_s: float | None = None
+    sizes_bytes: tuple[int, ...] = ()
+    source: str | None = None
+    bytes_per_step: float | None = None
+    recorded: float = 1.0
+    asked_bytes: float | None = None
+    alone: Alone | None = None
+    sentence: str = ""
+    reason: str = ""
+
+
+def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
+    """The bandwidth by the best source: a window of the profiler, else NCCL's Inspector, else DDP's counters."""
+    if observed.world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
+        return InTraining(reason="one worker has nobody to talk to")
+    if trace is not None and trace.busbw_gb_per_s is not None:
+        return InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes)
+    missing: dict[str, str] = {}
+    has_records = bool(observed.of(NcclOpSample))
+    found = attempt(missing, "inspector", lambda: _by_inspector(observed)) if has_records else None
+    found = found or attempt(missing, "ddp", lambda: _by_counters(observed))
+    if found is not None:
+        return found
+    reasons = [missing[name] for name in ("ddp", "inspector") if name in missing]
+    if trace is not None:
+        reasons.append(f"the profiler's window: {trace.missing.get('busbw_gb_per_s', 'it tells none')}")
+    return InTraining(reason="; ".join(reasons))
+
+
+def reconciled(training: InTraining, asked_bytes: float | None) -> InTraining:
+    """The same beside what the calls asked for, where the source counts bytes, with whether they differ."""
+    if training.bytes_per_step is None or not asked_bytes:
+        return training
+    return msgspec.structs.replace(training, asked_bytes=asked_bytes)
+
+
+def _by_inspector(observed: Observed) -> InTraining:
+    view = view_inspector(observed)
+    return InTraining(
+        busbw_gb_per_s=view.busbw_gb_per_s,
+        source="nccl inspector",
+        sizes_bytes=view.sizes_bytes,
+        bytes_per_step=view.bytes_per_step,
+        recorded=view.recorded,
+    )
+
+
+def beside(training: InTraining, run_id: str, curve: SizeCurve, world_size: int) -> InTraining:
+    """The same beside what a size scan of all-reduces measured: the sizes of a step, one after the other.
+
+    Args:
+        training: as `in_training` has it; without sizes it stays as it is.
+        run_id: of the nccl-test.
+        curve: time over size of its all-reduce, of as many workers on the same nodes.
+        world_size: workers in all.
+    """
+    sizes = [size for size in training.sizes_bytes if size > 0]
+    if training.busbw_gb_per_s is None or not sizes:
+        return training
+    took_us = sum(curve.predict_us(size) for size in sizes)
+    if not 0 < took_us < math.inf:
+        return training
+    alone = Alone(run_id=run_id, busbw_gb_per_s=_busbw(sizes, took_us, world_size))
+    return msgspec.structs.replace(training, alone=alone)
+
+
+def _by_counters(observed: Observed) -> InTraining:
+    """A step's buckets over the span of the worker that waited least, the median of the measured steps."""
+    if observed.averaging is not None:
+        raise UnknownError("gradients stay on their node, and the rounds tell what nodes average")
+    steps = _counters(observed)
+    if not steps:
+        raise UnknownError("no DDP counters in the measured steps, only a window of the profiler (--trace) shows it")
+    if _has_hooks(observed):
+        raise UnknownError("a communication hook changes what DDP sends: its buckets are not what travels")
+    measured = list(_measured(steps, observed.world_size).values())
+    if not measured:
+        raise UnknownError("DDP's counters of no step are those of all workers, or they are impossible")
+    ((sizes, _),) = Counter(sizes for sizes, _ in measured).most_common(1)
+    median = statistics.median(busbw for _, busbw in measured)
+    return InTraining(busbw_gb_per_s=median, source="ddp span", sizes_bytes=sizes)
+
+
+def step_bandwidths(observed: Observed) -> dict[int, float]:
+    """The busbw of each measured step in GB/s, by DDP's counters of the worker that waited least."""
+    if observed.world_size < 2 or _has_hooks(observed):  # noqa: PLR2004 - one worker alone has nobody to talk to
+        return {}
+    return {number: busbw for number, (_, busbw) in _measured(_counters(observed), observed.world_size).items()}
+
+
+def _has_hooks(observed: Observed) -> bool:
+    return any(model.settings.get("comm_hooks") for model in last_models(observed).values())
+
+
+def _measured(
+    steps: Mapping[int, Mapping[int, Sequence[DdpSample]]], world_size: int
+) -> dict[int, tuple[tuple[int, ...], float]]:
+    """Buckets and busbw by step, of those that all workers counted and that are plausible."""
+    whole = {number: list(workers.values()) for number, workers in steps.items() if len(workers) == world_size}
+    return {number: one for number, workers in whole.items() if (one := _of_step(workers, world_size)) is not None}
+
+
+def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
+    """Of the measured steps, by rank: several where there are several DDP modules, or micro-batches reduced alone."""
+    counted = set(observed.counted)
+    steps: dict[int, dict[int, list[DdpSample]]] = {}
+    for node in observed.nodes:
+        for sample in node.of(DdpSample):
+            if sample.step in counted and sample.rank in node.ranks:
+                steps.setdefault(sample.step, {}).setdefault(sample.rank, []).append(sample)
+    return steps
+
+
+def _of_step(workers: Sequence[Sequence[DdpSample]], world_size: int) -> tuple[tuple[int, ...], float] | None:
+    """The buckets of a step and their busbw, reductions one after the other; None where what a node says cannot be."""
+    sizes = tuple(size for reduction in workers[0] for size in reduction.bucket_sizes_bytes)
+    spans_us = [math.fsum(reduction.comm_us for reduction in reductions) for reductions in workers]
+    if not sum(sizes):
+        return None
+    span_us = min(spans_us)
+    if not span_us:
+        return None
+    busbw = _busbw(sizes, span_us, world_size)
+    return (sizes, busbw) if math.isfinite(busbw) else None
+
+
+def _busbw(sizes: Sequence[int], took_us: float, world_size: int) -> float:
+    return bus_factor("all_reduce", world_size) * sum(sizes) / took_us * _GB_PER_S

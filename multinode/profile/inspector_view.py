@@ -1,0 +1,154 @@
+"""What NCCL's Inspector recorded of a training's all-reduces: their bandwidth, and whether it agrees with ours. Pure.
+
+The plugin gives sizes as NCCL's calls have them, which for reduce-scatter and all-gather is one rank's share, and busbw
+with nccl-tests' factors. When an operation ran it does not say, only when its record was written. Before NCCL 2.30.3 it
+kept one finished operation of a communicator between two writes: operations are numbered, and gaps show that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from multinode.profile.observed import Observed
+from multinode.records.samples import NcclOpSample
+from multinode.stats.unknown import UnknownError
+from multinode.traffic.collectives import bus_factor
+
+__all__ = ["NEWER_PLUGIN", "InspectorView", "busbw_gb_per_s", "total_bytes", "view_inspector"]
+
+# b3aeda4a of NCCL gave it a ring of operations; it loads into NCCL 2.28 and newer.
+NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, whichever NCCL runs"
+
+# NCCL's names, and torch's.
+_OPS = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+}
+_SHARED = frozenset({"AllGather", "ReduceScatter"})
+_GB_PER_S = 1e-3  # of bytes in a microsecond
+# The plugin writes whole microseconds: of a short operation half of one is much.
+_ALIKE = 0.02
+_LEAST_US = 100.0
+# It is configured to write twice a second (job/planning.py).
+_WRITTEN_WITHIN_S = 1.0
+
+
+class InspectorView(msgspec.Struct, frozen=True, kw_only=True):
+    """The all-reduces of all workers in the measured steps.
+
+    Attributes:
+        busbw_gb_per_s: factor x their bytes / the time that they took, each by the worker that waited least.
+        sizes_bytes: of a step's all-reduces; empty where not all were recorded.
+        bytes_per_step: all of them together; None where not all were recorded.
+        operations: how many were recorded on all workers.
+        recorded: of the operations that a worker's numbers say there were, the part that it recorded; of the worker
+            that recorded least.
+    """
+
+    busbw_gb_per_s: float
+    sizes_bytes: tuple[int, ...] = ()
+    bytes_per_step: float | None = None
+    operations: int
+    recorded: float = 1.0
+
+
+def total_bytes(op: NcclOpSample) -> int:
+    """S as nccl-tests counts it: of the whole buffer that is gathered or scattered."""
+    return op.size_bytes * (op.comm_ranks if op.op in _SHARED else 1)
+
+
+def busbw_gb_per_s(op: NcclOpSample) -> float:
+    """As we count it, from size and time.
+
+    Raises:
+        ValueError: it is of an operation that has no factor.
+    """
+    if op.op not in _OPS:
+        raise ValueError(f"unknown operation {op.op}")
+    factor = 1.0 if op.op == "Reduce" else bus_factor(_OPS[op.op], op.comm_ranks)
+    return factor * total_bytes(op) / op.time_us * _GB_PER_S
+
+
+def view_inspector(observed: Observed) -> InspectorView:
+    """What was recorded.
+
+    Raises:
+        UnknownError: the plugin recorded none, or its figures contradict themselves.
+    """
+    ops = [op for op in _in_window(observed) if op.op == "AllReduce" and op.comm_ranks == observed.world_size]
+    if not ops:
+        raise UnknownError("NCCL's Inspector recorded no all-reduce of all workers in the measured steps")
+    odd = sum(not _agrees(op) for op in ops if op.time_us >= _LEAST_US)
+    if odd:
+        raise UnknownError(f"NCCL's Inspector says another bandwidth of {odd} operations than their bytes and times do")
+    whole, recorded = _of_all_workers(ops), _recorded(ops)
+    if not whole:
+        few = "" if recorded == 1.0 else f": of its operations {recorded:.0%} were, {NEWER_PLUGIN}"
+        raise UnknownError(f"NCCL's Inspector recorded no all-reduce on all workers{few}")
+    sizes = [total_bytes(workers[0]) for workers in whole]
+    took_us = math.fsum(min(op.time_us for op in workers) for workers in whole)
+    busbw = bus_factor("all_reduce", observed.world_size) * sum(sizes) / took_us * _GB_PER_S
+    if not math.isfinite(busbw):
+        raise UnknownError("the times of NCCL's Inspector are impossible")
+    if recorded < 1.0:
+        return InspectorView(busbw_gb_per_s=busbw, operations=len(whole), recorded=recorded)
+    steps = observed.counted[-1] - observed.counted[0] + 1
+    counts = {size: round(count / steps) for size, count in Counter(sizes).items()}
+    return InspectorView(
+        busbw_gb_per_s=busbw,
+        sizes_bytes=tuple(size for size, count in sorted(counts.items(), reverse=True) for _ in range(count)),
+        bytes_per_step=sum(sizes) / steps,
+        operations=len(whole),
+    )
+
+
+def _in_window(observed: Observed) -> Iterable[NcclOpSample]:
+    """Those whose record was written while the measured steps ran, or just after; by each node's own clock."""
+    if not observed.counted:
+        return
+    first, last = observed.counted[0], observed.counted[-1]
+    for node in observed.nodes:
+        times = {
+            number: [observed.steps[number][rank].time_s for rank in node.ranks if rank in observed.steps[number]]
+            for number in (first, last)
+        }
+        took_s = [
+            (observed.steps[first][rank].step_time_us or 0.0) / 1e6
+            for rank in node.ranks
+            if rank in observed.steps[first]
+        ]
+        if times[first] and times[last]:
+            begin_s, end_s = min(times[first]) - max(took_s), max(times[last]) + _WRITTEN_WITHIN_S
+            yield from (op for op in node.of(NcclOpSample) if begin_s < op.written_s <= end_s)
+
+
+def _recorded(ops: Sequence[NcclOpSample]) -> float:
+    """NCCL numbers the all-reduces of a communicator one after the other, on each rank."""
+    numbers: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for op in ops:
+        numbers[op.comm, op.comm_rank].add(op.number)
+    return min(len(some) / (max(some) - min(some) + 1) for some in numbers.values())
+
+
+def _agrees(op: NcclOpSample) -> bool:
+    return math.isclose(busbw_gb_per_s(op), op.busbw_gb_per_s, rel_tol=_ALIKE)
+
+
+def _of_all_workers(ops: Sequence[NcclOpSample]) -> list[list[NcclOpSample]]:
+    """The records of each operation that all its workers have."""
+    by_operation: dict[tuple[str, int], dict[int, NcclOpSample]] = {}
+    for op in ops:
+        by_operation.setdefault((op.comm, op.number), {})[op.comm_rank] = op
+    return [
+        list(workers.values())
+        for workers in by_operation.values()
+        if len(workers) == next(iter(workers.values())).comm_ranks
+        and len({op.size_bytes for op in workers.values()}) == 1
+    ]

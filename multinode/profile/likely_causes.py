@@ -1,0 +1,247 @@
+"""Likely causes: what slows a machine or its GPUs, beside its peers or by itself (disturbances). Pure.
+
+A cause has figures of both sides: what is the same everywhere makes nobody slow. A disturbance marks a figure as
+measured under conditions that another time may not have. Codes and figures: the words are
+`profile.cause_words`'.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from multinode.profile.gpus import GpuUse
+from multinode.profile.machine_use import NodeUse
+from multinode.stats.spread import known_max, known_median
+
+__all__ = [
+    "THROTTLES",
+    "Beside",
+    "Disturbance",
+    "Figures",
+    "LikelyCause",
+    "Peers",
+    "Throttle",
+    "compare_machines",
+    "find_disturbances",
+    "known_figures",
+]
+
+Figures = dict[str, float | str]
+"""What was seen, each with its unit in its name; that of the peers begins with `peers_`."""
+
+# Of another GPU's clocks. Where they are as fast, a power cap costs nothing.
+_SLOWER_CLOCK = 0.95
+# Parts of the time. Sampled at 1 Hz over some tens of seconds, a tenth is a few samples: less is noise.
+_THROTTLED_MORE = 0.1
+_THROTTLED = 0.05
+_HOT_C = 85
+_LITTLE_MEMORY_GIB = 1.0
+_OTHERS_PERCENT = 25
+
+
+class Peers(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slow machine or worker is compared with.
+
+    Attributes:
+        kind: `nodes`, `workers` (the others of its own node), or `alone` (itself, while no other measured).
+        names: of the nodes.
+    """
+
+    kind: str = "nodes"
+    names: tuple[str, ...] = ()
+
+
+class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that may make a machine slow.
+
+    Attributes:
+        cause: as Straggler and Slow have it.
+        code: which of the sentences that `profile.cause_words` has; empty in a record of an earlier release.
+        node: that is slow.
+        peers: that are not; None where it is looked at by itself.
+        figures: of both.
+        sentence: what was seen; likewise `hint`, what to do about it. Empty until it is worded.
+    """
+
+    cause: str
+    code: str = ""
+    node: str = ""
+    peers: Peers | None = None
+    figures: Figures = {}
+    sentence: str = ""
+    hint: str = ""
+
+
+class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
+    """Other load, heat or losses that were seen on a node; fields as LikelyCause has them."""
+
+    node: str
+    code: str
+    figures: Figures = {}
+
+
+class _Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of a machine that is the larger the slower it is."""
+
+    figure: str  # Of NodeUse, or of what else has fields of these names.
+    more: float = math.inf  # Than the peers' median, to be a cause.
+    beyond: float = math.inf  # To be a disturbance.
+    cause: str = ""
+    unlike: bool = False  # Whether it is a cause where no peer has the figure.
+
+
+_PROCESSORS = (
+    _Condition(figure="throttled_share", more=0.1, beyond=0.02, cause="cpu", unlike=True),
+    _Condition(figure="cpu_steal_percent", more=5, beyond=2, cause="cpu"),
+)
+_REST = (
+    _Condition(figure="cpu_iowait_percent", more=10, cause="disk"),
+    _Condition(figure="retransmitted_share", beyond=0.001),
+)
+
+
+class Throttle(msgspec.Struct, frozen=True, kw_only=True):
+    """What throttles a GPU's clocks: a cause, and a word in NVML's names of the reasons."""
+
+    cause: str
+    reason: str
+
+    def share(self, gpu: GpuUse) -> float:
+        """Part of the time in which it throttled the clocks."""
+        return max((share for reason, share in gpu.throttle.items() if self.reason in reason), default=0.0)
+
+
+THROTTLES = (Throttle(cause="gpu_heat", reason="thermal"), Throttle(cause="gpu_power", reason="power"))
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """A slow machine beside others.
+
+    Attributes:
+        they: the others.
+        use: as NodeUse, or with some of its fields; likewise `others`.
+        gpus: those of it that are looked at; `peers` those that they are compared with.
+        clocks_tell: whether what holds clocks down delays nobody where they are as fast.
+    """
+
+    node: str
+    they: Peers
+    use: object
+    others: Sequence[object]
+    gpus: Sequence[GpuUse]
+    peers: Sequence[GpuUse]
+    clocks_tell: bool = True
+
+    def cause(self, cause: str, code: str, **figures: float | str | None) -> LikelyCause:
+        """A cause of its being slow, with the figures that are known."""
+        return LikelyCause(cause=cause, code=code, node=self.node, peers=self.they, figures=known_figures(**figures))
+
+
+def known_figures(**figures: float | str | None) -> Figures:
+    """Those that are known."""
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def compare_machines(beside: Beside) -> Iterator[LikelyCause]:
+    """What differs, the best evidence first."""
+    yield from _compare(_PROCESSORS, beside)
+    yield from _compare_gpus(beside)
+    yield from _compare(_REST, beside)
+    left, left_there = _figure(beside.use, "memory_available_gib"), _median_of(beside.others, "memory_available_gib")
+    if left is not None and left_there is not None and left < _LITTLE_MEMORY_GIB <= left_there:
+        yield beside.cause("memory", "little_memory", memory_available_gib=left, peers_memory_available_gib=left_there)
+
+
+def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, int]) -> tuple[Disturbance, ...]:
+    """Other load, thermals and losses that were seen on the nodes of repeated runs; of the same, the strongest.
+
+    Args:
+        repeats: what the nodes of each run did.
+        cores: processors of each node, by its name; of others, load beside the job's is not known.
+    """
+    strongest: dict[tuple[str, str], tuple[float, Disturbance]] = {}
+    for use in (use for uses in repeats for use in uses):
+        for kind, strength, figures in _disturbances(use, cores.get(use.node)):
+            found = Disturbance(node=use.node, code=kind.partition(" ")[0], figures=figures)
+            seen = (strength if math.isfinite(strength) else 0.0, found)
+            strongest[use.node, kind] = max(strongest.get((use.node, kind), seen), seen, key=lambda one: one[0])
+    return tuple(found for _, found in strongest.values())
+
+
+def _compare(conditions: Iterable[_Condition], beside: Beside) -> Iterator[LikelyCause]:
+    for one in conditions:
+        figure, there = _figure(beside.use, one.figure), _median_of(beside.others, one.figure)
+        is_alone = there is None and one.unlike and bool(beside.others)
+        if figure is not None and (there is not None or is_alone) and figure >= (there or 0.0) + one.more:
+            code = f"{one.figure}_alone" if is_alone else one.figure
+            quota = _figure(beside.use, "quota_cores") if one.unlike else None
+            known = known_figures(quota_cores=quota, **{one.figure: figure, f"peers_{one.figure}": there})
+            yield beside.cause(one.cause, code, **known)
+
+
+def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
+    """Clocks and NVML's reasons for them: a power cap that costs no clocks, or is reached everywhere, delays nobody."""
+    gpus, peers = beside.gpus, beside.peers
+    if not peers:
+        return
+    slowest = min(gpus, key=lambda gpu: math.inf if gpu.sm_clock_mhz is None else gpu.sm_clock_mhz, default=None)
+    clock = slowest.sm_clock_mhz if slowest is not None else None
+    clock_there = known_median(gpu.sm_clock_mhz for gpu in peers)
+    hot, hot_there = known_max(gpu.temperature_c for gpu in gpus), known_median(gpu.temperature_c for gpu in peers)
+    slower = None if clock is None or clock_there is None else clock < _SLOWER_CLOCK * clock_there
+    for one in THROTTLES if slower is not False or not beside.clocks_tell else ():
+        held, held_there = max(map(one.share, gpus), default=0.0), statistics.median(map(one.share, peers))
+        if held >= held_there + _THROTTLED_MORE:
+            yield beside.cause(
+                one.cause,
+                one.cause,
+                throttled_share=held,
+                peers_throttled_share=held_there,
+                temperature_c=hot,
+                peers_temperature_c=hot_there,
+            )
+    if slower and slowest is not None:
+        yield beside.cause(
+            "gpu_clocks",
+            "gpu_clocks",
+            gpu=slowest.index,
+            sm_clock_mhz=clock,
+            sm_clock_max_mhz=slowest.sm_clock_max_mhz,
+            peers_sm_clock_mhz=clock_there,
+        )
+    wide = next((gpu for gpu in peers if gpu.pcie is not None and not gpu.pcie_reduced), None)
+    narrow = next((gpu for gpu in gpus if wide is not None and gpu.is_narrower(wide)), None)
+    if wide is not None and narrow is not None:
+        yield beside.cause("pcie", "pcie", gpu=narrow.index, pcie=narrow.pcie, peers_pcie=wide.pcie)
+
+
+def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float, Figures]]:
+    """A code, and what tells two of it apart; strength in a unit of its own, and figures."""
+    for one in (*_PROCESSORS, *_REST):
+        figure = _figure(use, one.figure)
+        if figure is not None and figure > one.beyond:
+            yield one.figure, figure, {one.figure: figure}
+    if use.cpu_busy_percent is not None and use.job_cores is not None and cores:
+        others = use.cpu_busy_percent - 100 * use.job_cores / cores
+        if others > _OTHERS_PERCENT:
+            yield "other_load", others, {"others_percent": others, "node_cores": float(cores)}
+    for gpu in use.gpus:
+        if gpu.temperature_c is not None and gpu.temperature_c >= _HOT_C:
+            yield f"heat {gpu.index}", gpu.temperature_c, {"gpu": gpu.index, "temperature_c": gpu.temperature_c}
+        for reason, part in gpu.throttle.items():
+            if part >= _THROTTLED and any(one.reason in reason for one in THROTTLES):
+                figures: Figures = {"gpu": gpu.index, "reason": reason, "throttled_share": part}
+                yield f"throttled_clocks {gpu.index} {reason}", part, figures
+
+
+def _figure(use: object, name: str) -> float | None:
+    value: float | None = getattr(use, name, None)
+    return value
+
+
+def _median_of(uses: Iterable[object], name: str) -> float | None:
+    return known_median(_figure(use, name) for use in uses)

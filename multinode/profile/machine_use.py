@@ -1,0 +1,247 @@
+"""Machine use: what each node's cards, processors, memory and GPUs did while the measured steps ran. Pure.
+
+Cards are `cards`', GPUs `gpus`'. What is not known is None, and `missing` says why.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from multinode.profile.cards import CardUse, use_of_cards
+from multinode.profile.gpus import GpuUse, use_of_gpus
+from multinode.profile.observed import Observed, ObservedNode
+from multinode.records.samples import CgroupSample, CpuSample, NoteSample, StepSample, TcpSample
+from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
+from multinode.stats.spread import known_sum
+from multinode.stats.unknown import UnknownError, attempt
+
+__all__ = ["CardUse", "GpuEnergy", "GpuUse", "NodeUse", "energy_of", "figures_in", "use_of"]
+
+_BYTES_PER_GIB = 1 << 30
+_US_PER_S = 1e6
+_LONGEST_NOTE = 200
+# What the samplers' notes begin with, and whose reason they are.
+_NOTES = {"gpus": "no GPU samples: ", "quota_cores": "no cgroup samples: "}
+# Fields of NodeUse that are means, and those of CpuSample.
+_MEANS = {
+    "cpu_busy_percent": "busy_percent",
+    "cpu_iowait_percent": "iowait_percent",
+    "cpu_steal_percent": "steal_percent",
+    "job_cores": "job_cores",
+}
+_UNSAMPLED = "not sampled while the measured steps ran"
+
+
+class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One node over the window of the measured steps.
+
+    Attributes:
+        cards: the NICs that were sampled.
+        cpu_busy_percent: of all cores, mean; likewise `cpu_iowait_percent`, `cpu_steal_percent`.
+        job_cores: cores that the job used, mean.
+        quota_cores: processors that its cgroup allows; None is no limit, or unknown.
+        throttled_share: part of the window in which the cgroup had used them up; None is unknown.
+        memory_available_gib: the least.
+        retransmitted_share: of the TCP segments sent in the whole run; None is unknown.
+        peak_worker_memory_gib: by rank, allocated on its GPU, else resident in its process.
+        peak_worker_reserved_gib: by rank, reserved on its GPU by torch's allocator, allocated or not.
+        missing: reason by name of what could not be sampled.
+    """
+
+    node: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    cards: tuple[CardUse, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
+    cpu_busy_percent: float | None = None
+    cpu_iowait_percent: float | None = None
+    cpu_steal_percent: float | None = None
+    job_cores: float | None = None
+    quota_cores: float | None = None
+    throttled_share: float | None = None
+    memory_available_gib: float | None = None
+    retransmitted_share: float | None = None
+    peak_worker_memory_gib: dict[int, float] = {}
+    peak_worker_reserved_gib: dict[int, float] = {}
+    missing: dict[str, str] = {}
+
+
+class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all GPUs of a run together.
+
+    Attributes:
+        power_w: drawn while the measured steps ran.
+        j_per_sample: energy of a sample, in J.
+        reason: why one of them is None; else empty.
+    """
+
+    power_w: float | None = None
+    j_per_sample: float | None = None
+    reason: str = ""
+
+
+def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
+    """The node's use, from the end of its last warm-up step to the end of its last measured step, by its own clock.
+
+    Args:
+        node: what it recorded.
+        observed: the run, which says what steps count.
+    """
+    missing: dict[str, str] = {}
+    span = attempt(missing, "window", lambda: _span(node, observed))
+    cards, why_no_rates = use_of_cards(node, span)
+    gpus, why_no_gpus = use_of_gpus(node, span, _measured_s(observed)) if span is not None else ((), {})
+    missing = why_no_rates | missing | why_no_gpus
+    figures = figures_in(node, span, missing) if span is not None else {}
+    figures["retransmitted_share"] = attempt(missing, "retransmitted_share", lambda: _retransmitted(node.of(TcpSample)))
+    _add_notes(missing, node, has_gpus=bool(gpus))
+    return NodeUse(
+        node=node.name,
+        node_rank=node.node_rank,
+        ranks=node.ranks,
+        cards=cards,
+        gpus=gpus,
+        peak_worker_memory_gib=_worker_memory_gib(node, "peak_memory_bytes"),
+        peak_worker_reserved_gib=_worker_memory_gib(node, "peak_reserved_bytes"),
+        missing=missing,
+        **figures,
+    )
+
+
+def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | None) -> GpuEnergy:
+    """Power is NVML's, a GPU's median; energy its counter over the samples of the window, else power over samples/s.
+
+    Only where every GPU tells it: a sum of some of them would pass for the whole.
+
+    Args:
+        nodes: of a run.
+        samples: of the window; 0 is unknown.
+        samples_per_s: of all workers together.
+    """
+    bare = next((node for node in nodes if len(node.gpus) < max(1, len(node.ranks))), None)
+    if bare is not None or not nodes:
+        where = f" of {bare.node}" if bare is not None else ""
+        return GpuEnergy(
+            reason=f"not every GPU{where} was sampled" if bare and bare.gpus else f"no GPU{where} was sampled"
+        )
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    power_w, energy_j = known_sum(gpu.power_w for gpu in gpus), known_sum(gpu.energy_j for gpu in gpus)
+    j_per_sample = energy_j / samples if energy_j is not None and samples > 0 else None
+    if j_per_sample is None and power_w is not None and samples_per_s:
+        j_per_sample = power_w / samples_per_s
+    reason = "" if power_w is not None and j_per_sample is not None else "not every GPU reports its power"
+    return GpuEnergy(power_w=power_w, j_per_sample=j_per_sample, reason=reason)
+
+
+def figures_in(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[str, float | None]:
+    """Of the span, by the names of NodeUse's fields."""
+    processors = sorted(node.of(CpuSample), key=lambda one: one.mono_ns)
+    limits = sorted((one for one in node.of(CgroupSample) if one.mono_ns <= span.end_ns), key=lambda one: one.mono_ns)
+    found = {name: attempt(missing, name, partial(_mean, processors, field, span)) for name, field in _MEANS.items()}
+    within = [one.memory_available_gib for one in processors if span.start_ns <= one.mono_ns <= span.end_ns]
+    found["memory_available_gib"] = min((gib for gib in within if gib is not None), default=None)
+    if found["memory_available_gib"] is None:
+        missing["memory_available_gib"] = _UNSAMPLED
+    found["quota_cores"] = limits[-1].quota_cores if limits else None
+    if found["quota_cores"] is None:
+        # Without a limit nothing is held, and nothing is to be told.
+        missing["quota_cores"] = "its cgroup has no limit" if limits else _UNSAMPLED
+    else:
+        found["throttled_share"] = attempt(missing, "throttled_share", lambda: _throttled_share(limits, span))
+    return found
+
+
+def _throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
+    """Part of a span in which a cgroup had used up its processors.
+
+    The kernel adds up the time of all processors that had to wait, which can be more than the time that passed.
+
+    Raises:
+        UnknownError: as `grown_in`.
+    """
+    return min(1.0, grown_in([Reading(one.mono_ns, one.throttled_us) for one in limits], span).per_s / _US_PER_S)
+
+
+def _span(node: ObservedNode, observed: Observed) -> Span:
+    """From the first to the last measured step of those that the node recorded."""
+    own = [number for number in observed.counted if _ends(node, observed.steps[number])]
+    if not own:
+        raise UnknownError("none of its workers recorded a measured step")
+    before = max((number for number in observed.steps if number < observed.counted[0]), default=None)
+    begins = _ends(node, observed.steps[before]) if before is not None else []
+    # Where no warm-up was recorded: when the first of the node's workers began with the first step.
+    start_ns = max(begins, default=None) if begins else _begin_of(node, observed.steps[own[0]])
+    if start_ns is None:
+        raise UnknownError(f"when step {own[0]}, the first measured one, began is not known")
+    end_ns = max(_ends(node, observed.steps[own[-1]]))
+    if not 0 <= start_ns < end_ns:
+        raise UnknownError(f"the times of its clock at the ends of the steps up to {own[-1]} are implausible")
+    return Span(start_ns=start_ns, end_ns=end_ns)
+
+
+def _measured_s(observed: Observed) -> float:
+    times = ([one.step_time_us for one in step.values() if one.step_time_us] for step in observed.counted_steps)
+    return sum(statistics.median(one) for one in times if one) / _US_PER_S
+
+
+def _ends(node: ObservedNode, workers: dict[int, StepSample]) -> list[int]:
+    return [one.mono_ns for rank, one in workers.items() if rank in node.ranks]
+
+
+def _begin_of(node: ObservedNode, workers: dict[int, StepSample]) -> int | None:
+    return min(
+        (
+            one.mono_ns - round(one.step_time_us * 1000)
+            for rank, one in workers.items()
+            if rank in node.ranks and one.step_time_us is not None
+        ),
+        default=None,
+    )
+
+
+def _mean(samples: Iterable[CpuSample], field: str, span: Span) -> float:
+    """Over the span; each figure stands for the time since the sample before that had one, and weighs as much."""
+    weighed, seconds, since_ns = 0.0, 0.0, None
+    for sample in samples:
+        value = getattr(sample, field)
+        since_ns = sample.mono_ns if since_ns is None else since_ns
+        if value is not None:
+            overlap_s = span.overlap_s(since_ns, sample.mono_ns)
+            weighed += value * overlap_s
+            seconds += overlap_s
+            since_ns = sample.mono_ns
+    if not seconds:
+        raise UnknownError(_UNSAMPLED)
+    return weighed / seconds
+
+
+def _retransmitted(samples: list[TcpSample]) -> float:
+    """Of the whole run. What the kernel counts as sent (RFC 4022, tcpOutSegs) has no retransmissions in it."""
+    sent = in_whole(Reading(one.mono_ns, one.sent_segments) for one in samples)
+    again = in_whole(Reading(one.mono_ns, one.retransmitted_segments) for one in samples)
+    if not sent + again:
+        raise UnknownError("nothing was sent")
+    return again / (sent + again)
+
+
+def _add_notes(missing: dict[str, str], node: ObservedNode, *, has_gpus: bool) -> None:
+    """Why the samplers themselves say that something is missing."""
+    if not has_gpus:
+        missing.setdefault("gpus", "no GPU was sampled")
+    for note in node.of(NoteSample):
+        for name, beginning in _NOTES.items():
+            if name in missing and note.rank is None and note.message.startswith(beginning):
+                missing[name] = note.message.removeprefix(beginning)[:_LONGEST_NOTE]
+
+
+def _worker_memory_gib(node: ObservedNode, field: str) -> dict[int, float]:
+    peaks: dict[int, float] = {}
+    for step in node.of(StepSample):
+        peak_bytes = getattr(step, field)
+        if step.rank in node.ranks and peak_bytes is not None:
+            peaks[step.rank] = max(peaks.get(step.rank, 0.0), peak_bytes / _BYTES_PER_GIB)
+    return dict(sorted(peaks.items()))

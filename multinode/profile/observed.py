@@ -1,0 +1,184 @@
+"""Observed: what the nodes recorded of one run, sorted so that the rest of the analysis need not search. Pure.
+
+Which steps count is decided by `steady`; nothing is averaged here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from multinode.profile.steady import find_steady_state
+from multinode.records.samples import (
+    AveragingSample,
+    DdpSample,
+    DeviceWaitSample,
+    EvaluationSample,
+    LossSample,
+    Sample,
+    StepSample,
+    SyncSample,
+    TraceSample,
+)
+
+__all__ = ["Observed", "ObservedNode", "observe"]
+
+_Kind = TypeVar("_Kind")
+# What is told of certain steps. What else a worker said, of its model and its groups, may hold for its next training.
+_OF_STEPS = (StepSample, LossSample, EvaluationSample, DdpSample, DeviceWaitSample, SyncSample, TraceSample)
+
+
+class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node recorded.
+
+    Attributes:
+        ranks: its workers' global ranks.
+        ifname: its data-plane interface; None is unknown.
+        ifnames: all that the hostfile names, where those are several.
+        link_gbit_per_s: what that interface says of its speed; None is unknown.
+        samples: in the order of their files.
+    """
+
+    name: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    ifname: str | None = None
+    ifnames: tuple[str, ...] = ()
+    link_gbit_per_s: float | None = None
+    samples: tuple[Sample, ...] = ()
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """Its samples of one kind."""
+        return [sample for sample in self.samples if isinstance(sample, kind)]
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes recorded.
+
+    Attributes:
+        nodes: in node-rank order; of a worker that began anew, what came since.
+        recorded: steps that were recorded, those included that are not here.
+        steps: by the step's number, ascending, the records of it by rank.
+        counted: the numbers of the measured steps, ascending; those in `steps` that have a time.
+        rule: which those are, in words.
+        syncs: those of the measured steps in which nodes averaged their parameters; the measured steps are whole
+            rounds then, and the last one ends with the last of these.
+    """
+
+    run_id: str
+    world_size: int
+    nodes: tuple[ObservedNode, ...]
+    recorded: int
+    steps: dict[int, dict[int, StepSample]]
+    counted: tuple[int, ...]
+    rule: str
+    syncs: tuple[int, ...] = ()
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """Samples of one kind, of all nodes."""
+        return [sample for node in self.nodes for sample in node.of(kind)]
+
+    @property
+    def averaging(self) -> AveragingSample | None:
+        """How nodes average, by the worker of the lowest rank that says so; None where they do at each step."""
+        return min(self.of(AveragingSample), key=lambda one: one.rank, default=None)
+
+    @property
+    def counted_steps(self) -> list[dict[int, StepSample]]:
+        """Of the measured steps, the records by rank."""
+        return [self.steps[number] for number in self.counted]
+
+
+def observe(run_id: str, nodes: Sequence[ObservedNode], recorded: int = 0) -> Observed:
+    """Sort what was recorded, and choose the measured steps; `recorded` says how many there are, where more than here.
+
+    A node is believed about its own workers alone: a step of a rank that is not on it is passed over. Where a worker's
+    steps began anew (its launcher started it again, or a script trains twice), what came before is left out.
+    """
+    cut = [_without_earlier(node) for node in nodes]
+    rules = ["an earlier training of the same run is left out"] if any(was_cut for _, was_cut in cut) else []
+    nodes = tuple(node for node, _ in cut)
+    steps: dict[int, dict[int, StepSample]] = {}
+    for node in nodes:
+        for sample in node.of(StepSample):
+            if sample.rank in node.ranks:
+                steps.setdefault(sample.step, {})[sample.rank] = sample
+    steps = {number: steps[number] for number in sorted(steps)}
+    if recorded > len(steps):
+        rules.append(f"of {recorded} steps {len(steps)} are read, in stretches that are spread evenly")
+    timed = [number for number, workers in steps.items() if _times(workers)]
+    steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
+    counted, rule = _without_traced(timed[steady.first :], nodes, steady.rule)
+    syncs: tuple[int, ...] = ()
+    if any(node.of(AveragingSample) for node in nodes):
+        counted, syncs, whole = _whole_rounds(counted, nodes)
+        rules.insert(0, whole)
+    return Observed(
+        run_id=run_id,
+        world_size=sum(len(node.ranks) for node in nodes),
+        nodes=nodes,
+        recorded=max(recorded, len(steps)),
+        steps=steps,
+        counted=counted,
+        rule="; ".join([rule, *rules]),
+        syncs=syncs,
+    )
+
+
+def _whole_rounds(
+    counted: Sequence[int], nodes: Sequence[ObservedNode]
+) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """Of the measured steps those of whole rounds, in which of them nodes averaged, and the rule in words.
+
+    A median step leaves the averaging out, and a part of a round has too much or too little of it.
+    """
+    ended = {sync.step for node in nodes for sync in node.of(SyncSample) if sync.rank in node.ranks}
+    measured = set(counted)
+    rounds = [range(before + 1, after + 1) for before, after in itertools.pairwise(sorted(ended))]
+    whole = tuple(number for one in rounds if measured.issuperset(one) for number in one)
+    if not whole:
+        return (), (), "no whole round was measured after the warm-up"
+    syncs = tuple(sorted(ended.intersection(whole)))
+    return whole, syncs, f"{len(whole)} steps are {len(syncs)} whole rounds of averaging between nodes"
+
+
+def _without_earlier(node: ObservedNode) -> tuple[ObservedNode, bool]:
+    """The node without what its workers recorded before they began to count their steps anew, and whether they did."""
+    last: dict[int, StepSample] = {}
+    begins: dict[int, int] = {}
+    for place, sample in enumerate(node.samples):
+        if not isinstance(sample, StepSample):
+            continue
+        before = last.get(sample.rank)
+        if before is not None and sample.step <= before.step and sample.mono_ns > before.mono_ns:
+            begins[sample.rank] = place
+        last[sample.rank] = sample
+    if not begins:
+        return node, False
+    kept = tuple(
+        sample
+        for place, sample in enumerate(node.samples)
+        if not isinstance(sample, _OF_STEPS) or place >= begins.get(sample.rank, 0)
+    )
+    return msgspec.structs.replace(node, samples=kept), True
+
+
+def _times(workers: dict[int, StepSample]) -> list[float]:
+    return [sample.step_time_us for sample in workers.values() if sample.step_time_us is not None]
+
+
+def _without_traced(counted: Sequence[int], nodes: Sequence[ObservedNode], rule: str) -> tuple[tuple[int, ...], str]:
+    """Those that no profiler's window has slowed, on any worker: the others waited for it. All, where none is left."""
+    windows = [sample for node in nodes for sample in node.of(TraceSample) if sample.first_step and sample.last_step]
+    if not windows:
+        return tuple(counted), rule
+    first = min(window.first_step or 0 for window in windows) - 1
+    last = max(window.disturbed_to or (window.last_step or 0) + 1 for window in windows)
+    left = tuple(number for number in counted if not first <= number <= last)
+    if not left:
+        return tuple(counted), f"{rule}; the profiler slowed steps {first} to {last}, and there are no others"
+    return left, f"{rule}, nor do steps {first} to {last}, which the profiler slowed"

@@ -1,0 +1,394 @@
+"""Stragglers: workers that the others wait for, step after step, and what is the likely cause. Pure.
+
+How long a worker waited is `exposure`'s. A cause has figures of both sides: what is the same everywhere makes nobody
+late. Its words are `profile.cause_words`'.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import msgspec
+
+from multinode.profile.exposure import Exposure, WorkerStep
+from multinode.profile.gpus import GpuUse
+from multinode.profile.likely_causes import Beside, LikelyCause, Peers, compare_machines
+from multinode.profile.machine_use import NodeUse
+from multinode.profile.observed import Observed
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.stats.estimate import half_width
+from multinode.stats.spread import known_median
+
+__all__ = ["Straggler", "Waiting", "find_stragglers", "find_waiting"]
+
+# Late by less than a twentieth of the step nobody would notice.
+_LATE = 0.05
+# Nodes that take turns are late in half of the steps, or in fewer where there are more of them.
+_OFTEN = 0.7
+# By chance one of two is the late one in 7 of 10 steps every third time: its lateness has to stand out from its own
+# scatter, too. Twice the half-width of its 95 % interval, chance does that about once in a thousand nodes.
+_HALF_WIDTHS = 2
+_LEAST_STEPS = 4
+# Of fewer steps nobody could say that nodes take turns in them.
+_LEAST_TURNS = 10
+# From this part of what is sent on, calls that workers leave one by one decide who waits: least waits their root.
+_ROOTED = 0.25
+# A cause has to account for half of the delay: what explains less has company, and that would be the cause.
+_EXPLAINS = 0.5
+_MORE_WORK = 1.05
+_FULL_PERCENT = 90
+_FEWER_CORES = 0.8
+# Of a worker that waits nearly always, nothing can be said about the time in which it does not.
+_LEAST_BUSY = 0.02
+
+
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """A node whose workers the others wait for.
+
+    Attributes:
+        ranks: the workers that are late.
+        late_ms: what the others wait for it, median over the steps.
+        share: of the step.
+        cause: `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (it has more
+            tokens) or `unknown`.
+        causes: what says so, the first that of the cause; where it is unknown, what was looked at. None in a record of
+            an earlier release.
+        evidence: the same, a sentence each; likewise `hint`, what to do about it. Empty until the summary is worded.
+    """
+
+    node: str
+    ranks: tuple[int, ...]
+    late_ms: float
+    share: float
+    cause: str = "unknown"
+    causes: tuple[LikelyCause, ...] = ()
+    evidence: tuple[str, ...] = ()
+    hint: str = ""
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """What nodes wait for each other, whoever is late; of a single node, its workers.
+
+    Attributes:
+        late_ms: what the others wait for the last one, mean over the steps; None is unknown.
+        take_turns: whether another one is the last again and again.
+    """
+
+    late_ms: float | None = None
+    take_turns: bool = False
+
+
+class _Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the causes are looked for in."""
+
+    observed: Observed
+    exposure: Exposure
+    split: StepSplit
+    uses: Sequence[NodeUse]
+    rooted: float
+
+
+_Group = tuple[str, tuple[int, ...]]
+"""A node and workers that are compared with the others: its own, or a single one where there is but one node."""
+
+
+class _Late(msgspec.Struct, frozen=True, kw_only=True):
+    """The late workers of a node, and by step what the others wait for them."""
+
+    node: str
+    ranks: tuple[int, ...]
+    late_us: tuple[float, ...]
+
+
+def find_stragglers(
+    observed: Observed, exposure: Exposure, split: StepSplit, uses: Sequence[NodeUse], rooted: float
+) -> tuple[Straggler, ...]:
+    """The late nodes, in node-rank order, with the likely cause; empty where that is not known.
+
+    Workers end a step together, so a late one shows by waiting less than the others. On each node the one that waits
+    least is compared with the median of the other nodes. Where more than half are late, the others are merely fast.
+    Where much is sent by calls that workers need not leave together, waiting less alone makes nobody late.
+
+    Args:
+        observed: the run.
+        exposure: of it.
+        split: of that.
+        uses: what the nodes' machines did.
+        rooted: part of what is sent that such calls send (`rooted_part`).
+    """
+    groups = _groups(observed)
+    if exposure.source is None or len(exposure.steps) < _LEAST_STEPS or len(groups) < 2:  # noqa: PLR2004 - a peer
+        return ()
+    late = [found for group in groups if (found := _late(exposure, group, groups)) is not None]
+    if 2 * len(late) > len(groups):
+        return ()
+    seen = _Seen(observed=observed, exposure=exposure, split=split, uses=uses, rooted=rooted)
+    slow = frozenset(rank for one in late for rank in one.ranks)
+    nodes = [_merged(late, node) for node in dict.fromkeys(one.node for one in late)]
+    return tuple(straggler for node in nodes if (straggler := _straggler(node, slow, seen)) is not None)
+
+
+def find_waiting(observed: Observed, exposure: Exposure) -> Waiting:
+    """What nodes wait for each other in the steps whose exposure is known."""
+    groups = [ranks for _, ranks in _groups(observed)]
+    if exposure.source is None or len(groups) < 2:  # noqa: PLR2004 - a peer
+        return Waiting()
+    waited = [[min(step[rank].exposed_us or 0.0 for rank in ranks) for ranks in groups] for step in exposure.steps]
+    late_us = [statistics.median(others) - last for last, *others in map(sorted, waited)]
+    return Waiting(late_ms=statistics.fmean(late_us) / 1000, take_turns=_take_turns(exposure, waited))
+
+
+def _take_turns(exposure: Exposure, waited: Sequence[Sequence[float]]) -> bool:
+    """Whether none is the last, or about as late as the last, in most of the steps in which somebody waited."""
+    turns = []
+    for step, least in zip(exposure.steps, waited, strict=True):
+        matters_us = _LATE * _step_us(step)
+        if max(least) - min(least) > matters_us:
+            turns.append([one - min(least) <= matters_us for one in least])
+    often = _OFTEN * len(turns)
+    return len(turns) >= _LEAST_TURNS and all(sum(is_last) < often for is_last in zip(*turns, strict=True))
+
+
+def _groups(observed: Observed) -> list[_Group]:
+    nodes = [(node.name, node.ranks) for node in observed.nodes if node.ranks]
+    if len(nodes) == 1:
+        ((name, ranks),) = nodes
+        return [(name, (rank,)) for rank in ranks]
+    return nodes
+
+
+def _late(exposure: Exposure, group: _Group, groups: Sequence[_Group]) -> _Late | None:
+    others = [other[1] for other in groups if other is not group]
+    node, ranks = group
+    late_us = _lateness(exposure, ranks, others)
+    if not _stands_out(exposure, late_us):
+        return None
+    alone = tuple(rank for rank in ranks if _stands_out(exposure, _lateness(exposure, (rank,), others)))
+    return _Late(node=node, ranks=alone or ranks, late_us=late_us)
+
+
+def _lateness(exposure: Exposure, ranks: Sequence[int], others: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    """By step, how much longer the others wait than these; negative where these wait longer."""
+    found = []
+    for step in exposure.steps:
+        waited = {rank: worker.exposed_us or 0.0 for rank, worker in step.items()}
+        least = [min(waited[rank] for rank in other) for other in others]
+        found.append(statistics.median(least) - min(waited[rank] for rank in ranks))
+    return tuple(found)
+
+
+def _stands_out(exposure: Exposure, late_us: Sequence[float]) -> bool:
+    """Whether it is late in most steps, by more than chance makes of it."""
+    often = sum(late > _LATE * _step_us(step) for late, step in zip(late_us, exposure.steps, strict=True))
+    return often >= _OFTEN * len(late_us) and statistics.fmean(late_us) > _HALF_WIDTHS * half_width(late_us)
+
+
+def _step_us(step: dict[int, WorkerStep]) -> float:
+    return statistics.median(worker.step_us for worker in step.values())
+
+
+def _merged(late: Sequence[_Late], node: str) -> _Late:
+    of_node = [one for one in late if one.node == node]
+    return _Late(
+        node=node,
+        ranks=tuple(sorted(rank for one in of_node for rank in one.ranks)),
+        late_us=tuple(max(step) for step in zip(*(one.late_us for one in of_node), strict=True)),
+    )
+
+
+def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | None:
+    """The straggler with its cause; without any, with what was looked at. None where it may be a root alone."""
+    case = _case(late, slow, seen)
+    causes = _find_causes(case)
+    if not causes and not _compute_longer(case) and seen.rooted >= _ROOTED:
+        return None
+    return Straggler(
+        node=late.node,
+        ranks=late.ranks,
+        late_ms=statistics.median(late.late_us) / 1000,
+        share=statistics.median(
+            late_us / _step_us(step) for late_us, step in zip(late.late_us, seen.exposure.steps, strict=True)
+        ),
+        cause=causes[0].cause if causes else "unknown",
+        causes=causes or (_nothing_differs(case),),
+    )
+
+
+def _nothing_differs(case: _Case) -> LikelyCause:
+    compared = _name_compared(case)
+    return case.beside.cause(
+        "unknown",
+        "nothing_differs" if compared else "nothing_to_compare",
+        **_compute_longer(case),
+        compared=", ".join(compared) or None,
+        device="cpu" if case.on_cpu else "gpu",
+    )
+
+
+def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
+    """The late workers beside those of other nodes that are not late; on one node, beside its others."""
+    workers = {worker.rank: worker for worker in seen.split.workers}
+    elsewhere = [node for node in seen.observed.nodes if node.name != late.node and not set(node.ranks) & set(slow)]
+    ranks = [rank for node in elsewhere for rank in node.ranks] or [rank for rank in workers if rank not in slow]
+    names = {node.name for node in elsewhere}
+    unit, work = _work(seen.exposure)
+    return _Case(
+        node=late.node,
+        they=Peers(names=tuple(node.name for node in elsewhere)) if elsewhere else Peers(kind="workers"),
+        late_ms=statistics.median(late.late_us) / 1000,
+        on_cpu=seen.exposure.device == "cpu",
+        mine=tuple(workers[rank] for rank in late.ranks if rank in workers),
+        theirs=tuple(workers[rank] for rank in ranks if rank in workers),
+        work=work,
+        work_unit=unit,
+        use=next((use for use in seen.uses if use.node == late.node), None),
+        others=tuple(use for use in seen.uses if use.node in names),
+    )
+
+
+def _work(exposure: Exposure) -> tuple[str, dict[int, float]]:
+    """What each worker had to do in a step, on average: tokens, else samples; empty where some worker does not say."""
+    for unit in ("tokens", "samples"):
+        counts = {
+            rank: [known for step in exposure.steps if (known := getattr(step[rank].record, unit)) is not None]
+            for rank in exposure.steps[0]
+        }
+        if all(len(known) == len(exposure.steps) for known in counts.values()):
+            return unit, {rank: statistics.fmean(known) for rank, known in counts.items()}
+    return "tokens", {}
+
+
+class _Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A late node beside the others.
+
+    Attributes:
+        late_ms: what the others wait for it a step.
+        on_cpu: whether its workers train on processors.
+        mine: the late workers' steps; `theirs` those of the workers that are compared with them.
+        work: mean tokens (else samples: `work_unit`) a step, by rank; empty is unknown.
+        use: of its machine; None is unknown. `others` of the other nodes.
+    """
+
+    node: str
+    they: Peers
+    late_ms: float
+    on_cpu: bool
+    mine: tuple[WorkerSplit, ...]
+    theirs: tuple[WorkerSplit, ...]
+    work: dict[int, float] = {}
+    work_unit: str = "tokens"
+    use: NodeUse | None = None
+    others: tuple[NodeUse, ...] = ()
+
+    @property
+    def beside(self) -> Beside:
+        """Its machine beside theirs."""
+        return Beside(
+            node=self.node,
+            they=self.they,
+            use=self.use,
+            others=self.others,
+            gpus=self.use.gpus if self.use is not None else (),
+            peers=_peers(self, self.use) if self.use is not None else (),
+        )
+
+    @property
+    def ranks(self) -> str:
+        """Of the late workers, as `2, 3`."""
+        return ", ".join(str(worker.rank) for worker in self.mine)
+
+
+def _find_causes(case: _Case) -> tuple[LikelyCause, ...]:
+    """All that differs, the best evidence first; the first names the cause."""
+    found = [*_more_work(case), *_data(case)]
+    if case.use is not None:
+        # Fewer cores may follow from waiting for a disk, and therefore come last.
+        found += [*compare_machines(case.beside), *_fewer_cores(case, case.use)]
+    return tuple(found)
+
+
+def _name_compared(case: _Case) -> tuple[str, ...]:
+    """What was known of both sides and could be compared."""
+    workers = (*case.mine, *case.theirs)
+    known = {
+        case.work_unit: all(worker.rank in case.work for worker in workers),
+        "data": all(worker.data_ms is not None for worker in workers),
+        "cpus": _both_know(case, lambda use: use.job_cores is not None),
+        "gpus": case.use is not None and bool(_peers(case, case.use)),
+        "disk": _both_know(case, lambda use: use.cpu_iowait_percent is not None),
+        "memory": _both_know(case, lambda use: use.memory_available_gib is not None),
+    }
+    return tuple(name for name, is_known in known.items() if is_known)
+
+
+def _compute_longer(case: _Case) -> dict[str, float | str]:
+    """How long it computed, which is what is to be explained and no cause; empty where it did not compute longer."""
+    mine = max((worker.compute_ms for worker in case.mine if worker.compute_ms is not None), default=None)
+    theirs = known_median(worker.compute_ms for worker in case.theirs)
+    if mine is None or theirs is None or mine - theirs < _EXPLAINS * case.late_ms:
+        return {}
+    return {"ranks": case.ranks, "compute_ms": mine, "peers_compute_ms": theirs}
+
+
+def _both_know(case: _Case, knows: Callable[[NodeUse], bool]) -> bool:
+    return case.use is not None and knows(case.use) and any(knows(other) for other in case.others)
+
+
+def _more_work(case: _Case) -> Iterator[LikelyCause]:
+    mine = [case.work[worker.rank] for worker in case.mine if worker.rank in case.work]
+    theirs = known_median(case.work.get(worker.rank) for worker in case.theirs)
+    if not mine or theirs is None or max(mine) <= _MORE_WORK * theirs:
+        return
+    busy_ms = max(_busy_ms(worker) for worker in case.mine)
+    if busy_ms * (1 - theirs / max(mine)) >= _EXPLAINS * case.late_ms:
+        work = {f"{case.work_unit}_per_step": max(mine), f"peers_{case.work_unit}_per_step": theirs}
+        yield case.beside.cause("work", f"more_{case.work_unit}", ranks=case.ranks, **work)
+
+
+def _data(case: _Case) -> Iterator[LikelyCause]:
+    mine = max((worker.data_ms for worker in case.mine if worker.data_ms is not None), default=None)
+    theirs = known_median(worker.data_ms for worker in case.theirs)
+    if mine is not None and theirs is not None and mine - theirs >= _EXPLAINS * case.late_ms:
+        yield case.beside.cause("data", "slow_data", ranks=case.ranks, data_ms=mine, peers_data_ms=theirs)
+
+
+def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
+    """Fewer processors than the others while it did not wait: others took them, or it may use no more."""
+    mine, theirs = _cores(case, use), known_median(_cores(case, other) for other in case.others)
+    crowded = use.cpu_busy_percent is not None and use.cpu_busy_percent >= _FULL_PERCENT
+    # A GPU's host has cores to spare: fewer say something only where there are none left.
+    if mine is None or theirs is None or mine >= _FEWER_CORES * theirs or not (crowded or case.on_cpu):
+        return
+    yield case.beside.cause(
+        "cpu",
+        "busy_cpus" if crowded else "fewer_cores",
+        job_cores=mine,
+        peers_job_cores=theirs,
+        cpu_busy_percent=use.cpu_busy_percent if crowded else None,
+        device="cpu" if case.on_cpu else "gpu",
+    )
+
+
+def _cores(case: _Case, use: NodeUse) -> float | None:
+    """Cores that the job used; of a training on CPUs, while it did not wait, for who waits for its peers uses none."""
+    own = [worker for worker in (*case.mine, *case.theirs) if worker.rank in use.ranks]
+    if use.job_cores is None or not own:
+        return None
+    if not case.on_cpu:
+        return use.job_cores
+    busy = statistics.fmean(1 - _waiting_ms(worker) / worker.step_ms for worker in own)
+    return use.job_cores / busy if busy >= _LEAST_BUSY else None
+
+
+def _peers(case: _Case, use: NodeUse) -> Sequence[GpuUse]:
+    """GPUs to compare with: of the other nodes, else all of this one."""
+    return [gpu for other in case.others for gpu in other.gpus] or use.gpus
+
+
+def _waiting_ms(worker: WorkerSplit) -> float:
+    return (worker.exposed_ms or 0.0) + (worker.wait_ms or 0.0)
+
+
+def _busy_ms(worker: WorkerSplit) -> float:
+    return worker.step_ms - _waiting_ms(worker) - (worker.data_ms or 0.0)

@@ -1,0 +1,246 @@
+"""Strategy: how the model is spread over the workers, by what they say of it and what they called. Pure.
+
+Where the calls contradict what a worker says of its model, the calls win.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from multinode.profile.calls import Group, Kind, WorkerCalls, busiest_worker, last_models
+from multinode.profile.observed import Observed
+from multinode.records.samples import AveragingSample, ModelSample, WorkerSample
+from multinode.traffic.traffic import Strategy
+
+__all__ = ["Recognised", "model_of", "recognise_strategy"]
+
+# Below these parts of what a step sends, calls are no part of the strategy: a metric, an evaluation, a checkpoint.
+_TRIFLE = 0.02
+_MOST = 0.5
+# Full sharding gathers each unit for the forward and again for the backward pass; the outermost one once alone.
+_GATHERED_ONCE = 1.05
+_GATHERED_TWICE = 1.3
+# A step's rest of what keeps a rendezvous alive, logs and metrics stay far below.
+_UNSEEN_BYTES = 1 << 20
+
+
+class Recognised(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model is spread over the workers.
+
+    Attributes:
+        name: in words; what is wrong begins with `no communication`.
+        strategy: that facts of theory are known for; None has none.
+    """
+
+    name: str
+    strategy: Strategy | None = None
+
+
+class _Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the busiest worker sends in a step by op, of calls that carry something, and how many calls that are."""
+
+    bytes_by_op: dict[str, float]
+    count_by_op: dict[str, float]
+    total: float
+
+    def has(self, *ops: str) -> bool:
+        """Whether these are part of the strategy."""
+        return self.part(*ops) > _TRIFLE
+
+    def part(self, *ops: str) -> float:
+        """Of all that is sent."""
+        return sum(self.bytes_by_op.get(op, 0.0) for op in ops) / self.total if self.total else 0.0
+
+
+def recognise_strategy(
+    observed: Observed, calls: Mapping[int, WorkerCalls], card_bytes: float | None = None
+) -> Recognised:
+    """The strategy, by what the worker of the lowest rank said last of its model, and by what all of them called.
+
+    A name that begins with `no communication` is one that a user has to fix.
+
+    Args:
+        observed: the run.
+        calls: of it, as `read_calls` has them.
+        card_bytes: what a card carried in a step: calls that nobody saw (of compiled code) are calls all the same.
+    """
+    averaging = observed.averaging
+    if observed.world_size <= 1 or averaging is not None:
+        return Recognised(name=_averaged(averaging) if averaging is not None else "one worker")
+    model = model_of(observed)
+    told = _as_told(model) if model else None
+    silence = _why_silent(observed, calls, wrapped=told is not None)
+    if silence:
+        return Recognised(name=_silent(silence, card_bytes))
+    worker = busiest_worker(calls.values())
+    sent = _sent(worker.kinds) if worker else None
+    if sent is None:
+        return _unseen(told, calls)
+    if model is None or told is None:
+        return _by_calls(calls, sent)
+    if _is_fsdp(model):
+        model = msgspec.structs.replace(model, accumulation=model.accumulation or _seen_accumulation(observed))
+        return _fsdp(model, sent, hybrid=_is_hybrid(observed, calls))
+    return _contradicted(told, sent) if _contradicts(told.strategy, sent) else told
+
+
+def _averaged(averaging: AveragingSample) -> str:
+    """Its calls are none in most steps, which is no silence."""
+    kind = "local SGD" if averaging.outer_lr is None else "DiLoCo"
+    every = "step" if averaging.every == 1 else f"{averaging.every} steps"
+    return f"{kind}: DDP inside each node, {averaging.nodes} nodes averaged every {every}"
+
+
+def model_of(observed: Observed) -> ModelSample | None:
+    """What the worker of the lowest rank said last of its model; None where none said anything."""
+    return next(iter(last_models(observed).values()), None)
+
+
+def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped: bool) -> str:
+    """Why workers that should be one training are several; empty where they are one, or nothing is known."""
+    sizes = {worker.world_size for worker in observed.of(WorkerSample)}
+    if sizes and max(sizes) < observed.world_size:
+        return f"each of several trainings has {max(sizes)} of the {observed.world_size} workers"
+    if any(worker.odd for worker in calls.values()) or len(calls) < observed.world_size:
+        # Those that are not read may be the ones that talk.
+        return ""
+    groups = {kind.group.ranks for worker in calls.values() for kind in worker.kinds if not kind.is_small}
+    if not any(len(group) > 1 for group in groups):
+        # What wraps a model of several workers talks, be it from C++ or compiled code, where nothing sees it.
+        return "" if wrapped else "no worker called another one, and each trains alone"
+    if len(observed.nodes) > 1 and not any(_crosses(observed, group) for group in _joined(groups)):
+        return "no call joins two nodes, and each node trains alone"
+    return ""
+
+
+def _silent(silence: str, card_bytes: float | None) -> str:
+    if card_bytes is not None and card_bytes > _UNSEEN_BYTES:
+        return f"unknown: {silence}, it seems; but a NIC carried {card_bytes / 1e6:.1f} MB per step"
+    return f"no communication: {silence}"
+
+
+def _unseen(told: Recognised | None, calls: Mapping[int, WorkerCalls]) -> Recognised:
+    """By the model's word alone."""
+    if told is None or not calls:
+        return told or Recognised(name="unknown")
+    return msgspec.structs.replace(told, name=f"{told.name}, whose calls were not seen")
+
+
+def _joined(groups: Iterable[tuple[int, ...]]) -> set[frozenset[int]]:
+    return {frozenset(group) for group in groups}
+
+
+def _crosses(observed: Observed, group: frozenset[int]) -> bool:
+    return sum(1 for node in observed.nodes if not group.isdisjoint(node.ranks)) > 1
+
+
+def _sent(kinds: Iterable[Kind]) -> _Sent | None:
+    sizes: dict[str, float] = defaultdict(float)
+    counts: dict[str, float] = defaultdict(float)
+    for kind in kinds:
+        if not kind.is_small and len(kind.group.ranks) > 1:
+            sizes[kind.op] += kind.asked_bytes
+            counts[kind.op] += kind.count
+    total = sum(sizes.values())
+    return _Sent(bytes_by_op=sizes, count_by_op=counts, total=total) if total else None
+
+
+def _as_told(model: ModelSample) -> Recognised | None:
+    """By what a worker says of its model alone; None where that is nothing."""
+    if model.wrapper == "ddp":
+        return Recognised(name="DDP", strategy=Strategy.DDP)
+    if model.wrapper == "deepspeed":
+        known = {1: Strategy.ZERO1, 2: Strategy.ZERO2, 3: Strategy.ZERO3}
+        strategy = known.get(model.zero_stage or 0)
+        if strategy is None:
+            return Recognised(name="DDP (DeepSpeed's ZeRO-0)", strategy=Strategy.DDP)
+        return Recognised(name=strategy.value, strategy=strategy)
+    return _fsdp(model, None, hybrid=False) if _is_fsdp(model) else None
+
+
+def _is_fsdp(model: ModelSample) -> bool:
+    return model.wrapper in {"fsdp", "fsdp2"}
+
+
+def _fsdp(model: ModelSample, sent: _Sent | None, *, hybrid: bool) -> Recognised:
+    family = "FSDP2" if model.wrapper == "fsdp2" else "FSDP"
+    told = str(model.settings.get("sharding_strategy") or "").upper()
+    if hybrid or (sent is None and "HYBRID" in told):
+        return Recognised(name=f"{family} (hybrid shard)", strategy=Strategy.HYBRID_SHARD)
+    if told == "NO_SHARD":
+        return Recognised(name=f"{family} (NO_SHARD, as DDP)", strategy=Strategy.DDP)
+    if sent is not None and not sent.has("all_gather"):
+        return _contradicted(Recognised(name=family), sent)
+    reshards = model.settings.get("reshard_after_forward")
+    if type(reshards) is int:
+        return Recognised(name=f"{family} (reshards to {reshards} workers)")
+    kept = reshards is False
+    seen = None if sent is None else _stays_whole(model, sent)
+    stays = kept if seen is None else seen
+    contradiction = "" if stays is kept else " by its calls, where the model says otherwise"
+    return Recognised(
+        name=f"{family} ({'SHARD_GRAD_OP' if stays else 'full shard'}){contradiction}",
+        strategy=Strategy.SHARD_GRAD_OP if stays else Strategy.FSDP,
+    )
+
+
+def _contradicted(told: Recognised, sent: _Sent) -> Recognised:
+    return Recognised(name=f"custom collectives ({_ops(sent)}), where the model says {told.name}")
+
+
+def _stays_whole(model: ModelSample, sent: _Sent) -> bool | None:
+    """Whether parameters stay whole from the forward to the backward pass, by the number of calls.
+
+    None where that decides nothing: with accumulation, gradients may be reduced less often than parameters are
+    gathered, and with frozen units there are fewer gradients.
+    """
+    scattered = sent.count_by_op.get("reduce_scatter", 0.0)
+    if not scattered or (model.accumulation or 1) > 1 or model.trainable != model.parameters:
+        return None
+    ratio = sent.count_by_op.get("all_gather", 0.0) / scattered
+    return True if ratio <= _GATHERED_ONCE else False if ratio >= _GATHERED_TWICE else None
+
+
+def _seen_accumulation(observed: Observed) -> int | None:
+    """Micro-batches of a step, by its forward passes; None where they were not counted."""
+    return max((one.micro_steps or 0 for step in observed.counted_steps for one in step.values()), default=0) or None
+
+
+def _is_hybrid(observed: Observed, calls: Mapping[int, WorkerCalls]) -> bool:
+    """Whether gradients are scattered in groups, and all-reduced between groups that each of those meets once."""
+    kinds = [kind for worker in calls.values() for kind in worker.kinds if not kind.is_small]
+    sharded = _groups(kinds, "reduce_scatter", observed.world_size)
+    reduced = _groups(kinds, "all_reduce", observed.world_size)
+    return bool(sharded) and any(all(len(across & group) <= 1 for group in sharded) for across in reduced)
+
+
+def _groups(kinds: Iterable[Kind], op: str, world_size: int) -> set[frozenset[int]]:
+    """The groups of several workers, not all, that an op is called in."""
+    found: set[Group] = {kind.group for kind in kinds if kind.op == op}
+    return {ranks for ranks in _joined(group.ranks for group in found) if 1 < len(ranks) < world_size}
+
+
+def _contradicts(strategy: Strategy | None, sent: _Sent) -> bool:
+    """Whether a strategy of DDP or DeepSpeed cannot have made these calls."""
+    if strategy is Strategy.DDP:
+        return sent.part("all_reduce", "reduce") < _MOST and not sent.part("broadcast") > _MOST
+    if strategy is Strategy.ZERO3:
+        return not sent.has("all_gather")
+    return not (sent.has("all_gather", "broadcast") and sent.has("all_reduce", "reduce", "reduce_scatter"))
+
+
+def _by_calls(calls: Mapping[int, WorkerCalls], sent: _Sent) -> Recognised:
+    """Of a model that nobody described: DDP, where its reducer has told its buckets."""
+    reducer = sum(kind.asked_bytes for worker in calls.values() for kind in worker.kinds if kind.source == "ddp")
+    if reducer and sent.part("all_reduce") > 1 - _TRIFLE:
+        return Recognised(name="DDP", strategy=Strategy.DDP)
+    return Recognised(name=f"custom collectives ({_ops(sent)})")
+
+
+def _ops(sent: _Sent) -> str:
+    """What is called, most bytes first."""
+    ops = sorted((op for op in sent.bytes_by_op if sent.has(op)), key=lambda op: -sent.bytes_by_op[op])
+    return " and ".join(ops)

@@ -1,0 +1,257 @@
+"""summarise: what the nodes recorded of one run -> its Summary. Pure; composes, and keeps nothing raw."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from multinode.job.flops import Utilisation
+from multinode.profile.bottleneck import Bottleneck, find_bottleneck
+from multinode.profile.calls import read_calls, rooted_part
+from multinode.profile.exposure import Exposure, find_exposure
+from multinode.profile.in_training import InTraining, beside, in_training, reconciled
+from multinode.profile.machine_use import NodeUse, use_of
+from multinode.profile.observed import Observed
+from multinode.profile.rounds import Rounds, round_times_ms, see_rounds
+from multinode.profile.step_bytes import BytesPerStep, SeenCall, SeenTraffic, see_traffic
+from multinode.profile.step_split import StepSplit, split_steps, transfers_us
+from multinode.profile.stragglers import Straggler, Waiting, find_stragglers, find_waiting
+from multinode.profile.strategy import model_of, recognise_strategy
+from multinode.profile.throughput import Throughput, all_steps_samples_per_s, measure_throughput
+from multinode.profile.trace_events import TraceEvents
+from multinode.profile.trace_view import TraceView, view_traces
+from multinode.profile.utilisation import ModelWork, utilisation_of
+from multinode.records.samples import LossSample, NoteSample, StepSample, TrainEndSample
+from multinode.stats.estimate import Bounds, Estimate, estimate_median, estimate_rate
+from multinode.stats.spread import Spread, spread_of
+from multinode.stats.unknown import attempt
+from multinode.traffic.size_curve import ScanCurves
+
+__all__ = ["Comm", "Summary", "summarise"]
+
+
+# A node may note without end.
+_MOST_NOTES = 20
+_NO_LENGTH = "only the Trainer reports the number of samples of its data set, and a streamed one has none"
+# The reasons of the split that are of communication, by their names here.
+_IN_COMM = {"exposed_ms": "exposed_ms", "overlap": "overlap"}
+
+
+class Comm(msgspec.Struct, frozen=True, kw_only=True):
+    """The communication of one step.
+
+    Attributes:
+        bytes_per_step: asked for by the calls, expected of the backend, counted by the card.
+        exposed_ms: exposed communication, waiting for stragglers left out; of the worker that waited least.
+        exposed_share: of the step.
+        overlap: part of the communication that computation hid.
+        in_training_gb_per_s: busbw of the training's own all-reduces.
+        in_training: the same with its source, beside nccl-test's.
+        calls: what a worker calls in a step.
+        explained: why the byte figures differ, a sentence each.
+        missing: reason by name of every figure that is None.
+    """
+
+    bytes_per_step: BytesPerStep = BytesPerStep()
+    exposed_ms: float | None = None
+    exposed_share: float | None = None
+    overlap: float | None = None
+    in_training_gb_per_s: float | None = None
+    in_training: InTraining = InTraining()
+    calls: tuple[SeenCall, ...] = ()
+    explained: tuple[str, ...] = ()
+    missing: dict[str, str] = {}
+
+
+class Summary(Throughput, frozen=True, kw_only=True):
+    """One run in figures, its throughput among them; None comes with a reason in `missing`.
+
+    Attributes:
+        strategy: how the model is spread over the workers, as `traffic.strategy` has it.
+        steps: optimizer steps that were recorded.
+        steady_steps: those that count.
+        rule: which those are.
+        step_time_ms: of each step the median over the workers (they end a step together), over the steady state; of
+            rounds the mean step of each.
+        parameters: of the model; `trainable` those that have gradients.
+        dataset_samples: of the data that an epoch goes through, on all workers together.
+        all_steps_samples_per_s: as `samples_per_s`, warm-up included, as the Trainer counts.
+        trainer_samples_per_s: the Trainer's own figure.
+        trace: the profiler's window; None where none was asked for.
+        rounds: of nodes that average every H-th step; None where they do so at each.
+        missing: reason by name of every figure that is None, and whatever else could not be recorded.
+    """
+
+    schema: str = "multinode.summary/1"
+    run_id: str
+    strategy: str = "unknown"
+    world_size: int = 0
+    steps: int
+    steady_steps: int
+    rule: str
+    step_time_ms: Spread | None = None
+    parameters: int | None = None
+    trainable: int | None = None
+    dataset_samples: int | None = None
+    all_steps_samples_per_s: float | None = None
+    trainer_samples_per_s: float | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    comm: Comm = Comm()
+    split: StepSplit = StepSplit()
+    bottleneck: Bottleneck | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    nodes: tuple[NodeUse, ...] = ()
+    utilisation: Utilisation | None = None
+    trace: TraceView | None = None
+    rounds: Rounds | None = None
+
+
+def summarise(
+    observed: Observed,
+    *,
+    work: ModelWork | None = None,
+    traces: Mapping[int, TraceEvents] | None = None,
+    scan: ScanCurves | None = None,
+    unread: Mapping[str, str] | None = None,
+) -> Summary:
+    """The summary of what all nodes recorded.
+
+    Args:
+        observed: sorted already.
+        work: what the job's files say of the computation.
+        traces: windows of the profiler, by rank; None where none was asked for.
+        scan: an nccl-test of the same nodes and workers, to stand beside the training's own bandwidth.
+        unread: reason by name of what could not be read.
+    """
+    speed, calls, exposure = measure_throughput(observed), read_calls(observed), find_exposure(observed)
+    seen = see_traffic(observed, calls)
+    split = split_steps(exposure)
+    uses = tuple(use_of(node, observed) for node in observed.nodes)
+    stragglers = find_stragglers(observed, exposure, split, uses, rooted_part(calls.values()))
+    trace = view_traces(traces, observed.world_size) if traces else None
+    missing: dict[str, str] = {}
+    used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
+    model = model_of(observed)
+    times_ms = round_times_ms(observed, [_time_us(workers) / 1000 for workers in observed.counted_steps])
+    strategy = recognise_strategy(observed, calls, seen.bytes_per_step.card).name
+    losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
+    unknown = _missing(observed, speed, missing) | _missing_losses(losses) | _notes(observed) | dict(unread or {})
+    return Summary(
+        **msgspec.structs.asdict(speed)
+        | {"intervals": speed.intervals | _intervals(times_ms, exposure), "missing": unknown},
+        run_id=observed.run_id,
+        strategy=strategy,
+        world_size=observed.world_size,
+        steps=observed.recorded,
+        steady_steps=len(observed.counted),
+        rule=observed.rule,
+        step_time_ms=spread_of(times_ms) if times_ms else None,
+        parameters=model.parameters if model else None,
+        trainable=model.trainable if model else None,
+        dataset_samples=model.dataset_samples if model else None,
+        all_steps_samples_per_s=all_steps_samples_per_s(observed),
+        trainer_samples_per_s=_trainers_own(observed),
+        first_loss=losses[0].loss if losses else None,
+        last_loss=losses[-1].loss if losses else None,
+        comm=_comm(seen, split, _in_training(observed, trace, scan, seen.calls)),
+        split=split,
+        bottleneck=_bottleneck(strategy, split, stragglers, find_waiting(observed, exposure)),
+        stragglers=stragglers,
+        nodes=uses,
+        utilisation=used,
+        trace=trace,
+        rounds=see_rounds(observed),
+    )
+
+
+def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting) -> Bottleneck:
+    """Workers that train alone are held up by nobody, and that is the trouble."""
+    if strategy.startswith("no communication"):
+        return Bottleneck(kind="no_communication")
+    return find_bottleneck(split, stragglers, waiting)
+
+
+def _time_us(workers: Mapping[int, StepSample]) -> float:
+    """Of one step: the median over the workers."""
+    return statistics.median(one.step_time_us for one in workers.values() if one.step_time_us is not None)
+
+
+def _intervals(times_ms: Sequence[float], exposure: Exposure) -> dict[str, Bounds]:
+    """Of what is not a rate; the median step's, and the mean's of what is exposed."""
+    found: dict[str, Estimate] = {}
+    if times_ms:
+        found["step_time_ms"] = estimate_median(times_ms)
+    exposed_ms = [time_us / 1000 for time_us in transfers_us(exposure) if time_us is not None]
+    if exposed_ms and len(exposed_ms) == len(exposure.steps):
+        found["exposed_ms"] = estimate_rate(exposed_ms, [1.0] * len(exposed_ms))
+    return {name: (one.low, one.high) for name, one in found.items()}
+
+
+def _trainers_own(observed: Observed) -> float | None:
+    ends = observed.of(TrainEndSample)
+    return next((end.train_samples_per_s for end in ends if end.train_samples_per_s), None)
+
+
+def _in_training(
+    observed: Observed, trace: TraceView | None, scan: ScanCurves | None, calls: Sequence[SeenCall]
+) -> InTraining:
+    asked = [one for one in calls if one.op == "all_reduce" and one.ranks == observed.world_size]
+    found = reconciled(in_training(observed, trace), sum(one.count * one.size_bytes for one in asked))
+    curve = scan.curves.get("all_reduce") if scan is not None else None
+    if scan is None or curve is None:
+        return found
+    return beside(found, scan.run_id, curve, observed.world_size)
+
+
+def _comm(seen: SeenTraffic, split: StepSplit, bandwidth: InTraining) -> Comm:
+    mean = split.mean
+    exposed_ms = mean.exposed_ms if mean is not None else None
+    return Comm(
+        bytes_per_step=seen.bytes_per_step,
+        exposed_ms=exposed_ms,
+        exposed_share=exposed_ms / mean.step_ms
+        if mean is not None and exposed_ms is not None and mean.step_ms
+        else None,
+        overlap=mean.overlap if mean is not None else None,
+        in_training_gb_per_s=bandwidth.busbw_gb_per_s,
+        in_training=bandwidth,
+        calls=seen.calls,
+        explained=seen.explained,
+        missing={f"bytes_per_step.{name}": reason for name, reason in seen.missing.items()}
+        | {_IN_COMM[name]: reason for name, reason in split.missing.items() if name in _IN_COMM}
+        | ({"in_training_gb_per_s": bandwidth.reason} if bandwidth.busbw_gb_per_s is None else {}),
+    )
+
+
+def _missing(observed: Observed, speed: Throughput, unused: dict[str, str]) -> dict[str, str]:
+    if not observed.steps:
+        reason = "no worker recorded a step"
+        return dict.fromkeys(("step_time_ms", *speed.missing), reason) | _missing_of_model(observed)
+    return speed.missing | _missing_of_model(observed) | unused
+
+
+def _missing_of_model(observed: Observed) -> dict[str, str]:
+    model = model_of(observed)
+    if model is None:
+        return dict.fromkeys(("parameters", "trainable", "dataset_samples"), "no worker reported what it trains")
+    return {} if model.dataset_samples is not None else {"dataset_samples": _NO_LENGTH}
+
+
+def _missing_losses(losses: Sequence[LossSample]) -> dict[str, str]:
+    if not losses:
+        return dict.fromkeys(("first_loss", "last_loss"), "no loss was logged")
+    ends = {"first_loss": losses[0], "last_loss": losses[-1]}
+    return {name: f"it was no finite number at step {end.step}" for name, end in ends.items() if end.loss is None}
+
+
+def _notes(observed: Observed) -> dict[str, str]:
+    """What workers and samplers could not record, by who says so; of each the first few."""
+    said: dict[str, str] = {}
+    for node in observed.nodes:
+        for note in node.of(NoteSample)[:_MOST_NOTES]:
+            who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name
+            said[who] = f"{said[who]}; {note.message}" if who in said else note.message
+    return said

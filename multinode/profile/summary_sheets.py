@@ -1,0 +1,408 @@
+"""summary_sheets: a Summary as tables of text, what matters most first. What terminal and page both show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from multinode.job.step_calls import SMALL_BYTES
+from multinode.profile.machine_use import GpuUse, NodeUse
+from multinode.profile.rounds import Rounds
+from multinode.profile.step_bytes import SeenCall
+from multinode.profile.step_split import WorkerSplit
+from multinode.profile.summary import Summary
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent, plus_minus
+from multinode.stats.estimate import Estimate
+from multinode.stats.spread import known_max
+
+__all__ = [
+    "PARTS",
+    "SMALLER",
+    "measured",
+    "step_sheet",
+    "summary_sheets",
+    "verdict_sheet",
+]
+
+_NODE = Column("node", words=True)
+
+
+_Shown = tuple[str, str, Callable[[Any], str]]
+"""A column of a machine's sheet: its title and unit, and what makes a cell of it."""
+
+
+def _field(name: str, form: str = ".1f") -> Callable[[object], str]:
+    return lambda one: figure(getattr(one, name), form)
+
+
+def _of(value: float | None, whole: float | None, form: str) -> str:
+    return figure(value, form) if whole is None or value is None else f"{value:{form}}/{whole:{form}}"
+
+
+def _worker_memory(node: NodeUse) -> str:
+    """Allocated, of what is reserved on a GPU."""
+    allocated, reserved = node.peak_worker_memory_gib, node.peak_worker_reserved_gib
+    return _of(known_max(allocated.values()), known_max(reserved.values()), ".2f")
+
+
+# The cards', the processors' and the GPUs' own columns; a name's row has words where it has no figures.
+_CARDS: tuple[_Shown, ...] = (
+    ("in", "Gbit/s", _field("in_gbit_per_s", ".3f")),
+    ("out", "Gbit/s", _field("out_gbit_per_s", ".3f")),
+    (
+        "peak",
+        "Gbit/s",
+        lambda card: figure(known_max((card.peak_in_gbit_per_s, card.peak_out_gbit_per_s)), ".3f"),
+    ),
+    ("link", "Gbit/s", _field("link_gbit_per_s", "g")),
+    ("of link", "", lambda card: percent(card.share)),
+    ("errors", "/drops", lambda card: f"{figure(card.errors, 'd')}/{figure(card.drops, 'd')}"),
+)
+_PROCESSORS: tuple[_Shown, ...] = (
+    ("busy", "%", _field("cpu_busy_percent")),
+    ("iowait", "%", _field("cpu_iowait_percent")),
+    ("steal", "%", _field("cpu_steal_percent")),
+    ("job", "cores", _field("job_cores", ".2f")),
+    ("quota", "cores", _field("quota_cores", "g")),
+    ("throttled", "by quota", lambda node: percent(node.throttled_share)),
+    ("free", "GiB", _field("memory_available_gib")),
+    ("worker", "GiB", _worker_memory),
+)
+_GPUS: tuple[_Shown, ...] = (
+    ("GPU", "", lambda gpu: str(gpu.index)),
+    ("SM", "%", _field("sm_percent", ".0f")),
+    ("memory", "GiB", lambda gpu: _of(gpu.peak_memory_gib, gpu.memory_total_gib, ".1f")),
+    ("power", "W", lambda gpu: _of(gpu.power_w, gpu.power_limit_w, ".0f")),
+    ("clock", "MHz", lambda gpu: _of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, ".0f")),
+    ("temp", "C", _field("temperature_c", ".0f")),
+)
+
+
+def _columns(shown: Sequence[_Shown]) -> list[Column]:
+    return [Column(name, unit) for name, unit, _ in shown]
+
+
+def _cells(shown: Sequence[_Shown], one: object) -> list[str]:
+    return [cell(one) for *_, cell in shown]
+
+
+def _card_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+    """A row per NIC: rates in the steady state, share of the link, errors of the whole run."""
+    return Sheet(
+        title="network, per NIC",
+        columns=(_NODE, Column("NIC", words=True), *_columns(_CARDS), Column("retrans")),
+        rows=tuple(
+            (node.node, card.ifname, *_cells(_CARDS, card), percent(node.retransmitted_share, ".2f"))
+            for node in nodes
+            for card in node.cards
+        ),
+        notes=(
+            "mean over the measured steps; peak: between two samples; retrans: TCP segments of the node, retransmitted",
+        ),
+    )
+
+
+def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+    """A row a node: processors and memory."""
+    rows = [(node.node, *_cells(_PROCESSORS, node)) for node in nodes]
+    return Sheet(
+        title="CPU and memory",
+        columns=(_NODE, *_columns(_PROCESSORS)),
+        # A row with nothing but the node's name says nothing.
+        rows=tuple(row for row in rows if set(row[1:]) != {UNKNOWN}),
+        notes=("free: the least that was available; worker: the most that one used, on its GPU where it has one",),
+    )
+
+
+def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+    """A row a GPU."""
+    return Sheet(
+        title="GPUs",
+        columns=(_NODE, *_columns(_GPUS), Column("PCIe", words=True), Column("throttled by", words=True)),
+        rows=tuple((node.node, *_cells(_GPUS, gpu), *_words_of(gpu)) for node in nodes for gpu in node.gpus),
+        notes=("medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use",),
+    )
+
+
+def _words_of(gpu: GpuUse) -> tuple[str, str]:
+    held = ", ".join(f"{reason} {percent(share, '.0f')}" for reason, share in gpu.throttle.items())
+    return (gpu.pcie or UNKNOWN) + (" (reduced)" if gpu.pcie_reduced else ""), held or UNKNOWN
+
+
+# The parts of a step, as WorkerSplit names them, in the order in which they are shown.
+PARTS = {
+    "compute_ms": "compute",
+    "exposed_ms": "exposed communication",
+    "wait_ms": "wait for stragglers",
+    "data_ms": "data",
+    "optimizer_ms": "optimizer",
+    "host_ms": "host",
+}
+_BAR = 30
+_MOST_CALLS = 8
+SMALLER = "HF: average_tokens_across_devices: false, a larger logging_steps"
+"""What leaves out calls that cost a round trip."""
+# How many calls of a step that cost a round trip and next to no bandwidth are worth a line.
+_OFTEN = 0.5
+
+
+def summary_sheets(summary: Summary) -> list[Sheet]:
+    """Verdict, speed, split of the step, communication, machines, and what is missing; an empty one is left out."""
+    sheets = [
+        verdict_sheet(summary),
+        Sheet(title="speed", rows=tuple(_speed(summary))),
+        _split_sheet(summary),
+        Sheet(title="communication", rows=tuple(_communication(summary))),
+        _bytes_sheet(summary),
+        _calls_sheet(summary),
+        _card_sheet(summary.nodes),
+        _processor_sheet(summary.nodes),
+        _gpu_sheet(summary.nodes),
+        _missing_sheet(summary),
+    ]
+    return [sheet for sheet in sheets if sheet.rows]
+
+
+def verdict_sheet(summary: Summary) -> Sheet:
+    """What holds the training up, who is late, and what to do about it."""
+    return Sheet(title="verdict", rows=tuple(_verdict(summary)))
+
+
+_MEANS = "step time: the median; its parts: means, which add up to the mean step"
+
+
+def step_sheet(summary: Summary) -> Sheet:
+    """The few figures to begin with: speed, and where a step's time goes, each with its confidence interval."""
+    rows = []
+    if summary.samples_per_s is not None:
+        rows.append(("samples/s", measured(summary, "samples_per_s", summary.samples_per_s), ""))
+    mean = summary.split.mean
+    if summary.step_time_ms is not None:
+        rows.append(("step time (ms)", measured(summary, "step_time_ms", summary.step_time_ms.median), ""))
+        for field, name in PARTS.items():
+            part_ms = getattr(mean, field, None)
+            if mean is not None and part_ms is not None and mean.step_ms > 0:
+                figures = measured(summary, field, part_ms)
+                rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
+    if summary.first_loss is not None and summary.last_loss is not None:
+        rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
+    columns = (Column("", words=True), Column("measured"), Column("of the step"))
+    notes = (_MEANS,) if mean is not None and summary.step_time_ms is not None else ()
+    return Sheet(title="", columns=columns, rows=tuple(rows), notes=notes)
+
+
+def measured(summary: Summary, name: str, value: float) -> str:
+    """A figure of the summary with its confidence interval, where it has one."""
+    low, high = summary.intervals.get(name, (value, value))
+    return plus_minus(Estimate(value=value, low=low, high=high))
+
+
+def _bytes_sheet(summary: Summary) -> Sheet:
+    """Bytes of a step by calls, by the backend's algorithms, and by the card; why they differ below."""
+    told = summary.comm.bytes_per_step
+    if told.calls is None and told.expected is None and told.card is None:
+        return Sheet(title="bytes per step")
+    columns = (
+        Column("collective payload", "MB"),
+        Column("expected NIC traffic", "MB"),
+        Column("measured NIC traffic", "MB"),
+    )
+    return Sheet(
+        title="bytes per step, one way, of the busiest",
+        columns=columns,
+        rows=((megabytes(told.calls), megabytes(told.expected), megabytes(told.card)),),
+        notes=summary.comm.explained,
+    )
+
+
+def _calls_sheet(summary: Summary) -> Sheet:
+    """What the busiest worker calls in a step."""
+    calls = summary.comm.calls
+    rows = [
+        (
+            call.op + (" (DDP bucket)" if call.source == "ddp" else ""),
+            str(call.ranks),
+            str(call.nodes),
+            call.backend or UNKNOWN,
+            figure(call.count, ".4g"),
+            megabytes(call.size_bytes),
+            megabytes(call.size_bytes * call.count),
+        )
+        for call in calls[:_MOST_CALLS]
+    ]
+    left = len(calls) - len(rows)
+    return Sheet(
+        title="collectives per step and worker",
+        columns=(
+            Column("call", words=True),
+            Column("workers"),
+            Column("nodes"),
+            Column("backend", words=True),
+            Column("times"),
+            Column("size", "MB"),
+            Column("together", "MB"),
+        ),
+        rows=tuple(rows),
+        notes=(f"and {left} smaller ones",) if left > 0 else (),
+    )
+
+
+def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
+    if summary.bottleneck is not None and summary.bottleneck.sentence:
+        yield "bottleneck", summary.bottleneck.sentence
+    for late in summary.stragglers:
+        ranks = ", ".join(map(str, late.ranks))
+        cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
+        waits = f"the others wait {late.late_ms:.1f} ms per step for it ({percent(late.share)})"
+        yield "straggler", f"{late.node} (rank {ranks}): {waits}{cause}"
+        for sentence in late.evidence:
+            yield "", sentence
+        if late.hint:
+            yield "hint", late.hint
+
+
+def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
+    if summary.steps:
+        yield "steps", f"{summary.steps} recorded, {summary.steady_steps} measured: {summary.rule}"
+    if summary.step_time_ms is not None:
+        spread = summary.step_time_ms
+        yield "step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"
+    if summary.samples_per_s is not None:
+        yield "samples/s", f"{summary.samples_per_s:.1f} (all workers)"
+    if summary.tokens_per_s is not None or summary.effective_tokens_per_s is not None:
+        yield "tokens/s", _padded(summary, summary.tokens_per_s, summary.effective_tokens_per_s) + " (all workers)"
+    if summary.tgs is not None or summary.effective_tgs is not None:
+        yield "TGS", _padded(summary, summary.tgs, summary.effective_tgs) + " (tokens/s per worker)"
+    yield from _utilisation(summary)
+    if summary.first_loss is not None and summary.last_loss is not None:
+        yield "loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}"
+    if summary.parameters is not None and summary.trainable is not None:
+        yield "model", f"{summary.parameters:,} parameters, {summary.trainable:,} of them trained"
+
+
+def _padded(summary: Summary, padded: float | None, effective: float | None) -> str:
+    counted = summary.counted_masks
+    rests_on = "" if counted is None or counted == 1.0 else f" by the masks of {percent(counted)} of them"
+    parts = [(padded, "padding counted"), (effective, f"without padding{rests_on}")]
+    return ", ".join(f"{value:,.1f} {words}" for value, words in parts if value is not None)
+
+
+def _utilisation(summary: Summary) -> Iterator[tuple[str, ...]]:
+    used = summary.utilisation
+    if used is None:
+        return
+    yield "TFLOP/s", f"{used.model_tflops:.1f} per GPU for the model, {used.hardware_tflops:.1f} computed; {used.rule}"
+    if used.mfu is not None and used.hfu is not None:
+        yield "MFU, HFU", f"{percent(used.mfu)}, {percent(used.hfu)} of {used.denominator}"
+    else:
+        yield "MFU, HFU", f"{UNKNOWN}: {used.denominator}"
+
+
+def _split_sheet(summary: Summary) -> Sheet:
+    mean = summary.split.mean
+    if mean is None:
+        return Sheet(title="where a step goes")
+    return Sheet(
+        title="where a step goes",
+        columns=(Column("part", words=True), Column("time", "ms"), Column("of the step"), Column("", words=True)),
+        rows=tuple(_part(mean, getattr(mean, field), name) for field, name in PARTS.items()),
+        notes=(summary.split.rule,) if summary.split.rule else (),
+    )
+
+
+def _part(mean: WorkerSplit, part_ms: float | None, name: str) -> tuple[str, ...]:
+    share = part_ms / mean.step_ms if part_ms is not None and mean.step_ms > 0 else None
+    bar = "" if share is None else "#" * round(_BAR * min(1.0, max(0.0, share)))
+    return name, figure(part_ms), percent(share), bar
+
+
+def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
+    comm = summary.comm
+    if summary.strategy != "unknown":
+        yield "strategy", summary.strategy
+    if summary.rounds is not None:
+        yield from _rounds(summary.rounds)
+        yield from _script_calls(summary.comm.calls)
+    if comm.exposed_ms is not None:
+        share = "" if comm.exposed_share is None else f", {percent(comm.exposed_share)} of the step"
+        yield "exposed", f"{comm.exposed_ms:.1f} ms per step{share}"
+    if comm.overlap is not None:
+        yield "overlap", f"{percent(comm.overlap)} of the communication overlaps with compute"
+    yield from _bandwidth(summary)
+    yield from _window(summary)
+
+
+def _rounds(rounds: Rounds) -> Iterator[tuple[str, ...]]:
+    """What nodes average every H-th step."""
+    if rounds.sync_ms is None or rounds.size_bytes is None:
+        yield "rounds", f"no whole round of {rounds.every} steps was measured"
+        return
+    early = f", {rounds.early} of them early" if rounds.early else ""
+    dtype = f" as {rounds.dtype}" if rounds.dtype else ""
+    sent = f"{megabytes(rounds.size_bytes)} MB{dtype} in {rounds.sync_ms:.1f} ms"
+    yield "rounds", f"{rounds.rounds} measured{early}; each averages {sent}"
+    yield "drift", f"{figure(rounds.drift, '.3g')} from the mean of all nodes, {figure(rounds.last_drift, '.3g')} last"
+
+
+def _script_calls(calls: Sequence[SeenCall]) -> Iterator[tuple[str, ...]]:
+    """What a script, or HF's Trainer, calls in each step though its nodes average in few."""
+    small = sum(call.count for call in calls if call.nodes > 1 and call.size_bytes < SMALL_BYTES)
+    if small >= _OFTEN:
+        yield "script", f"{small:.3g} small collectives per step between nodes, a round trip each ({SMALLER})"
+
+
+def _bandwidth(summary: Summary) -> Iterator[tuple[str, ...]]:
+    seen = summary.comm.in_training
+    if seen.busbw_gb_per_s is None:
+        return
+    words = f"{seen.busbw_gb_per_s:.3f} GB/s in training"
+    if seen.source is not None:
+        words += f" (by {seen.source})"
+    if seen.alone is not None:
+        words += f", {seen.alone.busbw_gb_per_s:.3f} GB/s alone (nccl-test {seen.alone.run_id})"
+    yield "busbw", seen.sentence or words
+
+
+def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
+    trace = summary.trace
+    if trace is None:
+        return
+    parts = [
+        f"{trace.comm_ms:.1f} ms communication per step" if trace.comm_ms is not None else "",
+        f"{trace.exposed_ms:.1f} ms of it exposed" if trace.exposed_ms is not None else "",
+        f"overlap {percent(trace.overlap)}" if trace.overlap is not None else "",
+        f"busbw {trace.busbw_gb_per_s:.3f} GB/s" if trace.busbw_gb_per_s is not None else "",
+    ]
+    said = ", ".join(part for part in parts if part)
+    if said:
+        yield "trace window", said
+    if trace.agreement:
+        yield "" if said else "trace window", trace.agreement
+
+
+def _missing_sheet(summary: Summary) -> Sheet:
+    """What is unknown, by the reason: one reason often takes several figures away."""
+    names: dict[str, dict[str, None]] = {}
+    for name, reason in _missing(summary):
+        names.setdefault(reason, {})[name] = None
+    return Sheet(
+        title="missing",
+        columns=(Column("figure", words=True), Column("why", words=True)),
+        rows=tuple((", ".join(named), reason) for reason, named in names.items()),
+    )
+
+
+def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Those of the whole, then those of its parts that are told nowhere above, each node's by its name."""
+    yield from summary.missing.items()
+    known = set(summary.missing)
+    for missing in (summary.comm.missing, summary.split.missing, summary.trace.missing if summary.trace else {}):
+        yield from ((name, reason) for name, reason in missing.items() if name not in known)
+        known |= set(missing)
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for node in summary.nodes:
+        for told in node.missing.items():
+            nodes.setdefault(told, []).append(node.node)
+    for (name, reason), where in nodes.items():
+        everywhere = len(where) == len(summary.nodes)
+        yield name if everywhere else f"{name} ({', '.join(where)})", reason

@@ -1,0 +1,257 @@
+"""Throughput: samples and tokens per second over the measured steps. Pure.
+
+Which steps count is `steady`'s; what the figures mean for a GPU is `flops`'.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from multinode.profile.calls import last_models
+from multinode.profile.observed import Observed
+from multinode.records.samples import Sample, StepSample
+from multinode.stats.estimate import Bounds, estimate_rate
+from multinode.stats.unknown import UnknownError, attempt
+
+__all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput", "trained_s"]
+
+# On a GPU the tokens that are no padding become known some steps late. Between two records that tell some, the error is
+# the change of that delay: of fewer steps than this it is too large a part.
+_LEAST_LATE_STEPS = 50
+# Fewer rounds tell less of the scatter than their steps do.
+_LEAST_ROUNDS = 3
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast a training is; sums over sums, never means of rates.
+
+    A step that a worker did not record is left out for that worker alone, time and work both: each worker's rate stays
+    its own work over its own time.
+
+    Attributes:
+        samples_per_s: nominal, of all workers together.
+        tokens_per_s: likewise, padding counted as the device computes it.
+        effective_tokens_per_s: likewise without padding.
+        counted_masks: the part of the tokens whose masks were counted; padding of the others is estimated by these.
+        tgs: tokens per second and worker (GPU), padding counted; `effective_tgs` without.
+        tokens_per_sample: padded length of a sample, on average.
+        attention_length: tokens of the sequence that the mean token is in, and attends to: the sum of the squares of
+            lengths over the sum of lengths, without padding where that is known.
+        per_device_batch: samples of a worker's micro-batch: of a step's, the median.
+        micro_steps: forward passes a step, of one worker (gradient accumulation), on average.
+        intervals: low and high of the 95 % confidence interval, by the name of the figure.
+        missing: reason by name of every figure that is None.
+    """
+
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    effective_tokens_per_s: float | None = None
+    counted_masks: float | None = None
+    tgs: float | None = None
+    effective_tgs: float | None = None
+    tokens_per_sample: float | None = None
+    attention_length: float | None = None
+    per_device_batch: float | None = None
+    micro_steps: float | None = None
+    intervals: dict[str, Bounds] = {}
+    missing: dict[str, str] = {}
+
+
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted: the field of a record, what it says, in words, and whether a GPU's worker knows it late."""
+
+    field: str
+    meaning: str
+    comes_late: bool = False
+
+
+class _Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of all workers together: in all, and a second, with its confidence interval."""
+
+    total: int
+    per_s: float
+    interval: Bounds
+
+
+_SAMPLES = _Work(field="samples", meaning="how many samples a step has")
+_TOKENS = _Work(field="tokens", meaning="how many tokens a step has")
+_TOO_LATE = (
+    "a GPU reports some steps late how many of its tokens are padding, which takes over "
+    f"{_LEAST_LATE_STEPS} measured steps"
+)
+_EFFECTIVE = _Work(
+    field="effective_tokens",
+    meaning="how many of its tokens are no padding",
+    comes_late=True,
+)
+
+
+# What each figure is made of; of two that are not known the last one is the reason.
+_COUNTED = (
+    ("samples_per_s", "samples"),
+    ("tokens_per_s", "tokens"),
+    ("effective_tokens_per_s", "effective_tokens"),
+    ("tgs", "tokens"),
+    ("effective_tgs", "effective_tokens"),
+    ("tokens_per_sample", "samples"),
+    ("tokens_per_sample", "tokens"),
+    ("attention_length", "tokens"),
+)
+
+
+def measure_throughput(observed: Observed) -> Throughput:
+    """The throughput over the measured steps; a worker without figures leaves the whole without."""
+    steps, world = observed.counted_steps, max(1, observed.world_size)
+    reasons: dict[str, str] = {}
+    samples, tokens, effective = (
+        attempt(reasons, work.field, partial(_rate, observed, steps, work)) for work in (_SAMPLES, _TOKENS, _EFFECTIVE)
+    )
+    records = [record for step in steps for record in step.values()]
+    micro_steps = [record.micro_steps for record in records if record.micro_steps]
+    batches = [record.samples / record.micro_steps for record in records if record.samples and record.micro_steps]
+    missing = {name: reasons[field] for name, field in _COUNTED if field in reasons}
+    intervals = {"samples_per_s": samples.interval} if samples else {}
+    if tokens:
+        low, high = tokens.interval
+        intervals |= {"tokens_per_s": tokens.interval, "tgs": (low / world, high / world)}
+    if not micro_steps:
+        missing["micro_steps"] = "no forward pass with gradients was seen"
+    if not batches:
+        missing["per_device_batch"] = reasons.get("samples") or missing.get("micro_steps", "")
+    attention_length = _attention_length(records)
+    if attention_length is None:
+        missing.setdefault("attention_length", "the training does not say how long its sequences are")
+    return Throughput(
+        samples_per_s=samples.per_s if samples else None,
+        tokens_per_s=tokens.per_s if tokens else None,
+        effective_tokens_per_s=effective.per_s if effective else None,
+        counted_masks=_counted_masks(records) if effective else None,
+        tgs=tokens.per_s / world if tokens else None,
+        effective_tgs=effective.per_s / world if effective else None,
+        tokens_per_sample=tokens.total / samples.total if tokens and samples else None,
+        attention_length=attention_length,
+        per_device_batch=statistics.median(batches) if batches else None,
+        micro_steps=statistics.fmean(micro_steps) if micro_steps else None,
+        intervals=intervals,
+        missing=missing,
+    )
+
+
+def _counted_masks(records: Sequence[StepSample]) -> float | None:
+    tokens = sum(record.tokens or 0 for record in records)
+    estimated = sum(min(record.estimated_tokens or 0, record.tokens or 0) for record in records)
+    return 1 - estimated / tokens if tokens else None
+
+
+def _attention_length(records: Iterable[StepSample]) -> float | None:
+    """A GPU tells squares as late as the tokens that are no padding: of sums over many steps the share is right."""
+    tokens, squares = 0, 0
+    for record in records:
+        length = record.tokens if record.effective_tokens is None else record.effective_tokens
+        if length is None or record.squared_lengths is None:
+            return None
+        tokens, squares = tokens + length, squares + record.squared_lengths
+    return squares / tokens if tokens and squares else None
+
+
+def all_steps_samples_per_s(observed: Observed) -> float | None:
+    """Samples per second with the warm-up, as the Trainer counts; None where a worker does not know its samples."""
+    rate = attempt({}, "", lambda: _rate(observed, list(observed.steps.values()), _SAMPLES))
+    measured = attempt({}, "", lambda: _rate(observed, observed.counted_steps, _SAMPLES))
+    if rate is None or measured is None:
+        return rate.per_s if rate is not None else None
+    # Of those that were not read none is warm-up.
+    more = (observed.recorded - len(observed.steps)) * measured.total / len(observed.counted)
+    return (rate.total + more) / (rate.total / rate.per_s + more / measured.per_s)
+
+
+def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Work) -> _Rate:
+    if not any(steps):
+        raise UnknownError("no worker recorded a step")
+    on_gpu = {rank for rank, model in last_models(observed).items() if model.device == "cuda"}
+    total, per_s = 0, 0.0
+    for rank in sorted(rank for node in observed.nodes for rank in node.ranks):
+        records = [step[rank] for step in steps if rank in step and step[rank].step_time_us is not None]
+        counts: list[int | None] = [getattr(record, work.field) for record in records]
+        known = [count for count in counts if count is not None]
+        if not records:
+            raise UnknownError(f"rank {rank} recorded no measured step")
+        if len(known) < len(counts):
+            raise UnknownError(f"the training does not say {work.meaning} (rank {rank})")
+        if work.comes_late and rank in on_gpu:
+            records, known = _between_arrivals(records, known)
+            if len(records) < _LEAST_LATE_STEPS:
+                raise UnknownError(_TOO_LATE)
+        total += sum(known)
+        per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
+    if not total:
+        raise UnknownError(f"the training does not say {work.meaning}: it counted none")
+    return _Rate(total=total, per_s=per_s, interval=_interval(steps, work, per_s, observed.syncs))
+
+
+def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float, syncs: Collection[int]) -> Bounds:
+    """By the mean of a step's workers, which end it together; of several rounds of averaging, by these."""
+    timed = [
+        [one for step in part for one in step.values() if one.step_time_us is not None] for part in _parts(steps, syncs)
+    ]
+    estimate = estimate_rate(
+        [statistics.fmean(getattr(one, work.field) or 0 for one in workers) for workers in timed if workers],
+        [statistics.fmean(one.step_time_us or 0.0 for one in workers) for workers in timed if workers],
+    )
+    scaled = estimate * (per_s / estimate.value)
+    return scaled.low, scaled.high
+
+
+def _parts(steps: Sequence[dict[int, StepSample]], syncs: Collection[int]) -> Iterator[list[dict[int, StepSample]]]:
+    """Steps that are independent of one another, or nearly: each alone, or those of a round."""
+    if len(syncs) < _LEAST_ROUNDS:
+        yield from ([step] for step in steps)
+        return
+    part: list[dict[int, StepSample]] = []
+    for step in steps:
+        part.append(step)
+        if syncs and next((one.step for one in step.values()), None) in syncs:
+            yield part
+            part = []
+
+
+def _between_arrivals(records: Sequence[StepSample], counts: Sequence[int]) -> tuple[list[StepSample], list[int]]:
+    """After the first record that tells some, up to the last one: what they tell is of as many steps, slightly before.
+
+    What the first one tells is of steps that may not count.
+    """
+    told = [place for place, count in enumerate(counts) if count]
+    within = slice(told[0] + 1, told[-1] + 1) if told else slice(0)
+    return list(records[within]), list(counts[within])
+
+
+_NS_PER_S = 1e9
+
+
+def trained_s(samples: Iterable[Sample]) -> float | None:
+    """Seconds from a node's first step to when the step that was cut off would have ended.
+
+    A training that is stopped at its time is cut off in the middle of a step. So a median step is added to those that
+    it ended: where that reaches the time, it has made all the steps that there was time for. Of several workers it is
+    the one that trained least; each is timed by its own node's monotonic clock.
+
+    Returns:
+        The time; None where a worker, or the node, recorded fewer than two steps.
+    """
+    ends_ns: dict[int, list[int]] = {}
+    for sample in samples:
+        if isinstance(sample, StepSample):
+            ends_ns.setdefault(sample.rank, []).append(sample.mono_ns)
+    if not ends_ns or any(len(ends) < 2 for ends in ends_ns.values()):  # noqa: PLR2004 - a step lies between two ends
+        return None
+    return min(map(_worker_ns, ends_ns.values())) / _NS_PER_S
+
+
+def _worker_ns(ends_ns: list[int]) -> float:
+    ends_ns = sorted(ends_ns)
+    return ends_ns[-1] - ends_ns[0] + statistics.median(after - before for before, after in itertools.pairwise(ends_ns))

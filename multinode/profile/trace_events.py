@@ -1,0 +1,375 @@
+"""TraceEvents: what a trace of torch.profiler holds of communication, computation and steps. Pure.
+
+Untrusted: a node may have written anything into it. What the figures of a window are is `trace_view`'s.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from multinode.decoding import decode_json
+from multinode.stats.time_spans import Interval, gaps, merge
+from multinode.units import format_size
+
+__all__ = ["CollectiveSpan", "TraceEvents", "TraceStep", "read_trace"]
+
+# Events take up to four times as much memory as their text.
+_MOST_BYTES = 256 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 31  # zlib's word for: with a gzip header, window of any size
+# What a clock cannot show; keeps sums of times that a node made up finite.
+_LATEST_US = 1e16
+_MOST_ELEMENTS = 1 << 50
+_MOST_DIMENSIONS = 64
+_LONGEST_NAME = 300
+_LONGEST_ARGUMENT = 1 << 16
+# Those of torch take twice as much, with and without shapes.
+_LEAST_EVENT_BYTES = 64
+_FEW_EVENTS = 1000
+# Of a wait, by which the end of the span that ended it may come after it.
+_LATE_END = 0.1
+# multinode_trace writes these marks.
+_MARK = re.compile(r"multinode step (\d{1,15}) ends")
+_GLOO = "gloo:"
+_DEVICE_COMMUNICATION = ("nccl", "rccl", "oneccl")
+_NCCL_KERNEL = re.compile(r"(?:AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|Reduce|AllToAll)")
+# Of bytes an element: dtypes as torch names them in the arguments of kernels, and in the types of inputs.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("double", "long", "long int", "int64", "float64", "uint64"), 8),
+    **dict.fromkeys(("float", "int", "int32", "float32", "uint32"), 4),
+    **dict.fromkeys(("half", "bfloat16", "short", "short int", "float16", "int16", "uint16"), 2),
+    **dict.fromkeys(("char", "signed char", "byte", "unsigned char", "bool", "int8", "uint8"), 1),
+}
+_OPS = {
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "_broadcast_oop": "broadcast",
+    "reduce": "reduce",
+    "_reduce_oop": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "recvanysource": "recv",
+    "sendrecv": "sendrecv",
+}
+
+
+class TraceStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole optimizer step; `start_us` and `end_us` by the trace's clock, as the host saw them."""
+
+    step: int
+    start_us: float
+    end_us: float
+
+
+class CollectiveSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective, from when this worker began to take part until it had its result.
+
+    Attributes:
+        op: as CallCount has it; `unknown` where the trace does not tell.
+        size_bytes: S as nccl-tests counts it; None is unknown. Of gloo's all-gather it is one worker's share.
+        ranks: workers in the group; None is unknown (gloo does not tell).
+        group: name and members of the group, as the trace has them; empty is unknown.
+        step: the optimizer step that called it.
+        start_us: by the trace's clock; likewise `end_us`.
+    """
+
+    op: str
+    size_bytes: int | None
+    ranks: int | None = None
+    group: str = ""
+    step: int
+    start_us: float
+    end_us: float
+
+
+class TraceEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """The window of one worker; intervals are merged, in microseconds of the trace's clock.
+
+    Attributes:
+        device: `cuda` where kernels of a GPU were recorded, else `cpu`.
+        steps: the whole steps, in order, one after the other.
+        collectives: of these steps, by their start.
+        computing: when something was computed: on a GPU any kernel that does not communicate, else an operator of a
+            thread that trains.
+        hiding: when communication costs nothing: `computing`, and on a CPU the time between two operators in which no
+            collective ended: a thread that waits for one goes on no sooner.
+    """
+
+    device: str
+    steps: tuple[TraceStep, ...]
+    collectives: tuple[CollectiveSpan, ...]
+    computing: tuple[Interval, ...]
+    hiding: tuple[Interval, ...]
+
+
+_NULL = msgspec.Raw(b"null")
+
+
+class _Arguments(msgspec.Struct):
+    """Of an event, as torch writes them; of any type whatever, and decoded where they are looked at."""
+
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NULL)
+    sent: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NULL)
+    received: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NULL)
+    dtype: msgspec.Raw = _NULL
+    ranks: msgspec.Raw = msgspec.field(name="Group size", default=_NULL)
+    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NULL)
+    members: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_NULL)
+    correlation: msgspec.Raw = _NULL
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NULL)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NULL)
+
+
+class _Event(msgspec.Struct):
+    """Of Chrome's trace event format; `ts` and `dur` in microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    tid: int | str | None = None
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _Arguments | None = None
+
+    @property
+    def end(self) -> float:
+        return self.ts + self.dur
+
+    def is_communication(self) -> bool:
+        """Whether this kernel is one of NCCL's, or of its kin."""
+        return self.name.lower().startswith(_DEVICE_COMMUNICATION)
+
+
+class _Trace(msgspec.Struct):
+    traceEvents: list[_Event]  # noqa: N815 - the format's own word
+
+
+_DECODER = msgspec.json.Decoder(_Trace, strict=False)
+
+
+def read_trace(data: bytes, most_bytes: int = _MOST_BYTES) -> TraceEvents:
+    """What a trace holds; a file as torch.profiler exports it, gzipped or not.
+
+    Args:
+        data: the file.
+        most_bytes: how large it may be unpacked; no more is unpacked.
+
+    Raises:
+        ValueError: it is no such trace, is too large, or has no whole step; one line.
+    """
+    text = _unpack(data, most_bytes)
+    if text.count(b"{") > max(_FEW_EVENTS, len(text) // _LEAST_EVENT_BYTES):
+        raise ValueError("no trace of torch.profiler: it is made of more events than its size allows")
+    try:
+        events = [event for event in _DECODER.decode(text).traceEvents if event.ph == "X" and _is_sound(event)]
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"no trace of torch.profiler: {_one_line(error)}") from None
+    steps = _steps(events)
+    if not steps:
+        raise ValueError("it holds no whole step")
+    return _on_device(events, steps) if any(event.cat == "kernel" for event in events) else _on_host(events, steps)
+
+
+def _unpack(data: bytes, most_bytes: int) -> bytes:
+    text, more = data, False
+    if data.startswith(_GZIP_MAGIC):
+        unpacker = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            text = unpacker.decompress(data, most_bytes)
+        except zlib.error as error:
+            raise ValueError(f"not a gzip file: {_one_line(error)}") from None
+        more = bool(unpacker.unconsumed_tail)
+        if not more and not unpacker.eof:
+            raise ValueError("the gzip file ends too early")
+    if more or len(text) > most_bytes:
+        raise ValueError(f"more than {format_size(most_bytes)}: record fewer steps")
+    return text
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _is_sound(event: _Event) -> bool:
+    # Comparisons with NaN are false.
+    return abs(event.ts) < _LATEST_US and 0 <= event.dur < _LATEST_US
+
+
+def _steps(events: Iterable[_Event]) -> tuple[TraceStep, ...]:
+    marks: dict[int, float] = {}
+    for event in events:
+        found = _MARK.fullmatch(event.name)
+        if found:
+            marks.setdefault(int(found[1]), event.ts)
+    steps: list[TraceStep] = []
+    number = min(marks, default=0)
+    # A window has no holes, and a clock that is read in order does not go back.
+    while marks.get(number + 1, -math.inf) > marks.get(number, math.inf):
+        steps.append(TraceStep(step=number + 1, start_us=marks[number], end_us=marks[number + 1]))
+        number += 1
+    return tuple(steps)
+
+
+class _Calendar:
+    """Which step a moment is in; None is none of them."""
+
+    def __init__(self, steps: Sequence[TraceStep]) -> None:
+        self._starts = [step.start_us for step in steps]
+        self._steps = steps
+
+    def step_at(self, moment_us: float) -> int | None:
+        place = bisect.bisect_right(self._starts, moment_us) - 1
+        if place < 0 or moment_us >= self._steps[place].end_us:
+            return None
+        return self._steps[place].step
+
+
+def _on_device(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEvents:
+    """A kernel belongs to the step in which the host launched it: the device runs behind."""
+    launched = {
+        number: event.ts
+        for event in events
+        if event.cat in {"cuda_runtime", "cuda_driver"} and event.args
+        if isinstance(number := _plain(event.args.correlation), int)
+    }
+    calendar = _Calendar(steps)
+    kernels = [event for event in events if event.cat == "kernel"]
+    collectives = []
+    for event in kernels:
+        asked = event.args or _Arguments()
+        number = _plain(asked.correlation)
+        step = calendar.step_at(launched.get(number, event.ts) if isinstance(number, int) else event.ts)
+        if step is not None and event.is_communication():
+            collectives.append(_nccl_span(event, asked, step))
+    computing = tuple(merge((event.ts, event.end) for event in kernels if not event.is_communication()))
+    return TraceEvents(
+        device="cuda", steps=steps, collectives=_in_order(collectives), computing=computing, hiding=computing
+    )
+
+
+def _nccl_span(event: _Event, asked: _Arguments, step: int) -> CollectiveSpan:
+    op = _op_of(_plain(asked.collective))
+    if op == "unknown":
+        named = _NCCL_KERNEL.search(event.name)
+        op = _op_of(named[0]) if named else op
+    elements = _plain(asked.received if op == "all_gather" else asked.sent)
+    ranks, group, members = _plain(asked.ranks), _plain(asked.group), _plain(asked.members)
+    return CollectiveSpan(
+        op=op,
+        size_bytes=_size(elements, _plain(asked.dtype)),
+        ranks=ranks if _is_count(ranks) and ranks > 0 else None,
+        # Workers of two groups may both call theirs by one name.
+        group=f"{group or ''} {members or ''}".strip()[:_LONGEST_NAME],
+        step=step,
+        start_us=event.ts,
+        end_us=event.end,
+    )
+
+
+def _on_host(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEvents:
+    """Gloo's spans begin when one of its threads takes the call up, and end with the result."""
+    calendar = _Calendar(steps)
+    spans = [event for event in events if event.name.startswith(_GLOO)]
+    # A call is made by a thread that trains; gloo's own have operators, too, which copy what arrives.
+    callers = {event.tid for event in events if event.name.startswith("c10d::")}
+    gloos = {event.tid for event in spans} - callers
+    collectives = [_gloo_span(event, step) for event in spans if (step := calendar.step_at(event.ts)) is not None]
+    computing = merge(
+        (event.ts, event.end)
+        for event in events
+        if event.cat == "cpu_op" and event.tid not in gloos and not event.name.startswith("c10d::")
+    )
+    return TraceEvents(
+        device="cpu",
+        steps=steps,
+        collectives=_in_order(collectives),
+        computing=tuple(computing),
+        hiding=tuple(_hiding(computing, spans, (steps[0].start_us, steps[-1].end_us))),
+    )
+
+
+def _hiding(computing: Sequence[Interval], spans: Iterable[_Event], window: Interval) -> list[Interval]:
+    ends = sorted(event.end for event in spans)
+    waited = [
+        (start, end)
+        for start, end in gaps(computing, window)
+        # Gloo's thread wakes who waits before it notes that its span has ended.
+        if bisect.bisect_right(ends, end + _LATE_END * (end - start)) > bisect.bisect_left(ends, start)
+    ]
+    return gaps(waited, window)
+
+
+def _gloo_span(event: _Event, step: int) -> CollectiveSpan:
+    sizes = _lists(event.args.dims) if event.args else []
+    types = _lists(event.args.types) if event.args else []
+    sent = [_size(_elements(dims), dtype) for dims, dtype in zip(sizes, types, strict=False)]
+    known = [size for size in sent if size is not None]
+    return CollectiveSpan(
+        op=_op_of(event.name.removeprefix(_GLOO)),
+        size_bytes=sum(known) if known and len(known) == len(sizes) else None,
+        step=step,
+        start_us=event.ts,
+        end_us=event.end,
+    )
+
+
+def _plain(raw: msgspec.Raw) -> Any:
+    try:
+        return decode_json(raw, object) if memoryview(raw).nbytes <= _LONGEST_ARGUMENT else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _lists(raw: msgspec.Raw) -> list[Any]:
+    try:
+        return decode_json(raw, list)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
+def _elements(dims: Any) -> int | None:
+    if not isinstance(dims, list) or len(dims) > _MOST_DIMENSIONS or not all(_is_count(one) for one in dims):
+        return None
+    return math.prod(dims)
+
+
+def _size(elements: Any, dtype: Any) -> int | None:
+    if not _is_count(elements) or not isinstance(dtype, str):
+        return None
+    width = _ELEMENT_BYTES.get(dtype.lower().rpartition("::")[2])
+    return elements * width if width else None
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < _MOST_ELEMENTS
+
+
+def _op_of(name: Any) -> str:
+    return _OPS.get(name.lower(), "unknown") if isinstance(name, str) else "unknown"
+
+
+def _in_order(collectives: Iterable[CollectiveSpan]) -> tuple[CollectiveSpan, ...]:
+    return tuple(sorted(collectives, key=lambda span: (span.start_us, span.end_us)))

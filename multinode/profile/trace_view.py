@@ -1,0 +1,231 @@
+"""Trace view: communication, overlap and bandwidth of a profiler window, from merged intervals. Pure.
+
+Reading a trace file is `trace_events`; what a step does outside of the window is `step_split`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.trace_events import CollectiveSpan, TraceEvents
+from multinode.stats.time_spans import Interval, clip, intersect, length, merge, subtract
+from multinode.stats.unknown import UnknownError, attempt
+from multinode.traffic.collectives import bus_factor
+
+__all__ = ["Agreement", "Outcome", "TraceView", "WorkerTrace", "compare_window", "view_traces"]
+
+# How far the window's exposed communication may be from the counters', as a part of the step, and be the same.
+_AGREES = 0.1
+_FEW_STEPS = 3
+_SLOWED = 1.1
+_BUSY = 0.5
+_US_PER_MS = 1000.0
+_GB_PER_S = 1e-3
+# A span of these has one partner, and the k-th of two workers need not be of the same message.
+_PAIRWISE = frozenset({"send", "recv", "sendrecv", "unknown"})
+
+_Key = tuple[int, str, str, int | None, int]
+Outcome = Literal["unknown", "agrees", "few_steps", "slowed", "host_bound", "unexplained"]
+
+
+class WorkerTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """The window of one worker, per step on average.
+
+    Attributes:
+        rank: global rank.
+        steps: optimizer steps in the window.
+        step_ms: the window over its steps.
+        comm_ms: union of the intervals in which a collective was under way.
+        exposed_ms: what of it no computation overlapped.
+        overlap: |communication and computation| / |communication|.
+        compute_ms: union of the intervals in which something was computed.
+    """
+
+    rank: int
+    steps: int
+    step_ms: float
+    comm_ms: float
+    exposed_ms: float
+    overlap: float | None
+    compute_ms: float
+
+
+class TraceView(msgspec.Struct, frozen=True, kw_only=True):
+    """All windows of a run.
+
+    Attributes:
+        workers: by rank.
+        comm_ms: transfer per step: what the worker spent that waited least, as `WorkerTrace.comm_ms`.
+        exposed_ms: likewise.
+        overlap: of that worker.
+        busbw_gb_per_s: of its all-reduces: factor x bytes / union of their transfer times; None without an all-reduce.
+        message_bytes: sizes of those all-reduces in a step.
+        agreement: a sentence: how it compares with the trace-free figures, and why not where they differ.
+        missing: reason by name.
+    """
+
+    workers: tuple[WorkerTrace, ...] = ()
+    comm_ms: float | None = None
+    exposed_ms: float | None = None
+    overlap: float | None = None
+    busbw_gb_per_s: float | None = None
+    message_bytes: tuple[int, ...] = ()
+    agreement: str = ""
+    missing: dict[str, str] = {}
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """How a window compares with the trace-free figures; the words are `profile.trace_words`'.
+
+    Attributes:
+        outcome: `unknown` without such figures; `agrees`; else what sets them apart: the window's `few_steps`, `slowed`
+            by the profiler, `host_bound` where a GPU waited for the host, or `unexplained`.
+        worker: that waited least, whose window it is.
+        counted: the trace-free figures; None where they are unknown.
+        apart: what exposed communication differs by, as a part of the step.
+    """
+
+    outcome: Outcome
+    worker: WorkerTrace
+    counted: WorkerSplit | None = None
+    apart: float = 0.0
+
+
+def view_traces(traces: Mapping[int, TraceEvents], world_size: int) -> TraceView:
+    """The windows of the workers that were traced, by rank, side by side.
+
+    The k-th call of one kind and size in a step is the same collective in every worker. Waiting, for a straggler or for
+    a peer that has not yet got so far, is in the longer spans of it; what the shortest took is its transfer. Clocks of
+    nodes differ, but all workers end a collective together: on each one's own clock, the transfer is the last part of
+    its span. A backend may run several collectives at once: hence the union of their transfers.
+
+    Args:
+        traces: by rank, what was read of each.
+        world_size: workers in all; those of a group whose size the trace does not tell.
+    """
+    if not traces:
+        return TraceView(missing={"trace": "no window was recorded"})
+    workers = tuple(_worker(rank, events) for rank, events in sorted(traces.items()))
+    least = _waited_least(workers)
+    missing: dict[str, str] = {}
+    if len(traces) == 1 and world_size > 1:
+        missing["transfer"] = f"only rank {least.rank} was traced: its waiting for others counts as communication"
+    reductions = [span for span in traces[least.rank].collectives if span.op == "all_reduce"]
+    return TraceView(
+        workers=workers,
+        comm_ms=least.comm_ms,
+        exposed_ms=least.exposed_ms,
+        overlap=least.overlap,
+        busbw_gb_per_s=attempt(missing, "busbw_gb_per_s", lambda: _busbw(traces, least.rank, world_size)),
+        message_bytes=_usual_sizes(reductions),
+        missing=missing,
+    )
+
+
+def _worker(rank: int, events: TraceEvents) -> WorkerTrace:
+    window = (events.steps[0].start_us, events.steps[-1].end_us)
+    # On a GPU the kernels of a window's steps run somewhat behind the host; they are taken as they come.
+    communicating = merge(_spans(events.collectives))
+    computing = clip(events.computing, window)
+    exposed = length(subtract(communicating, events.hiding))
+    took, steps = length(communicating), len(events.steps)
+    per_step = _US_PER_MS * steps
+    return WorkerTrace(
+        rank=rank,
+        steps=steps,
+        step_ms=(window[1] - window[0]) / per_step,
+        comm_ms=took / per_step,
+        exposed_ms=exposed / per_step,
+        overlap=length(intersect(communicating, events.hiding)) / took if took else None,
+        compute_ms=length(computing) / per_step,
+    )
+
+
+def _spans(collectives: Iterable[CollectiveSpan]) -> list[Interval]:
+    return [(span.start_us, span.end_us) for span in collectives]
+
+
+def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> float:
+    """Of one worker's all-reduces."""
+    if world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
+        raise UnknownError("there is one worker")
+    named = {other: _named(events.collectives) for other, events in traces.items()}
+    reductions = {key: span for key, span in named[rank].items() if span.op == "all_reduce"}
+    if not reductions:
+        raise UnknownError("no all-reduce ran in the window")
+    if any(span.size_bytes is None for span in reductions.values()):
+        raise UnknownError("the trace does not contain the sizes of its all-reduces")
+    transfers = []
+    carried = 0.0
+    for key, span in reductions.items():
+        took = min(_took(spans[key]) for spans in named.values() if key in spans)
+        transfers.append((span.end_us - took, span.end_us))
+        carried += (span.size_bytes or 0) * bus_factor("all_reduce", span.ranks or world_size)
+    busy_us = length(merge(transfers))
+    if not busy_us:
+        raise UnknownError("its all-reduces took no time")
+    return carried / busy_us * _GB_PER_S
+
+
+def _took(span: CollectiveSpan) -> float:
+    return span.end_us - span.start_us
+
+
+def _named(collectives: Iterable[CollectiveSpan]) -> dict[_Key, CollectiveSpan]:
+    """By what makes it the same collective in every worker of its group."""
+    seen: Counter[tuple[int, str, str, int | None]] = Counter()
+    named: dict[_Key, CollectiveSpan] = {}
+    for span in collectives:
+        if span.op in _PAIRWISE:
+            continue
+        kind = (span.step, span.group, span.op, span.size_bytes)
+        named[*kind, seen[kind]] = span
+        seen[kind] += 1
+    return named
+
+
+def _usual_sizes(reductions: Sequence[CollectiveSpan]) -> tuple[int, ...]:
+    """The sizes of one step's all-reduces, in the order in which they began, as most steps have them."""
+    steps: dict[int, list[int]] = {}
+    for span in reductions:
+        if span.size_bytes is not None:
+            steps.setdefault(span.step, []).append(span.size_bytes)
+    usual = Counter(map(tuple, steps.values())).most_common(1)
+    return usual[0][0] if usual else ()
+
+
+def compare_window(view: TraceView, split: StepSplit, devices: Mapping[int, str]) -> Agreement | None:
+    """Exposed communication of the window beside that of the counters; None without a window.
+
+    Args:
+        view: the windows.
+        split: of the whole run, by the counters.
+        devices: by rank, as the traces have them.
+    """
+    if not view.workers:
+        return None
+    worker, counted = _waited_least(view.workers), split.mean
+    if counted is None or counted.exposed_ms is None or counted.step_ms <= 0:
+        return Agreement(outcome="unknown", worker=worker)
+    apart = abs(worker.exposed_ms - counted.exposed_ms) / counted.step_ms
+    outcome: Outcome = "agrees" if apart <= _AGREES else _why_apart(worker, counted.step_ms, devices.get(worker.rank))
+    return Agreement(outcome=outcome, worker=worker, counted=counted, apart=apart)
+
+
+def _why_apart(worker: WorkerTrace, step_ms: float, device: str | None) -> Outcome:
+    if worker.steps < _FEW_STEPS:
+        return "few_steps"
+    if worker.step_ms > _SLOWED * step_ms:
+        return "slowed"
+    if device == "cuda" and worker.compute_ms < _BUSY * worker.step_ms:
+        return "host_bound"
+    return "unexplained"
+
+
+def _waited_least(workers: Sequence[WorkerTrace]) -> WorkerTrace:
+    return min(workers, key=lambda worker: (worker.exposed_ms, worker.comm_ms))

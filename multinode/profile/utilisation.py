@@ -1,0 +1,134 @@
+"""Model work: what a job's files say of the computation of a token, kept with the run; with its speed, MFU and HFU.
+
+FLOPs are counted in `flops`, which has the peaks too. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from multinode.errors import JobError
+from multinode.job.flops import Utilisation, flops_per_token, utilisation
+from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.model_size import ModelShape, parse_model
+from multinode.job.peak_flops import mean_peak
+from multinode.job.training import read_trained, refuse_unknown
+from multinode.profile.calls import last_models
+from multinode.profile.observed import Observed
+from multinode.profile.throughput import Throughput
+from multinode.records.benchmark import Benchmark
+from multinode.records.samples import ModelSample
+from multinode.stats.unknown import UnknownError
+
+__all__ = ["ModelWork", "read_model_work", "utilisation_of"]
+
+
+_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# They change the weights' type in memory, what the optimizer does, or who starts the workers, and no matrix.
+_SAME_FLOPS = frozenset({"quantization_bit", "use_galore", "use_apollo", "use_ray"})
+
+
+class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides the FLOPs of a token.
+
+    Attributes:
+        precision: in which matrices are multiplied, where the files alone tell (`fp8`); None is what the workers tell.
+        shape: of the model; None is unknown.
+        adapter_parameters: of a LoRA or QLoRA adapter; None where the whole model is trained.
+        recompute: whether each layer's forward pass is made again in the backward pass.
+        packing: whether several samples share a row, so that a row's length says little about attention.
+        reason: why nothing is known.
+    """
+
+    precision: str | None = None
+    shape: ModelShape | None = None
+    adapter_parameters: int | None = None
+    recompute: bool = False
+    packing: bool = False
+    reason: str = ""
+
+
+def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> ModelWork:
+    """What the job's files say.
+
+    Args:
+        job: the job.
+        model: the model's config.json; None where nobody could read it.
+    """
+    if not isinstance(job, LlamaFactoryJob):
+        return ModelWork(reason="the model of a script is not known; FLOPs are counted for LLaMA-Factory's jobs")
+    if model is None:
+        return ModelWork(reason=f"the config.json of {job.config.get('model_name_or_path')} could not be read")
+    shape = parse_model(model)
+    if shape is None:
+        return ModelWork(reason=f"the layers of a {model.get('model_type')!r} model cannot be counted")
+    try:
+        refuse_unknown(job, besides=_SAME_FLOPS)
+        adapter, trainable = read_trained(job, shape)
+    except JobError as error:
+        return ModelWork(reason=error.message)
+    return ModelWork(
+        precision="fp8" if job.config.get("fp8") is True else None,
+        shape=shape,
+        adapter_parameters=None if adapter is None else trainable,
+        recompute=job.config.get("disable_gradient_checkpointing") is not True,
+        packing=any(job.config.get(key) is True for key in ("packing", "neat_packing")),
+    )
+
+
+def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Utilisation:
+    """TFLOP/s, MFU and HFU.
+
+    Tokens that are no padding count where they are known: what is computed for padding is lost.
+
+    Raises:
+        UnknownError: why there are none.
+    """
+    if work.shape is None:
+        raise UnknownError(work.reason or "the model's shape is not known")
+    tgs, length = speed.effective_tgs or speed.tgs, speed.attention_length or _mean_length(speed)
+    if tgs is None or length is None:
+        raise UnknownError("the training does not say how many tokens a step has")
+    flops = flops_per_token(
+        work.shape, length, adapter_parameters=work.adapter_parameters, recompute=work.recompute, causal=True
+    )
+    used = utilisation(flops, tgs, *_peak(work, observed))
+    notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
+    if speed.attention_length is None:
+        bound = "upper bound, samples are packed" if work.packing else "lower bound, by the mean length"
+        notes.append(f"attention is a {bound}")
+    return msgspec.structs.replace(used, rule="; ".join(notes))
+
+
+def _mean_length(speed: Throughput) -> float | None:
+    """Of a sample, without its padding where that is known."""
+    if speed.tokens_per_sample is None or speed.effective_tgs is None or not speed.tgs:
+        return speed.tokens_per_sample
+    return speed.tokens_per_sample * speed.effective_tgs / speed.tgs
+
+
+def _peak(work: ModelWork, observed: Observed) -> tuple[float | None, str]:
+    """Of the workers' GPUs in the precision that ran, and in words; None with the reason."""
+    models = last_models(observed).values()
+    names = [model.device_name for model in models if model.device == "cuda" and model.device_name]
+    if len(names) < observed.world_size or not names:
+        return None, "not every worker reported its GPU" if names else "no worker computes on a GPU"
+    dtypes = {work.precision or _precision(model) for model in models}
+    dtype = dtypes.pop()
+    if dtype is None or dtypes:
+        return None, "the precision in which matrices were multiplied is not known"
+    return mean_peak(names, dtype)
+
+
+def _precision(model: ModelSample) -> str | None:
+    """As accelerate has it; else that of most parameters, as FSDP gathers them. None is not known."""
+    if model.mixed_precision not in {None, "no"}:
+        return model.mixed_precision
+    most = max((name for name in model.dtypes if name in _PRECISIONS), key=model.dtypes.__getitem__, default="")
+    gathered = model.settings.get("param_dtype")
+    precision = _PRECISIONS.get(gathered if isinstance(gathered, str) else most)
+    # Older records tell neither tf32 nor what accelerate does with parameters of fp32.
+    return precision if precision != "fp32" else {True: "tf32", False: "fp32", None: None}[model.tf32]

@@ -1,0 +1,159 @@
+"""What the user says of the nodes: the hostfile or inventory, found and read, and the file of prices."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
+from multinode.cluster.inventory import is_inventory, parse_inventory
+from multinode.cluster.prices import Prices, parse_prices
+from multinode.errors import HostfileError, UsageError, printable
+from multinode.records.ownership import describe_stranger
+from multinode.records.settings import Settings
+from multinode.records.text_file import MAX_BYTES, read_text
+from multinode.units import format_list
+
+__all__ = ["find_hosts", "load_hostfile", "load_prices"]
+
+_HINT = "one node a line, the first is node rank 0: node1 slots=2; files to start from: multinode init --example"
+_NOT_UTF8 = "save it as UTF-8"
+_STDIN = "standard input"
+
+# What the dynamic loader, Python, a shell or NCCL load or run by a variable of its name.
+_RUNS_PROGRAMS = re.compile(
+    r"PATH|(?:LD|DYLD|PYTHON)_?[A-Z_]*|(?:BASH_)?ENV|PROMPT_COMMAND|NCCL_\w*PLUGIN|\w*PRELOAD\w*"
+)
+
+# Files of these names are still found, as ./lab and ./slurm.
+_LAB, _SLURM = "lab", "slurm"
+
+
+def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
+    """The cluster and the text of a hostfile that gives it: verbatim, or made from the group of an inventory.
+
+    Args:
+        path: a hostfile, `-` for standard input, or one of these with `:GROUP`, a group of an Ansible inventory.
+        note: is told what of an inventory is ignored.
+
+    Raises:
+        UsageError: it cannot be read, or there is no such group.
+        HostfileError: a line of it is wrong, or another user may have written it and it runs programs as us.
+    """
+    path, group = _split_group(path)
+    source = _STDIN if str(path) == "-" else str(path)
+    text = _read_stdin(note) if source == _STDIN else read_text(path, "the hostfile", _hint(path))
+    if group is None and not is_inventory(text):
+        cluster = parse_hostfile(text, source)
+        _check_ownership(path, cluster)
+        if (counts := count_slots(text)) is not None:
+            repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
+            note(f"{source}: it names {repeated}, once for each worker there")
+        return cluster, text
+    cluster, ignored = parse_inventory(text, group, source)
+    _check_ownership(path, cluster)
+    if ignored:
+        note(f"{source}: ignored: {printable(', '.join(ignored))}")
+    head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
+    return cluster, head + render_hostfile(cluster)
+
+
+def _hint(path: Path) -> str:
+    """What helps where there is no such file: nodes may have been named in its place."""
+    names = [name.partition(":")[0] for name in str(path).split(",")]
+    if path.exists() or len(names) == 1 or not all(names):
+        return _HINT
+    return f"it is a file, with one node a line: printf '%s\\n' {shlex.join(names)} > hosts.txt"
+
+
+def _check_ownership(path: Path, cluster: Cluster) -> None:
+    """See that what runs programs here or on the nodes was written by us or root.
+
+    Raises:
+        HostfileError: another user may have written it.
+    """
+    named = next((name for node in cluster.nodes for name in _programs(node)), None)
+    stranger = describe_stranger(path) if named is not None and cluster.source != _STDIN else None
+    if stranger is not None:
+        raise HostfileError(
+            f"{path} {stranger}, and {named}= in it has programs run as you",
+            hint=f"read it; if you trust it, take a copy: cp {shlex.quote(str(path))} my-hosts.txt",
+        )
+
+
+def _programs(node: Node) -> tuple[str, ...]:
+    """The keys by which a node's line has programs run."""
+    keys = [key for key in ("ssh_config", "python") if getattr(node, key) is not None]
+    return (*keys, *(f"env.{name}" for name in node.env if _RUNS_PROGRAMS.fullmatch(name)))
+
+
+def _split_group(path: Path) -> tuple[Path, str | None]:
+    """`FILE:GROUP` taken apart; a file whose own name has a colon comes first."""
+    name, colon, group = str(path).rpartition(":")
+    whole = not colon or path.exists() or not (name == "-" or Path(name).exists())
+    return (path, None) if whole else (Path(name), group)
+
+
+def _read_stdin(note: Callable[[str], None]) -> str:
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("standard input is closed, and --hosts - reads it", hint=_HINT)
+    if sys.stdin.isatty():
+        note("reading the hostfile from standard input; Ctrl-D ends it")
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise UsageError("the hostfile on standard input is larger than any of its kind", hint=_HINT)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsageError("the hostfile on standard input is not text in UTF-8", hint=_NOT_UTF8) from None
+
+
+def find_hosts(
+    option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Path | None
+) -> tuple[Path | None, str]:
+    """The hostfile: `--hosts`, else $MULTINODE_HOSTS, else multinode.toml, else the running lab's; `lab` names the lab.
+
+    Returns:
+        Its path, None where `slurm` names the allocation that we are in; and which of these named it.
+
+    Raises:
+        UsageError: none of them says one, or the lab is named and none runs.
+    """
+    ways = {
+        "--hosts": option,
+        "$MULTINODE_HOSTS": environ.get("MULTINODE_HOSTS"),
+        "multinode.toml": settings.defaults.hosts,
+    }
+    by, named = next(((by, named) for by, named in ways.items() if named), ("the running lab", None))
+    if named == _LAB:
+        if lab_hostfile is None:
+            raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
+        return lab_hostfile, by
+    if named == _SLURM:
+        return None, by
+    if named:
+        return Path(named).expanduser(), by
+    if lab_hostfile is not None:
+        return lab_hostfile, by
+    raise UsageError(
+        "no hostfile was given, and no lab is running",
+        hint="--hosts FILE, or $MULTINODE_HOSTS, or hosts= under [defaults] in multinode.toml, or: multinode lab up",
+    )
+
+
+def load_prices(path: Path) -> tuple[Prices, str]:
+    """The prices and the file's text, verbatim.
+
+    Raises:
+        UsageError: it cannot be read, or a line of it is wrong; the message has its place.
+    """
+    text = read_text(
+        path,
+        "the prices file",
+        "a file to start from: configs/figures/gpu_prices.yaml, which multinode init --example writes",
+    )
+    return parse_prices(text, str(path)), text

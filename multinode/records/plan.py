@@ -1,0 +1,115 @@
+"""LaunchPlan: exactly what will be done on each node. Data only; `plan_launch` makes it, `launch.execute` does it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from multinode.cluster.quoting import Command, shown_environment
+from multinode.decoding import convert
+from multinode.records.averaging import Averaging
+from multinode.records.benchmark import Benchmark
+from multinode.secret_values import redact, redact_file
+
+__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "redact_plan"]
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that travels to the node's run directory, mode 0600.
+
+    Attributes:
+        path: relative to the run directory.
+    """
+
+    path: str
+    text: str
+
+
+class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node does.
+
+    Attributes:
+        ifname: its data-plane interface; None is unknown.
+        ifnames: all that the hostfile names, where those are several.
+        gpus: ids of the GPUs that its workers use; None where it has none.
+        files: what is written into the run directory first.
+        assumed: what a probe would have told and was taken for granted instead.
+    """
+
+    node: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    addr: str | None
+    ifname: str | None
+    link_gbit_per_s: float | None = None
+    ifnames: tuple[str, ...] = ()
+    gpus: tuple[int, ...] | None = None
+    run_dir: str
+    command: Command
+    files: tuple[PlanFile, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that torch.profiler records on some workers.
+
+    Attributes:
+        after: the step after which it begins; earlier in a training that is too short for that.
+    """
+
+    steps: int
+    after: int = 10
+    ranks: tuple[int, ...]
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, laid out over the nodes.
+
+    Attributes:
+        engine: what starts the workers, by its name (job/engine_commands.py).
+        job: the job in a few words, for people.
+        config_path: the YAML as its user named it; empty for a script, and in what earlier releases stored.
+        profile: whether the workers record their steps.
+        nproc_per_node: workers of a node; of unequal ones, of the node with the most.
+        sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
+        grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
+        averaging: what nodes average every H steps; None is nothing, as on one node.
+        test: what a benchmark measures; None of any other job.
+    """
+
+    schema: str = "multinode.plan/1"
+    run_id: str
+    engine: str
+    job: str
+    config_path: str = ""
+    master_addr: str
+    master_port: int
+    nproc_per_node: Annotated[int, Meta(ge=1, le=1024)]
+    world_size: int
+    profile: bool = True
+    trace: TraceWindow | None = None
+    sample_interval_s: float = 1.0
+    grad_compress: str | None = None
+    averaging: Averaging | None = None
+    test: Benchmark | None = None
+    nodes: tuple[NodePlan, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Workers of each node, in node-rank order."""
+        return tuple(len(node.ranks) for node in self.nodes)
+
+
+def redact_plan(plan: LaunchPlan) -> LaunchPlan:
+    """The same plan without secrets: in variables, arguments, prelude and files, and what was forwarded."""
+    shown = msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
+    return convert(redact(msgspec.to_builtins(shown)), LaunchPlan)
+
+
+def _redact_node(node: NodePlan) -> NodePlan:
+    shown = msgspec.structs.replace(node.command, env=shown_environment(node.command))
+    files = tuple(PlanFile(path=file.path, text=redact_file(file.text)) for file in node.files)
+    return msgspec.structs.replace(node, command=shown, files=files)

@@ -1,0 +1,489 @@
+"""RunProgress: how far each node is, folded from its records as they come. What the live table shows; not a summary."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from multinode.records.benchmark import CollectiveTest, time_left_s
+from multinode.records.log import FIRST_STEP
+from multinode.records.plan import LaunchPlan
+from multinode.records.run import Stall
+from multinode.records.samples import (
+    AveragingSample,
+    CollectiveSample,
+    DdpSample,
+    DeviceWaitSample,
+    GpuSample,
+    LossSample,
+    ModelSample,
+    NicSample,
+    Sample,
+    SpeedSample,
+    StepSample,
+    WorkerSample,
+)
+
+__all__ = [
+    "RECENT_STEPS",
+    "CardProgress",
+    "NodeProgress",
+    "RecentSteps",
+    "RunProgress",
+    "StepRecords",
+    "TrainingTime",
+    "advance_node",
+    "start_progress",
+]
+
+_Key = TypeVar("_Key")
+_Device = TypeVar("_Device")
+
+# Recent enough to follow, steady enough to read.
+RECENT_STEPS = 10
+# Of a training whose nodes average every H-th step, whole rounds are followed, as far as these are not too long.
+_MOST_FOLLOWED = 4096
+# Counters of a step may come some steps after it.
+_KEPT_STEPS = 3 * RECENT_STEPS
+# More interfaces, GPUs, or records of a step than any node has fill no memory.
+_MOST_DEVICES = 256
+_MOST_OF_STEP = 1000
+
+
+class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """What was recorded of one step of one worker; None did not come, or not yet."""
+
+    step: StepSample | None = None
+    ddp: tuple[DdpSample, ...] = ()
+    wait: DeviceWaitSample | None = None
+
+    def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> StepRecords:
+        """With one more; of DDP a step may have several: of iterations, and of modules."""
+        if isinstance(sample, StepSample):
+            return msgspec.structs.replace(self, step=sample)
+        if isinstance(sample, DdpSample):
+            return msgspec.structs.replace(self, ddp=(*self.ddp, sample)[:_MOST_OF_STEP])
+        return msgspec.structs.replace(self, wait=self.wait or sample)
+
+    def exposed_us(self, source: str, *, host_waits: bool) -> float | None:
+        """Exposed communication, waiting for stragglers included; None where the source does not tell it.
+
+        Args:
+            source: `ddp`, DDP's counters and what passed in calls beside it, which they do not count; `device`, waits
+                of the computing stream; `host`, the time in which the host was blocked in collectives.
+            host_waits: whether the host waits in a collective for its end, as it does without a GPU.
+        """
+        if source == "device":
+            return self._waited_us
+        if source != "ddp":
+            return self._blocked_us if host_waits else None
+        beside_us = self.beside_us(host_waits=host_waits)
+        if not self.ddp or beside_us is None:
+            return None
+        return sum(max(0.0, one.comm_us - one.overlap_us) for one in self.ddp) + beside_us
+
+    def beside_us(self, *, host_waits: bool) -> float | None:
+        """Of it what passed in calls beside DDP's reducer; None where they were not timed.
+
+        Args:
+            host_waits: as `exposed_us` has it.
+        """
+        if host_waits:
+            return self._blocked_us or 0.0
+        return 0.0 if self.wait is None else self._waited_us
+
+    @property
+    def _waited_us(self) -> float | None:
+        # One call that was not timed may have been the longest.
+        wait = self.wait
+        return wait.wait_us if wait is not None and wait.calls >= wait.of_calls else None
+
+    @property
+    def _blocked_us(self) -> float | None:
+        phases = self.step.phases_us if self.step is not None else None
+        return phases.get("comm", 0.0) if phases is not None else None
+
+
+class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The last few steps of one worker, by number, ascending, as they come. Not a summary.
+
+    Attributes:
+        last_step: the last one that it finished; None is none yet.
+    """
+
+    last_step: int | None = None
+    steps: dict[int, StepRecords] = {}
+
+    def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> RecentSteps:
+        """After one more; a step's number that does not grow is of a worker that was started again: all is new."""
+        before = self
+        if isinstance(sample, StepSample):
+            begins_anew = self.last_step is not None and sample.step <= self.last_step
+            before = RecentSteps(last_step=sample.step, steps={} if begins_anew else self.steps)
+        known = {**before.steps, sample.step: before.steps.get(sample.step, StepRecords()).with_sample(sample)}
+        return msgspec.structs.replace(before, steps={number: known[number] for number in sorted(known)[-_KEPT_STEPS:]})
+
+    def exposed_share(self, *, host_waits: bool) -> float | None:
+        """Exposed communication over step time, by the best source that tells it; None where nothing tells."""
+        phases = [one.step.phases_us or {} for one in self.steps.values() if one.step is not None]
+        sources = ("ddp", "device", "host") if any("comm" in phase for phase in phases) else ("ddp", "device")
+        for source in sources:
+            both = [
+                (exposed_us, one.step.step_time_us)
+                for one in self.steps.values()
+                if one.step is not None
+                and one.step.step_time_us is not None
+                and (exposed_us := one.exposed_us(source, host_waits=host_waits)) is not None
+            ][-RECENT_STEPS:]
+            if both:
+                return min(1.0, sum(exposed_us for exposed_us, _ in both) / sum(took_us for _, took_us in both))
+        return None
+
+    @property
+    def tokens_and_time(self) -> tuple[int, float]:
+        """Tokens of the recent steps that tell them, and the microseconds that these took."""
+        both = [
+            (one.step.tokens, one.step.step_time_us)
+            for one in self.steps.values()
+            if one.step is not None and one.step.tokens is not None and one.step.step_time_us is not None
+        ][-RECENT_STEPS:]
+        return sum(tokens for tokens, _ in both), sum(took_us for _, took_us in both)
+
+
+# Ten years. What goes on for longer is a guess that nobody is helped by.
+_LONGEST_LEFT_S = 10 * 365 * 86400
+# Counters have headers and all, and a moment of reading is not sharp; what exceeds that is not of this link.
+_OVER_LINK = 1.05
+
+
+class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """One NIC, now.
+
+    Attributes:
+        in_gbit_per_s: between the last two samples; likewise `out_gbit_per_s`.
+    """
+
+    last: NicSample
+    in_gbit_per_s: float | None = None
+    out_gbit_per_s: float | None = None
+
+    @property
+    def busier_gbit_per_s(self) -> float | None:
+        """The busier direction; None before it is known."""
+        return _largest([self.in_gbit_per_s, self.out_gbit_per_s])
+
+
+class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, now.
+
+    Attributes:
+        state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
+        message: one short line on the state, such as how it ended.
+        stage: what its workers do before their first step; empty is unknown.
+        step: last step that a worker of this node finished; of a benchmark, messages or tests measured.
+        recent_us: the last step times of its first worker, oldest first.
+        round_steps: of a round of averaging between nodes; None where they average at each step.
+        samples_per_step: of all its workers; None is unknown.
+        loss: last one logged; NaN where it was no finite number.
+        cards: its NICs, by name.
+        net_in_gbit_per_s: of the busiest card between its last two samples; `net_out_gbit_per_s` likewise. A bond and
+            its cards count the same bytes, so they are not added up.
+        device: what they compute on, `cpu` or `cuda`; None is unknown.
+        test: the collective test that runs; None for any other job.
+    """
+
+    name: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    state: str = "waiting"
+    message: str = ""
+    stage: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    recent_us: tuple[float, ...] = ()
+    round_steps: int | None = None
+    samples_per_step: int | None = None
+    loss: float | None = None
+    cards: dict[str, CardProgress] = {}
+    net_in_gbit_per_s: float | None = None
+    net_out_gbit_per_s: float | None = None
+    ifname: str | None = None
+    link_gbit_per_s: float | None = None
+    gpus: dict[int, GpuSample] = {}
+    workers: dict[int, RecentSteps] = {}
+    device: str | None = None
+    test: CollectiveTest | None = None
+
+    @property
+    def doing(self) -> str:
+        """Its state in a few words; until its first step, how far it is on the way there."""
+        if self.message or self.step is not None or self.state not in {"waiting", "running"}:
+            return self.message or self.state
+        return "connecting" if self.state == "waiting" else f"running, {self.stage or 'no output yet'}"
+
+    @property
+    def left_s(self) -> float | None:
+        """A guess of how long the rest takes at the recent pace; None if unknown."""
+        if self.step is None or self.total_steps is None or self.step_time_us is None:
+            return None
+        if self.test is not None:
+            return time_left_s(self.test, self.step, self.recent_us[-1])
+        left_s = max(0, self.total_steps - self.step) * self.step_time_us / 1e6
+        return left_s if left_s < _LONGEST_LEFT_S else None
+
+    @property
+    def step_time_us(self) -> float | None:
+        """Median of the recent steps; of rounds their mean, as few steps have all of the communication."""
+        if not self.recent_us:
+            return None
+        return statistics.median(self.recent_us) if self.round_steps is None else statistics.fmean(self.recent_us)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Nominal samples per second of this node's workers, over the recent steps."""
+        took_us = sum(self.recent_us)
+        if self.samples_per_step is None or took_us <= 0:
+            return None
+        return self.samples_per_step * len(self.recent_us) / took_us * 1e6
+
+    @property
+    def tgs(self) -> float | None:
+        """Tokens per second and worker, padding counted, over the recent steps."""
+        told = [worker.tokens_and_time for worker in self.workers.values()]
+        tokens, took_us = (sum(numbers) for numbers in zip(*told, strict=True)) if told else (0, 0.0)
+        return tokens / took_us * 1e6 if tokens and took_us > 0 else None
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Exposed communication over step time, of its worker that waited least."""
+        host_waits = self.device == "cpu" or (self.device is None and not self.gpus)
+        shares = [worker.exposed_share(host_waits=host_waits) for worker in self.workers.values()]
+        return min((share for share in shares if share is not None), default=None)
+
+    @property
+    def link_share(self) -> float | None:
+        """The busier direction of the data plane's card as a share of what it says it can.
+
+        Another card's rate, such as an RDMA port's, is none of this link's.
+        """
+        card = self.cards.get(self.ifname) if self.ifname is not None else None
+        rate = card.busier_gbit_per_s if card is not None else None
+        if rate is None or not self.link_gbit_per_s:
+            return None
+        share = rate / self.link_gbit_per_s
+        return share if share <= _OVER_LINK else None
+
+    @property
+    def gpu_percent(self) -> float | None:
+        """Mean SM use of the node's GPUs."""
+        return _mean([gpu.sm_percent for gpu in self.gpus.values()])
+
+    @property
+    def gpu_memory_gib(self) -> float | None:
+        """Memory in use on the fullest of its GPUs, by all processes."""
+        return _largest([gpu.memory_used_gib for gpu in self.gpus.values()])
+
+    @property
+    def gpu_power_w(self) -> float | None:
+        """What a GPU of the node draws, on average."""
+        return _mean([gpu.power_w for gpu in self.gpus.values()])
+
+    @property
+    def gpu_temperature_c(self) -> float | None:
+        """The hottest of its GPUs."""
+        return _largest([gpu.temperature_c for gpu in self.gpus.values()])
+
+
+class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a training that is stopped at its time.
+
+    Attributes:
+        trained_s: since its first step; 0 before that.
+    """
+
+    limit_s: float
+    trained_s: float = 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """What remains of it; None before the first step, as nothing tells when that comes."""
+        return max(0.0, self.limit_s - self.trained_s) if self.trained_s else None
+
+
+class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole run, now.
+
+    Attributes:
+        stall: what is behind the standstill that lasts; None while the run gets on.
+        training: how far it is in its time; None has it train its steps.
+        attempt: which attempt this is, of `attempts` at the most, where it is restarted when it fails; else None.
+        note: what is known of the run besides, in one line; empty is nothing yet.
+        troubles: of this machine with following the run, a line each, the latest last.
+    """
+
+    run_id: str
+    job: str
+    world_size: int
+    nodes: tuple[NodeProgress, ...]
+    elapsed_s: float = 0.0
+    stall: Stall | None = None
+    training: TrainingTime | None = None
+    attempt: int | None = None
+    attempts: int | None = None
+    note: str = ""
+    troubles: tuple[str, ...] = ()
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the run takes yet; None where nothing tells.
+
+        A guess: that of the node which needs longest, or what remains of its time if that is less.
+        """
+        running = [node for node in self.nodes if node.state == "running"]
+        steps_s = _largest([node.left_s for node in running])
+        time_s = self.training.left_s if self.training is not None and running else None
+        return min((left_s for left_s in (steps_s, time_s) if left_s is not None), default=None)
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Exposed communication over step time, of the worker that waited least; the others wait for stragglers."""
+        shares = [node.exposed_share for node in self.nodes]
+        return min((share for share in shares if share is not None), default=None)
+
+
+def start_progress(plan: LaunchPlan) -> RunProgress:
+    """The progress of a run in which nothing has happened yet."""
+    return RunProgress(
+        run_id=plan.run_id,
+        job=plan.job,
+        world_size=plan.world_size,
+        nodes=tuple(
+            NodeProgress(
+                name=node.node,
+                node_rank=node.node_rank,
+                ranks=node.ranks,
+                ifname=node.ifname,
+                link_gbit_per_s=node.link_gbit_per_s,
+                test=plan.test if isinstance(plan.test, CollectiveTest) else None,
+                total_steps=len(plan.test.messages) if isinstance(plan.test, CollectiveTest) else None,
+            )
+            for node in plan.nodes
+        ),
+    )
+
+
+def advance_node(node: NodeProgress, samples: Iterable[Sample]) -> NodeProgress:
+    """The node after these samples."""
+    for sample in samples:
+        node = _advance(node, sample)
+    return node
+
+
+def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: C901, PLR0911 - one line a kind of record
+    match sample:
+        case StepSample():
+            return _step(node, sample)
+        case DdpSample() | DeviceWaitSample():
+            return _exposed(node, sample)
+        case CollectiveSample():
+            return _message(node, sample)
+        case SpeedSample():
+            return _device_test(node, sample)
+        case LossSample():
+            return msgspec.structs.replace(node, loss=math.nan if sample.loss is None else sample.loss)
+        case NicSample():
+            return _nic(node, sample)
+        case GpuSample():
+            return msgspec.structs.replace(node, gpus=_with_device(node.gpus, sample.index, sample))
+        case AveragingSample():
+            return msgspec.structs.replace(node, round_steps=max(1, min(sample.every, _MOST_FOLLOWED)))
+        case WorkerSample():
+            return msgspec.structs.replace(node, stage=FIRST_STEP)
+        case ModelSample(device=str()):
+            return msgspec.structs.replace(node, device=sample.device)
+        case _:
+            return node
+
+
+def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
+    # A node is believed about its own workers alone, and a collective test has messages for steps.
+    if sample.rank not in node.ranks or node.test is not None:
+        return node
+    worker = node.workers.get(sample.rank, RecentSteps()).with_sample(sample)
+    node = msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
+    if sample.rank != node.ranks[0]:
+        return node
+    recent = (*node.recent_us, *([] if sample.step_time_us is None else [sample.step_time_us]))
+    return msgspec.structs.replace(
+        node,
+        step=sample.step,
+        total_steps=sample.total_steps,
+        recent_us=recent[-_followed(node.round_steps or 1) :],
+        samples_per_step=sample.samples * len(node.ranks) if sample.samples is not None else None,
+    )
+
+
+def _followed(round_steps: int) -> int:
+    """Steps that are recent: ten, or those of whole rounds."""
+    return round_steps * math.ceil(RECENT_STEPS / round_steps)
+
+
+def _exposed(node: NodeProgress, sample: DdpSample | DeviceWaitSample) -> NodeProgress:
+    if sample.rank not in node.ranks:
+        return node
+    worker = node.workers.get(sample.rank, RecentSteps()).with_sample(sample)
+    return msgspec.structs.replace(node, workers=node.workers | {sample.rank: worker})
+
+
+def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
+    """A message that was measured; its time is of one iteration."""
+    step = sample.index + 1
+    if node.test is None or sample.rank != node.ranks[0] or not 0 < step <= len(node.test.messages):
+        return node
+    if not sample.times_us:
+        return node
+    return msgspec.structs.replace(node, step=step, recent_us=(statistics.median(sample.times_us),))
+
+
+def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
+    """A test that was gone through; how many there will be is for the worker to find out."""
+    if sample.rank not in node.ranks or node.test is not None or not sample.times_us:
+        return node
+    return msgspec.structs.replace(node, step=sample.index + 1, recent_us=(statistics.median(sample.times_us),))
+
+
+def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:
+    before = node.cards.get(sample.ifname)
+    cards = _with_device(node.cards, sample.ifname, _card(before, sample))
+    busiest = max(cards.values(), key=lambda card: card.busier_gbit_per_s or 0.0)
+    return msgspec.structs.replace(
+        node, cards=cards, net_in_gbit_per_s=busiest.in_gbit_per_s, net_out_gbit_per_s=busiest.out_gbit_per_s
+    )
+
+
+def _card(before: CardProgress | None, sample: NicSample) -> CardProgress:
+    if before is None or sample.mono_ns <= before.last.mono_ns:
+        return CardProgress(last=sample)
+    nanoseconds = sample.mono_ns - before.last.mono_ns
+    received, sent = sample.rx_bytes - before.last.rx_bytes, sample.tx_bytes - before.last.tx_bytes
+    if received < 0 or sent < 0:
+        # The card was reset; its counters began anew.
+        return CardProgress(last=sample)
+    return CardProgress(last=sample, in_gbit_per_s=received * 8 / nanoseconds, out_gbit_per_s=sent * 8 / nanoseconds)
+
+
+def _with_device(devices: Mapping[_Key, _Device], key: _Key, device: _Device) -> dict[_Key, _Device]:
+    return {**devices, key: device} if key in devices or len(devices) < _MOST_DEVICES else {**devices}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

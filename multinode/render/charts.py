@@ -1,0 +1,94 @@
+"""What all charts share: axes, error bars, stacked bars, styles of lines, and curves thinned to fewer points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from multinode.render.plotting import Bar, Figure
+from multinode.stats.estimate import Estimate
+
+__all__ = [
+    "GREY",
+    "MOST_POINTS",
+    "PALETTE",
+    "Curve",
+    "error_bars",
+    "line_style",
+    "stacked_bars",
+    "thinned",
+    "with_axes",
+]
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+"""Told apart by people who see colours otherwise, on white and on black (Okabe and Ito)."""
+GREY = "#808080"
+MOST_POINTS = 2000
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+Curve = tuple[list[float], list[float | None]]
+"""x, ascending, and y; a y of None is a gap."""
+
+
+def thinned(xs: Sequence[float], ys: Sequence[float | None], most: int = MOST_POINTS) -> Curve:
+    """At most so many points: of each stretch of a long curve the least and the greatest, and the curve's two ends.
+
+    A gap in a long curve is closed where its stretch has points.
+    """
+    if len(xs) <= most:
+        return list(xs), list(ys)
+    stretches = max(1, (most - 2) // 2)
+    kept = {0, len(xs) - 1}
+    for number in range(stretches):
+        span = range(number * len(xs) // stretches, (number + 1) * len(xs) // stretches)
+        known = [(value, index) for index in span if (value := ys[index]) is not None]
+        if known:
+            kept |= {min(known)[1], max(known)[1]}
+    order = sorted(kept)
+    return [xs[index] for index in order], [ys[index] for index in order]
+
+
+def with_axes(chart: Figure, across: str, up: str = "", **of_x: Any) -> Figure:
+    """The chart with titles at its axes, and all that is counted upwards counted from nothing; `of_x` are plotly's."""
+    chart.update_xaxes(title_text=across, **of_x)
+    if up:
+        chart.update_yaxes(title_text=up, rangemode="tozero")
+    return chart
+
+
+def error_bars(values: Iterable[Estimate], **drawn: Any) -> dict[str, Any]:
+    """From low to high of each; `drawn` are plotly's."""
+    every = list(values)
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [one.high - one.value for one in every],
+        "arrayminus": [one.value - one.low for one in every],
+        **drawn,
+    }
+
+
+def line_style(number: int) -> dict[str, str]:
+    """Lines that lie on each other are seen all the same."""
+    return {"color": PALETTE[number % len(PALETTE)], "dash": _DASHES[number % len(_DASHES)]}
+
+
+def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float | None]], across: str) -> Figure | None:
+    """A bar a name, the first one on top, each stacked of the parts that are known; None where none is."""
+    chart = Figure()
+    for number, (part, values) in enumerate(parts.items()):
+        if any(value is not None for value in values):
+            chart.add_trace(
+                Bar(
+                    y=names[::-1],
+                    x=values[::-1],
+                    name=part,
+                    orientation="h",
+                    marker={"color": PALETTE[number % len(PALETTE)]},
+                    hovertemplate="%{x:.1f} ms",
+                )
+            )
+    if not chart.data:
+        return None
+    chart.update_layout(barmode="stack", legend={"traceorder": "normal"})
+    return with_axes(chart, across)

@@ -1,0 +1,149 @@
+"""page: what all our pages share: head, style, tables and charts as HTML. A page asks nobody for anything.
+
+What stands on a page is `run_page`'s and its neighbours' business.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from multinode.render.charts import PALETTE
+from multinode.render.escaping import html_text, sanitize
+from multinode.render.plotting import Figure, get_plotlyjs
+from multinode.render.sheet import Sheet
+
+__all__ = ["chart_html", "lead_html", "page", "section_html", "sheet_html", "text_html", "tiles_html"]
+
+# The browser itself refuses whatever would be asked of a network; plotly draws with inline scripts and styles.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --faint: #667; --paper: #fff; --card: #f4f5f7; --line: #d5d8dd; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --faint: #9aa3ad; --paper: #14171a; --card: #1f2428; --line: #363c43; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem; max-width: 75rem; color: var(--ink); background: var(--paper);
+  font: 15px/1.45 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; margin: 0.5rem 0; }
+h2 { font-size: 1.05rem; margin: 1.6rem 0 0.4rem; }
+section.run ~ section.run { border-top: 3px solid var(--line); margin-top: 3rem; padding-top: 1rem; }
+p.lead { font-size: 1.2rem; font-weight: 600; margin: 0.6rem 0 0.9rem; }
+p.note { color: var(--faint); font-size: 0.85rem; margin: 0.3rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: 0.6rem; }
+.tile { background: var(--card); border-radius: 6px; padding: 0.5rem 0.7rem; }
+.tile b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+.tile span { color: var(--faint); font-size: 0.8rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
+th, td { padding: 0.2rem 0.7rem 0.2rem 0; text-align: right; vertical-align: top; white-space: nowrap; }
+th { border-bottom: 1px solid var(--line); font-weight: 600; }
+th small { display: block; color: var(--faint); font-weight: 400; }
+td.words, th.words { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 6.5rem; }
+td.long { min-width: 16rem; }
+td.name { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 4.5rem; color: var(--faint); }
+pre { overflow-x: auto; background: var(--card); padding: 0.7rem; border-radius: 6px; font-size: 0.8rem; }
+.infolayer text, .cartesianlayer text, .xaxislayer-above text, .yaxislayer-above text { fill: var(--ink) !important; }
+"""
+_ROW_PX = 190
+_EDGES_PX = 110
+_LONG = 40
+
+
+def page(title: str, sections: Sequence[str]) -> str:
+    """One HTML page of these sections, which are HTML already."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html_text(title)}</title>\n<style>{_STYLE}</style>\n"
+        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n{''.join(sections)}</body>\n</html>\n"
+    )
+
+
+def section_html(title: str, parts: Sequence[str]) -> str:
+    """A headed section of parts that are HTML; nothing where there are none."""
+    if not any(parts):
+        return ""
+    return f"<h2>{html_text(title)}</h2>\n{''.join(parts)}"
+
+
+def sheet_html(sheet: Sheet) -> str:
+    """A table under its title; nothing where it has no row."""
+    if not sheet.rows:
+        return ""
+    head = "".join(_head(column.name, column.unit, words=column.words) for column in sheet.columns)
+    words = [column.words for column in sheet.columns]
+    rows = "".join(_row(row, words) for row in sheet.rows)
+    table = f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>\n'
+    return section_html(sheet.title, [table, *(f'<p class="note">{html_text(note)}</p>\n' for note in sheet.notes)])
+
+
+def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
+    """A chart in our style, as wide as the page.
+
+    Args:
+        figure: the chart; its layout is changed.
+        name: unique on the page.
+        rows: how many plots stand below each other in it.
+    """
+    figure.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        height=_ROW_PX * rows + _EDGES_PX,
+        margin={"l": 60, "r": 15, "t": 30, "b": 45},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.01, "xanchor": "left", "x": 0},
+        colorway=list(PALETTE),
+        hoverlabel={"namelength": -1},
+        font={"family": "system-ui, sans-serif"},
+    )
+    figure.update_xaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False, automargin=True)
+    figure.update_yaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False, automargin=True)
+    return str(
+        figure.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            div_id=name,
+            # Where nothing can hover, the bar of buttons always stands, and on the legend; dragging zooms without it.
+            config={"responsive": True, "displaylogo": False, "displayModeBar": False},
+        )
+    )
+
+
+def tiles_html(figures: Iterable[tuple[str, str]]) -> str:
+    """The figures that one looks at first: name and value of each."""
+    tiles = (
+        f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(name)}</span></div>' for name, value in figures
+    )
+    return f'<div class="tiles">{"".join(tiles)}</div>\n'
+
+
+def lead_html(sentence: str) -> str:
+    """What a reader who reads one sentence should read."""
+    return f'<p class="lead">{html_text(sentence)}</p>\n'
+
+
+def text_html(text: str) -> str:
+    """Lines of text as they are."""
+    lines = "\n".join(sanitize(line) for line in text.splitlines())
+    return f"<pre>{html.escape(lines)}</pre>\n"
+
+
+def _head(name: str, unit: str, *, words: bool) -> str:
+    small = f"<small>{html_text(unit)}</small>" if unit else ""
+    return f"<th{' class=words' if words else ''}>{html_text(name)}{small}</th>"
+
+
+def _row(row: Sequence[str], words: Sequence[bool]) -> str:
+    if not words:
+        name, *rest = row
+        said = "".join(f"<td class=words>{html_text(one)}</td>" for one in rest)
+        return f'<tr><td class="name">{html_text(name)}</td>{said}</tr>'
+    return f"<tr>{''.join(_cell(cell, words=word) for cell, word in zip(row, words, strict=True))}</tr>"
+
+
+def _cell(cell: str, *, words: bool) -> str:
+    # A sentence in a narrow column would make its row as tall as a page.
+    long = " long" if len(cell) > _LONG else ""
+    return f'<td class="words{long}">{html_text(cell)}</td>' if words else f"<td>{html_text(cell)}</td>"

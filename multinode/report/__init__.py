@@ -1,1 +1,0 @@
-"""Pure views: rich tables and live views, from state to renderable."""

@@ -1,1 +1,0 @@
-"""Advice as a table."""

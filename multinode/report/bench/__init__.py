@@ -1,1 +1,0 @@
-"""Measured devices as a table and a page."""

@@ -1,1 +1,0 @@
-"""What a check found, as a table."""

@@ -1,1 +1,0 @@
-"""A training grid as a table, a page, Markdown and CSV, and its progress."""

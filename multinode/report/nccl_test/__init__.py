@@ -1,1 +1,0 @@
-"""nccl-test: tables and charts of a size scan and of pairs."""

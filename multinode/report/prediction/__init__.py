@@ -1,1 +1,0 @@
-"""Forecasts as tables, also beside a comparison."""

@@ -1,1 +1,0 @@
-"""A tuning in words, as a table and as a screen."""

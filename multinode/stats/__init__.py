@@ -1,0 +1,1 @@
+"""Estimates with intervals, rates, spans of time."""

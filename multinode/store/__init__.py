@@ -1,1 +1,0 @@
-"""The run directory, hostfiles and configurations on local disk."""

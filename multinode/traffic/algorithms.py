@@ -1,0 +1,403 @@
+"""Algorithms: what each backend really sends for a collective, between ranks and through the cards of nodes.
+
+The one table of it. Bytes asked for, and busbw's factors, are `collectives`'; counters are read by `nic_path_check`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from multinode.traffic.collectives import bus_factor
+
+__all__ = [
+    "Algorithm",
+    "Layout",
+    "MessageSteps",
+    "NodeFlow",
+    "algorithms_of",
+    "between_us",
+    "card_factor",
+    "link_share",
+    "message_steps",
+    "node_flows",
+    "protocols_of",
+    "rank_flows",
+    "steps_us",
+    "worker_factor",
+]
+
+Flows = dict[tuple[int, int], float]
+"""By sender and receiver, what is sent in one call, as a part of S."""
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers on nodes; torchrun's ranks lie node by node.
+
+    Attributes:
+        workers_per_node: of unequal nodes, those of the one with the most.
+        unequal: workers of each node, where these differ.
+    """
+
+    nodes: int
+    workers_per_node: int = 1
+    unequal: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, workers: Sequence[int]) -> Layout:
+        """With so many workers on each node, at least one of each."""
+        unequal = tuple(workers) if len(set(workers)) > 1 else ()
+        return cls(nodes=max(1, len(workers)), workers_per_node=max((1, *workers)), unequal=unequal)
+
+    @property
+    def workers(self) -> int:
+        """n, all of them."""
+        return sum(self.unequal) or self.nodes * self.workers_per_node
+
+    @property
+    def ranks(self) -> tuple[range, ...]:
+        """Of each node."""
+        ends = list(itertools.accumulate(self.unequal or (self.workers_per_node,) * self.nodes))
+        return tuple(itertools.starmap(range, itertools.pairwise([0, *ends])))
+
+
+class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call moves at one node, in parts of S.
+
+    Attributes:
+        sent: to other nodes; likewise `received`.
+        inside: from worker to worker of the node.
+    """
+
+    sent: float
+    received: float
+    inside: float
+
+
+class MessageSteps(NamedTuple):
+    """Messages that follow each other: `between` nodes, and `inside` a node, which take a part of the time."""
+
+    between: float
+    inside: float = 0
+
+
+class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
+    """One way in which a backend makes a collective.
+
+    Attributes:
+        source: where that can be read.
+        flows: of so many nodes with so many workers each.
+        steps: likewise, messages one after the other, of which each waits for the one before.
+        in_turns: whether two workers that send each other a large message do so one after the other.
+    """
+
+    name: str
+    source: str
+    flows: Callable[[Layout], Flows]
+    steps: Callable[[Layout], MessageSteps]
+    in_turns: bool = False
+
+
+def _ring(passes: float, shared: int) -> Callable[[Layout], Flows]:
+    """Each rank sends to the next one alone: `passes` times S, less what it has already of `shared` equal shares."""
+
+    def flows(layout: Layout) -> Flows:
+        ranks = layout.workers
+        sent = passes * (ranks - 1) / ranks if shared else passes
+        return {(rank, (rank + 1) % ranks): sent for rank in range(ranks)} if ranks > 1 else {}
+
+    return flows
+
+
+def _pairs(layout: Layout) -> Flows:
+    """Each rank sends every other one its share."""
+    ranks = layout.workers
+    return {(one, other): 1 / ranks for one in range(ranks) for other in range(ranks) if one != other}
+
+
+def _binomial_tree(layout: Layout) -> Flows:
+    """The ranks that have it double: in step i, each rank below 2**i sends to the one 2**i further on."""
+    return {(rank - (1 << (rank.bit_length() - 1)), rank): 1.0 for rank in range(1, layout.workers)}
+
+
+def _chain(layout: Layout) -> Flows:
+    """The ring, begun at the root and not closed."""
+    return {(rank, rank + 1): 1.0 for rank in range(layout.workers - 1)}
+
+
+def _double_tree(layout: Layout) -> Flows:
+    """Two trees over the nodes with half of S each, up and down; in each node a chain from its first worker."""
+    flows: Flows = {}
+    nodes, firsts = layout.nodes, [ranks.start for ranks in layout.ranks]
+    for node in range(1, nodes):
+        parent = _tree_parent(node, nodes)
+        # The second tree is the first one mirrored, or for an odd number of nodes moved on by one.
+        second = (
+            (nodes - 1 - node, nodes - 1 - parent) if nodes % 2 == 0 else ((node + 1) % nodes, (parent + 1) % nodes)
+        )
+        for child, above in ((node, parent), second):
+            for edge in ((firsts[child], firsts[above]), (firsts[above], firsts[child])):
+                flows[edge] = flows.get(edge, 0.0) + 0.5
+    for ranks in layout.ranks:
+        for rank in ranks[:-1]:
+            flows[rank, rank + 1] = flows[rank + 1, rank] = 1.0
+    return flows
+
+
+def _ring_steps(passes: int) -> Callable[[Layout], MessageSteps]:
+    """Of what begins in the middle of a node, which leaves every node (nccl/src/graph/tuning.cc: 2 x nNodes)."""
+
+    def steps(layout: Layout) -> MessageSteps:
+        most = layout.nodes if layout.workers_per_node > 1 and layout.nodes > 1 else layout.nodes - 1
+        return MessageSteps(passes * most, passes * (layout.workers - 1 - most))
+
+    return steps
+
+
+def _one_step(layout: Layout) -> MessageSteps:
+    """All messages at once."""
+    return MessageSteps(1) if layout.nodes > 1 else MessageSteps(0, 1)
+
+
+def _height(layout: Layout) -> MessageSteps:
+    """Of a tree over the ranks, which lie node by node: the first steps stay in the root's node."""
+    height, inside = (math.ceil(math.log2(ranks)) for ranks in (layout.workers, layout.workers_per_node))
+    return MessageSteps(height - inside, inside)
+
+
+def _double_tree_steps(layout: Layout) -> MessageSteps:
+    """Up and down: through the chain of each node, and the tree of nodes (nccl/src/graph/tuning.cc)."""
+    return MessageSteps(2 * math.ceil(math.log2(layout.nodes)), 2 * (layout.workers_per_node - 1))
+
+
+def _tree_parent(node: int, nodes: int) -> int:
+    """Of a tree that is numbered in order, with root 0: leaves are odd, each level above has one more zero bit."""
+    low = node & -node
+    above = (node ^ low) | (low << 1)
+    return above if above < nodes else node ^ low
+
+
+_GLOO_RING = "gloo/allreduce.cc (ring, the default)"
+_NCCL_RING = "nccl/src/device/{}.h (ring)"
+
+# Gloo's part was measured as well: torch 2.13, S = 16 MiB, counters of the cards of virtual nodes at 1 Gbit/s, parts of
+# S that a node sent (and received, where that differs); the greatest deviation from this table was 0.02 %.
+#   nodes x workers   all_reduce, reduce_scatter   all_gather   all_to_all   sendrecv   broadcast
+#   2 x 1             1.000                        0.500        0.500        1.000      1/0 0/1
+#   3 x 1             1.334                        0.667        0.667        1.000      2/0 0/1 0/1
+#   4 x 1             1.500                        0.750        0.750        1.000      2/0 1/1 0/1 0/1
+#   5 x 1             1.600                        0.800        0.800        1.000      3/0 1/1 0/1 0/1 0/1
+#   6 x 1             1.667                        0.833        0.833        1.000      3/0 2/1 0/1 0/1 0/1 0/1
+#   2 x 2             1.500                        0.750        1.000        1.000      2/0 0/2
+#     inside, on lo   1.500                        0.750        0.500        1.000      1 0
+# Gloo has one connection for each two workers. Where each of them has a large message for the other (all_to_all, and
+# the rings of two workers), 2 to 32 MiB took as long as one after the other: measured 0.49 to 0.54 of the link one way
+# for all_to_all and sendrecv, 0.57 to 0.67 for all_gather. All-reduce goes in small parts, and fills both ways.
+_TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
+    "gloo": {
+        "all_reduce": (Algorithm(name="ring", source=_GLOO_RING, flows=_ring(2, shared=True), steps=_ring_steps(2)),),
+        "all_gather": (
+            Algorithm(
+                name="ring",
+                source="gloo/allgather.cc",
+                flows=_ring(1, shared=True),
+                steps=_ring_steps(1),
+                in_turns=True,
+            ),
+        ),
+        "reduce_scatter": (
+            Algorithm(
+                name="ring of an all-reduce",
+                source="torch's ProcessGroupGloo.cpp: it reduces to all and then takes a part (pytorch#118911); "
+                + _GLOO_RING,
+                flows=_ring(2, shared=True),
+                steps=_ring_steps(2),
+            ),
+        ),
+        "broadcast": (
+            Algorithm(name="binomial tree", source="gloo/broadcast.cc", flows=_binomial_tree, steps=_height),
+        ),
+        "all_to_all": (
+            Algorithm(name="pairs", source="gloo/alltoall.cc", flows=_pairs, steps=_one_step, in_turns=True),
+        ),
+        "sendrecv": (
+            Algorithm(
+                name="ring", source="what was called", flows=_ring(1, shared=False), steps=_one_step, in_turns=True
+            ),
+        ),
+    },
+    "nccl": {
+        "all_reduce": (
+            Algorithm(
+                name="ring",
+                source=_NCCL_RING.format("all_reduce"),
+                flows=_ring(2, shared=True),
+                steps=_ring_steps(2),
+            ),
+            Algorithm(
+                name="tree",
+                source="nccl/src/graph/trees.cc (double binary tree)",
+                flows=_double_tree,
+                steps=_double_tree_steps,
+            ),
+        ),
+        "all_gather": (
+            Algorithm(
+                name="ring",
+                source=_NCCL_RING.format("all_gather"),
+                flows=_ring(1, shared=True),
+                steps=_ring_steps(1),
+            ),
+        ),
+        "reduce_scatter": (
+            Algorithm(
+                name="ring",
+                source=_NCCL_RING.format("reduce_scatter"),
+                flows=_ring(1, shared=True),
+                steps=_ring_steps(1),
+            ),
+        ),
+        "broadcast": (
+            Algorithm(name="ring", source=_NCCL_RING.format("broadcast"), flows=_chain, steps=_ring_steps(1)),
+        ),
+        "all_to_all": (
+            Algorithm(
+                name="pairs",
+                source="torch's NCCLUtils.cpp: a send and a receive for each pair",
+                flows=_pairs,
+                steps=_one_step,
+            ),
+        ),
+        "sendrecv": (Algorithm(name="ring", source="what was called", flows=_ring(1, shared=False), steps=_one_step),),
+    },
+}
+
+
+# Bytes on the wire for a byte of payload. LL sends a flag of 4 bytes with each 4, LL128 one of 8 with each 120
+# (nccl/src/include/device.h: ncclLLFifoLine, NCCL_LL128_DATAELEMS). NCCL takes them for what is small.
+_PROTOCOLS: Mapping[str, Mapping[str, float]] = {"nccl": {"Simple": 1.0, "LL128": 16 / 15, "LL": 2.0}}
+
+
+# Of a small message inside a node: NCCL's over NVLink or PCIe (nccl/src/graph/tuning.cc: hwLat is 0.6 to 5.7 us by
+# protocol), gloo's over loopback (measured: 8 B between two workers, 83 us for two steps, 69 at the fastest tenth).
+_INSIDE_US = (6.0, 40.0)
+
+# Of oneCCL and HCCL, rings are documented, as NCCL has them; nothing of them was measured.
+_TAKEN_AS = {"xccl": "nccl", "hccl": "nccl"}
+
+
+def protocols_of(backend: str) -> Mapping[str, float]:
+    """By the protocol's name, bytes that it sends for a byte of payload; a nameless one where there is no choice."""
+    return _PROTOCOLS.get(backend, {"": 1.0})
+
+
+def algorithms_of(backend: str, collective: str) -> tuple[Algorithm, ...]:
+    """What the backend may run for it, the usual one first; empty where that is not known."""
+    return _TABLE.get(_TAKEN_AS.get(backend, backend), {}).get(collective, ())
+
+
+def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str | None = None) -> Flows:
+    """By sender and receiver, the part of S that goes from one to the other in a call; broadcast's root is rank 0.
+
+    Args:
+        backend: `nccl` or `gloo`.
+        collective: which.
+        layout: the workers; NCCL's tree is one of nodes, its ring runs through the ranks in their order.
+        algorithm: by its name; the backend's usual one without.
+
+    Raises:
+        ValueError: the backend has no such collective, or makes it in no such way.
+    """
+    for known in algorithms_of(backend, collective):
+        if algorithm in {None, known.name}:
+            return known.flows(layout)
+    raise ValueError(f"unknown: {collective} of {backend}" + (f" as {algorithm}" if algorithm else ""))
+
+
+def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[NodeFlow, ...]:
+    """The same by node: what its card sends and receives, and what stays inside, in parts of S."""
+    sent, received, inside = ([0.0] * layout.nodes for _ in range(3))
+    node_of = [node for node, ranks in enumerate(layout.ranks) for _ in ranks]
+    for (source, target), part in flows.items():
+        start, end = node_of[source], node_of[target]
+        if start == end:
+            inside[start] += part
+        else:
+            sent[start] += part
+            received[end] += part
+    return tuple(
+        NodeFlow(sent=out, received=back, inside=kept) for out, back, kept in zip(sent, received, inside, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def card_factor(backend: str, collective: str, layout: Layout, algorithm: str | None = None) -> float:
+    """The part of S that passes the busiest NIC of a node one way in a call; busbw's where the backend is unknown.
+
+    Args:
+        backend: `nccl` or `gloo`.
+        collective: which.
+        layout: the workers.
+        algorithm: by its name; the usual one without, and where the backend has none of this name.
+
+    Raises:
+        ValueError: the collective is unknown.
+    """
+    known = algorithms_of(backend, collective)
+    if not known:
+        return bus_factor(collective, layout.workers)
+    ran = next((one for one in known if one.name == algorithm), known[0])
+    nodes = node_flows(ran.flows(layout), layout)
+    return max(max(node.sent, node.received) for node in nodes)
+
+
+def link_share(backend: str, collective: str, layout: Layout) -> float:
+    """The share of a link, one way, that the backend gets for it at the least where nothing is wrong."""
+    known = algorithms_of(backend, collective)
+    if not known or not known[0].in_turns:
+        return 1.0
+    flows = known[0].flows(layout)
+    return 0.5 if any((target, source) in flows for source, target in flows) else 1.0
+
+
+def message_steps(backend: str, collective: str, layout: Layout) -> MessageSteps:
+    """Messages one after the other that a small call takes, at least one; a ring's pass where the backend is unknown.
+
+    Of several algorithms the one with the fewest between nodes: latency is what they are chosen by where messages are
+    small.
+    """
+    known = algorithms_of(backend, collective)
+    steps = min((one.steps(layout) for one in known), default=_ring_steps(1)(layout))
+    return steps if sum(steps) else MessageSteps(1)
+
+
+def steps_us(backend: str, steps: MessageSteps, between_us: float) -> float:
+    """What they take, where one between two nodes takes so long; one inside a node takes no longer."""
+    return steps.between * between_us + steps.inside * min(between_us, _inside_us(backend))
+
+
+def between_us(backend: str, steps: MessageSteps, all_us: float) -> float:
+    """What one between two nodes takes, where all of them took so long."""
+    inside_us = min(_inside_us(backend), all_us / sum(steps))
+    return (all_us - steps.inside * inside_us) / steps.between if steps.between else all_us / sum(steps)
+
+
+def _inside_us(backend: str) -> float:
+    return _INSIDE_US[_TAKEN_AS.get(backend, backend) == "gloo"]
+
+
+def worker_factor(backend: str, collective: str, ranks: int) -> float:
+    """The part of S that the busiest of so many workers sends in a call.
+
+    Raises:
+        ValueError: the backend has no such collective.
+    """
+    sent: dict[int, float] = {}
+    for (source, _), part in rank_flows(backend, collective, Layout(nodes=ranks)).items():
+        sent[source] = sent.get(source, 0.0) + part
+    return max(sent.values(), default=0.0)

@@ -1,0 +1,176 @@
+"""Traffic of a training step: which collectives a strategy makes, and what of them crosses a worker and a node's card.
+
+Pure numbers from sizes that are given. Whether the traffic hides behind the computation is not decided here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from multinode.traffic.algorithms import Layout, worker_factor
+
+__all__ = [
+    "Exchange",
+    "GroupScope",
+    "Layout",
+    "Strategy",
+    "TrafficInputs",
+    "card_bytes",
+    "card_time_s",
+    "step_exchanges",
+]
+
+_BYTES_PER_GB = 1e9
+
+
+class Strategy(enum.StrEnum):
+    """How parameters, gradients and optimizer state are spread over the workers."""
+
+    DDP = "DDP"
+    ZERO1 = "ZeRO-1"
+    ZERO2 = "ZeRO-2"
+    ZERO3 = "ZeRO-3"
+    FSDP = "FSDP"
+    SHARD_GRAD_OP = "FSDP SHARD_GRAD_OP"
+    HYBRID_SHARD = "FSDP hybrid shard"
+
+
+class GroupScope(enum.StrEnum):
+    """Whom an exchange joins: all workers, those of a node, of a local rank across the nodes, or the first of each."""
+
+    WORLD = "world"
+    NODE = "node"
+    ACROSS = "across"
+    LEADERS = "leaders"
+
+
+class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training has to move.
+
+    Attributes:
+        parameters: of the model, frozen ones included; None where that is not known, which DDP, ZeRO-1 and ZeRO-2 do
+            not need.
+        trainable: parameters that are trained.
+        parameter_bytes: bytes of one parameter on the wire.
+        gradient_bytes: bytes of one gradient element on the wire.
+        accumulation: K, micro-batches in an optimizer step.
+        gathers: how often a micro-batch gathers the parameters; None takes 1 under SHARD_GRAD_OP, and 2 under ZeRO-3
+            and FSDP. Below 2 where some stay whole from the forward to the backward pass.
+        no_sync: of FSDP, whether gradients are reduced in the last micro-batch alone, as the Trainer and accelerate
+            have it: `no_sync()`, or `set_requires_gradient_sync(False)` until then.
+        fsdp_version: 1 is FullyShardedDataParallel, 2 is `fully_shard`.
+        optimizer_within_node: of ZeRO-1, whether each node has all of the optimizer's states; None is not known, and
+            counted as if it had not, as DeepSpeed has it.
+    """
+
+    parameters: int | None
+    trainable: int
+    parameter_bytes: int
+    gradient_bytes: int
+    accumulation: int = 1
+    gathers: float | None = None
+    no_sync: bool = True
+    fsdp_version: int = 1
+    optimizer_within_node: bool | None = False
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of collective in a step.
+
+    Attributes:
+        op: as in `bus_factor`.
+        size_bytes: S as nccl-tests counts it: the whole of what is reduced or gathered, in bytes a call.
+        times: calls of this size in an optimizer step; a call stands for all buckets that it is cut into.
+        reach: whom it joins.
+        hideable: whether computation runs meanwhile; not so for what follows the optimizer.
+    """
+
+    op: str
+    size_bytes: float
+    times: float = 1
+    reach: GroupScope = GroupScope.WORLD
+    hideable: bool = True
+
+
+def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> tuple[Exchange, ...]:
+    """The collectives of one optimizer step.
+
+    With G the bytes of the trainable gradients, P those of all parameters and T of the trainable ones, K micro-batches:
+
+    - DDP, also DeepSpeed's ZeRO-0: all-reduce G, once a step (2G in a ring).
+    - ZeRO-1: all-reduce G, all-gather T, once. DeepSpeed all-reduces (`use_multi_rank_bucket_allreduce`) where the
+      paper (Rajbhandari et al. 2020) reduce-scatters. With the optimizer's states shared out within each node, T is
+      gathered there (InternLM's `zero1.size`, the number of a node's GPUs).
+    - ZeRO-2: K times all-reduce G (DeepSpeed reduces each micro-batch, DeepSpeed#373), all-gather T once.
+    - ZeRO-3: K times all-gather P in the forward and in the backward pass, reduce-scatter G.
+    - FSDP: the same, but reduce-scatter G once where the other micro-batches are under `no_sync`.
+    - FSDP SHARD_GRAD_OP: all-gather P and reduce-scatter G, K times. Under `no_sync` once: version 2 frees the
+      parameters after every backward pass for all that and gathers them K times, version 1 keeps them.
+    - FSDP hybrid shard: as FSDP inside each node; as often as gradients are scattered there, one all-reduce of each
+      worker's share of G between the nodes.
+
+    Activation checkpointing adds no gather: the backward pass has gathered a unit when it computes it again. Counted
+    with torch 2.13 (`tests/predict/sharded_runs.json`).
+
+    Raises:
+        ValueError: the strategy gathers all parameters, and how many there are is not known.
+    """
+    gradients = float(load.trainable * load.gradient_bytes)
+    k = load.accumulation
+    if strategy in {Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2}:
+        reduced = Exchange(op="all_reduce", size_bytes=gradients, times=k if strategy is Strategy.ZERO2 else 1)
+        updated = float(load.trainable * load.parameter_bytes)
+        within = strategy is Strategy.ZERO1 and load.optimizer_within_node is True
+        scope = GroupScope.NODE if within else GroupScope.WORLD
+        gathered = Exchange(op="all_gather", size_bytes=updated, reach=scope, hideable=False)
+        return (reduced,) if strategy is Strategy.DDP else (reduced, gathered)
+    if load.parameters is None:
+        raise ValueError(f"{strategy} gathers all parameters, and their number is not known")
+    once = load.no_sync and strategy is not Strategy.ZERO3
+    stays = once and strategy is Strategy.SHARD_GRAD_OP and load.fsdp_version == 1
+    gathers = load.gathers or (1 if strategy is Strategy.SHARD_GRAD_OP else 2)
+    reach = GroupScope.NODE if strategy is Strategy.HYBRID_SHARD else GroupScope.WORLD
+    reductions = 1 if once else k
+    weights = float(load.parameters * load.parameter_bytes)
+    sharded = (
+        Exchange(op="all_gather", size_bytes=weights, times=gathers * (1 if stays else k), reach=reach),
+        Exchange(op="reduce_scatter", size_bytes=gradients, times=reductions, reach=reach),
+    )
+    if strategy is not Strategy.HYBRID_SHARD:
+        return sharded
+    share = gradients / layout.workers_per_node
+    return (*sharded, Exchange(op="all_reduce", size_bytes=share, times=reductions, reach=GroupScope.ACROSS))
+
+
+def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
+    """Bytes that a node's NIC sends in these, and receives as many.
+
+    A ring over all n workers enters and leaves a node once, however many workers it has, so the card carries what one
+    worker sends: factor(op, n) x S. (NCCL's tree over k nodes has factor(op, k), which is less by 1/2 to 1 in (n-1)/n.)
+    What stays in a node does not reach the card; a ring across the nodes runs once for each local rank.
+    """
+    total = 0.0
+    for one in exchanges:
+        if layout.nodes == 1 or one.reach is GroupScope.NODE:
+            continue
+        across = one.reach is GroupScope.ACROSS
+        ranks = layout.workers if one.reach is GroupScope.WORLD else layout.nodes
+        total += _ring_bytes(one, ranks, gloo=gloo) * (layout.workers_per_node if across else 1)
+    return total
+
+
+def card_time_s(size_bytes: float, goodput_gb_per_s: float) -> float:
+    """Seconds that a card needs for them, sending and receiving at once; start-up and waiting not counted.
+
+    Args:
+        size_bytes: what it sends.
+        goodput_gb_per_s: payload that it carries in one direction, 1e9 bytes per second.
+    """
+    return size_bytes / (goodput_gb_per_s * _BYTES_PER_GB)
+
+
+def _ring_bytes(one: Exchange, ranks: int, *, gloo: bool) -> float:
+    return one.times * worker_factor("gloo" if gloo else "nccl", one.op, ranks) * one.size_bytes

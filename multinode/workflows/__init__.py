@@ -1,1 +1,0 @@
-"""One plain function a verb: composes the layers below; prints nothing."""

@@ -1,1 +1,0 @@
-"""advise: what pays, and trying it."""

@@ -1,1 +1,0 @@
-"""check: probe, rules and connectivity."""

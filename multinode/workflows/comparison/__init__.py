@@ -1,1 +1,0 @@
-"""contrast, compare: measuring two sides, or taking two stored runs."""

@@ -1,1 +1,0 @@
-"""sweep, table, import: measuring a grid of cells, resuming it, and its table."""

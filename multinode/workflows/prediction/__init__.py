@@ -1,1 +1,0 @@
-"""predict: what stored runs or published figures say of other settings."""

@@ -1,1 +1,0 @@
-"""tune: short runs of the best changes, judged by the loss that they reach."""

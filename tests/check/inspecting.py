@@ -1,0 +1,99 @@
+"""Inspections for tests of checks: two nodes that are well, but for what a test changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from multinode.check.finding import SEVERITIES, Finding
+from multinode.check.inspection import Inspection
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint
+from multinode.cluster.facts import Gpu, Interface, NodeFacts
+from multinode.job.job import LlamaFactoryJob, ScriptJob
+
+PACKAGES = {"torch": "2.8.0", "llamafactory": "0.9.5"}
+SCRIPT = ScriptJob(argv=("train.py",))
+SFT = LlamaFactoryJob(config_path="sft.yaml", text="", config={})
+
+
+def facts(name: str, number: int = 1) -> NodeFacts:
+    """Facts of a node that is well; `number` is the last of its data-plane address."""
+    return NodeFacts(
+        node=name,
+        python="/env/bin/python",
+        packages=PACKAGES,
+        cwd="/work",
+        gpus=(Gpu(index=0, name="NVIDIA GeForce RTX 4090"),),
+        port_range=(32768, 60999),
+        interfaces=(
+            Interface(name="eth0", addresses=(f"10.0.0.{number}/24",), up=True, mtu=1500, speed_gbit_per_s=1.0),
+        ),
+    )
+
+
+def inspection(names: str = "ab", **changes: Any) -> Inspection:
+    """Nodes of these one-letter names, all well."""
+    everything: dict[str, Any] = {
+        "cluster": Cluster(nodes=tuple(Node(name=name) for name in names), source="hosts"),
+        "facts": {name: facts(name, number) for number, name in enumerate(names, 1)},
+        "endpoints": {
+            name: Endpoint(addr=f"10.0.0.{number}", ifname="eth0", link_gbit_per_s=1.0)
+            for number, name in enumerate(names, 1)
+        },
+        "job": SFT,
+        "master_port": 29500,
+    }
+    return Inspection(**{**everything, **changes})
+
+
+def but(before: Inspection, names: Iterable[str], **changes: Any) -> Inspection:
+    """The same with other facts of the nodes of these one-letter names."""
+    changed = {name: replace(before.facts[name], **changes) for name in names}
+    return replace(before, facts=before.facts | changed)
+
+
+_PROGRAMS = "sudo|multinode (check|nccl-test|stop)|export|ssh|rsync|git|printf|grep|kill|traceroute|sha256sum"
+_COMMAND = re.compile(
+    rf"\b(({_PROGRAMS}) \S|(ls|du|tc|ip|nvidia-smi|ssh-keygen|ssh-copy-id) -|ip (route|address|link)\b)"
+)
+
+
+def command_in_words(hint: str) -> str:
+    """The command in a hint's first line, which wraps; empty where there is none. Other lines are copied whole."""
+    found = _COMMAND.search(hint.partition("\n")[0])
+    return found[0] if found is not None else ""
+
+
+def only(findings: Iterable[Finding]) -> Finding:
+    """The one finding, which must be something its user can act on."""
+    (finding,) = findings
+    assert finding.severity in SEVERITIES
+    assert finding.hint
+    assert not command_in_words(finding.hint)
+    return finding
+
+
+def silent(*found: Iterable[Finding]) -> None:
+    """Nothing was found, by none of these checks."""
+    assert [list(findings) for findings in found] == [[]] * len(found)
+
+
+def expect(
+    findings: Iterable[Finding],
+    severity: str,
+    node: str | None,
+    *message: str,
+    hint: str = "",
+    check: str | None = None,
+) -> Finding:
+    """The one finding, which must be of this severity, node and check, and have these words in message and hint."""
+    finding = only(findings)
+    assert (finding.severity, finding.node) == (severity, node)
+    assert check in {None, finding.check}
+    assert [words for words in message if words not in finding.message] == [], finding.message
+    assert hint in str(finding.hint)
+    return finding

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from multinode.check.inspection import Inspection
+from multinode.check.link import check_link_health, check_link_speeds, check_link_up
+from multinode.check.mtu import check_mtus
+from multinode.cluster.dataplane import Endpoint
+
+from .inspecting import but, expect, inspection, only, silent
+
+CHECKS = (check_link_up, check_link_speeds, check_link_health, check_mtus)
+
+
+def linked(known: Inspection, name: str, /, **changes: Any) -> Inspection:
+    """The same with another card in one node."""
+    (card,) = known.facts[name].interfaces
+    return but(known, name, interfaces=(replace(card, **changes),))
+
+
+def test_links_that_are_well_have_no_finding() -> None:
+    veth = linked(inspection(), "b", driver="veth", card_gbit_per_s=None, running=True, duplex="full", errors=0)
+    silent = linked(inspection(), "b", speed_gbit_per_s=None, mtu=None)
+    for known in (inspection(), inspection("a"), inspection(facts={}), inspection(endpoints={}), veth, silent):
+        assert [list(check(known)) for check in CHECKS] == [[]] * len(CHECKS)
+
+
+def test_one_node_alone_needs_no_card() -> None:
+    alone = linked(inspection("a"), "a", name="lo", kind="loopback", up=False)
+    alone = replace(alone, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
+    silent(check_link_up(alone))
+
+
+def test_a_card_without_a_link_is_an_error() -> None:
+    expect(
+        check_link_up(linked(inspection(), "b", up=False)),
+        "error",
+        "b",
+        "eth0, the interface of the training, is down",
+        hint="ip link set dev eth0 up",
+    )
+    assert only(check_link_up(linked(inspection(), "b", running=False))).node == "b"
+
+
+def test_a_card_that_could_do_more_is_told() -> None:
+    expect(
+        check_link_speeds(linked(inspection(), "b", card_gbit_per_s=10.0)),
+        "warning",
+        "b",
+        "runs at 1 Gbit/s, and the NIC supports 10 Gbit/s",
+        hint="ethtool eth0",
+    )
+    silent(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=1.0)))
+
+
+def test_the_slowest_node_is_told_and_the_fast_ones_are_not() -> None:
+    expect(
+        check_link_speeds(linked(inspection("abc"), "b", speed_gbit_per_s=0.1)),
+        "warning",
+        "b",
+        "runs at 100 Mbit/s, and a's link at 1 Gbit/s",
+    )
+
+
+def test_half_duplex_is_told() -> None:
+    finding = only(check_link_health(linked(inspection(), "b", duplex="half")))
+    assert (finding.severity, "half duplex" in finding.message) == ("warning", True)
+
+
+def test_the_odd_mtu_is_told_with_the_command_that_changes_it() -> None:
+    known = linked(linked(inspection("abc"), "a", mtu=9000), "c", mtu=9000)
+    expect(check_mtus(known), "warning", "b", "an MTU of 1500, that of a 9000", hint="ip link set dev eth0 mtu 9000")
+    two = only(check_mtus(linked(inspection(), "b", mtu=9000)))
+    assert (two.node, "that of a 1500" in two.message) == ("b", True)
+
+
+def test_errors_matter_by_their_rate_and_their_number() -> None:
+    finding = only(check_link_health(linked(inspection(), "b", errors=5000, packets=10**8)))
+    assert (finding.severity, "5000 errors in 100000000 packets" in finding.message) == ("warning", True)
+    for errors, packets in ((5000, 10**11), (50, 1000), (None, None)):
+        silent(check_link_health(linked(inspection(), "b", errors=errors, packets=packets)))

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from multinode.check.catalogue import CHECK_NAMES, RULES
+from multinode.check.finding import Finding
+from multinode.check.screen import check_parts, next_step
+from multinode.render.screen import screen_text
+from tests.check.inspecting import command_in_words
+from tests.golden import Golden
+
+CLOCK = Finding(
+    severity="warning",
+    node="node1",
+    check="machine",
+    message="its clock is 12.3 s behind node0's: logs and checkpoints carry times that do not fit together",
+    hint="on node1:\nsudo timedatectl set-ntp true",
+)
+FINDINGS = (
+    Finding(
+        severity="error",
+        node="node0",
+        check="master-port",
+        message="port 29500, the rendezvous, is in use by python3 (pid 7, user eve): the workers could not find each "
+        "other there",
+        hint="end that process, or choose another port: --master-port 29501",
+    ),
+    CLOCK,
+    Finding(severity="warning", node=None, check="link", message="[red]no[/] stream fills the links\x1b[2J"),
+    Finding(severity="note", node="node0", check="gpus", message="nvidia-smi took 3.0 s", hint="nvidia-smi -pm 1"),
+    Finding(severity="note", node="node1", check="hostname", message="its name is 127.0.1.1", by_hand=True),
+)
+MISSING = tuple(
+    Finding(
+        severity="error",
+        node=node,
+        check="paths",
+        message="data is missing: the job reads it on every node",
+        hint="copy it there; run in this directory:\n"
+        f"ssh -F /run/multinode/lab/ssh_config {node} mkdir -p /home/user/x && scp -rp data {node}:/home/user/x/",
+    )
+    for node in ("node0", "node1")
+)
+TWO = (("node0", True), ("node1", True))
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "findings", "details"),
+    [
+        ("check_ok", TWO, (), False),
+        ("check_findings", TWO, FINDINGS, False),
+        ("check_alike", TWO, (*MISSING, CLOCK), False),
+        ("check_details", TWO, FINDINGS, True),
+        ("check_unreached", (("node0", True), ("node1", False)), (CLOCK,), False),
+        ("check_many", tuple((f"node{number}", number != 3) for number in range(64)), (CLOCK,), False),
+        ("check_many_details", tuple((f"node{number}", number != 3) for number in range(9)), (CLOCK,), True),
+    ],
+)
+def test_the_screen(
+    golden: Golden, name: str, nodes: tuple[tuple[str, bool], ...], findings: tuple[Finding, ...], *, details: bool
+) -> None:
+    golden.check_screen(name, check_parts(nodes, CHECK_NAMES, findings, details=details))
+
+
+def test_what_a_launch_by_hand_alone_would_meet_does_not_count_as_failed() -> None:
+    (note,) = FINDINGS[4:]
+    text = screen_text(check_parts(TWO, CHECK_NAMES, (note,)))
+    assert text.startswith("OK: no errors or warnings (")
+    assert "127.0.1.1" not in text
+    assert f"node1       all {len(CHECK_NAMES)} checks" in text
+
+
+def test_every_fix_is_copied_whole_from_a_terminal_of_80_columns() -> None:
+    hints = [re.sub(r"{(\w+)(?:!s)?}", r"a-\1-of-some-length", rule.hint) for rule in RULES]
+    assert [found for hint in hints if (found := command_in_words(hint))] == []
+    findings = [
+        Finding(severity="error", node="node1", check=rule.check, message=str(number), hint=hint)
+        for number, (rule, hint) in enumerate(zip(RULES, hints, strict=True))
+    ]
+    lines = screen_text(check_parts(TWO, CHECK_NAMES, findings), 80).splitlines()
+    commands = {line for hint in hints for line in hint.split("\n")[1:]}
+    assert len(commands) > len(RULES) / 3
+    assert not commands - {line.strip() for line in lines}
+
+
+def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
+    both = [msgspec.structs.replace(CLOCK, node=node, hint=f"on {node}:\nsudo x") for node in ("a", "b")]
+    text = screen_text(check_parts(TWO, CHECK_NAMES, both))
+    assert [line.strip() for line in text.splitlines() if line.strip().startswith(("fix", "sudo"))] == [
+        "fix: on a:",
+        "sudo x",
+        "fix: on b:",
+        "sudo x",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ((), "next: multinode launch --hosts h train.yaml"),
+        ((CLOCK,), "next: fix the 1 warning above, then: multinode check --hosts h --strict train.yaml"),
+        (
+            (FINDINGS[0], *MISSING, CLOCK),
+            "next: fix the 2 errors and 1 warning above, then: multinode check --hosts h --strict train.yaml",
+        ),
+    ],
+)
+def test_the_next_command_has_the_options_that_were_given(failures: tuple[Finding, ...], expected: str) -> None:
+    assert next_step(failures, " --hosts h --strict train.yaml", " --hosts h train.yaml") == expected

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.cluster.allocation import (
+    Allocation,
+    allocation_hostfile,
+    expand_node_list,
+    parse_gpu_nodes,
+    parse_job,
+    parse_node_addresses,
+)
+from multinode.cluster.hostfile import parse_hostfile
+from multinode.errors import UsageError
+
+# Of Slurm 22.05.8, shortened.
+JOB = """\
+JobId=7 JobName=interactive
+   UserId=root(0) GroupId=root(0) MCS_label=N/A
+   JobState=RUNNING Reason=None Dependency=(null)
+   NodeList=node[0-2]
+   BatchHost=node0
+   NumNodes=3 NumCPUs=3 NumTasks=3 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   TRES=cpu=3,node=3,billing=3,gres/gpu=5
+     Nodes=node[0-1] CPU_IDs=0 Mem=0 GRES=gpu:a100:2(IDX:0-1),shard:0(IDX:)
+     Nodes=node2 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:3)
+     Nodes=node3 CPU_IDs=0 Mem=0 GRES=
+   WorkDir=/root
+"""
+NODES = """\
+NodeName=node0 Arch=x86_64 CoresPerSocket=1 NodeAddr=10.213.1.1 NodeHostName=node0 Gres=gpu:a100:2(S:0) Version=22.05.8
+NodeName=node1 Arch=x86_64 CoresPerSocket=1 NodeAddr=node1.cluster NodeHostName=node1 Gres=fpga:1,gpu:8 Version=22.05.8
+NodeName=node2 Arch=x86_64 CoresPerSocket=1 NodeAddr=2001:db8::2 NodeHostName=node2 Gres=(null) Version=22.05.8
+NodeName=node3 Arch=x86_64 NodeAddr=node3.cluster NodeHostName=node3 Gres=gpu:8 Version=22.05.8
+"""
+ENVIRONMENT = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-2]", "SLURM_TASKS_PER_NODE": "16(x3)"}
+ALLOCATION = parse_job(JOB)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node1", ["node1"]),
+        ("gpu[08-10]", ["gpu08", "gpu09", "gpu10"]),
+        ("gpu[1,3-4],login,r[1-2]c[1-2]", ["gpu1", "gpu3", "gpu4", "login", "r1c1", "r1c2", "r2c1", "r2c2"]),
+        ("", []),
+    ],
+)
+def test_a_node_list_is_its_names(text: str, names: list[str]) -> None:
+    assert expand_node_list(text) == names
+
+
+def test_a_job_is_its_state_and_what_it_has_on_each_node() -> None:
+    expected = {"node0": "gpu:a100:2", "node1": "gpu:a100:2", "node2": "gpu:1"}
+    assert Allocation(state="RUNNING", node_list="node[0-2]", resources=expected) == ALLOCATION
+    assert ALLOCATION.holds_nodes
+    assert not parse_job(JOB.replace("RUNNING", "CANCELLED")).holds_nodes
+
+
+def test_only_an_address_is_an_address() -> None:
+    assert parse_node_addresses(NODES) == {"node0": "10.213.1.1", "node2": "2001:db8::2"}
+
+
+def test_a_node_whose_gpus_slurm_gives_out_is_known() -> None:
+    assert parse_gpu_nodes(NODES) == {"node0", "node1", "node3"}
+
+
+def test_the_hostfile_of_an_allocation_reads_back_the_same() -> None:
+    cluster, text = allocation_hostfile(7, ENVIRONMENT, ALLOCATION, parse_node_addresses(NODES))
+    assert [(node.name, node.addr, node.slurm_job) for node in cluster.nodes] == [
+        ("node0", "10.213.1.1", 7),
+        ("node1", None, 7),
+        ("node2", "2001:db8::2", 7),
+    ]
+    assert parse_hostfile(text).nodes == cluster.nodes
+    assert cluster.source == "Slurm job 7"
+
+
+@pytest.mark.parametrize(
+    ("environment", "resources", "slots"),
+    [
+        # Without a word of the user Slurm computes tasks from processors.
+        ({}, {}, [None, None, None]),
+        ({"SLURM_NTASKS_PER_NODE": "16"}, {}, [16, 16, 16]),
+        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"}, {}, [2, 2, 1]),
+        # What the node itself says of its GPUs counts.
+        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "1(x3)"}, {"node1": "gpu:8"}, [1, None, 1]),
+    ],
+)
+def test_slots_are_the_tasks_that_were_asked_for_where_no_gpus_are(
+    environment: dict[str, str], resources: dict[str, str], slots: list[int | None]
+) -> None:
+    allocation = Allocation(state="RUNNING", resources=resources)
+    cluster, _ = allocation_hostfile(7, ENVIRONMENT | environment, allocation, {})
+    assert [node.slots for node in cluster.nodes] == slots
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_JOB_NODELIST": ""},
+        {"SLURM_JOB_NODELIST": "node[0-"},
+        {"SLURM_JOB_NODELIST": "node0,-oProxyCommand=x"},
+        {"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "1"},
+        {"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "many"},
+        {"SLURM_NTASKS": "6000", "SLURM_TASKS_PER_NODE": "2000(x3)"},
+    ],
+)
+def test_an_environment_that_is_none_is_an_error(environment: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        allocation_hostfile(7, ENVIRONMENT | environment, Allocation(state="RUNNING"), {})
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_understood_or_refused(text: str) -> None:
+    parse_node_addresses(text)
+    for read in (expand_node_list, parse_job):
+        try:
+            read(text)
+        except ValueError:
+            continue

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
+from multinode.cluster.facts import Interface, NodeFacts, RdmaPort, Route
+from multinode.errors import UsageError
+
+LOOPBACK = Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopback")
+DOCKER = Interface(name="docker0", addresses=("172.17.0.1/16",), up=True, kind="bridge")
+
+
+def card(name: str, address: str, *, gbit: float | None = None, up: bool = True) -> Interface:
+    return Interface(name=name, addresses=(address,), up=up, speed_gbit_per_s=gbit)
+
+
+def facts(name: str, *interfaces: Interface, ssh: str | None = None, routes: tuple[Route, ...] = ()) -> NodeFacts:
+    return NodeFacts(node=name, interfaces=(LOOPBACK, DOCKER, *interfaces), ssh_address=ssh, routes=routes)
+
+
+def choose(nodes: list[Node], *found: NodeFacts) -> list[tuple[str | None, str | None]]:
+    endpoints = choose_endpoints(Cluster(nodes=tuple(nodes), source="hosts"), {fact.node: fact for fact in found})
+    return [(endpoint.addr, endpoint.ifname) for endpoint in endpoints]
+
+
+A, B = Node(name="a"), Node(name="b")
+
+
+def test_the_one_network_in_common_is_taken_though_the_interfaces_have_other_names() -> None:
+    assert choose([A, B], facts("a", card("eno1", "10.0.0.1/24")), facts("b", card("enp5s0", "10.0.0.2/24"))) == [
+        ("10.0.0.1", "eno1"),
+        ("10.0.0.2", "enp5s0"),
+    ]
+
+
+def test_docker_and_loopback_are_on_every_node_and_join_none() -> None:
+    with pytest.raises(UsageError, match="share no network") as caught:
+        choose([A, B], facts("a", card("eno1", "10.0.0.1/24")), facts("b", card("eno1", "10.0.9.2/24")))
+    assert caught.value.node == "a"
+    assert "addr=" in str(caught.value.hint)
+    assert "eno1 10.0.0.1/24" in caught.value.message
+    assert "docker0" not in caught.value.message
+
+
+def test_of_two_networks_the_faster_is_taken_by_its_slowest_card() -> None:
+    fast_here_only = facts("a", card("eth0", "10.0.0.1/24", gbit=1), card("eth1", "10.1.0.1/24", gbit=100))
+    found = facts("b", card("eth0", "10.0.0.2/24", gbit=1), card("eth1", "10.1.0.2/24", gbit=0.1))
+    assert choose([A, B], fast_here_only, found)[0] == ("10.0.0.1", "eth0")
+    both_fast = facts("b", card("eth0", "10.0.0.2/24", gbit=1), card("eth1", "10.1.0.2/24", gbit=10))
+    assert choose([A, B], fast_here_only, both_fast) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
+
+
+def test_among_networks_of_one_speed_the_one_that_ssh_came_over_is_taken() -> None:
+    first = facts("a", card("eth0", "10.0.0.1/24"), card("eth1", "10.1.0.1/24"), ssh="10.1.0.1")
+    second = facts("b", card("eth0", "10.0.0.2/24"), card("eth1", "10.1.0.2/24"), ssh="10.1.0.2")
+    assert choose([A, B], first, second) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
+
+
+def both(name: str, host: int, ssh: str | None = None) -> NodeFacts:
+    addresses = (f"10.0.0.{host}/24", f"fd00::{host}/64")
+    return facts(name, Interface(name="eth0", addresses=addresses, up=True), ssh=ssh)
+
+
+def test_of_a_card_with_addresses_of_both_kinds_ipv4_is_taken_unless_the_hostfile_says_otherwise() -> None:
+    found = both("a", 1, "fd00::1"), both("b", 2, "fd00::2")
+    assert choose([A, B], *found) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
+    named = [Node(name=name, addr=f"fd00::{host}") for name, host in (("a", 1), ("b", 2))]
+    assert choose(named, *found) == [("fd00::1", "eth0"), ("fd00::2", "eth0")]
+
+
+def test_a_network_of_ipv6_alone_is_found() -> None:
+    found = facts("a", card("eth0", "fd00::1/64")), facts("b", card("eth0", "fd00::2/64"))
+    assert choose([A, B], *found) == [("fd00::1", "eth0"), ("fd00::2", "eth0")]
+
+
+def test_a_card_that_is_down_is_passed_over() -> None:
+    first = facts("a", card("eth0", "10.0.0.1/24", gbit=100, up=False), card("eth1", "10.1.0.1/24"))
+    second = facts("b", card("eth0", "10.0.0.2/24", gbit=100), card("eth1", "10.1.0.2/24"))
+    assert choose([A, B], first, second) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
+
+
+def test_an_address_of_the_hostfile_brings_its_interface_and_its_speed() -> None:
+    node = Node(name="a", addr="10.1.0.1")
+    found = facts("a", card("eth0", "10.0.0.1/24", gbit=1), card("eth1", "10.1.0.1/24", gbit=25))
+    endpoints = choose_endpoints(Cluster(nodes=(node, Node(name="b", addr="10.1.0.2")), source="h"), {"a": found})
+    assert endpoints[0] == Endpoint(addr="10.1.0.1", ifname="eth1", link_gbit_per_s=25)
+
+
+def test_an_interface_of_the_hostfile_brings_its_address_even_where_it_is_a_bridge() -> None:
+    assert choose([Node(name="a", ifname="docker0")], facts("a")) == [("172.17.0.1", "docker0")]
+
+
+def test_one_node_that_names_its_address_tells_the_others_which_network_it_is() -> None:
+    named = Node(name="a", addr="10.1.0.1")
+    first = facts("a", card("eth0", "10.0.0.1/24", gbit=10), card("eth1", "10.1.0.1/24", gbit=1))
+    second = facts("b", card("eth0", "10.0.0.2/24", gbit=10), card("eth1", "10.1.0.2/24", gbit=1))
+    assert choose([named, B], first, second) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
+
+
+@pytest.mark.parametrize(
+    ("node", "complaint", "hint"),
+    [
+        (Node(name="a", addr="10.0.0.9"), "it has no address 10.0.0.9", "10.0.0.1 (eno1)"),
+        (Node(name="a", ifname="ens1f0"), "it has no interface ens1f0 with an address", "eno1"),
+        (
+            Node(name="a", addr="10.0.0.1", ifname="ens1f0"),
+            "addr=10.0.0.1 is on eno1, and the hostfile says ifname=ens1f0",
+            "ifname=eno1",
+        ),
+    ],
+)
+def test_what_the_node_does_not_have_is_an_error_that_says_what_it_has(node: Node, complaint: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose([node, B], facts("a", card("eno1", "10.0.0.1/24")), facts("b", card("eno1", "10.0.0.2/24")))
+    assert caught.value.message == complaint
+    assert caught.value.node == "a"
+    assert hint in str(caught.value.hint)
+
+
+RAILS = (card("ens1f0", "10.1.0.1/24", gbit=100), card("ens1f1", "10.2.0.1/24", gbit=100))
+
+
+def test_of_several_interfaces_the_first_that_is_named_has_the_address_and_all_are_kept() -> None:
+    node = Node(name="a", ifname="ens1f1,ens1f0")
+    place, _ = choose_endpoints(Cluster(nodes=(node, B), source="h"), {"a": facts("a", *RAILS)})
+    assert (place.addr, place.ifname, place.ifnames) == ("10.2.0.1", "ens1f1", ("ens1f1", "ens1f0"))
+    # addr= may be on any of them.
+    placed = msgspec.structs.replace(node, addr="10.1.0.1")
+    place, _ = choose_endpoints(Cluster(nodes=(placed, B), source="h"), {"a": facts("a", *RAILS)})
+    assert (place.addr, place.ifname) == ("10.1.0.1", "ens1f0")
+    (unprobed,) = choose_endpoints(Cluster(nodes=(node,), source="h"), {})
+    assert unprobed.ifnames == ("ens1f1", "ens1f0")
+
+
+def test_the_others_join_the_network_of_the_first_interface_that_a_node_names() -> None:
+    found = facts("b", card("ens1f0", "10.1.0.2/24", gbit=200), card("ens1f1", "10.2.0.2/24", gbit=10))
+    assert choose([Node(name="a", ifname="ens1f1,ens1f0"), B], facts("a", *RAILS), found)[1] == ("10.2.0.2", "ens1f1")
+
+
+@pytest.mark.parametrize(
+    ("node", "complaint", "there"),
+    [
+        (
+            Node(name="a", ifname="ens1f0,ens9"),
+            "it has no interface ens9 with an address",
+            "lo, docker0, ens1f0, ens1f1",
+        ),
+        (Node(name="a", addr="10.1.0.1", ifname="ens1f0,ens9"), "it has no interface ens9 with an address", "ens1f1"),
+        (Node(name="a", hca="mlx5_0,mlx5_2"), "it has no RDMA device mlx5_2", "mlx5_0:1, mlx5_1:1"),
+        (Node(name="a", hca="mlx5_0:2"), "it has no RDMA device mlx5_0:2", "mlx5_0:1, mlx5_1:1"),
+    ],
+)
+def test_each_name_of_a_list_has_to_be_there(node: Node, complaint: str, there: str) -> None:
+    ports = tuple(RdmaPort(device=device, port=1) for device in ("mlx5_0", "mlx5_1"))
+    found = msgspec.structs.replace(facts("a", *RAILS), rdma=ports)
+    with pytest.raises(UsageError) as caught:
+        choose([node, B], found)
+    assert (caught.value.message, caught.value.node) == (complaint, "a")
+    assert there in str(caught.value.hint)
+    whole = Node(name="a", ifname="ens1f0,ens1f1", hca="mlx5_0:1,mlx5_1")
+    assert choose([whole, B], found)[0] == ("10.1.0.1", "ens1f0")
+
+
+def test_an_rdma_device_is_missing_where_there_is_none() -> None:
+    with pytest.raises(UsageError, match="it has no RDMA device mlx5_0") as caught:
+        choose([Node(name="a", hca="mlx5_0"), B], facts("a", *RAILS))
+    assert "the node has: none" in str(caught.value.hint)
+
+
+def test_a_node_alone_talks_to_itself_over_loopback() -> None:
+    assert choose([A], facts("a", card("eno1", "10.0.0.1/24"))) == [("127.0.0.1", "lo")]
+    assert choose([A]) == [("127.0.0.1", "lo")]
+
+
+def test_without_a_probe_the_hostfile_is_believed_and_every_gap_is_named() -> None:
+    nodes = (Node(name="a", addr="10.0.0.1", ifname="ens1f0"), Node(name="b"))
+    full, bare = choose_endpoints(Cluster(nodes=nodes, source="hosts"), {})
+    assert full == Endpoint(addr="10.0.0.1", ifname="ens1f0")
+    assert (bare.addr, bare.ifname) == ("b", None)
+    assert [text.split(":")[0] for text in bare.assumed] == ["addr", "ifname"]
+
+
+def test_a_route_that_leaves_by_another_card_than_the_one_listened_on_is_told() -> None:
+    routes = (
+        Route(peer="10.0.0.1", source="10.0.0.1", ifname="lo"),
+        Route(peer="10.0.0.2", source="192.168.1.5", ifname="wlan0"),
+        Route(peer="10.0.0.3", error="Network is unreachable"),
+        Route(peer="10.0.0.4", source="10.0.0.1", ifname="eno1"),
+    )
+    cluster = Cluster(nodes=(A, B), source="hosts")
+    endpoints = (Endpoint(addr="10.0.0.1", ifname="eno1"), Endpoint(addr="10.0.0.2", ifname="eno1"))
+    assert list(route_notes(cluster, endpoints, {"a": facts("a", routes=routes)})) == [
+        "a sends to 10.0.0.2 over wlan0, and listens on eno1",
+        "a has no route to 10.0.0.3: Network is unreachable",
+    ]

@@ -1,0 +1,518 @@
+from __future__ import annotations
+
+import re
+import string
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.hostfile import (
+    KEYS,
+    expand_ranges,
+    fold_ranges,
+    parse_hostfile,
+    render_hostfile,
+    with_variables,
+)
+from multinode.errors import HostfileError
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = sorted((ROOT / "hostfiles").iterdir())
+REFERENCE = (ROOT / "docs/reference/hostfile.md").read_text()
+
+
+def nodes(text: str) -> tuple[Node, ...]:
+    return parse_hostfile(text).nodes
+
+
+def complaint(text: str) -> HostfileError:
+    with pytest.raises(HostfileError) as caught:
+        parse_hostfile(text, "hosts.txt")
+    return caught.value
+
+
+def test_every_key_lands_where_it_belongs() -> None:
+    line = (
+        "box gpus=6,7 addr=192.0.2.11 ifname=ens1f0 hca=mlx5_0 user=alice port=2222 key=~/.ssh/k jump=bob@gate:22 "
+        "ssh_config=~/ssh.conf slurm_job=4711 python=~/env/bin/python workdir=/work price=0.35 price_purchase=15000 "
+        "env.A=1 env.B_2='two words'"
+    )
+    expected = Node(
+        name="box",
+        slots=2,
+        gpus=(6, 7),
+        addr="192.0.2.11",
+        ifname="ens1f0",
+        hca="mlx5_0",
+        user="alice",
+        port=2222,
+        key="~/.ssh/k",
+        jump="bob@gate:22",
+        ssh_config="~/ssh.conf",
+        slurm_job=4711,
+        python="~/env/bin/python",
+        workdir="/work",
+        price=0.35,
+        price_purchase=15000.0,
+        env={"A": "1", "B_2": "two words"},
+    )
+    assert nodes(line) == (expected,)
+    each = Node(name="box", price_gpu=0.2, price_purchase_gpu=9000.5)
+    assert nodes("box price_gpu=0.2 price_purchase_gpu=9000.5") == (each,)
+    assert set(KEYS) | {"name", "env"} == set(Node.__struct_fields__)
+
+
+def test_lines_of_deepspeed_and_open_mpi_are_valid_as_they_are() -> None:
+    text = "# DeepSpeed\nworker-1 slots=4\nworker-2 slots=4\n\n# Open MPI\nworker-3 slots=4 max_slots=8\n"
+    text += "worker-4 slots=4 max-slots=8\nworker-5\n"
+    assert [node.slots for node in nodes(text)] == [4, 4, 4, 4, None]
+
+
+def test_a_pbs_nodefile_has_a_line_for_each_slot() -> None:
+    found = nodes("n2.lan\nn2.lan\nn1.lan\n\nn1.lan\nn2.lan\n")
+    assert found == (Node(name="n2.lan", slots=3), Node(name="n1.lan", slots=2))
+    # One line a node says nothing of slots.
+    assert nodes("n2\nn1\n") == (Node(name="n2"), Node(name="n1"))
+    assert str(complaint("n1\n" * 1025)) == "hosts.txt:1: slots='1025': expected a number of workers, 1 to 1024"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a slots = 4\nb slots= 4\nc slots =4\nd gpus = 0,1 ifname= eth0", [("a", 4), ("b", 4), ("c", 4), ("d", 2)]),
+        ("a count=4 max-cpu=8\nb cpu = 4 slots_max=8\nc slots=4 max_slots = 8", [("a", 4), ("b", 4), ("c", 4)]),
+        ("// comment\na slots=2 // more", [("a", 2)]),
+        ("worker-0:2,worker-1:2", [("worker-0", 2), ("worker-1", 2)]),
+        ("a,b slots=2", [("a", 2), ("b", 2)]),
+        ("gpu[1,3]:2,x", [("gpu1", 2), ("gpu3", 2), ("x", None)]),
+        ("[2001:db8::1]\n[2001:db8::2]:4", [("2001:db8::1", None), ("2001:db8::2", 4)]),
+    ],
+)
+def test_the_forms_of_other_launchers_are_read(text: str, found: list[tuple[str, int | None]]) -> None:
+    assert [(node.name, node.slots) for node in nodes(text)] == found
+
+
+def test_a_user_and_an_address_are_read_in_the_forms_of_other_launchers() -> None:
+    assert nodes("a username=alice\nbob@[2001:db8::1] addr=[2001:DB8::7]") == (
+        Node(name="a", user="alice"),
+        Node(name="2001:db8::1", user="bob", addr="2001:db8::7"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "way"),
+    [
+        ("CORP\\alice@node1", "write node1 user='CORP\\alice'"),
+        ("ssh -p 2222 -i ~/k alice@node1", "write alice@node1 port=2222 key=~/k"),
+        ("alice@node1:2222", "write alice@node1 port=2222, or alice@node1 slots=2222"),
+        ("- node1 slots=2", "write node1 slots=2"),
+        ("node1 node2", "one node a line: node1, and on the next node2"),
+        ("rank 0=node1 slot=0", "one line a node, in rank order: node1 slots=N"),
+    ],
+)
+def test_a_form_that_is_refused_says_how_it_is_written(line: str, way: str) -> None:
+    assert complaint(line).hint == way
+
+
+def test_what_a_hint_says_to_write_is_read() -> None:
+    assert nodes("node1 user='CORP\\alice'")[0].user == "CORP\\alice"
+    assert nodes("alice@node1 port=2222 key=~/k")[0].port == 2222
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost\n127.0.0.1",
+        "LOCALHOST\n::1",
+        "fd00::1\nfd00:0::1",
+        "Node1\nnode1",
+        "a addr=10.0.0.1\nb addr=10.0.0.1",
+        "a addr=fd00::1\nb addr=fd00:0:0::1",
+    ],
+)
+def test_one_machine_by_two_names_is_an_error_but_where_each_has_gpus_of_its_own(text: str) -> None:
+    assert str(complaint(text)).startswith("hosts.txt:2: ")
+    one, two = text.split("\n")
+    assert len(nodes(f"{one} gpus=0\n{two} gpus=1")) == 2
+    assert "hosts.txt:2: " in str(complaint(f"{one} gpus=0,1\n{two} gpus=1"))
+
+
+def test_an_ipv6_address_is_read_as_nodes_tell_theirs() -> None:
+    assert [node.addr for node in nodes("n[1-2] addr=FD00:0:0::[1-2]")] == ["fd00::1", "fd00::2"]
+
+
+def test_the_order_of_the_lines_is_the_node_rank() -> None:
+    assert [node.name for node in nodes("b\na\n10.0.0.1\nc.lan\n")] == ["b", "a", "10.0.0.1", "c.lan"]
+
+
+def test_a_range_is_one_node_each_with_its_own_address() -> None:
+    found = nodes("node[01-03] addr=192.0.2.[11-13] slots=2")
+    assert [(node.name, node.addr, node.slots) for node in found] == [
+        ("node01", "192.0.2.11", 2),
+        ("node02", "192.0.2.12", 2),
+        ("node03", "192.0.2.13", 2),
+    ]
+
+
+def test_a_user_before_the_name_is_the_ssh_user() -> None:
+    assert [(node.name, node.user) for node in nodes("alice@node[1-2]")] == [("node1", "alice"), ("node2", "alice")]
+
+
+@pytest.mark.parametrize("address", ["fe80::1%eth0", "2001:db8::1", "192.0.2.1"])
+def test_a_name_may_be_an_address_of_either_family(address: str) -> None:
+    assert nodes(f"{address} addr={address}") == (Node(name=address, addr=address),)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("n env.X=a#b", "a#b"),
+        ("n env.X=a #b", "a"),
+        ("n env.X=a\t# it's", "a"),
+        ("n env.X='a #b'", "a #b"),
+        ('n env.X="say \\"hi\\" $HOME"', 'say "hi" $HOME'),
+        ("n env.X=a\\ b", "a b"),
+        ("n env.X=pre'fix 'ed", "prefix ed"),
+        ("n env.X=", ""),
+        ("n env.X=a=b", "a=b"),
+        ("n env.X='\N{SNOWMAN}'", "\N{SNOWMAN}"),
+    ],
+)
+def test_quotes_and_comments_are_those_of_a_shell(line: str, value: str) -> None:
+    assert nodes(line)[0].env == {"X": value}
+
+
+def test_line_ends_and_byte_order_marks_of_windows_do_no_harm() -> None:
+    assert [node.name for node in nodes("\ufeffa slots=1\r\n\r\nb slots=1\r\n")] == ["a", "b"]
+
+
+def test_gpus_say_how_many_slots_there_are() -> None:
+    assert [node.slots for node in nodes("a gpus=6,7\nb gpus=3,1 slots=2\nc gpus=0")] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("node1 gpus=6,7 slots=3", "slots=3 contradicts the 2 ids of gpus="),
+        ("node1 gpus=6,6", "gpus='6,6': expected GPU ids such as 6,7, none of them twice"),
+        ("node1 gpus=6,,7", "gpus='6,,7': expected GPU ids such as 6,7, none of them twice"),
+        ("node1 gpus=-1", "gpus='-1': expected GPU ids such as 6,7, none of them twice"),
+        ("node1 slots=0", "slots='0': expected a number of workers, 1 to 1024"),
+        ("node1 slots=two", "slots='two': expected a number of workers, 1 to 1024"),
+        ("node1 slots=4 slots=4", "slots= is given twice"),
+        ("node1 port=0", "port='0': expected a port, 1 to 65535"),
+        ("node1 port=65536", "port='65536': expected a port, 1 to 65535"),
+        ("node1 addr=node1", "addr='node1': expected an IP address"),
+        ("node1 addr=0.0.0.0", "addr='0.0.0.0': expected an IP address"),
+        ("node1 addr=10.0.0.300", "addr='10.0.0.300': expected an IP address"),
+        ("node[1-2] addr=10.0.0.1", "addr='10.0.0.1' gives 1 address(es) to 2 node(s)"),
+        ("node[1-2] addr=10.0.0.[1-3]", "addr='10.0.0.[1-3]' gives 3 address(es) to 2 node(s)"),
+        *(
+            (f"node1 ifname={names}", f"ifname='{names}': expected names of network interfaces such as ens1f0,ens1f1")
+            for names in ("=eth0", "^eth0", "eth0,", "eth0,eth0", "sixteen_letters_")
+        ),
+        *(
+            (f"node1 hca={names}", f"hca='{names}': expected names of RDMA devices such as mlx5_0,mlx5_1:1")
+            for names in ("=mlx5_0", "^mlx5_0", "mlx5_0:", "mlx5_0:0", "mlx5_0,mlx5_0", "../../etc", "")
+        ),
+        ("node1 hca=mlx5_0 env.NCCL_IB_HCA=mlx5", "hca= and env.NCCL_IB_HCA= are both given"),
+        ("node1 price=-1", "price='-1': expected a price per hour such as 0.35"),
+        ("node1 price=1e3", "price='1e3': expected a price per hour such as 0.35"),
+        ("node1 price=nan", "price='nan': expected a price per hour such as 0.35"),
+        ("node1 price=1 price_gpu=1", "price= and price_gpu= are both given"),
+        ("node1 price_purchase_gpu=1 price_purchase=1", "price_purchase= and price_purchase_gpu= are both given"),
+        ("node1 price_gpu=0.35/gpu", "price_gpu='0.35/gpu': expected a price per hour and GPU such as 0.35"),
+        ("node1 price_purchase=15,000", "price_purchase='15,000': expected a price to buy the node such as 15000"),
+        ("node1 price=" + "9" * 400, "expected a price per hour such as 0.35"),
+        ("node1 key=-oProxyCommand", "key='-oProxyCommand': expected the path of a private key"),
+        ("node1 key=", "key='': expected the path of a private key"),
+        ("node1 python=' '", "python=' ': expected the path of an interpreter"),
+        ("node1 jump='a b'", "jump='a b': expected one jump host, [user@]host[:port]"),
+        ("node1 jump=a,b", "jump='a,b': expected one jump host, [user@]host[:port]"),
+        ("node1 user='a b'", "user='a b': expected a user's name"),
+        ("@node1", "user='': expected a user's name"),
+        ("-x@node1", "user='-x': expected a user's name"),
+        ("alice@node1 user=bob", "the user stands both in 'alice@node1' and in user="),
+        ("node1 speed=fast", "unknown key 'speed': expected one of slots, gpus, addr, ifname,"),
+        ("node1 Slots=4", "unknown key 'Slots'"),
+        ("node1 env.A = 4", "'env.A' is not key=value"),
+        ("node1 slots =", "slots='': expected a number of workers"),
+        ("node1 lots=4", "unknown key 'lots': did you mean slots?"),
+        ("node1 env.1A=x", "'env.1A': '1A' cannot name an environment variable"),
+        ("node1 env.=x", "'env.': '' cannot name an environment variable"),
+        ("node1 env.A=1 env.A=1", "env.A= is given twice"),
+        ("slots=4", "it begins with 'slots=4', and a node's name was expected"),
+        ("-oProxyCommand slots=1", "'-oProxyCommand' is not a node's name"),
+        ("'' slots=1", "'' is not a node's name"),
+        ("node_1;reboot", "'node_1;reboot' is not a node's name"),
+        ("'fe80::1%a b'", "is neither a name nor an IPv6 address"),
+        ("node1:22", "22 in 'node1:22' may be a port or a number of workers"),
+        ("node1:2222", "2222 in 'node1:2222' may be a port or a number of workers"),
+        ("node1:4 slots=4", "the workers stand both in 'node1:4' and in slots="),
+        ("a:b:2", "'a:b:2' is neither a name nor an IPv6 address"),
+        ("CORP\\alice@node1", "a backslash stands in the name 'CORP\\\\alice@node1', where a shell would drop it"),
+        ("300.1.1.1", "'300.1.1.1' is no IPv4 address"),
+        ("010.0.0.1", "'010.0.0.1' is no IPv4 address"),
+        ("0.0.0.0", "'0.0.0.0' is no IPv4 address"),
+        ("192.0.2", "'192.0.2' is no IPv4 address"),
+        ("Before", "'Before' is the node 'before' of line 2 by another name"),
+        ("n[1-2] addr=10.0.0.[1,1]", "addr=10.0.0.1 is that of 'n1' in line 3, too"),
+        ("rank 0=node1 slot=0", "it is a line of an Open MPI rankfile"),
+        ("^node1", "'^node1' leaves a node out, in other programs"),
+        ("+n0", "'+n0' stands for a node of an allocation, in other programs"),
+        ("- node1 slots=2", "it is a line of a YAML list"),
+        ("node1 node2", "2 names stand on one line"),
+        ("; a comment", "it begins with ';', which is no node"),
+        ("/* a comment */", "it begins with '/*', which is no node"),
+        ("ssh -p 2222 alice@node1", "it is a command"),
+        ("n\N{LATIN SMALL LETTER O WITH DIAERESIS}de", "is not a node's name"),
+        ("node[1-", "'node[1-': a bracket has no partner"),
+        ("node[3-1]", "'node[3-1]': the range '3-1' ends before it begins"),
+        ("node[1-4097]", "'node[1-4097]' stands for more than 4096 names"),
+        ("node[1,1]", "duplicate node 'node1' (line 3)"),
+        ("before slots=1", "duplicate node 'before' (line 2)"),
+        ("node1 env.A='x", "a quote is not closed"),
+        ("node1 env.A=x\\", "a quote is not closed, or a backslash stands at its end"),
+        ("node1 env.A='x'\"", "a quote is not closed"),
+        ("node1\x00", "invalid character U+0000"),
+        ("node1 env.A=\x1b[31m", "invalid character U+001B"),
+        ("node1\x0cnode2", "invalid character U+000C"),
+        ("node1\N{NO-BREAK SPACE}slots=1", "invalid character U+00A0"),
+        ("node1 env.A=" + "x" * 70_000, "it is longer than 65536 characters"),
+    ],
+)
+def test_a_wrong_line_is_named_with_what_was_found_and_what_was_expected(line: str, message: str) -> None:
+    error = complaint(f"# nodes\nbefore\n{line}\nafter\n")
+    assert str(error).startswith("hosts.txt:3: ")
+    assert message in str(error)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
+def test_a_hostfile_without_a_node_is_an_error_with_an_example(text: str) -> None:
+    error = complaint(text)
+    assert str(error) == "hosts.txt:1: it names no node"
+    assert error.hint is not None
+    assert "node1 slots=2" in error.hint
+
+
+def test_more_nodes_than_anyone_has_are_refused_over_all_lines() -> None:
+    assert len(nodes("a[1-4095]\nb")) == 4096
+    assert str(complaint("a[1-4095]\nb\nc")) == "hosts.txt:3: there are more than 4096 nodes"
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_every_sample_is_a_hostfile_with_comments(path: Path) -> None:
+    text = path.read_text()
+    cluster = parse_hostfile(text, path.name)
+    assert len(cluster.nodes) >= 2
+    assert text.startswith("# ")
+
+
+def test_the_two_boxes_of_the_published_run_are_there() -> None:
+    sample = next(path for path in SAMPLES if path.name == "two4090.txt")
+    assert nodes(sample.read_text()) == (
+        Node(name="192.0.2.11", slots=2, gpus=(6, 7), addr="192.0.2.11", ifname="ens1f0"),
+        Node(name="192.0.2.12", slots=2, gpus=(1, 6), addr="192.0.2.12", ifname="ens1f0"),
+    )
+
+
+@pytest.mark.parametrize("example", re.findall(r"^```hostfile\n(.*?)^```", REFERENCE, re.MULTILINE | re.DOTALL))
+def test_every_example_of_the_reference_is_a_hostfile(example: str) -> None:
+    assert nodes(example)
+
+
+@pytest.mark.parametrize("key", [*KEYS, "env.NAME"])
+def test_the_reference_has_an_example_of_every_key_that_is_right(key: str) -> None:
+    row = re.search(rf"^\| `{re.escape(key)}=` \|[^|]+\| `(?P<example>[^`]+)` \|", REFERENCE, re.MULTILINE)
+    assert row is not None
+    assert nodes(f"node1 {row['example']}")
+
+
+def test_the_ranges_of_the_reference_stand_for_what_it_says() -> None:
+    table = REFERENCE.split("## Ranges")[1].split("## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|$", table, re.MULTILINE)
+    assert len(rows) >= 4
+    for pattern, names in rows:
+        assert [node.name for node in nodes(pattern)] == names.split()
+
+
+def test_the_errors_of_the_reference_are_those_that_are_shown() -> None:
+    errors = REFERENCE.split("## Errors")[1]
+    rows = re.findall(r"^\| `(node[^`]+)` \| (.+) \|$", errors, re.MULTILINE)
+    assert len(rows) >= 8
+    for line, message in rows:
+        assert str(complaint(line)) == f"hosts.txt:1: {message}"
+
+
+# What a hostfile can say: text without characters that do not print.
+_printable = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" \t"), max_size=12)
+_path = _printable.filter(lambda text: text.strip() != "" and not text.startswith("-"))
+_word = st.text(string.ascii_letters + string.digits + "_.", min_size=1, max_size=12)
+_names = st.lists(_word.filter(lambda name: name[0] != "."), min_size=1, max_size=3, unique=True).map(",".join)
+_address = st.ip_addresses().map(str).filter(lambda text: text not in {"0.0.0.0", "::"})
+_gpus = st.lists(st.integers(0, 1023), min_size=1, max_size=4, unique=True).map(tuple)
+_money = st.floats(0, allow_infinity=False, allow_nan=False).map(abs)
+_optional_node = st.fixed_dictionaries(
+    {"name": _word | _address},
+    optional={
+        "slots": st.integers(1, 1024),
+        "gpus": _gpus,
+        "addr": _address,
+        "ifname": _names,
+        "hca": _names,
+        "user": _word,
+        "port": st.integers(1, 65535),
+        "key": _path,
+        "jump": _word,
+        "ssh_config": _path,
+        "slurm_job": st.integers(1, 999_999_999),
+        "python": _path,
+        "workdir": _path,
+        "price": _money,
+        "price_purchase_gpu": _money,
+        "env": st.dictionaries(_word.filter(str.isidentifier), _printable, max_size=3),
+    },
+)
+
+
+def _settled(fields: dict[str, object]) -> Node:
+    node = msgspec.convert(fields, Node)
+    return msgspec.structs.replace(node, slots=len(node.gpus)) if node.gpus is not None else node
+
+
+_clusters = st.builds(
+    Cluster,
+    nodes=st.lists(_optional_node.map(_settled), min_size=1, max_size=4, unique_by=lambda node: node.name).map(tuple),
+    source=st.just("hosts.txt"),
+)
+
+
+@given(_clusters)
+def test_a_cluster_comes_back_from_its_hostfile_as_it_was(cluster: Cluster) -> None:
+    assert parse_hostfile(render_hostfile(cluster), "hosts.txt") == cluster
+
+
+_fragments = st.sampled_from(
+    [
+        "node",
+        "[1-",
+        "]",
+        ",",
+        "=",
+        "slots=",
+        "gpus=1,",
+        "addr=",
+        "env.A=",
+        "@",
+        "'",
+        '"',
+        "\\",
+        "#",
+        " ",
+        "\n",
+        "%",
+        ":",
+    ]
+)
+
+
+@given(st.text() | st.lists(_fragments | st.text(max_size=3), max_size=12).map("".join))
+def test_whatever_is_in_a_hostfile_it_is_a_cluster_or_one_error_with_its_line(text: str) -> None:
+    try:
+        cluster = parse_hostfile(text, "hosts.txt")
+    except HostfileError as error:
+        assert str(error).startswith("hosts.txt:")  # noqa: PT017 - an error is one of two right answers
+        assert str(error).split(":")[1].isdigit()  # noqa: PT017 - as above
+    else:
+        assert parse_hostfile(render_hostfile(cluster), "hosts.txt") == cluster
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("node1", ["node1"]),
+        ("node[1-3]", ["node1", "node2", "node3"]),
+        ("node[08-11]", ["node08", "node09", "node10", "node11"]),
+        ("node[098-101]", ["node098", "node099", "node100", "node101"]),
+        ("gpu[1,3,5-7].lan", ["gpu1.lan", "gpu3.lan", "gpu5.lan", "gpu6.lan", "gpu7.lan"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("n[7]", ["n7"]),
+    ],
+)
+def test_a_pattern_stands_for_these_names_in_this_order(pattern: str, names: list[str]) -> None:
+    assert expand_ranges(pattern, 100) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "complaint"),
+    [
+        ("node[1-", "'node[1-': a bracket has no partner"),
+        ("node1]", "'node1]': a bracket has no partner"),
+        ("node[]", "'node[]': '' is not a number or a range of numbers"),
+        ("node[a-c]", "'node[a-c]': 'a-c' is not a number or a range of numbers"),
+        ("node[1-2-3]", "'node[1-2-3]': '1-2-3' is not a number or a range of numbers"),
+        ("node[\N{ARABIC-INDIC DIGIT ONE}]", "is not a number or a range of numbers"),
+        ("node[3-1]", "'node[3-1]': the range '3-1' ends before it begins"),
+    ],
+)
+def test_a_wrong_pattern_is_told_with_the_part_that_is_wrong(pattern: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=r"^'node") as caught:
+        expand_ranges(pattern, 100)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", ["n[1-101]", "n[1-60,1-60]", "n[1-20][1-20]", "n[0-999999999]", "n" + "[1-9]" * 40])
+def test_too_many_names_are_refused_before_they_are_made(pattern: str) -> None:
+    with pytest.raises(ValueError, match="stands for more than 100 names"):
+        expand_ranges(pattern, 100)
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("node1 slots=2", "node1 slots=2 env.A=1 env.B='x y'"),
+        ("  node1  # the first", "  node1 env.A=1 env.B='x y'  # the first"),
+        ("node1 env.A=7 slots=2  env.C=3", "node1 slots=2  env.C=3 env.A=1 env.B='x y'"),
+        ("node1 slots=2 'env.B=old value'\r", "node1 slots=2 env.A=1 env.B='x y'\r"),
+        ("\ufeffnode1 env.A=7", "\ufeffnode1 env.A=1 env.B='x y'"),
+        ("# node1 env.A=7", "# node1 env.A=7"),
+        ("", ""),
+    ],
+)
+def test_variables_are_put_on_the_line_of_a_node_and_all_else_stays(line: str, written: str) -> None:
+    text = f"{line}\nnode2\n"
+    found = with_variables(text, {"A": "1", "B": "x y"})
+    assert found == f"{written}\nnode2 env.A=1 env.B='x y'\n"
+    for node in parse_hostfile(found).nodes:
+        assert (node.env["A"], node.env["B"]) == ("1", "x y")
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    assert len(expand_ranges("n[1-100]", 100)) == 100
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        ([], ""),
+        (["node1"], "node1"),
+        (["a", "b", "b1"], "a,b,b1"),
+        (["node1", "node2", "node3"], "node[1-3]"),
+        (["node08", "node09", "node10", "node12"], "node[08-10,12]"),
+        (["node9", "node10"], "node[9-10]"),
+        (["node2", "node1"], "node[2,1]"),
+        (["n1", "n2", "gpu1.lan", "gpu2.lan", "n3"], "n[1-2],gpu[1-2].lan,n3"),
+    ],
+)
+def test_names_fold_into_the_pattern_that_stands_for_them(names: list[str], pattern: str) -> None:
+    assert fold_ranges(names) == pattern
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,2}[0-9]{0,3}(\.[a-z])?", fullmatch=True), max_size=12))
+def test_what_was_folded_stands_for_the_same_names_in_the_same_order(names: list[str]) -> None:
+    patterns = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", fold_ranges(names))
+    assert [name for pattern in patterns for name in expand_ranges(pattern, 100)] == names

@@ -1,0 +1,283 @@
+"""Contrasts with the figures of the lab: 14.7 MB of gradients per step, 166 ms of compute, 100 Mbit/s between nodes.
+
+`CONTRAST` has the same two workers on one node and on two; `CURVE` fills one, two and four nodes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from multinode.contrast.figures import Contrast, CurvePoint, NodeSpeed, Side, SlowdownAttribution
+from multinode.contrast.words import with_words
+from multinode.job.workload import Settings
+from multinode.launch.change import Change
+from multinode.predict.advice import Advice, Tried
+from multinode.predict.break_even import BreakEven, Needed, NodeGain
+from multinode.predict.cost_model import StepParts
+from multinode.predict.forecast import Forecast, PredictedScenario
+from multinode.predict.leave_one_out import Trial, back_test
+from multinode.predict.network_model import UncertaintySource
+from multinode.predict.words import with_words as forecast_with_words
+from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.step_bytes import BytesPerStep
+from multinode.profile.step_split import WorkerSplit
+from multinode.records.run import NodeRun, Run
+from multinode.stats.estimate import Estimate, of_repeats, ratio
+from multinode.stats.spread import Spread
+
+__all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
+
+_GRADIENTS_MB = 14.7
+_COMPUTE_MS = 166.0
+_LINK_GBIT_PER_S = 0.1
+_LINKS = (0.1, 0.3, 1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
+_SAMPLES_A_WORKER = 2
+_TOKENS_A_SAMPLE = 128
+_NETWORK = Bottleneck(
+    kind="network", share=0.876, sentence="exposed communication takes 1176 of 1342 ms per step (88%)"
+)
+_COMPUTE = Bottleneck(kind="compute", share=0.9, sentence="compute-bound")
+_SETTINGS = Settings(
+    model="models/tiny",
+    method="full",
+    stage="sft",
+    dataset="tiny_sft",
+    strategy="DDP",
+    per_device_batch=_SAMPLES_A_WORKER,
+    accumulation=1,
+    sequence_length=_TOKENS_A_SAMPLE,
+    packing=False,
+    precision="fp32",
+    overlap=True,
+)
+_VERSIONS = {"torch": "2.13.0+cpu", "llamafactory": "0.9.5", "transformers": "5.2.0"}
+
+
+def about(value: float, part: float) -> Estimate:
+    """A figure that is known within this part of it."""
+    return Estimate(value=value, low=value / (1 + part), high=value * (1 + part))
+
+
+def side(role: str, nodes: int, workers_per_node: int, *, exposed_ms: float, rates: tuple[float, ...]) -> Side:
+    """A side that was measured once for each of `rates`, in samples/s."""
+    world_size = nodes * workers_per_node
+    batch = world_size * _SAMPLES_A_WORKER
+    speed = of_repeats(rates)
+    step_ms = _COMPUTE_MS + exposed_ms
+    return Side(
+        role=role,
+        run_ids=tuple(f"20260104-cc-{role}-{turn}" for turn in range(1, len(rates) + 1)),
+        node_names=tuple(f"box{number}" for number in range(1, nodes + 1)),
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        world_size=world_size,
+        settings=_SETTINGS,
+        global_batch=batch,
+        versions=_VERSIONS,
+        samples_per_s=speed,
+        tokens_per_s=speed * _TOKENS_A_SAMPLE,
+        tgs=speed * (_TOKENS_A_SAMPLE / world_size),
+        step_time_ms=Estimate(value=step_ms, low=step_ms - 3, high=step_ms + 4, repeats=len(rates)),
+        step_spread=Spread(median=step_ms, p95=step_ms * 1.06, cv=0.03),
+        steady_steps=25 * len(rates),
+        split=WorkerSplit(
+            rank=-1, step_ms=step_ms, compute_ms=138.0, exposed_ms=exposed_ms, wait_ms=4.0, data_ms=3.0,
+            optimizer_ms=17.0, host_ms=4.0, overlap=0.05,
+        ),
+        exposed_ms=about(exposed_ms, 0.01),
+        exposed_share=exposed_ms / step_ms,
+        bytes_per_step=BytesPerStep(calls=14.7e6, expected=14.7e6, card=14.74e6) if nodes > 1 else BytesPerStep(),
+        bottleneck=_NETWORK if nodes > 1 else _COMPUTE,
+        link_gbit_per_s=_LINK_GBIT_PER_S if nodes > 1 else None,
+        price_per_hour=0.8 * nodes,
+        whole_s=about(12_000 / speed.value, 0.02),
+        whole_cost=0.8 * nodes * 12_000 / speed.value / 3600,
+        cost_per_million_tokens=0.8 * nodes / (speed.value * _TOKENS_A_SAMPLE * 3600) * 1e6,
+        missing={"power_w": "the nodes have no GPU", "energy_j_per_sample": "the nodes have no GPU"},
+    )  # fmt: skip
+
+
+def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumulation: int = 1) -> PredictedScenario:
+    """A scenario by bytes over bandwidth alone."""
+    exposed_ms = _GRADIENTS_MB * 8 / link if link is not None else 0.0
+    step_ms = accumulation * _COMPUTE_MS + exposed_ms
+    rate = nodes * workers_per_node * _SAMPLES_A_WORKER * accumulation / step_ms * 1000
+    alone = workers_per_node * _SAMPLES_A_WORKER / _COMPUTE_MS * 1000
+    doubt = 0.03 if link == _LINK_GBIT_PER_S or link is None else 0.12
+    return PredictedScenario(
+        link_gbit_per_s=link,
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        per_device_batch=_SAMPLES_A_WORKER,
+        accumulation=accumulation,
+        strategy="DDP",
+        step_time_ms=step_ms,
+        samples_per_s=rate,
+        interval=(rate / (1 + doubt), rate * (1 + doubt)),
+        tokens_per_s=rate * _TOKENS_A_SAMPLE,
+        speedup=rate / alone,
+        efficiency=rate / alone / nodes,
+        parts=StepParts(
+            compute_ms=accumulation * _COMPUTE_MS, optimizer_ms=0.0, host_ms=0.0, data_ms=0.0, comm_ms=exposed_ms,
+            beyond_ms=exposed_ms, exposed_ms=exposed_ms,
+        ),
+        bottleneck=_NETWORK if exposed_ms > _COMPUTE_MS else _COMPUTE,
+        doubts=(UncertaintySource(part="network", relative=doubt, why="the link is faster than measured"),),
+        measured=link == _LINK_GBIT_PER_S and accumulation == 1,
+    )  # fmt: skip
+
+
+_ONE = side("baseline", 1, 2, exposed_ms=0.0, rates=(23.9, 24.1, 24.3))
+_MANY = side("candidate", 2, 1, exposed_ms=1176.0, rates=(2.96, 2.98, 2.99))
+
+_FORECAST = forecast_with_words(Forecast(
+    sources=("run 20260104-cc-baseline-1 on one node", "nccl-test 20260103-ff: 10 sizes of all_reduce at 100 Mbit/s"),
+    scenarios=(
+        outlook(None, 1),
+        *(outlook(link, 2) for link in _LINKS),
+        *(outlook(link, 2, accumulation=4) for link in _LINKS[:3]),
+    ),
+    break_even=BreakEven(
+        target=0.9,
+        one_node_workers=1,
+        nothing_exposed=Needed(reason="overhead"),
+        efficient=Needed(value=6.376, low=3.9, reason="from"),
+        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, reason="from"),
+        accumulation=Needed(value=64, reason="global_batch", ratio=64),
+        next_node=NodeGain(nodes=3, samples_per_s=1.49, tokens_per_s=190.7, worth=0.124),
+    ),
+    break_even_of="2 nodes x 1 worker, DDP, batch 2",
+    back_test=back_test([Trial(name="2 nodes at 1 Gbit/s", predicted=14.1, interval=(13.4, 14.8), measured=13.95)]),
+    notes=("the link's rate is that of its NIC",),
+))  # fmt: skip
+
+_ADVICE = (
+    Advice(
+        name="one node",
+        kind="nodes",
+        against_one_node=1.0,
+        against_one_node_interval=(1.0, 1.0),
+        gain=8.09,
+        interval=(7.9, 8.3),
+        outlook=outlook(None, 1, 2),
+        meaning="nothing",
+        change=Change(nodes=1),
+        command="--nodes 1",
+        why="one node with the same workers sends nothing",
+    ),
+    Advice(
+        name="gradient accumulation 4",
+        kind="accumulation",
+        against_one_node=0.36,
+        against_one_node_interval=(0.34, 0.38),
+        gain=2.9,
+        interval=(2.75, 3.05),
+        outlook=outlook(_LINK_GBIT_PER_S, 2, accumulation=4),
+        memory_gib=0.0,
+        meaning="the global batch becomes 16 samples, 4 times as large: fewer updates from the same data",
+        change=Change(overrides=("gradient_accumulation_steps=4",)),
+        command="--set gradient_accumulation_steps=4",
+        why="14.7 MB are sent once for 4 micro-batches",
+        tried=Tried(run_id="20260104-dd", samples_per_s=8.7, gain=2.92, error=-0.007, is_covered=True),
+    ),
+    Advice(
+        name="fp16 gradients",
+        kind="gradients",
+        against_one_node=0.22,
+        against_one_node_interval=(0.21, 0.23),
+        gain=1.78,
+        interval=(1.7, 1.86),
+        outlook=outlook(2 * _LINK_GBIT_PER_S, 2),
+        memory_gib=0.01,
+        meaning="gradients are rounded to fp16 on the wire; very large ones overflow",
+        change=Change(grad_compress="fp16"),
+        command="--grad-compress fp16",
+        why="7.4 MB per step are sent for 14.7",
+    ),
+)
+
+CONTRAST = Contrast(
+    mode="same-workers",
+    why="node 0 has 2 slots, enough for the workers of all 2 nodes",
+    job="tiny_sft.yaml (LLaMA-Factory sft full)",
+    baseline=_ONE,
+    candidate=msgspec.structs.replace(
+        _MANY, disturbances=("box2: processors were 31 % busy beyond the job's own",), stragglers=("box2",)
+    ),
+    speedup=ratio(_MANY.samples_per_s, _ONE.samples_per_s),
+    efficiency=_MANY.samples_per_s.value / _ONE.samples_per_s.value,
+    scaling="same workers",
+    each_node=(
+        NodeSpeed(
+            node="box1", samples_per_s=of_repeats([12.2, 12.3]), step_time_ms=of_repeats([164.0, 163.0]), relative=1.0
+        ),
+        NodeSpeed(
+            node="box2", samples_per_s=of_repeats([12.0, 12.1]), step_time_ms=of_repeats([167.0, 166.0]), relative=0.984
+        ),
+    ),
+    loss=SlowdownAttribution(
+        ideal_ms=166.0, node_ms=2.5, network_ms=1173.5, other_ms=0.0, cause="network",
+    ),
+    forecast=_FORECAST,
+    advice=_ADVICE,
+    rule="all but the first 5 of 30 steps",
+)  # fmt: skip
+CONTRAST = with_words(
+    msgspec.structs.replace(
+        CONTRAST,
+        candidate=msgspec.structs.replace(CONTRAST.candidate, versions=_VERSIONS | {"torch": "2.13.1+cpu"}),
+    )
+)
+
+
+def _curve() -> Contrast:
+    sides = (
+        _ONE,
+        side("point", 2, 2, exposed_ms=1176.0, rates=(5.90, 5.96, 6.01)),
+        side("candidate", 4, 2, exposed_ms=1764.0, rates=(8.1, 8.29, 8.4)),
+    )
+    speedups = [ratio(one.samples_per_s, _ONE.samples_per_s) for one in sides]
+    points = tuple(
+        CurvePoint(
+            nodes=one.nodes,
+            world_size=one.world_size,
+            samples_per_s=one.samples_per_s,
+            speedup=speedup,
+            efficiency=speedup.value / one.nodes,
+        )
+        for one, speedup in zip(sides, speedups, strict=True)
+    )
+    curve = msgspec.structs.replace(
+        CONTRAST,
+        mode="scale-out",
+        why="every node has 2 slots",
+        candidate=sides[-1],
+        others=(sides[1],),
+        speedup=speedups[-1],
+        efficiency=points[-1].efficiency,
+        scaling="weak",
+        curve=points,
+        each_node=(),
+        forecast=None,
+        forecast_reason="no nccl-test of these nodes is stored",
+        advice=(),
+    )
+    return with_words(curve)
+
+
+CURVE = _curve()
+
+CONTRAST_RUN = Run(
+    run_id="20260104-cc",
+    job=CONTRAST.job,
+    engine="llamafactory",
+    status="succeeded",
+    started_s=1_800_000_000.0,
+    ended_s=1_800_000_240.0,
+    world_size=2,
+    nodes=tuple(
+        NodeRun(name=name, node_rank=rank, state="ended", exit_code=0, cause="exited")
+        for rank, name in enumerate(("box1", "box2"))
+    ),
+    kind="contrast",
+)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.contrast.compare import load_side_run
+from tests.predict.stored import training_record
+from tests.predict.test_request import store
+
+
+@pytest.mark.parametrize(
+    ("node", "price"),
+    [
+        (Node(name="node0", slots=8, price=2.8), 2.8),
+        (Node(name="node0", slots=8, price_gpu=0.35), 1.4),
+        (Node(name="node0", slots=8), None),
+        (Node(name="another", price=2.8), None),
+    ],
+)
+def test_a_side_pays_for_its_nodes_or_for_the_gpus_that_it_uses(
+    tmp_path: Path, node: Node, price: float | None
+) -> None:
+    record = training_record("one", 1)
+    on_four = tuple(msgspec.structs.replace(node, ranks=(0, 1, 2, 3)) for node in record.plan.nodes)
+    of_four = msgspec.structs.replace(record.plan, nproc_per_node=4, nodes=on_four)
+    directory = store(tmp_path, msgspec.structs.replace(record, plan=of_four))
+    directory.write("cluster.json", Cluster(nodes=(node,), source="hosts"))
+    assert load_side_run(directory).prices == (price,)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.contrast.figures import Contrast
+from multinode.contrast.judge import compare, make_side
+from multinode.contrast.screen import contrast_parts
+from multinode.contrast.side import SideRun
+from multinode.contrast.words import with_words
+from multinode.errors import UsageError
+from multinode.job.workload import FullRun, Settings, Workload
+from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.step_bytes import BytesPerStep
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.stragglers import Straggler
+from multinode.profile.summary import Comm
+from multinode.render.screen import screen_text
+from multinode.stats.spread import Spread
+from tests.contrast.made_up_sides import SETTINGS, node_use, side_of, summary_of
+
+MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
+
+
+def terms(mode: str = "scale-out") -> dict[str, str]:
+    return {"mode": mode, "why": "asked", "job": "job", "rule": "all count"}
+
+
+def test_with_the_same_workers_efficiency_is_the_speed_up() -> None:
+    sides = [side_of("baseline", 100.0, workers_per_node=4), side_of("candidate", 25.0, nodes=2, workers_per_node=2)]
+    contrast = compare(sides, **terms("same-workers"))
+    assert contrast.speedup.value == contrast.efficiency == pytest.approx(0.25)
+    assert contrast.scaling == "same workers"
+
+
+@pytest.mark.parametrize(("mode", "scaling"), [("scale-out", "weak"), ("fixed-global-batch", "strong")])
+def test_with_more_workers_efficiency_is_for_each_of_them(mode: str, scaling: str) -> None:
+    contrast = compare([side_of("baseline", 100.0), side_of("candidate", 180.0, nodes=2)], **terms(mode))
+    assert contrast.efficiency == pytest.approx(0.9)
+    assert contrast.scaling == scaling
+
+
+def test_the_speed_up_is_as_uncertain_as_both_sides_together() -> None:
+    sides = [side_of("baseline", 100.0, spread=0.1), side_of("candidate", 150.0, nodes=2, spread=0.2)]
+    speedup = compare(sides, **terms()).speedup
+    low, high = math.hypot(math.log(1.1), math.log(1 / 0.8)), math.hypot(math.log(1 / 0.9), math.log(1.2))
+    assert [speedup.low, speedup.high] == pytest.approx([1.5 * math.exp(-low), 1.5 * math.exp(high)])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batches", "scaling"),
+    [
+        ((1, 2), (4, 8), "weak"),
+        ((1, 2), (8, 8), "strong"),
+        ((2, 2), (4, 8), "same workers"),
+        ((1, 2), (None, 8), "weak"),
+    ],
+)
+def test_of_two_stored_runs_what_is_held_equal_names_the_efficiency(
+    nodes: tuple[int, int], batches: tuple[int | None, int | None], scaling: str
+) -> None:
+    first, last = (
+        side_of(role, 100.0, nodes=count, global_batch=batch)
+        for role, count, batch in zip(("baseline", "candidate"), nodes, batches, strict=True)
+    )
+    assert compare([first, last], **terms("compare")).scaling == scaling
+
+
+def test_points_between_make_a_curve_by_nodes() -> None:
+    sides = [
+        side_of("candidate", 280.0, nodes=4),
+        side_of("point", 160.0, nodes=2),
+        side_of("baseline", 100.0),
+        side_of("each-node", 90.0, node_names=("n2",)),
+    ]
+    contrast = compare(sides, **terms())
+    assert [(point.nodes, point.world_size) for point in contrast.curve] == [(1, 2), (2, 4), (4, 8)]
+    assert [point.speedup.value for point in contrast.curve] == pytest.approx([1.0, 1.6, 2.8])
+    assert [point.efficiency for point in contrast.curve] == pytest.approx([1.0, 0.8, 0.7])
+    assert (contrast.curve[0].speedup.low, contrast.curve[0].speedup.high) == (1.0, 1.0)
+    assert {side.role for side in contrast.others} == {"point", "each-node"}
+
+
+def test_two_sides_make_no_curve() -> None:
+    assert compare([side_of("baseline", 1.0), side_of("candidate", 1.0, nodes=2)], **terms()).curve == ()
+
+
+def test_each_node_alone_counts_the_baseline_in_and_is_relative_to_the_fastest() -> None:
+    sides = [
+        side_of("baseline", 20.0),
+        side_of("candidate", 30.0, nodes=3),
+        side_of("each-node", 25.0, node_names=("n2",)),
+        side_of("each-node", 10.0, node_names=("n3",)),
+    ]
+    contrast = compare(sides, **terms())
+    assert {one.node: one.relative for one in contrast.each_node} == pytest.approx({"n1": 0.8, "n2": 1.0, "n3": 0.4})
+
+
+def test_a_baseline_of_several_nodes_is_no_node_alone() -> None:
+    sides = [
+        side_of("baseline", 20.0, nodes=2),
+        side_of("candidate", 30.0, nodes=4),
+        *(side_of("each-node", 10.0, node_names=(name,)) for name in ("n1", "n2", "n3", "n4")),
+    ]
+    assert [one.node for one in compare(sides, **terms()).each_node] == ["n1", "n2", "n3", "n4"]
+
+
+def test_the_whole_job_is_priced_on_both_sides() -> None:
+    whole: dict[str, Any] = {"whole": FullRun(steps=100), "price_per_hour": 2.0}
+    contrast = compare([side_of("baseline", 20.0, **whole), side_of("candidate", 30.0, nodes=2, **whole)], **terms())
+    assert contrast.baseline.whole_s is not None
+    assert contrast.baseline.whole_s.value == pytest.approx(40.0)  # 100 steps of the candidate's 8 samples
+    assert contrast.candidate.whole_cost == pytest.approx(800 / 30 / 3600 * 2)
+
+
+def test_what_differs_is_marked() -> None:
+    other = msgspec.structs.replace(SETTINGS, precision="bf16")
+    sides = [side_of("baseline", 1.0), side_of("candidate", 1.0, nodes=2, settings=other)]
+    contrast = with_words(compare(sides, **terms()))
+    assert "Precision differs: fp32 on 1 node, bf16 on 2 nodes." in contrast.differences
+
+
+@pytest.mark.parametrize("role", ["baseline", "candidate"])
+def test_a_contrast_needs_both_sides(role: str) -> None:
+    with pytest.raises(UsageError, match="to compare"):
+        compare([side_of(role, 1.0)], **terms())
+
+
+POSITIVE = st.floats(min_value=1e-6, max_value=1e12)
+ANYTHING = st.none() | st.floats(allow_nan=False, allow_infinity=False, min_value=0)
+COUNTS = st.none() | st.integers(min_value=0, max_value=1 << 70)
+
+
+@st.composite
+def runs(draw: st.DrawFn, nodes: int) -> SideRun:
+    """A run that says anything that is a number, or nothing."""
+    names = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
+    mean = draw(st.none() | st.builds(WorkerSplit, rank=st.just(-1), step_ms=ANYTHING.map(lambda value: value or 0.0)))
+    if mean is not None:
+        mean = msgspec.structs.replace(mean, **{name: draw(ANYTHING) for name in names})
+    late = draw(st.lists(st.floats(min_value=0, max_value=1e300), max_size=2))
+    steps_ms = draw(POSITIVE)
+    summary = summary_of(
+        draw(POSITIVE),
+        steps_ms,
+        steady_steps=draw(st.integers(min_value=0, max_value=1 << 40)),
+        tokens_per_s=draw(ANYTHING),
+        split=StepSplit(mean=mean),
+        stragglers=tuple(Straggler(node="n1", ranks=(0,), late_ms=late_ms, share=0.1) for late_ms in late),
+        comm=Comm(bytes_per_step=BytesPerStep(card=draw(ANYTHING))),
+        bottleneck=draw(st.none() | st.just(Bottleneck(kind="network"))),
+        dataset_samples=draw(COUNTS),
+        nodes=(node_use(cpu_busy_percent=draw(ANYTHING), job_cores=draw(ANYTHING), throttled_share=draw(ANYTHING)),),
+    )
+    spread = Spread(median=steps_ms, p95=steps_ms, cv=draw(st.floats(min_value=0, max_value=1e300)))
+    settings = Settings(per_device_batch=draw(COUNTS), accumulation=draw(COUNTS), strategy=draw(st.none() | st.text()))
+    workload = Workload(settings=settings, whole=FullRun(steps=draw(COUNTS), epochs=draw(ANYTHING)))
+    return SideRun(
+        summary=msgspec.structs.replace(summary, step_time_ms=spread),
+        node_names=tuple(f"n{number}" for number in range(1, nodes + 1)),
+        workers=tuple(draw(st.integers(min_value=1, max_value=8)) for _ in range(nodes)),
+        workload=draw(st.none() | st.just(workload)),
+        prices=tuple(draw(ANYTHING) for _ in range(nodes)),
+        cores=(draw(COUNTS),),
+        link_gbit_per_s=draw(ANYTHING),
+    )
+
+
+@given(data=st.data(), mode=st.sampled_from(MODES), repeats=st.integers(1, 2))
+def test_any_figures_make_a_contrast_that_can_be_kept(data: st.DataObject, mode: str, repeats: int) -> None:
+    further = data.draw(st.sampled_from([[], [("each-node", 1), ("point", 3)]]))
+    roles = [("baseline", 1), ("candidate", 2), *further]
+    sides = [make_side(role, [data.draw(runs(nodes)) for _ in range(repeats)]) for role, nodes in roles]
+    contrast = with_words(compare(sides, **terms(mode)))
+    assert contrast.speedup.value * contrast.baseline.samples_per_s.value == pytest.approx(
+        contrast.candidate.samples_per_s.value
+    )
+    for figure in (contrast.speedup, *(one.whole_s for one in (contrast.baseline, contrast.candidate) if one.whole_s)):
+        assert figure.low <= figure.value * (1 + 1e-12)
+        assert figure.value <= figure.high * (1 + 1e-12)
+    assert contrast.verdict.endswith(".")
+    assert screen_text(contrast_parts(contrast))
+    assert len(contrast.reasons) <= 3
+    assert all(map(math.isfinite, numbers(msgspec.to_builtins(contrast))))
+    assert msgspec.json.decode(msgspec.json.encode(contrast), type=Contrast) == contrast
+
+
+def numbers(document: Any) -> list[float]:
+    """Every number of a document."""
+    if isinstance(document, dict):
+        return [number for value in document.values() for number in numbers(value)]
+    if isinstance(document, list | tuple):
+        return [number for value in document for number in numbers(value)]
+    return [document] if isinstance(document, int | float) else []

@@ -1,0 +1,155 @@
+"""The screens of contrast, compare, predict and advise, whole, at 80 and 160 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from multinode.contrast.judge import compare
+from multinode.contrast.screen import contrast_parts
+from multinode.contrast.words import with_words
+from multinode.predict.advice import Recommendations, Tried
+from multinode.predict.advice_screen import advice_parts
+from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
+from multinode.predict.screen import forecast_parts
+from multinode.predict.words import with_words as forecast_with_words
+from multinode.render.screen import Part, screen_text
+from tests.contrast.contrasts import CONTRAST, CURVE, outlook
+from tests.contrast.made_up_sides import side_of, split_of
+from tests.contrast.test_words import CASES
+from tests.golden import Golden
+from tests.predict.test_sheets import EVIDENCE
+
+MORE = "multinode show 20260104-cc --details"
+NEXT = "multinode advise 20260104-cc --try 2 --hosts lab"
+HOSTILE = "\x1b[2J[bold]\u202e"
+
+COMPARED = with_words(
+    compare(
+        [
+            side_of("baseline", 100.0, split=split_of(40.0), run_ids=("20260104-101500-abcd",)),
+            side_of("candidate", 78.4, 2, split=split_of(102.0, 61.0), run_ids=("20260105-101500-dcba",)),
+        ],
+        mode="compare",
+        why="run b against run a",
+        job="sft.yaml",
+        rule="all but the first 5",
+    )
+)
+UNKNOWN = msgspec.structs.replace(
+    CONTRAST,
+    baseline=msgspec.structs.replace(CONTRAST.baseline, split=None, exposed_ms=None, settings=None),
+    candidate=msgspec.structs.replace(CONTRAST.candidate, split=None, exposed_ms=None, settings=None),
+    forecast=None,
+    forecast_reason="no nccl-test of these nodes is stored",
+    advice=(),
+    differences=tuple(f"package-{number} differs" for number in range(5)),
+)
+
+BATCH = msgspec.structs.replace(
+    CONTRAST.advice[2], name="per-device batch 64", memory_gib=30.0, fits=False, gain=3.1, interval=(2.9, 3.3)
+)
+SLOWER = msgspec.structs.replace(BATCH, name="3 nodes", fits=None, gain=0.9, interval=(0.85, 0.95))
+assert CONTRAST.forecast is not None
+RECOMMENDATIONS = Recommendations(
+    runs=("20260104-cc-baseline-1",),
+    sources=("2 nodes: run 20260104-cc-candidate-1",),
+    today=outlook(0.1, 2),
+    measured_samples_per_s=2.98,
+    advice=(*(msgspec.structs.replace(one, tried=None) for one in CONTRAST.advice), SLOWER, BATCH),
+    notes=("the link's rate is that of its NIC",),
+    back_test=CONTRAST.forecast.back_test,
+    job="configs/tiny sft.yaml",
+    hosts="my nodes.txt",
+)
+FAILED = Tried(run_id="20260104-ee", reason="box2: out of memory")
+TRIED = msgspec.structs.replace(
+    RECOMMENDATIONS,
+    advice=(*CONTRAST.advice[:2], msgspec.structs.replace(CONTRAST.advice[2], tried=FAILED)),
+    today_tried=Tried(run_id="20260104-ff", samples_per_s=2.95),
+)
+USELESS = msgspec.structs.replace(RECOMMENDATIONS, advice=(SLOWER, BATCH), back_test=None)
+
+
+# Measured to be slower than the one node beside it.
+SLOW = {
+    "today": msgspec.structs.replace(
+        outlook(0.1, 2), speedup=0.12, speedup_interval=(0.11, 0.13), workers_per_node=1, samples_per_s=2.98
+    ),
+    "one_node": msgspec.structs.replace(outlook(None, 1, 2), measured=True),
+    "job": "configs/tiny sft.yaml",
+    "hosts": "lab",
+}
+
+
+def predicted(**asked: object) -> Forecast:
+    return forecast_with_words(make_forecast(EVIDENCE, msgspec.convert(asked, ForecastRequest)))
+
+
+def advised(recommendations: Recommendations, count: int = 3, *, details: bool = False) -> Iterable[Part]:
+    advice = recommendations.advice if details else recommendations.advice[:count]
+    return advice_parts(recommendations, advice, details=details, more="" if details else MORE, next_command=NEXT)
+
+
+SCREENS = {
+    "contrast": contrast_parts(CONTRAST, more=MORE, next_command=NEXT),
+    "contrast-curve": contrast_parts(CURVE, more=MORE, next_command="multinode report 20260104-cc"),
+    "contrast-details": contrast_parts(CONTRAST, details=True),
+    "contrast-noise": contrast_parts(CASES["same workers, noise"]),
+    "contrast-slow-node": contrast_parts(CASES["slow node, by its waits"]),
+    "contrast-unknown": contrast_parts(UNKNOWN, more=MORE),
+    "compare": contrast_parts(COMPARED, more="multinode compare 20260104 20260105 --details"),
+    "advise": advised(RECOMMENDATIONS),
+    "advise-details": advised(RECOMMENDATIONS, details=True),
+    "advise-nothing": advised(USELESS),
+    "advise-tried": advised(TRIED),
+    "predict": forecast_parts(predicted(), more="multinode predict --details", next_command="multinode advise"),
+    "predict-details": forecast_parts(predicted(links=(0.1, 1.0), accumulations=(1, 4)), details=True),
+    "predict-many": forecast_parts(predicted(links=(0.1, 1.0), accumulations=tuple(range(1, 21)))),
+    "predict-one": forecast_parts(predicted(links=(10.0,))),
+    "predict-slow": forecast_parts(msgspec.structs.replace(predicted(links=(0.8,)), **SLOW)),
+}
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_screen_is_the_golden_one(name: str, golden: Golden) -> None:
+    golden.check_screen(name, SCREENS[name])
+
+
+def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
+    one_node, accumulation, half = CONTRAST.advice
+    asked = (msgspec.structs.replace(accumulation, measured=True), msgspec.structs.replace(half, fits=False), one_node)
+    text = screen_text(contrast_parts(msgspec.structs.replace(CONTRAST, advice=asked)))
+    assert not any(one.name in text for one in asked), "one node is the baseline, which was measured"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        contrast_parts(
+            msgspec.structs.replace(
+                CONTRAST,
+                verdict=HOSTILE,
+                rule=HOSTILE,
+                differences=(HOSTILE,),
+                reasons=(HOSTILE,),
+                advice=(msgspec.structs.replace(CONTRAST.advice[1], name=HOSTILE, why=HOSTILE),),
+            ),
+            details=True,
+        ),
+        advised(
+            msgspec.structs.replace(
+                RECOMMENDATIONS,
+                advice=(msgspec.structs.replace(BATCH, name=HOSTILE, why=HOSTILE, meaning=HOSTILE, command=HOSTILE),),
+            ),
+            details=True,
+        ),
+        forecast_parts(msgspec.structs.replace(predicted(), notes=(HOSTILE,), sources=(HOSTILE,)), details=True),
+    ],
+)
+def test_nothing_that_a_record_holds_moves_the_cursor_or_is_taken_for_markup(parts: Iterable[Part]) -> None:
+    text = screen_text(parts)
+    assert "\x1b" not in text
+    assert "?[2J[bold]?" in text

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from multinode.contrast.side import make_side
+from multinode.errors import UsageError
+from multinode.job.workload import Settings, Workload
+from multinode.profile.summary import Summary
+from multinode.stats.estimate import Estimate, of_repeats
+from tests.contrast.made_up_sides import run_of, split_summary, summary_of, traffic
+
+
+def test_repeats_give_their_mean_and_what_they_leave_open() -> None:
+    runs = [run_of(summary_of(rate, step_ms)) for rate, step_ms in ((24.0, 166.0), (20.0, 200.0), (25.0, 160.0))]
+    side = make_side("baseline", runs)
+    assert side.samples_per_s == of_repeats([24.0, 20.0, 25.0])
+    assert side.step_time_ms == of_repeats([166.0, 200.0, 160.0])
+    assert side.steady_steps == 75
+    assert side.run_ids == ("r", "r", "r")
+
+
+def test_one_repeat_has_the_intervals_of_its_own_steps() -> None:
+    intervals = {"samples_per_s": (97.0, 102.0), "step_time_ms": (165.0, 170.0), "tgs": (1490.0, 1520.0)}
+    side = make_side("baseline", [run_of(summary_of(100.0, tgs=1500.0, intervals=intervals))])
+    assert side.samples_per_s == Estimate(value=100.0, low=97.0, high=102.0)
+    assert side.step_time_ms == Estimate(value=166.0, low=165.0, high=170.0)
+    assert side.tgs == Estimate(value=1500.0, low=1490.0, high=1520.0)
+
+
+def test_a_summary_of_an_earlier_release_has_no_intervals_and_the_scatter_of_its_steps_counts() -> None:
+    side = make_side("baseline", [run_of(summary_of(100.0))])  # cv 0.1 over 25 steps; t is 2.06
+    assert side.samples_per_s.high == pytest.approx(100 * math.exp(2.06 * 0.1 / 5))
+    assert side.step_time_ms.low == pytest.approx(166 / math.exp(2.06 * 0.1 / 5))
+
+
+@pytest.mark.parametrize("interval", [(-1.0, 102.0), (97.0, float("inf")), (103.0, 97.0)])
+def test_an_interval_that_cannot_be_is_none(interval: tuple[float, float]) -> None:
+    told = make_side("baseline", [run_of(summary_of(100.0, intervals={"samples_per_s": interval}))])
+    assert told.samples_per_s == make_side("baseline", [run_of(summary_of(100.0))]).samples_per_s
+
+
+def test_the_global_batch_is_of_all_workers_and_unknown_without_settings() -> None:
+    assert make_side("candidate", [run_of(nodes=2)]).global_batch == 2 * 4
+    unknown = make_side("candidate", [run_of(nodes=2, workload=None)])
+    assert (unknown.global_batch, unknown.settings) == (None, None)
+    assert "did not keep" in unknown.missing["global_batch"]
+    partly = make_side("baseline", [run_of(workload=Workload(settings=Settings(model="m")))])
+    assert (partly.global_batch, partly.missing["global_batch"][:20]) == (None, "the per-device batch")
+
+
+def test_exposed_communication_has_the_interval_of_the_repeats() -> None:
+    side = make_side("candidate", [run_of(split_summary(20.0)), run_of(split_summary(40.0))])
+    assert side.exposed_ms == of_repeats([20.0, 40.0])
+    assert (side.late_ms, side.stragglers) == (0.0, ())
+
+
+def test_tokens_stand_where_every_repeat_counted_them() -> None:
+    counted = [run_of(summary_of(tokens_per_s=tokens, tgs=tokens / 2)) for tokens in (3000.0, 3200.0)]
+    side = make_side("baseline", counted)
+    assert side.tokens_per_s is not None
+    assert side.tokens_per_s.value == pytest.approx(3100.0)
+    unknown = make_side("baseline", [*counted, run_of(summary_of(missing={"tokens_per_s": "no tokenizer"}))])
+    assert unknown.tokens_per_s is None
+    assert unknown.missing["tokens_per_s"] == "no tokenizer"
+
+
+@pytest.mark.parametrize(("prices", "price"), [((1.5, 2.5), 4.0), ((1.5, None), None), ((), None)])
+def test_a_side_has_a_price_where_all_its_nodes_have_one(prices: tuple[float | None, ...], price: float | None) -> None:
+    summary = summary_of(tokens_per_s=2000.0)
+    side = make_side("candidate", [run_of(summary, nodes=2, prices=prices)])
+    assert side.price_per_hour == price
+    if price is None:
+        assert "price=" in side.missing["price_per_hour"]
+        assert side.cost_per_million_tokens is None
+    else:
+        assert side.cost_per_million_tokens == pytest.approx(4.0 / (2000 * 3600) * 1e6)
+
+
+def test_bytes_and_link_are_those_of_the_last_repeat() -> None:
+    runs = [run_of(summary_of(comm=traffic(size)), nodes=2, link_gbit_per_s=0.1) for size in (1e6, 2e6)]
+    side = make_side("candidate", runs)
+    assert (side.bytes_per_step.card, side.link_gbit_per_s) == (2e6, 0.1)
+
+
+def test_a_run_without_samples_cannot_be_compared_and_says_why() -> None:
+    nothing = Summary(
+        run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"}
+    )
+    with pytest.raises(UsageError, match="run r has no samples/s to compare: no worker recorded a step"):
+        make_side("baseline", [run_of(), run_of(nothing)])
+
+
+@pytest.mark.parametrize(("rate", "step_ms"), [(0.0, 1.0), (1e300, 1.0), (1.0, 0.0), (1.0, 1e300)])
+def test_a_run_that_tells_what_cannot_be_is_refused(rate: float, step_ms: float) -> None:
+    with pytest.raises(UsageError, match="are implausible"):
+        make_side("baseline", [run_of(summary_of(rate, step_ms))])
+
+
+def test_what_is_none_has_a_reason() -> None:
+    side = make_side("baseline", [run_of(workload=None)])
+    later = {"whole_s", "whole_cost", "link_gbit_per_s", "dataset_samples"}
+    unknown = {field for field in side.__struct_fields__ if getattr(side, field) is None} - later
+    assert unknown <= set(side.missing)
+    assert msgspec.json.decode(msgspec.json.encode(side), type=type(side)) == side

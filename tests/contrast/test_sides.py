@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.contrast.measure import ContrastRequest, Sides, interleaved, plan_sides
+from multinode.errors import UsageError
+
+TWO = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
+FOUR = Cluster(nodes=tuple(Node(name=name) for name in "abcd"), source="hosts")
+
+
+def layouts(sides: Sides) -> list[tuple[str, str, int]]:
+    """Of each side its label, its nodes and the workers on each."""
+    return [(side.label, "".join(node.name for node in side.cluster.nodes), side.workers) for side in sides.sides]
+
+
+def plan(slots: Sequence[int], **wish: object) -> Sides:
+    cluster = TWO if len(slots) == len(TWO.nodes) else FOUR
+    return plan_sides(cluster, slots, ContrastRequest(**wish))  # type: ignore[arg-type]  # names and values are the tests' own
+
+
+def test_node_0_holds_the_workers_of_all_nodes() -> None:
+    sides = plan([2, 2])
+    assert sides.mode == "same-workers"
+    assert sides.why == "node 0 has 2 slots, enough for the workers of all 2 nodes"
+    assert layouts(sides) == [("baseline", "a", 2), ("candidate", "ab", 1)]
+    assert [side.role for side in sides.sides] == ["baseline", "candidate"]
+
+
+def test_three_slots_and_two_nodes_give_one_worker_each() -> None:
+    assert layouts(plan([3, 3])) == [("baseline", "a", 2), ("candidate", "ab", 1)]
+
+
+def test_the_smallest_node_bounds_the_workers_of_each() -> None:
+    assert layouts(plan([8, 1])) == [("baseline", "a", 2), ("candidate", "ab", 1)]
+
+
+def test_one_slot_is_too_few_and_it_scales_out_and_says_why() -> None:
+    sides = plan([1, 1])
+    assert (sides.mode, layouts(sides)) == ("scale-out", [("baseline", "a", 1), ("candidate", "ab", 1)])
+    assert sides.why == "node 0 has slots=1, too few for 1 worker of each of the 2 nodes"
+
+
+def test_scale_out_can_be_asked_for() -> None:
+    sides = plan([2, 2], mode="scale-out")
+    assert (sides.mode, layouts(sides)) == ("scale-out", [("baseline", "a", 2), ("candidate", "ab", 2)])
+    assert sides.why == "asked for with --mode"
+
+
+def test_the_published_case_names_node_0s_gpus() -> None:
+    sides = plan([2, 2], baseline_gpus=(1, 2, 3, 5))
+    assert (sides.mode, layouts(sides)) == ("same-workers", [("baseline", "a", 4), ("candidate", "ab", 2)])
+    assert sides.baseline.cluster.nodes[0].gpus == (1, 2, 3, 5)
+    assert sides.candidate.cluster == TWO
+
+
+def test_a_scaling_curve_has_a_point_for_each_number_of_nodes() -> None:
+    sides = plan([1, 1, 1, 1], counts=(4, 1, 2))
+    assert layouts(sides) == [("baseline", "a", 1), ("candidate", "abcd", 1), ("2-nodes", "ab", 1)]
+    assert [side.role for side in sides.sides] == ["baseline", "candidate", "point"]
+
+
+def test_a_curve_with_the_same_workers_spreads_them_evenly_over_each_number_of_nodes() -> None:
+    assert layouts(plan([4, 4, 4, 4], counts=(1, 2, 4))) == [
+        ("baseline", "a", 4),
+        ("candidate", "abcd", 1),
+        ("2-nodes", "ab", 2),
+    ]
+
+
+def test_a_number_alone_is_held_against_one_node() -> None:
+    assert layouts(plan([1, 1, 1, 1], counts=(2,))) == [("baseline", "a", 1), ("candidate", "ab", 1)]
+
+
+def test_the_fewest_nodes_may_be_more_than_one() -> None:
+    assert layouts(plan([1, 1, 1, 1], counts=(2, 4))) == [("baseline", "ab", 1), ("candidate", "abcd", 1)]
+
+
+def test_with_a_fixed_global_batch_one_node_makes_the_micro_batches_of_all() -> None:
+    sides = plan([2, 2], mode="fixed-global-batch", accumulation=3)
+    assert layouts(sides) == [("baseline", "a", 2), ("candidate", "ab", 2)]
+    assert [side.accumulation for side in sides.sides] == [6, 3]
+
+
+def test_each_node_is_measured_alone_as_the_baseline_is() -> None:
+    sides = plan([2, 2, 2, 2], mode="scale-out", each_node=True)
+    assert layouts(sides)[2:] == [("alone-1", "b", 2), ("alone-2", "c", 2), ("alone-3", "d", 2)]
+    assert {side.role for side in sides.sides[2:]} == {"each-node"}
+
+
+def test_nodes_beyond_the_candidates_are_not_measured_alone() -> None:
+    sides = plan([2, 2, 1, 1], mode="scale-out", counts=(1, 2), each_node=True)
+    assert [nodes for _, nodes, _ in layouts(sides)] == ["a", "ab", "b"]
+
+
+def test_where_no_side_is_one_node_every_node_is_measured_alone() -> None:
+    sides = plan([1, 1, 1, 1], counts=(2, 4), each_node=True)
+    assert [nodes for _, nodes, _ in layouts(sides)[2:]] == ["a", "b", "c", "d"]
+
+
+def test_repeats_are_measured_forwards_and_backwards() -> None:
+    order = interleaved(plan([2, 2]).sides, 3)
+    assert [(turn, side.label) for turn, side in order] == [
+        (1, "baseline"),
+        (1, "candidate"),
+        (2, "candidate"),
+        (2, "baseline"),
+        (3, "baseline"),
+        (3, "candidate"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slots", "wish", "said"),
+    [
+        ([1, 1], {"mode": "same-workers"}, "too few for 1 worker"),
+        ([2, 2], {"baseline_gpus": (0, 1, 2)}, "names 3 GPUs, and all nodes have 4 workers"),
+        ([2, 2], {"counts": (1, 3)}, "--nodes 1,3: hosts has 2 nodes"),
+        ([2, 2], {"counts": (0, 2)}, "--nodes 0,2"),
+        ([2, 2], {"counts": (1,)}, "--nodes 1 is one node"),
+        ([2, 2], {"mode": "scale-out", "baseline_gpus": (0, 1, 2, 3)}, "--mode scale-out fills every node"),
+        ([2, 2], {"baseline_gpus": (1, 1, 2, 2)}, "names a GPU twice"),
+        ([4, 4, 4, 4], {"mode": "same-workers", "counts": (1, 2, 3)}, "divides among 1, 2 and 3 nodes"),
+        ([2, 2], {"mode": "fixed-global-batch"}, "the global batch of a script is not known"),
+        ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}, "4 micro-batches per step do not divide among 3"),
+        ([8, 1], {"mode": "scale-out", "each_node": True}, "each node alone needs 8 workers"),
+    ],
+)
+def test_what_cannot_be_contrasted(slots: list[int], wish: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        plan(slots, **wish)
+
+
+def test_one_node_cannot_be_contrasted() -> None:
+    with pytest.raises(UsageError, match="needs two nodes or more"):
+        plan_sides(TWO.first(1), [2], ContrastRequest())
+
+
+@given(
+    slots=st.lists(st.integers(1, 8), min_size=4, max_size=4),
+    counts=st.sets(st.integers(1, 4), min_size=2).map(tuple),
+    mode=st.sampled_from([None, "scale-out"]),
+)
+def test_no_side_has_more_workers_than_slots_and_the_same_workers_are_the_same(
+    slots: list[int], counts: tuple[int, ...], mode: str | None
+) -> None:
+    sides = plan(slots, counts=counts, mode=mode)
+    totals = {len(side.cluster.nodes) * side.workers for side in sides.sides}
+    assert all(1 <= side.workers <= min(slots[: len(side.cluster.nodes)]) for side in sides.sides)
+    assert sides.mode == "scale-out" or len(totals) == 1

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from multinode.diagnose.failure import Evidence
+from multinode.diagnose.failure_kinds import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
+from multinode.records.progress import NodeProgress
+from multinode.records.run import Failure, NodeRun
+from multinode.records.samples import NicSample, StepSample
+from tests.launch.scripted import HELLO, RUNNING, Execution, Talk
+
+from .test_failure import ended, find
+
+# What torch 2.13's torchrun prints when one of its workers was killed; two lines of a traceback left out.
+REPORT = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+==========================================================
+train.py FAILED
+----------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+----------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_08:00:00
+  host      : node1
+  rank      : 3 (local_rank: 1)
+  exitcode  : {code} (pid: 4711)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 4711
+==========================================================
+"""
+
+# What comes before it: the worker's own words, and torchrun's first one.
+SPOKEN = """\
+step 3 of 10: loss 0.5
+error: the data set has no samples
+E1122 15:40:00.123000 4710 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) \
+local_rank: 1 (pid: 4711) of binary: /usr/bin/python
+Traceback (most recent call last):
+"""
+
+# What DeepSpeed 0.19's launcher prints on the second of two nodes with two workers each; four lines left out.
+DEEPSPEED_REPORT = """\
+[2026-11-21 22:45:33,204] [INFO] [launch.py:158:main] nnodes=2, num_local_procs=2, node_rank=1
+[2026-11-21 22:45:33,204] [INFO] [launch.py:170:main] dist_world_size=4
+[2026-11-21 22:45:34,214] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 16474
+[2026-11-21 22:45:34,226] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python', '-u', 'die.py', \
+'--local_rank=1', 'a'] exits with return code = {code}
+"""
+
+# Texts as their authors print them: torch 2.5 and later, torch 2.0, ROCm, cuBLAS, NCCL 2.20 through torch.
+GPU_MEMORY = [
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.39 GiB. GPU 1 has a total capacity of 79.32 GiB",
+    "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 978.00 MiB (GPU 0; 4.00 GiB total capacity)",
+    "OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB",
+    "RuntimeError: CUDA error: out of memory",
+    "RuntimeError: CUDA driver error: out of memory",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "DistBackendError: NCCL error in: NCCLUtils.hpp, unhandled cuda error, Last error: Cuda failure 2 'out of memory'",
+    "ins-7:301:301 [0] enqueue.cc:1085 NCCL WARN Cuda failure 'out of memory'",
+]
+# Seen under `ulimit -v` with torch 2.13 and numpy 2.
+NODE_MEMORY = [
+    "MemoryError",
+    "MemoryError: Unable to allocate 74.5 GiB for an array with shape (10000000000,) and data type float64",
+    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
+    "OSError: [Errno 12] Cannot allocate memory",
+    "RuntimeError: std::bad_alloc",
+]
+
+
+def failure(message: str = "the job ended with exit code 1", log: str = "", signal: str | None = None) -> Failure:
+    return Failure(node="node1", node_rank=1, message=message, log_tail=log, signal=signal)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("rank 0 raised OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "out_of_gpu_memory"),
+        ("rank 0 raised MemoryError", "out_of_memory"),
+        ("rank 1 raised OSError: [Errno 28] No space left on device", "disk_full"),
+        ("rank 0 raised ModuleNotFoundError: No module named 'flash_attn'", "missing_module"),
+        ("rank 0 raised FileNotFoundError: [Errno 2] No such file or directory: '/m'", "missing_file"),
+        ("rank 0 raised OSError: /m is not a local folder and is not a valid model identifier", "missing_file"),
+        ("rank 0 raised DistBackendError: Mismatched NCCL version detected", "version_mismatch"),
+        ("rank 2 raised DistStoreError: wait timeout after 300000ms, keys: /default_pg/0", "timeout"),
+        ("rank 2 raised RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer", "connection"),
+        ("ConnectionError: Tried to launch distributed communication on port `29500`, but another", "connection"),
+    ],
+)
+def test_a_failure_is_told_by_kind_with_what_mends_it(text: str, kind: str) -> None:
+    for found in (classify(failure(text)), classify(failure(log=f"much else\n{text}\n"))):
+        assert found.kind == kind
+        assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [*[(text, "out_of_gpu_memory") for text in GPU_MEMORY], *[(text, "out_of_memory") for text in NODE_MEMORY]],
+)
+def test_memory_of_the_gpu_is_told_from_memory_of_the_node(text: str, kind: str) -> None:
+    for found in (classify(failure(f"rank 0 raised {text}")), classify(failure(log=f"Traceback\n{text}\n"))):
+        assert found.kind == kind
+        assert ("nvidia-smi" in str(found.hint)) == (kind == "out_of_gpu_memory")
+
+
+@pytest.mark.parametrize(
+    ("message", "log"),
+    [
+        ("rank 0 raised RuntimeError: DataLoader worker (pid 2637) is killed by signal: Killed.", ""),
+        ("the job ended with exit code 137", "train.sh: line 3: 4711 Killed  python train.py"),
+        ("the job ended with exit code 247", ""),
+    ],
+)
+def test_a_death_that_only_words_tell_is_for_lack_of_memory_where_the_kernel_has_killed(message: str, log: str) -> None:
+    node = NodeRun(name="node1", node_rank=1, oom_kills=1)
+    assert classify(failure(message, log), node).kind == "out_of_memory"
+    assert classify(failure(message, log)).kind == "killed"
+
+
+def test_a_kill_on_the_node_does_not_make_another_error_one_of_memory() -> None:
+    node = NodeRun(name="node1", node_rank=1, oom_kills=1)
+    assert classify(failure("rank 0 raised ValueError: labels must be integers"), node).kind is None
+    assert classify(failure("rank 0 raised OutOfMemoryError: CUDA out of memory."), node).kind == "out_of_gpu_memory"
+    assert classify(failure("rank 3 was ended by SIGTERM", signal="SIGTERM"), node).kind == "killed"
+
+
+def test_an_error_that_is_none_of_these_stays_without_a_kind() -> None:
+    found = classify(failure("rank 0 raised ValueError: labels must be integers"))
+    assert (found.kind, found.hint) == (None, None)
+
+
+def test_the_sentence_counts_for_more_than_the_log() -> None:
+    assert classify(failure("rank 0 raised MemoryError", log="NCCL INFO Connection closed")).kind == "out_of_memory"
+
+
+def test_a_kill_for_lack_of_memory_is_told_from_one_by_somebody() -> None:
+    killed = failure("rank 3 was ended by SIGKILL", signal="SIGKILL")
+    node = NodeRun(name="node1", node_rank=1, oom_kills=0)
+    assert classify(killed).kind == classify(killed, node).kind == "killed"
+    starved = classify(killed, NodeRun(name="node1", node_rank=1, oom_kills=1))
+    assert (starved.kind, "dmesg" in str(starved.hint)) == ("out_of_memory", True)
+    assert classify(failure(signal="SIGSEGV")).kind == "crashed"
+    assert "/dev/shm" in str(classify(failure(signal="SIGBUS")).hint)
+
+
+def test_a_full_disk_is_told_although_the_job_could_write_nothing_of_it() -> None:
+    full = NodeRun(name="node1", node_rank=1, disk_free_bytes=4096)
+    assert classify(failure(), full).kind == "disk_full"
+    assert classify(failure(), NodeRun(name="node1", node_rank=1, disk_free_bytes=1 << 30)).kind is None
+    assert classify(failure("rank 0 raised MemoryError"), full).kind == "out_of_memory"
+
+
+def test_a_hint_that_is_there_is_kept() -> None:
+    found = Failure(node="n", node_rank=0, message="FileNotFoundError", hint="rsync it")
+    assert classify(found).hint == "rsync it"
+
+
+def test_torchruns_report_names_the_worker_that_died_first() -> None:
+    assert find_worker_death(REPORT.format(code=-9)) == WorkerDeath(rank=3, signal="SIGKILL")
+    assert find_worker_death("x\n" * 1000 + REPORT.format(code=17)) == WorkerDeath(rank=3, exit_code=17)
+    assert find_worker_death(REPORT.format(code=-40)) == WorkerDeath(rank=3, signal="signal 40")
+    assert find_worker_death("rank : 3 exitcode : 1") is None
+
+
+def test_deepspeeds_launcher_names_the_worker_by_its_local_rank() -> None:
+    assert find_worker_death(DEEPSPEED_REPORT.format(code=-9)) == WorkerDeath(rank=3, signal="SIGKILL")
+    assert find_worker_death(DEEPSPEED_REPORT.format(code=1)) == WorkerDeath(rank=3, exit_code=1)
+    late = DEEPSPEED_REPORT.format(code=-9).partition("\n")[2]
+    assert find_worker_death(late) == WorkerDeath(signal="SIGKILL")
+
+
+@pytest.mark.parametrize("report", [REPORT, DEEPSPEED_REPORT])
+def test_of_two_nodes_the_one_whose_worker_the_kernel_killed_is_to_blame(report: str) -> None:
+    found = find(
+        Evidence(run=ended(0, exit_code=1, ended_s=10.0), log="Connection closed by peer"),
+        Evidence(run=ended(1, exit_code=247, ended_s=9.0, oom_kills=1), log=report.format(code=-9)),
+    )
+    assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "out_of_memory")
+    assert "the control group" in str(found.cause)
+
+
+def test_a_killed_worker_is_the_first_failure_with_its_rank_and_signal() -> None:
+    found = find(
+        Evidence(run=ended(0, exit_code=1, ended_s=10.0), log="Connection closed by peer"),
+        Evidence(run=ended(1, exit_code=1, ended_s=11.0), log=REPORT.format(code=-9)),
+    )
+    assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "killed")
+    assert found.message == "rank 3 was ended by SIGKILL"
+
+
+def test_what_a_worker_said_before_it_ended_is_shown_and_not_what_torchrun_says_of_it() -> None:
+    run = ended(1, exit_code=1, ended_s=10.0)
+    frames = '  File "run.py", line 1, in main\n' * 30
+    for before in ("", f"{SPOKEN}{frames}{REPORT.format(code=1)}"):
+        found = find(Evidence(run=run, log=f"{before}{SPOKEN}{frames}{REPORT.format(code=1)}"))
+        assert (found.message, found.rank) == ("rank 3 ended with exit code 1", 3)
+        assert found.log_tail.splitlines()[-2:] == ["step 3 of 10: loss 0.5", "error: the data set has no samples"]
+    silent = find(Evidence(run=run, log=SPOKEN[SPOKEN.index("E1122") :] + REPORT.format(code=1)))
+    assert "ChildFailedError" in silent.log_tail
+
+
+NODE = NodeProgress(name="node0", node_rank=0, ranks=(0, 1), ifname="eth0", link_gbit_per_s=1.0)
+STEPPED = replace(NODE, step=3)
+TIMEOUT = Failure(node="node0", node_rank=0, message="timed out", kind="timeout", hint="multinode check")
+WATCHDOG = (
+    "[rank3]:[E1122 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(Seq=7, "
+    "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+)
+ABORT_REPORT = (
+    "Root Cause (first observed failure):\n[0]:\n  rank : 3 (local_rank: 1)\n  exitcode : -6 (pid: 7)\n"
+    "  traceback : Signal 6 (SIGABRT) received by PID 7\n"
+)
+
+
+def nic(second: float, sent_gbit: float, *, ifname: str = "eth0") -> NicSample:
+    """A reading of a card that has sent so much by then."""
+    return NicSample(
+        time_s=second, mono_ns=int(second * 1e9), ifname=ifname, rx_bytes=0, tx_bytes=int(sent_gbit * 1e9 / 8)
+    )
+
+
+def test_a_worker_that_nccls_watchdog_aborted_is_a_timeout_and_says_of_what() -> None:
+    log = WATCHDOG + "frame\n" * 60 + ABORT_REPORT
+    failure = find(Evidence(run=ended(0, exit_code=1), log=log))
+    assert (failure.kind, failure.rank) == ("timeout", 3)
+    assert failure.message == "rank 3 was ended by SIGABRT: the collective timed out: allreduce took longer than 600 s"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "share", "told", "untold"),
+    [
+        ((STEPPED,), 0.3, ("multinode check",), ("ddp_timeout",)),
+        ((NODE, NODE), None, ("no worker had finished a step:", "tokenized_path", "multinode check"), ("link",)),
+        ((NODE, STEPPED), None, ("multinode check",), ("tokenized_path",)),
+        ((STEPPED,), 0.97, ("the link of node0 was 97% in use", "multinode check"), ("tokenized_path",)),
+        ((NODE,), 1.3, ("tokenized_path", "was 100% in use"), ()),
+        ((replace(NODE, stage="tokenisation 45%"),), None, ("(node0: tokenisation 45%)",), ()),
+    ],
+)
+def test_the_hint_names_what_the_figures_tell_of(
+    nodes: tuple[NodeProgress, ...], share: float | None, told: tuple[str, ...], untold: tuple[str, ...]
+) -> None:
+    hint = str(explain_timeout(TIMEOUT, nodes, {"node0": share, "node1": None}).hint)
+    assert all(words in hint for words in told)
+    assert not any(words in hint for words in untold)
+
+
+def test_any_other_failure_keeps_its_hint() -> None:
+    other = replace(TIMEOUT, kind="disk_full")
+    assert explain_timeout(other, (NODE,), {"node0": 1.0}) == other
+
+
+@pytest.mark.parametrize(
+    ("samples", "share"),
+    [
+        ([nic(100 + s, 0.9 * s) for s in range(11)], 0.9),
+        # Before the minute, after the failure, of another card, of a kind of its own: none of it counts.
+        ([nic(10, 0), *(nic(100 + s, 50 + 0.5 * s) for s in range(11)), nic(111, 500), nic(105, 900, ifname="x")], 0.5),
+        ([StepSample(rank=0, step=1, time_s=105, mono_ns=1)], None),
+        ([nic(108, 0), nic(109, 1)], None),
+        ([nic(100, 9), nic(110, 1)], None),
+        ([], None),
+    ],
+)
+def test_the_share_is_of_the_minute_before(samples: list[NicSample | StepSample], share: float | None) -> None:
+    found = link_share(samples, NODE, 110.0)
+    assert found == (pytest.approx(share) if share is not None else None)
+    assert link_share(samples, replace(NODE, link_gbit_per_s=None), 110.0) is None
+
+
+def test_a_run_whose_collective_times_out_before_its_first_step_says_so(tmp_path: Path) -> None:
+    def play(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        if talk.node.name == "a":
+            talk.chunk("log", 0, b"Running tokenizer on dataset:  45%|##\n" + (WATCHDOG + ABORT_REPORT).encode())
+            talk.end(exit_code=1)
+        else:
+            talk.stop()
+
+    failure = Execution(tmp_path, "a", "b").run(play).first_failure
+    assert failure is not None
+    assert failure.kind == "timeout"
+    assert "(a: tokenisation 45%)" in str(failure.hint)

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.agent.hang.diagnose import list_flight_records
+from multinode.cluster.accelerators import accelerator_named
+from multinode.cluster.quoting import Command
+from multinode.errors import UsageError
+from multinode.job.engine_commands import (
+    ENGINES,
+    STRAY_VARIABLES,
+    Engine,
+    Place,
+    benchmark_command,
+    choose_engine,
+    engine_command,
+    engine_files,
+    parse_accelerate,
+    reads_rank,
+)
+from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.records.benchmark import CollectiveTest, Message
+from multinode.strict_yaml import parse_yaml
+
+PLACE = Place(
+    node_rank=1,
+    workers=(4, 4),
+    master_addr="10.0.0.1",
+    master_port=29500,
+    ifname="ens1f0",
+    devices=("1", "6"),
+    run_dir="/home/u/.multinode/runs/r.1",
+    python="/env/bin/python",
+    packages={"llamafactory": "0.9.5"},
+)
+SCRIPT = ScriptJob(argv=("train.py", "two words", "$HOME", "--x=;rm", ""))
+YAML = LlamaFactoryJob(config_path="sft.yaml", text="", config={})
+BARE = msgspec.structs.replace(PLACE, ifname=None, devices=None, python=None, packages=None)
+
+
+def run(name: str, place: Place, *argv: str, env: dict[str, str] | None = None, cwd: str | None = None) -> Command:
+    job = YAML if name == "llamafactory" else ScriptJob(argv=argv or ("train.py",))
+    return engine_command(Engine(name=name), place, job, env or {}, cwd)
+
+
+def test_nccl_gets_the_interface_as_an_exact_match_gloo_its_plain_name_and_what_is_not_known_is_not_set() -> None:
+    env = run("torchrun", PLACE).env
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ens1f0", "ens1f0")
+    assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"} & set(run("torchrun", BARE).env)
+
+
+def test_of_what_the_hostfile_names_several_nccl_gets_the_list_and_who_knows_no_lists_the_first() -> None:
+    rails = msgspec.structs.replace(PLACE, ifnames=("ens1f0", "ens1f1"), hcas=("mlx5_0:1", "mlx5_1"))
+    env = run("torchrun", rails).env
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ens1f0,ens1f1", "ens1f0")
+    assert env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1"
+    assert "NCCL_IB_GID_INDEX" not in env
+    assert run("torchrun", rails, env={"NCCL_IB_GID_INDEX": "3"}).env["NCCL_IB_GID_INDEX"] == "3"
+    assert "NCCL_IB_HCA" not in run("torchrun", PLACE).env
+    intel = run("torchrun", msgspec.structs.replace(rails, hcas=(), accelerator=accelerator_named("xpu"))).env
+    assert (intel["CCL_KVS_IFACE"], intel["FI_TCP_IFACE"]) == ("ens1f0", "ens1f0")
+
+
+def test_torchs_flight_recorder_writes_where_a_diagnosis_looks(tmp_path: Path) -> None:
+    env = run("torchrun", msgspec.structs.replace(PLACE, run_dir=str(tmp_path))).env
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        # torch adds the rank.
+        dump = Path(f"{env[name]}3")
+        dump.write_bytes(b"123")
+        assert list_flight_records(str(tmp_path), []) == [{"path": str(dump), "size_bytes": 3}]
+
+
+def test_an_ipv6_data_plane_is_named_to_nccl_and_its_rendezvous_stands_in_brackets() -> None:
+    place = msgspec.structs.replace(PLACE, addr="fd00::2", master_addr="fd00::1")
+    command = run("torchrun", place)
+    assert (command.env["NCCL_SOCKET_FAMILY"], command.env["MASTER_ADDR"]) == ("AF_INET6", "fd00::1")
+    assert {"--master-addr=[fd00::1]", "--master-port=29500"} <= set(command.argv)
+    assert "NCCL_SOCKET_FAMILY" not in run("torchrun", msgspec.structs.replace(PLACE, addr="10.0.0.2")).env
+
+
+@pytest.mark.parametrize("place", [PLACE, BARE])
+def test_nothing_left_over_in_a_profile_changes_the_run(place: Place) -> None:
+    commands = [
+        benchmark_command(place, CollectiveTest(messages=(Message(size_bytes=8),)), {}),
+        *(run(name, msgspec.structs.replace(place, workers=(2, 2))) for name in ENGINES),
+    ]
+    for command in commands:
+        removed_or_set = {*command.unset, *command.env}
+        assert set(STRAY_VARIABLES) <= removed_or_set
+        assert not set(command.unset) & set(command.env)
+
+
+def test_llamafactory_is_forced_through_torchrun_with_one_worker_too() -> None:
+    one = msgspec.structs.replace(PLACE, workers=(1, 1), devices=("6",))
+    env = run("llamafactory", one).env
+    assert env["FORCE_TORCHRUN"] == "1"
+    assert (env["NNODES"], env["NODE_RANK"], env["NPROC_PER_NODE"]) == ("2", "1", "1")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.1", "29500")
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.8.3", True),
+        ("0.9.0", True),
+        ("0.9.1", False),
+        ("0.9.10", False),
+        ("0.9.5.dev0", False),
+        ("1.0.0", False),
+        (None, True),
+        ("main", True),
+    ],
+)
+def test_rank_is_set_for_releases_that_read_it_and_for_unknown_ones(version: str | None, *, expected: bool) -> None:
+    assert reads_rank(version) is expected
+    packages = {"llamafactory": version} if version is not None else {}
+    command = run("llamafactory", msgspec.structs.replace(PLACE, packages=packages))
+    assert ("RANK" in command.env) is expected
+    assert ("RANK" in command.unset) is not expected
+
+
+def test_llamafactory_reads_the_job_that_travelled_and_finds_its_own_torchrun() -> None:
+    command = run("llamafactory", PLACE, cwd="/work")
+    assert command.argv == ("llamafactory-cli", "train", "/home/u/.multinode/runs/r.1/job.yaml")
+    assert (command.path_first, command.cwd) == ("/env/bin", "/work")
+    assert run("llamafactory", BARE).path_first is None
+    assert run("llamafactory", msgspec.structs.replace(PLACE, python="python3")).path_first is None
+
+
+def test_each_run_has_a_port_of_its_own_for_nccls_ras() -> None:
+    places = [msgspec.structs.replace(PLACE, run_dir=f"/home/u/.multinode/runs/r.{rank}") for rank in range(20)]
+    addresses = {run("torchrun", place).env["NCCL_RAS_ADDR"] for place in places}
+    assert len(addresses) == len(places)
+    assert all(host == "127.0.0.1" and 20000 <= int(port) < 28000 for host, port in (a.split(":") for a in addresses))
+    assert "NCCL_RAS_ADDR" not in run("torchrun", BARE).env
+
+
+def test_torchrun_is_started_by_the_interpreter_in_full() -> None:
+    assert run("torchrun", PLACE).argv[:3] == ("/env/bin/python", "-m", "torch.distributed.run")
+    assert run("torchrun", BARE).argv[0] == "python3"
+
+
+def test_the_master_port_and_address_are_numbers_of_this_place() -> None:
+    argv = run("torchrun", msgspec.structs.replace(PLACE, master_port=1234)).argv
+    assert "--master-port=1234" in argv
+    assert any(re.fullmatch(r"--master-addr=[0-9.]+", word) for word in argv)
+
+
+def test_a_collective_test_runs_the_archive_with_its_request_as_data() -> None:
+    test = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes=16)), backend="gloo")
+    place = msgspec.structs.replace(PLACE, agent="/home/u/.multinode/agent/x.pyz")
+    command: Command = benchmark_command(place, test, {"MINE": "1"})
+    assert command.argv[-2:] == ("/home/u/.multinode/agent/x.pyz", "collectives")
+    assert command.env["MINE"] == "1"
+    request = json.loads(command.env["MULTINODE_REQUEST"])
+    assert [message["size_bytes"] for message in request["messages"]] == [8, 16]
+
+
+def world(place: Place, env: dict[str, str]) -> dict[str, Any]:
+    option = next(word for word in run("deepspeed", place, env=env).argv if "--world_info=" in word)
+    info: dict[str, Any] = json.loads(base64.urlsafe_b64decode(option.partition("=")[2]))
+    return info
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "llamafactory"])
+def test_every_engine_keeps_a_scripts_arguments_untouched_and_the_users_variables(name: str) -> None:
+    place = msgspec.structs.replace(PLACE, workers=(2, 2))
+    command = engine_command(Engine(name=name), place, SCRIPT, {"MASTER_PORT": "1", "MINE": "x"}, "/work")
+    assert command.argv[-5:] == SCRIPT.argv
+    assert {"MASTER_PORT": "1", "MINE": "x"}.items() <= command.env.items()
+    assert (command.path_first, command.cwd) == ("/env/bin", "/work")
+
+
+@pytest.mark.parametrize("name", ["torchrun", "deepspeed", "accelerate"])
+def test_the_other_engines_start_llamafactorys_workers_as_a_module(name: str) -> None:
+    argv = engine_command(Engine(name=name), msgspec.structs.replace(PLACE, workers=(2, 2)), YAML, {}, None).argv
+    assert argv[-3:] == ("--module", "llamafactory.launcher", "/home/u/.multinode/runs/r.1/job.yaml")
+    assert ("--no_local_rank" in argv) is (name == "deepspeed")
+
+
+def test_deepspeed_counts_the_workers_of_all_nodes_and_takes_this_nodes_gpus() -> None:
+    place = msgspec.structs.replace(PLACE, workers=(2, 2, 2))
+    assert {name: len(ids) for name, ids in world(place, {}).items()} == {"node-0": 2, "node-1": 2, "node-2": 2}
+    # The launcher looks its own node up by its place.
+    assert list(world(place, {})) == ["node-0", "node-1", "node-2"]
+    assert world(place, {})["node-1"] == ["1", "6"]
+    assert world(msgspec.structs.replace(place, devices=None), {})["node-1"] == [0, 1]
+
+
+def test_deepspeed_keeps_devices_that_the_user_has_chosen() -> None:
+    place = msgspec.structs.replace(PLACE, workers=(2, 2))
+    assert world(place, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"})["node-1"] == ["GPU-a", "GPU-b"]
+    with pytest.raises(UsageError, match="names 1 devices on node rank 1, which has 2 workers"):
+        world(place, {"CUDA_VISIBLE_DEVICES": "3"})
+
+
+def placed(base: dict[str, Any]) -> dict[str, Any]:
+    (file,) = engine_files(Engine(name="accelerate", accelerate=base), PLACE)
+    assert f"{PLACE.run_dir}/{file.path}" in engine_command(Engine(name="accelerate"), PLACE, SCRIPT, {}, None).argv
+    config: dict[str, Any] = parse_yaml(file.text)
+    return config
+
+
+def test_accelerate_is_told_the_total_of_workers_and_a_static_rendezvous() -> None:
+    config = placed({})
+    assert (config["num_machines"], config["machine_rank"], config["num_processes"]) == (2, 1, 8)
+    assert (config["main_process_ip"], config["main_process_port"]) == ("10.0.0.1", 29500)
+    assert (config["rdzv_backend"], config["same_network"]) == ("static", True)
+
+
+def test_what_places_a_node_is_set_anew_and_the_rest_stays_the_users() -> None:
+    theirs = {
+        "num_processes": 64,
+        "machine_rank": 7,
+        "gpu_ids": "3",
+        "mixed_precision": "fp16",
+        "fsdp_config": {"a": 1},
+    }
+    config = placed(theirs | {"distributed_type": "FSDP"})
+    assert (config["num_processes"], config["machine_rank"], config["gpu_ids"]) == (8, 1, "all")
+    assert (config["mixed_precision"], config["fsdp_config"]) == ("fp16", {"a": 1})
+    assert config["distributed_type"] == "FSDP"
+
+
+@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", None])
+def test_accelerate_starts_all_workers_itself_on_cpus_too(kind: str | None) -> None:
+    assert placed({"distributed_type": kind} if kind else {})["distributed_type"] == "MULTI_GPU"
+    engine = Engine(name="accelerate", accelerate={"use_cpu": True})
+    assert engine_command(engine, PLACE, SCRIPT, {}, None).env["ACCELERATE_USE_CPU"] == "true"
+    assert "ACCELERATE_USE_CPU" not in engine_command(Engine(name="accelerate"), PLACE, SCRIPT, {}, None).env
+
+
+def test_accelerate_does_not_start_deepspeed_through_pdsh() -> None:
+    config = placed({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}})
+    assert config["deepspeed_config"] == {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"}
+
+
+def test_accelerates_configuration_is_read_as_yaml_and_its_faults_are_named() -> None:
+    assert parse_accelerate("use_cpu: true\n", "a.yaml") == {"use_cpu": True}
+    for text, words in [
+        ("a: b: c\n", "a.yaml:1"),
+        ("- a\n", "a.yaml is not an accelerate configuration"),
+        ("compute_environment: AMAZON_SAGEMAKER\n", "AMAZON_SAGEMAKER"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            parse_accelerate(text, "a.yaml")
+
+
+def test_only_accelerate_has_a_file_of_its_own() -> None:
+    assert [name for name in ENGINES if engine_files(Engine(name=name), PLACE)] == ["accelerate"]
+    assert [file.path for file in engine_files(Engine(name="accelerate"), PLACE)] == ["accelerate.yaml"]
+
+
+def test_a_command_knows_its_nodes_place_and_no_workers() -> None:
+    command = engine_command(Engine(name="exec"), PLACE, ScriptJob(argv=("./run.sh", "a b")), {}, None)
+    assert command.argv == ("./run.sh", "a b")
+    assert (command.env["NNODES"], command.env["NODE_RANK"], command.env["NPROC_PER_NODE"]) == ("2", "1", "4")
+    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= set(command.unset)
+
+
+@pytest.mark.parametrize(
+    ("job", "asked", "expected"),
+    [
+        (YAML, None, "llamafactory"),
+        (SCRIPT, None, "torchrun"),
+        (YAML, "deepspeed", "deepspeed"),
+        (YAML, "torchrun", "torchrun"),
+        (SCRIPT, "accelerate", "accelerate"),
+        (SCRIPT, "exec", "exec"),
+    ],
+)
+def test_a_job_has_an_engine_of_its_own_and_runs_under_others(job: Job, asked: str | None, expected: str) -> None:
+    assert choose_engine(job, asked).name == expected
+
+
+@pytest.mark.parametrize(
+    ("job", "asked", "accelerate", "words"),
+    [
+        (SCRIPT, "llamafactory", None, "this is a script"),
+        (YAML, "exec", None, "LLaMA-Factory YAML"),
+        (SCRIPT, "mpi", None, "unknown engine 'mpi'"),
+        (SCRIPT, None, {}, "the engine is torchrun"),
+        (SCRIPT, "deepspeed", {"use_cpu": True}, "the engine is deepspeed"),
+    ],
+)
+def test_an_engine_that_does_not_fit_is_refused_with_what_does(
+    job: Job, asked: str | None, accelerate: dict[str, Any] | None, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        choose_engine(job, asked, accelerate)

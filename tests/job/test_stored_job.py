@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multinode.errors import JobError, UsageError
+from multinode.job.deepspeed import parse_deepspeed_edits
+from multinode.job.job import job_paths
+from multinode.job.stored_job import load_job
+
+TRAINING = "model_name_or_path: models/tiny\nstage: sft\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a job in configs/."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_job_is_read_with_its_overrides(folder: Path) -> None:
+    write(folder / "configs/sft.yaml", TRAINING)
+    job = load_job(Path("configs/sft.yaml"), ("max_steps=5",))
+    assert (job.config_path, job.text) == ("configs/sft.yaml", TRAINING)
+    assert job.config == {"model_name_or_path": "models/tiny", "stage": "sft", "max_steps": 5}
+    assert job.overridden == ("max_steps",)
+    assert job.deepspeed_text is None
+
+
+def test_a_model_that_lies_here_is_a_path_and_another_a_name_of_the_hub(folder: Path) -> None:
+    path = write(folder / "configs/sft.yaml", TRAINING)
+    assert job_paths(load_job(path)) == ()
+    (folder / "models/tiny").mkdir(parents=True)
+    assert job_paths(load_job(path)) == ("models/tiny",)
+
+
+def test_the_deepspeed_configuration_is_looked_for_where_llamafactory_does_then_beside_the_yaml(folder: Path) -> None:
+    path = write(folder / "configs/sft.yaml", TRAINING + "deepspeed: ds.json\n")
+    write(folder / "configs/ds.json", '{"beside": "the yaml"}')
+    assert load_job(path).deepspeed_text == '{"beside": "the yaml"}'
+    write(folder / "ds.json", '{"from": "here"}')
+    assert load_job(path).deepspeed_text == '{"from": "here"}'
+
+
+def test_a_deepspeed_configuration_can_be_overridden_or_taken_away(folder: Path) -> None:
+    path = write(folder / "sft.yaml", TRAINING + "deepspeed: gone.json\n")
+    write(folder / "other.json", "{}")
+    assert load_job(path, ("deepspeed=other.json",)).deepspeed_text == "{}"
+    assert load_job(path, ("deepspeed=null",)).deepspeed_text is None
+
+
+def test_an_edit_is_for_this_run_alone_and_is_shown(folder: Path) -> None:
+    write(folder / "configs/sft.yaml", TRAINING + "deepspeed: ds.json\n")
+    path = Path("configs/sft.yaml")
+    named = write(folder / "configs/ds.json", '{\n  "zero_optimization": {"stage": 3}\n}\n')
+    job = load_job(path, (), parse_deepspeed_edits(["zero_optimization.stage=2"]))
+    assert job.deepspeed_text == '{\n  "zero_optimization": {\n    "stage": 2\n  }\n}\n'
+    assert str(job.deepspeed_diff).split("\n") == [
+        "--- configs/ds.json",
+        "+++ configs/ds.json\tfor this run alone",
+        "@@ -1,5 +1,5 @@",
+        " {",
+        '   "zero_optimization": {',
+        '-    "stage": 3',
+        '+    "stage": 2',
+        "   }",
+        " }",
+    ]
+    assert named.read_text() == '{\n  "zero_optimization": {"stage": 3}\n}\n'
+    assert load_job(path).deepspeed_diff is None
+
+
+@pytest.mark.parametrize(
+    ("yaml", "overrides", "hint"),
+    [
+        ("", (), "--set deepspeed=FILE"),
+        ("deepspeed: ds.json\n", ("deepspeed=null",), "--set deepspeed=FILE"),
+        ("deepspeed: {zero_optimization: {stage: 2}}\n", (), "`deepspeed: FILE`"),
+    ],
+)
+def test_without_a_deepspeed_json_there_is_nothing_to_edit(
+    folder: Path, yaml: str, overrides: tuple[str, ...], hint: str
+) -> None:
+    path = write(folder / "sft.yaml", TRAINING + yaml)
+    with pytest.raises(JobError, match="--deepspeed-set edits a DeepSpeed JSON") as caught:
+        load_job(path, overrides, parse_deepspeed_edits(["fp16.enabled=true"]))
+    assert hint in str(caught.value.hint)
+
+
+def test_settings_of_deepspeed_within_the_yaml_travel_with_it(folder: Path) -> None:
+    path = write(folder / "sft.yaml", TRAINING + "deepspeed: {zero_optimization: {stage: 2}}\n")
+    assert load_job(path).deepspeed_text is None
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", '{"a": 1,}', "[" * 100_000])
+def test_what_is_not_a_json_object_is_told_with_its_file(folder: Path, content: str) -> None:
+    write(folder / "ds.json", content)
+    path = write(folder / "sft.yaml", TRAINING + "deepspeed: ds.json\n")
+    with pytest.raises(JobError, match=r"^ds\.json is n") as caught:
+        load_job(path)
+    assert f"`deepspeed:` in {path} names it" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("named", ["gone.json", "configs", '"a\\0b"', "x" * 5000])
+def test_a_deepspeed_configuration_that_cannot_be_read_is_told_with_who_names_it(folder: Path, named: str) -> None:
+    path = write(folder / "sft.yaml", TRAINING + f"deepspeed: {named}\n")
+    with pytest.raises(UsageError, match=r"^the DeepSpeed configuration ") as caught:
+        load_job(path)
+    assert f"`deepspeed:` in {path} names it" in str(caught.value.hint)
+
+
+def test_text_that_cannot_be_a_path_is_no_path(folder: Path) -> None:
+    long = "x" * 5000
+    path = write(folder / "sft.yaml", f'model_name_or_path: "a\\0b"\nstage: sft\nmedia_dir: {long}\n')
+    assert job_paths(load_job(path)) == ()
+
+
+def test_a_missing_job_is_told_how_a_script_is_launched(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"the job .*/gone\.yaml does not exist") as caught:
+        load_job(folder / "gone.yaml")
+    assert "a script of your own goes after --" in str(caught.value.hint)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multinode.errors import JobError
+from multinode.job.training import read_training, with_accelerate
+from multinode.traffic.traffic import Strategy
+
+from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
+
+
+def test_an_adapter_under_ddp_travels_as_fp32_and_under_deepspeed_in_the_half_type() -> None:
+    ddp = read_training(training_job(LORA | {"bf16": True}), LLAMA_3_8B)
+    assert (ddp.strategy, ddp.lora, ddp.name) == (Strategy.DDP, True, "DDP with LoRA")
+    assert (ddp.load.trainable, ddp.load.gradient_bytes) == (20_971_520, 4)
+    zero = read_training(training_job(LORA | {"bf16": True, "gradient_accumulation_steps": 8}, stage=2), LLAMA_3_8B)
+    assert (zero.strategy, zero.load.gradient_bytes) == (Strategy.ZERO2, 2)
+    assert zero.name == "ZeRO-2 with LoRA, 8 accumulation steps"
+
+
+def test_full_fine_tuning_trains_every_parameter() -> None:
+    training = read_training(training_job(FULL), TINY)
+    assert not training.lora
+    assert training.load.trainable == training.load.parameters == 3_691_776
+    assert training.small.trainable == 156_160
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"quantization_bit": 4}, "quantization_bit: 4"),
+        ({"stage": "dpo"}, "stage: dpo"),
+        ({"stage": ["sft"]}, r"stage: \['sft'\]"),
+        ({"finetuning_type": "freeze"}, "finetuning_type: freeze"),
+        ({"lora_target": "qkv"}, "lora_target: qkv"),
+        ({"lora_rank": "8"}, "lora_rank: 8"),
+        ({"gradient_accumulation_steps": "many"}, "gradient_accumulation_steps: many"),
+        ({"fsdp": True}, "fsdp: True"),
+        ({"deepspeed": "elsewhere.json"}, "deepspeed: elsewhere.json"),
+    ],
+)
+def test_the_key_that_is_not_understood_is_named(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(JobError, match=told) as failed:
+        read_training(training_job(LORA | changes), TINY)
+    assert failed.value.message.startswith("sft.yaml: ")
+    assert "nccl-test -b" in str(failed.value.hint)
+
+
+def test_without_a_config_json_it_says_where_one_is_looked_for() -> None:
+    with pytest.raises(JobError, match=r"model, and its config\.json could not be read") as failed:
+        read_training(training_job(FULL), None)
+    assert "--set model_name_or_path=DIRECTORY" in str(failed.value.hint)
+
+
+def test_a_mixture_of_experts_is_told_by_its_type() -> None:
+    with pytest.raises(JobError, match="model_type 'qwen3_moe'"):
+        read_training(training_job(FULL), TINY | {"model_type": "qwen3_moe"})
+
+
+@pytest.mark.parametrize(
+    ("told", "strategy", "version"),
+    [
+        ({}, Strategy.FSDP, 1),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, Strategy.SHARD_GRAD_OP, 1),
+        ({"fsdp_sharding_strategy": 4}, Strategy.HYBRID_SHARD, 1),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": True}, Strategy.FSDP, 2),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": False}, Strategy.SHARD_GRAD_OP, 2),
+    ],
+)
+def test_fsdp_is_read_from_accelerates_configuration_too(
+    told: dict[str, Any], strategy: Strategy, version: int
+) -> None:
+    job = with_accelerate(training_job(FULL), {"distributed_type": "FSDP", "fsdp_config": told})
+    training = read_training(job, TINY)
+    assert (training.strategy, training.load.fsdp_version) == (strategy, version)
+
+
+def test_what_accelerate_does_not_shard_is_as_the_job_has_it() -> None:
+    job = training_job(FULL)
+    assert with_accelerate(job, {"distributed_type": "MULTI_GPU", "fsdp_config": {}}) == job
+    no_shard = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}
+    unknown = with_accelerate(job, no_shard)
+    with pytest.raises(JobError, match="fsdp"):
+        read_training(unknown, TINY)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from multinode.errors import UsageError
+from multinode.launch.batch_script import BatchJob, batch_script
+
+
+def script(options: str, *command: str) -> str:
+    job = BatchJob(options=tuple(options.split()), command=command, python="/venv/bin/python", runs="/home/me/my runs")
+    return batch_script(job)
+
+
+def test_the_script_is_short_enough_to_be_read() -> None:
+    text = script("-N2 --gpus-per-node=4 -t 1:00:00", "launch", "job.yaml", "--set", "a=b c")
+    assert text == (
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=multinode\n"
+        "#SBATCH -N2\n"
+        "#SBATCH --gpus-per-node=4\n"
+        "#SBATCH -t 1:00:00\n"
+        "#SBATCH --signal=B:TERM@70\n"
+        "# The shell becomes the controller, so that Slurm's SIGTERM before the time limit stops the run in order.\n"
+        "export MULTINODE_RUNS='/home/me/my runs'\n"
+        "exec /venv/bin/python -m multinode launch --hosts slurm job.yaml --set 'a=b c'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "line"),
+    [
+        ("-N2", ("launch", "--grace-period", "90.5"), "#SBATCH --signal=B:TERM@151\n"),
+        ("-N2", ("launch", "--grace-period=5"), "#SBATCH --signal=B:TERM@65\n"),
+        # After -- it is the script's own.
+        ("-N2", ("launch", "--", "t.py", "--grace-period", "90"), "#SBATCH --signal=B:TERM@70\n"),
+        ("-N2 --signal=B:USR1@30", ("launch",), "#SBATCH --signal=B:USR1@30\n"),
+        ("-J mine", ("nccl-test",), "#SBATCH -J mine\n"),
+        ("--comment=$(reboot)", ("check",), "#SBATCH --comment='$(reboot)'\n"),
+    ],
+)
+def test_what_the_user_says_comes_first(options: str, command: tuple[str, ...], line: str) -> None:
+    text = script(options, *command)
+    assert line in text
+    assert text.count("--signal") == 1
+    assert text.count("--job-name") + text.count("-J ") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "message"),
+    [
+        ("-N2", (), "nothing stands after --"),
+        ("-N2", ("lab", "up"), "'lab' cannot be submitted"),
+        ("-N2", ("launch", "--hosts", "mine"), "--hosts"),
+        ("-N2", ("launch", "--hosts=mine"), "--hosts"),
+        ("2", ("launch",), "'2' is no option"),
+        ("-N2", ("launch", "--env", "HF_TOKEN=s3cret"), "holds a secret"),
+    ],
+)
+def test_what_cannot_be_submitted_is_refused(options: str, command: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        script(options, *command)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_option_has_no_further_line() -> None:
+    with pytest.raises(UsageError, match="line break"):
+        batch_script(BatchJob(options=("--comment=a\nreboot",), command=("launch",), python="p", runs="r"))

@@ -1,0 +1,62 @@
+"""A change as a file: what tune writes is what launch takes, and a typing error in it is refused with its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from multinode.errors import UsageError
+from multinode.launch.change import Change, change_text, parse_change
+from multinode.records.averaging import Averaging
+
+CHANGES = [
+    Change(),
+    Change(nodes=1, workers_per_node=2),
+    Change(averaging=Averaging(every=16)),
+    Change(averaging=Averaging(every=16, dtype="fp16"), nodes=2),
+    Change(averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
+    Change(grad_compress="powersgd:4"),
+    Change(
+        overrides=("gradient_accumulation_steps=4", "deepspeed=null", "learning_rate=0.0001", 'template="1e3"'),
+        deepspeed=("zero_optimization.stage=2", "zero_optimization.overlap_comm=true"),
+    ),
+    Change(overrides=("fsdp=[a, b]", "note='a: b # c'")),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.options or "nothing")
+def test_what_is_written_is_read_again(change: Change) -> None:
+    text = change_text(change, "by multinode tune:\nlocal SGD")
+    assert text.startswith("# by multinode tune: local SGD\n")
+    again = parse_change(text, "tuned.yaml")
+    assert change_text(again, "x") == change_text(change, "x")
+    assert (again.averaging, again.grad_compress, again.nodes) == (change.averaging, change.grad_compress, change.nodes)
+    assert len(again.overrides) == len(change.overrides)
+
+
+def test_the_file_has_the_options_of_launch_by_their_names() -> None:
+    change = Change(
+        overrides=("gradient_accumulation_steps=4",), averaging=Averaging(every=16, dtype="fp16"), workers_per_node=2
+    )
+    assert change_text(change, "x") == (
+        "# x\nworkers-per-node: 2\nsync-every: 16\nsync-dtype: fp16\nset:\n  gradient_accumulation_steps: 4\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("nodes: 2\nsync_every: 4\n", "f:2: 'sync_every': Object contains unknown field `sync_every`", "sync-every"),
+        ("nodes: 0\n", "f:1: 'nodes': Expected `int` >= 1", "options of launch"),
+        ("- 1\n", "f:1: Expected `object`, got `array`", "options of launch"),
+        ("sync-every: 4\ndiloco: 8\n", "f: --sync-every and --diloco exclude each other", "--diloco H"),
+        ("diloco: often\n", "f: --diloco often: it takes H", "--diloco 64"),
+        ("sync-every: 4\nsync-dtype: int8\n", "f: --sync-dtype int8: one of fp16, bf16", ""),
+        ("set:\n  a b: 1\n", "f: --set 'a b=1' is not KEY=VALUE", "--set"),
+        ("deepspeed-set:\n  a..b: 1\n", "f: --deepspeed-set 'a..b=1' is not KEY=VALUE", "--deepspeed-set"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_place_and_what_would_be_right(text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_change(text, "f")
+    assert str(caught.value).startswith(message)
+    assert hint in (caught.value.hint or "")

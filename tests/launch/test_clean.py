@@ -1,0 +1,87 @@
+"""clean: which runs are meant by an id, the beginning of one, or `last`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.errors import ConnectError, NodeError, UsageError
+from multinode.launch.clean import clean, find_runs
+from multinode.records.run import new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.transport.agent import AgentTransport
+from multinode.transport.fake import FakeTransport
+from tests.launch.scripted import make_plan
+
+CLUSTER = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+ON_NODES = {"a": ["r1-aa.0", "r1-aa-1.0", "r2-bb.0"], "b": ["r1-aa.1", "r3-cc.1"]}
+
+
+def answer(node: Node, command: str, _stdin: bytes) -> list[bytes]:
+    runs = [{"run_id": run_id, "created_s": 1.0} for run_id in ON_NODES[node.name]]
+    kind = (
+        {"kind": "runs", "runs": runs} if command.endswith("runs") else {"kind": "cleaned", "removed": [], "kept": []}
+    )
+    return [json.dumps(kind).encode() + b"\n"]
+
+
+def find(runs: Path, *asked: str) -> tuple[str, ...]:
+    return find_runs(AgentTransport(FakeTransport(answer)), CLUSTER, runs, asked)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Of this machine: one that lies on no node any more."""
+    RunDirectory.create(tmp_path, "r4-dd").write("run.json", new_run(make_plan("a", "b"), 1.0))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("asked", "ids"),
+    [
+        ("r2-bb", ("r2-bb",)),
+        ("r2", ("r2-bb",)),
+        ("r3-cc", ("r3-cc",)),
+        # One that was restarted, with its attempts; and one of these alone.
+        ("r1", ("r1-aa", "r1-aa-1")),
+        ("r1-aa-1", ("r1-aa-1",)),
+        ("last", ("r4-dd",)),
+        ("r4", ("r4-dd",)),
+    ],
+)
+def test_a_run_is_named_as_help_promises(runs: Path, asked: str, ids: tuple[str, ...]) -> None:
+    assert find(runs, asked) == ids
+    assert find(runs, asked, asked, "r3") == tuple(dict.fromkeys((*ids, "r3-cc")))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [("nosuch", "no run begins with 'nosuch', neither here nor on"), ("r", "several runs begin")]
+)
+def test_what_names_no_run_or_several_is_an_error(runs: Path, asked: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        find(runs, "r2", asked)
+
+
+def test_last_of_a_machine_without_runs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no runs"):
+        find(tmp_path, "last")
+
+
+def test_a_node_that_cannot_be_asked_hides_no_run_of_the_others_and_is_told(runs: Path) -> None:
+    def half(node: Node, command: str, stdin: bytes) -> list[bytes]:
+        if node.name == "a":
+            raise ConnectError("no route", node="a")
+        return answer(node, command, stdin)
+
+    agent = AgentTransport(FakeTransport(half))
+    assert find_runs(agent, CLUSTER, runs, ["r3"]) == ("r3-cc",)
+    assert [node.error for node in clean(agent, CLUSTER, ["r3-cc"], 0.0)] == ["no route", None]
+
+    def none(node: Node, _command: str, _stdin: bytes) -> list[bytes]:
+        raise ConnectError("no route", node=node.name)
+
+    with pytest.raises(NodeError, match="no route"):
+        find_runs(AgentTransport(FakeTransport(none)), CLUSTER, runs, ["r3"])

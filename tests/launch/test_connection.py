@@ -1,0 +1,35 @@
+"""What connects to the nodes: the `ssh` program where there is one, unless something else is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.launch.connection import _open_transport
+from multinode.transport.fabric_ssh import FabricTransport
+from multinode.transport.openssh import OpensshTransport
+
+CLUSTER = Cluster(nodes=(Node(name="no-such-node.invalid"),), source="hosts")
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_ssh", "kind"),
+    [
+        ("", True, OpensshTransport),
+        ("", False, FabricTransport),
+        ("fabric", True, FabricTransport),
+        ("openssh", True, OpensshTransport),
+    ],
+)
+def test_ssh_connects_where_it_is_and_fabric_where_it_is_not_or_is_asked_for(
+    asked: str, *, has_ssh: bool, kind: type[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MULTINODE_SSH", asked)
+    if not has_ssh:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    transport = _open_transport(CLUSTER, local=False)
+    assert type(transport) is kind
+    transport.close()

@@ -1,0 +1,173 @@
+"""logs -f, attach and stop of a run that nobody else follows: a node that cannot be followed is never passed over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.errors import (
+    AuthError,
+    ConnectError,
+    ContactLost,
+    HostKeyError,
+    MultinodeError,
+    NodeFailed,
+    ResolveError,
+    UsageError,
+)
+from multinode.launch.attach import Known, attach
+from multinode.launch.context import RunContext
+from multinode.launch.logs import follow_logs
+from multinode.launch.request import ExecuteOptions, StopRequest
+from multinode.records.plan import TraceWindow
+from multinode.records.run import Run, new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.transport.agent import AgentArchive, AgentTransport
+from tests.launch.scripted import DEADLINE_S, HELLO, RUNNING, ScriptedNodes, Talk, make_plan
+
+NODES = ("a", "b")
+SOON = ExecuteOptions(silence_s=0.2, grace_s=0.1, verify_s=0.3)
+TIMED_OUT = ConnectError("no SSH connection: timed out", hint="ping it")
+TRACE = b'{"kind":"trace","rank":0,"first_step":1,"last_step":2,"file":"rank-0.json.gz"}\n'
+
+
+class Nodes(ScriptedNodes):
+    """`errors` says which of them cannot be reached, and why."""
+
+    def __init__(self, play: Callable[[Talk], None], errors: dict[str, MultinodeError]) -> None:
+        super().__init__(play)
+        self.errors = errors
+
+    def open(self, node: Node, command: str, *, deadline_s: float) -> Talk:
+        if (error := self.errors.get(node.name)) is not None:
+            raise type(error)(error.message, node=node.name, hint=error.hint)
+        return super().open(node, command, deadline_s=deadline_s)
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Known:
+    plan = make_plan(*NODES)
+    directory = RunDirectory.create(tmp_path, plan.run_id)
+    run = msgspec.structs.replace(new_run(plan, 1.0), lease_s=0.1)
+    directory.write("run.json", run)
+    cluster = Cluster(nodes=tuple(Node(name=name) for name in NODES), source="hosts")
+    return Known(run=run, plan=plan, cluster=cluster, directory=directory)
+
+
+def goes_well(talk: Talk) -> None:
+    talk.say(HELLO, RUNNING)
+    talk.chunk("log", 0, b"one\n")
+    talk.end()
+
+
+def context(known: Known, nodes: ScriptedNodes) -> RunContext:
+    return RunContext(AgentTransport(nodes, AgentArchive(b"")), known.directory.path.parent)
+
+
+def follow(known: Known, nodes: ScriptedNodes) -> dict[str, bytes]:
+    try:
+        return dict(follow_logs(known, (0, 1), context(known, nodes), SOON))
+    finally:
+        nodes.check()
+
+
+def recorded(known: Known) -> Run:
+    run = known.directory.read("run.json", Run)
+    assert run is not None
+    return run
+
+
+def test_logs_are_followed_to_the_end(known: Known) -> None:
+    assert follow(known, Nodes(goes_well, {})) == dict.fromkeys(NODES, b"one\n")
+    assert recorded(known).status == "succeeded"
+
+
+@pytest.mark.parametrize("names", ["ab", "b"])
+@pytest.mark.parametrize("error", [TIMED_OUT, ContactLost("sshd did not answer in time")])
+def test_a_node_that_stays_out_of_reach_is_the_error_and_lost(known: Known, error: MultinodeError, names: str) -> None:
+    """Also where all of them are at the same moment: that one was never started is for the node to say."""
+    with pytest.raises(ContactLost, match=error.message) as caught:
+        follow(known, Nodes(goes_well, dict.fromkeys(names, error)))
+    assert caught.value.node == names[0]
+    run = recorded(known)
+    assert run.status == "lost"
+    assert [node.name for node in run.nodes if node.state == "lost"] == list(names)
+
+
+def test_a_node_that_comes_into_reach_is_followed(known: Known) -> None:
+    nodes = Nodes(goes_well, {"b": TIMED_OUT})
+    seen = context(known, nodes)
+    # So many looks at the progress, which shows that it is being sought.
+    seen.observe = lambda progress: nodes.errors.clear() if "reconnecting" in progress.nodes[1].message else None
+    options = msgspec.structs.replace(SOON, silence_s=DEADLINE_S)
+    assert attach(known, seen, options).run.status == "succeeded"
+
+
+@pytest.mark.parametrize("kind", [UsageError, ResolveError, HostKeyError, AuthError])
+def test_what_only_we_can_put_right_leaves_the_run_alone(known: Known, kind: type[MultinodeError]) -> None:
+    left = threading.Event()
+
+    def goes_on(talk: Talk) -> None:
+        talk.say(HELLO, RUNNING)
+        assert talk.closed_by_us.wait(DEADLINE_S)
+        assert [order["op"] for order in talk.orders() if order.get("op") == "stop"] == []
+        left.set()
+        talk.hang_up()
+
+    with pytest.raises(kind, match="its key is protected") as caught:
+        follow(known, Nodes(goes_on, {"b": kind("its key is protected", hint="ssh-add")}))
+    assert (caught.value.node, caught.value.hint) == ("b", "ssh-add")
+    assert left.is_set()
+    run = recorded(known)
+    assert (run.status, run.first_failure) == ("running", None)
+
+
+@pytest.mark.parametrize("kind", [ConnectError, AuthError, NodeFailed])
+def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(known: Known, kind: type[MultinodeError]) -> None:
+    request = StopRequest()
+    request.ask("stop")
+    nodes = Nodes(goes_well, dict.fromkeys("ab", kind("no way to it")))
+    run = attach(known, context(known, nodes).with_stop(request), SOON).run
+    assert run.status == "lost"
+    assert run.first_failure is not None
+    assert (run.first_failure.node, "no way to it" in run.first_failure.message) == ("a", True)
+
+
+def test_a_node_that_knows_no_such_run_is_the_error(known: Known) -> None:
+    def play(talk: Talk) -> None:
+        if talk.node.name == "b":
+            talk.say({"kind": "error", "message": "no run r.1 on this node"})
+        else:
+            goes_well(talk)
+
+    with pytest.raises(NodeFailed, match=r"no run r\.1 on this node") as caught:
+        follow(known, Nodes(play, {}))
+    assert caught.value.node == "b"
+
+
+def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_time(known: Known) -> None:
+    """The record says it before the thread that follows is done: here it waits for a trace."""
+    window = TraceWindow(steps=2, ranks=(0,))
+    traced = msgspec.structs.replace(known, plan=msgspec.structs.replace(known.plan, trace=window))
+    told = threading.Event()
+
+    def play(talk: Talk) -> None:
+        if talk.verb == "fetch":
+            assert told.wait(DEADLINE_S)
+            talk.hang_up()
+            return
+        talk.say(HELLO, RUNNING)
+        talk.chunk("samples/rank-0.jsonl", 0, TRACE)
+        talk.end()
+
+    nodes = Nodes(play, {"b": TIMED_OUT})
+    with pytest.raises(ContactLost, match="timed out") as caught:
+        list(follow_logs(traced, (0, 1), context(traced, nodes), SOON))
+    assert caught.value.node == "b"
+    told.set()
+    nodes.check()

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.hostfile import parse_hostfile
+from multinode.errors import NodeFailed, UsageError
+from multinode.job.engine_commands import Engine
+from multinode.job.job import Job, ScriptJob, parse_llamafactory
+from multinode.job.job_environment import JobEnvironment
+from multinode.job.planning import LaunchOptions
+from multinode.launch.context import Launch, RunContext
+from multinode.launch.launch import prepare, probe_nodes
+from multinode.launch.request import ExecuteOptions
+from multinode.transport.fake import FakeTransport
+
+CLUSTER: Cluster = parse_hostfile("a addr=10.0.0.1\n", "hosts")
+
+
+@pytest.mark.parametrize(("kind", "asked"), [("launch", "no"), ("contrast", "yes"), ("sweep", "yes")])
+def test_what_is_compared_is_asked_for_its_versions_though_nothing_is_checked(
+    tmp_path: Path, kind: str, asked: str
+) -> None:
+    fake = FakeTransport(lambda *_: [b'{"kind": "facts"}\n'])
+    context = RunContext(fake, tmp_path)
+    execute = ExecuteOptions(kind=kind)
+    what = Launch(cluster=CLUSTER, hostfile="", job=ScriptJob(argv=("train.py",)), execute=execute, check=False)
+    probe_nodes(what, context.agent)
+    (stdin,) = [stdin for _, _, stdin in fake.ran if stdin]
+    assert json.loads(stdin)["packages"] is (asked == "yes")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "environment", "checked", "asked"),
+    [
+        ("a addr=10.0.0.1\n", JobEnvironment(), True, ["model_name_or_path", "stage"]),
+        ("a addr=10.0.0.1\n", JobEnvironment(), False, []),
+        # Behind a prelude may be another LLaMA-Factory than the one that is found without it.
+        ("a addr=10.0.0.1\n", JobEnvironment(prelude="conda activate env"), True, []),
+        ("a addr=10.0.0.1\n", JobEnvironment(env={"ALLOW_EXTRA_ARGS": "1"}), True, []),
+        ("a addr=10.0.0.1 env.USE_MCA=1\n", JobEnvironment(), True, []),
+    ],
+)
+def test_keys_are_looked_for_in_the_llamafactory_that_will_run(
+    tmp_path: Path, hosts: str, environment: JobEnvironment, *, checked: bool, asked: list[str]
+) -> None:
+    fake = FakeTransport(lambda *_: [b'{"kind": "facts"}\n'])
+    job = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "sft.yaml")
+    options = LaunchOptions(environment=environment)
+    what = Launch(cluster=parse_hostfile(hosts, "hosts"), hostfile="", job=job, options=options, check=checked)
+    probe_nodes(what, RunContext(fake, tmp_path).agent)
+    (stdin,) = [stdin for _, _, stdin in fake.ran if stdin]
+    assert json.loads(stdin)["arguments"] == asked
+
+
+FACTS = {
+    "kind": "facts",
+    "home": "/home/me",
+    "python": "/env/bin/python",
+    "packages": {"torch": "2.8.0", "llamafactory": "0.9.5"},
+    "cwd": "/work",
+}
+SFT = parse_llamafactory(
+    "model_name_or_path: /models/m\nstage: sft\ndataset: d\ndataset_dir: data\noutput_dir: out\n", "sft.yaml"
+)
+SCRIPT = ScriptJob(argv=("train.py",))
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "checked", "missing", "said"),
+    [
+        (SFT, LaunchOptions(), True, "/models/m", "/models/m is missing on a, and is not on this machine either"),
+        (SFT, LaunchOptions(), True, "data/dataset_info.json", "data/dataset_info.json is missing"),
+        (SCRIPT, LaunchOptions(), True, "train.py", "train.py is missing"),
+        (SFT, LaunchOptions(), True, None, None),
+        (SFT, LaunchOptions(), False, "/models/m", None),
+        # It may bring the files, or be what is looked for along PATH.
+        (SFT, LaunchOptions(environment=JobEnvironment(prelude="mount /models")), True, "/models/m", None),
+        (SCRIPT, LaunchOptions(engine=Engine(name="exec")), True, "train.py", None),
+    ],
+)
+def test_a_job_whose_files_are_missing_is_not_started(
+    tmp_path: Path, job: Job, options: LaunchOptions, missing: str | None, said: str | None, *, checked: bool
+) -> None:
+    def answer(_node: Node, _command: str, stdin: bytes) -> list[bytes]:
+        paths = [
+            {"path": path, "kind": "missing" if path == missing else "directory"} for path in json.loads(stdin)["paths"]
+        ]
+        return [json.dumps({**FACTS, "paths": paths}).encode() + b"\n"]
+
+    context = RunContext(FakeTransport(answer), tmp_path / "runs")
+    what = Launch(cluster=CLUSTER, hostfile="", job=job, options=options, check=checked)
+    if said is None:
+        assert prepare(what, context).findings == ()
+        return
+    with pytest.raises(NodeFailed, match=said) as caught:
+        prepare(what, context)
+    assert (caught.value.node, "put it on a" in str(caught.value.hint)) == ("a", True)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("asked", "busy"), [(None, 2), (29500, 1)])
+def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
+    tmp_path: Path, asked: int | None, busy: int
+) -> None:
+    ports: list[int] = []
+
+    def answer(_node: Node, _command: str, stdin: bytes) -> list[bytes]:
+        ports.extend(json.loads(stdin)["ports"])
+        users = dict.fromkeys(map(str, ports[:busy]), "python3 (pid 7, user eve)")
+        paths = [{"path": path, "kind": "file"} for path in json.loads(stdin)["paths"]]
+        return [json.dumps({**FACTS, "port_users": users, "paths": paths}).encode() + b"\n"]
+
+    context = RunContext(FakeTransport(answer), tmp_path / "runs")
+    what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=LaunchOptions(master_port=asked), check=True)
+    if asked is None:
+        assert prepare(what, context).plan.master_port == ports[busy]
+        return
+    with pytest.raises(NodeFailed, match="port 29500, the rendezvous, is in use by python3"):
+        prepare(what, context)
+    assert ports == [29500]
+
+
+class Unverified(FakeTransport):
+    """Nobody compares host keys."""
+
+    def verifies(self, node: Node) -> bool:
+        del node
+        return False
+
+
+@pytest.mark.parametrize(("forwarded", "refused"), [((), False), (("HF_TOKEN",), True)])
+def test_no_secret_goes_to_a_node_whose_host_key_nobody_compares(
+    tmp_path: Path, forwarded: tuple[str, ...], *, refused: bool
+) -> None:
+    transport = Unverified(lambda *_: [json.dumps(FACTS).encode() + b"\n"])
+    context = RunContext(transport, tmp_path / "runs")
+    environment = JobEnvironment(env=dict.fromkeys(forwarded, "value"), forwarded=forwarded)
+    options = LaunchOptions(environment=environment, workers_per_node=1)
+    what = Launch(cluster=CLUSTER, hostfile="", job=SCRIPT, options=options, check=False)
+    if not refused:
+        assert prepare(what, context).plan.nodes
+        return
+    with pytest.raises(UsageError, match="StrictHostKeyChecking no") as caught:
+        prepare(what, context)
+    assert (caught.value.node, b"value" in b"".join(stdin for _, _, stdin in transport.ran)) == ("a", False)

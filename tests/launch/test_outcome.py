@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import io
+import json
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from multinode.launch.outcome import launch_document, next_step, run_parts, run_table, run_verdict
+from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.stragglers import Straggler
+from multinode.profile.summary import Summary
+from multinode.records.run import Attempt, Failure, NodeRun, Run, Stall
+from multinode.render.screen import screen_text
+from multinode.stats.spread import Spread
+from tests.golden import Golden
+from tests.profile.observing import RUN as TRAINING
+from tests.profile.observing import SUMMARY as TRAINING_SUMMARY
+
+RUN = Run(
+    run_id="20260102-030405-abcd",
+    job="sft.yaml",
+    engine="llamafactory",
+    status="succeeded",
+    started_s=100.0,
+    ended_s=165.0,
+    world_size=4,
+    nodes=(NodeRun(name="a", node_rank=0), NodeRun(name="b", node_rank=1)),
+)
+SUMMARY = Summary(
+    run_id=RUN.run_id,
+    steps=30,
+    steady_steps=25,
+    rule="the first 5 of 30 steps are warm-up, excluded",
+    step_time_ms=Spread(median=300.4, p95=320.0, cv=0.05),
+    samples_per_s=26.66,
+    first_loss=2.5,
+    last_loss=1.25,
+)
+NOTHING = Summary(run_id=RUN.run_id, steps=0, steady_steps=0, rule="nothing", missing={"samples_per_s": "no steps"})
+
+
+SLOW_NODE = Straggler(
+    node="b\x1b[2J",
+    ranks=(1,),
+    late_ms=80.0,
+    share=0.27,
+    cause="cpu",
+    evidence=("b had used up its cgroup's CPU limit",),
+    hint="give it its cores back",
+)
+HELD_UP = msgspec.structs.replace(
+    SUMMARY,
+    bottleneck=Bottleneck(kind="straggler", share=0.27, sentence="80 of 300 ms per step (27%) are waiting for b"),
+    stragglers=(SLOW_NODE,),
+)
+NO_SYNCHRONISATION = msgspec.structs.replace(
+    SUMMARY, bottleneck=Bottleneck(kind="no_communication", sentence="no gradient synchronisation")
+)
+STOPPED = msgspec.structs.replace(RUN, status="stopped", stop_reason="slower_than_one_node")
+FAILED = msgspec.structs.replace(
+    RUN,
+    status="failed",
+    first_failure=Failure(
+        node="b",
+        node_rank=1,
+        message="rank 2 raised ValueError: x",
+        time_s=141.0,
+        consequences=("a: Connection reset",),
+    ),
+)
+
+
+RESTARTED = msgspec.structs.replace(
+    RUN,
+    world_size=2,
+    nodes=RUN.nodes[:1],
+    attempts=(
+        Attempt(
+            run_id=f"{RUN.run_id}-1",
+            status="failed",
+            started_s=100.0,
+            ended_s=120.0,
+            world_size=4,
+            global_batch=16,
+            last_step=57,
+            first_failure=Failure(node="b", node_rank=1, message="rank 2 was ended by SIGKILL", kind="killed"),
+            lost_steps=17,
+            lost_s=21.5,
+        ),
+        Attempt(
+            run_id=f"{RUN.run_id}-2",
+            status="lost",
+            started_s=130.0,
+            ended_s=150.0,
+            checkpoint="checkpoint-40",
+            world_size=4,
+            global_batch=16,
+            first_step=40,
+            last_step=83,
+            first_failure=Failure(node="b", node_rank=1, message="contact was lost", kind="node_lost"),
+            lost_steps=23,
+            lost_s=661.0,
+        ),
+        Attempt(
+            run_id=f"{RUN.run_id}-3",
+            status="succeeded",
+            started_s=800.0,
+            ended_s=900.0,
+            checkpoint="checkpoint-60",
+            skipped={"checkpoint-80": "a: optimizer.pt: it is cut"},
+            world_size=2,
+            left_out={"b": "no route to host"},
+            global_batch=16,
+            first_step=60,
+            last_step=200,
+        ),
+    ),
+)
+
+
+CONTRAST = "multinode contrast --hosts lab sft.yaml"
+MEASURED = msgspec.structs.replace(
+    TRAINING_SUMMARY,
+    intervals={"samples_per_s": (38.9, 40.9), "step_time_ms": (391.0, 412.0), "exposed_ms": (110.0, 131.0)},
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "summary"),
+    [
+        ("run_network_bound", TRAINING, MEASURED),
+        ("run_straggler", RUN, HELD_UP),
+        ("run_plain", RUN, SUMMARY),
+        ("run_failed", FAILED, NOTHING),
+        ("run_restarted", RESTARTED, SUMMARY),
+        ("run_without_figures", msgspec.structs.replace(RUN, status="lost"), None),
+    ],
+)
+def test_the_screen(golden: Golden, name: str, run: Run, summary: Summary | None) -> None:
+    step = next_step(run, summary, hosts="lab", contrast=CONTRAST if len(run.nodes) > 1 else "")
+    golden.check_screen(name, [*run_parts(run, summary), *([step] if step is not None else [])])
+
+
+def test_the_verdict_has_how_it_ended_its_speed_and_what_limits_it() -> None:
+    assert run_verdict(RUN, SUMMARY) == "succeeded after 1 min 05 s: 26.7 samples/s, 4 workers on 2 nodes"
+    assert run_verdict(FAILED, NOTHING) == "failed after 1 min 05 s, 4 workers on 2 nodes"
+    network = Bottleneck(kind="network", share=0.4, sentence="119 of 300 ms per step are exposed communication")
+    assert run_verdict(RUN, msgspec.structs.replace(SUMMARY, bottleneck=network)).endswith(
+        "; network-bound: 40% of a step is exposed communication"
+    )
+    unknown = msgspec.structs.replace(SUMMARY, bottleneck=Bottleneck(kind="unknown", sentence="x"))
+    assert run_verdict(RUN, unknown) == run_verdict(RUN, SUMMARY)
+
+
+def test_a_loss_of_zero_is_a_loss() -> None:
+    text = screen_text(run_parts(RUN, msgspec.structs.replace(SUMMARY, first_loss=0.0, last_loss=0.0)))
+    assert "0, 0" in text
+
+
+@pytest.mark.parametrize(
+    ("run", "summary", "expected"),
+    [
+        (FAILED, NOTHING, ("multinode logs 20260102-030405-abcd --node b",) * 2),
+        (TRAINING, TRAINING_SUMMARY, (f"multinode advise {TRAINING.run_id}", CONTRAST)),
+        (RUN, HELD_UP, ("multinode bench --hosts 'my nodes'",) * 2),
+        (RUN, SUMMARY, (None, CONTRAST)),
+        (RUN, NO_SYNCHRONISATION, (None, None)),
+        (msgspec.structs.replace(RUN, status="running"), TRAINING_SUMMARY, (None, None)),
+        (STOPPED, TRAINING_SUMMARY, ("the same command with --nodes 1",) * 2),
+    ],
+)
+def test_the_next_command_follows_from_how_it_went_and_whether_one_node_was_measured(
+    run: Run, summary: Summary, expected: tuple[str | None, str | None]
+) -> None:
+    found = tuple(next_step(run, summary, hosts="my nodes", contrast=contrast) for contrast in ("", CONTRAST))
+    assert found == tuple(None if one is None else f"next: {one}" for one in expected)
+
+
+def test_why_a_run_was_stopped_stands_in_its_verdict_and_its_document() -> None:
+    assert run_verdict(STOPPED, NOTHING).startswith("stopped after 1 min 05 s as one node alone is faster, ")
+    assert launch_document(STOPPED, NOTHING, "/").stop_reason == "slower_than_one_node"
+
+
+def test_the_document_names_its_schema_and_says_none_with_a_reason() -> None:
+    failure = Failure(node="b", node_rank=1, message="rank 2 raised ValueError: x")
+    failed = msgspec.structs.replace(RUN, status="failed", first_failure=failure)
+    document = json.loads(msgspec.json.encode(launch_document(failed, NOTHING, "/runs/r")))
+    assert document["schema"] == "multinode.launch/1"
+    assert (document["status"], document["duration_s"], document["directory"]) == ("failed", 65.0, "/runs/r")
+    assert document["first_failure"]["message"] == "rank 2 raised ValueError: x"
+    assert document["samples_per_s"] is None
+    assert document["missing"] == {"samples_per_s": "no steps"}
+    assert [node["name"] for node in document["nodes"]] == ["a", "b"]
+
+
+def test_the_figures_of_the_document_are_those_of_the_summary() -> None:
+    document = launch_document(RUN, SUMMARY, "/runs/r")
+    for name in ("samples_per_s", "step_time_ms", "steps", "steady_steps", "rule", "first_loss", "last_loss"):
+        assert getattr(document, name) == getattr(SUMMARY, name)
+
+
+def test_the_stalls_of_a_run_stand_in_its_document() -> None:
+    stall = Stall(time_s=120.0, silent_s=300.0, message="rank 1 on a is stopped", node="a", node_rank=0, rank=1)
+    document = json.loads(
+        msgspec.json.encode(launch_document(msgspec.structs.replace(RUN, stalls=(stall,)), SUMMARY, "/"))
+    )
+    assert [(one["message"], one["rank"], one["silent_s"]) for one in document["stalls"]] == [
+        ("rank 1 on a is stopped", 1, 300.0)
+    ]
+
+
+def shown(run: Run) -> str:
+    output = io.StringIO()
+    Console(file=output, width=80, color_system=None).print(run_table(run))
+    return output.getvalue()
+
+
+def test_it_says_how_the_run_ended_on_each_node() -> None:
+    lines = [" ".join(line.split()) for line in shown(TRAINING).splitlines()]
+    assert lines == [
+        "run 20260102-aa",
+        "job sft.yaml (LLaMA-Factory sft)",
+        "state succeeded",
+        "node 0 box1: exit code 0",
+        "node 1 box2: exit code 0",
+    ]
+
+
+NO_MORE = Failure(node="box2", node_rank=1, message="it broke")
+
+
+def shown_lines(failure: Failure) -> list[str]:
+    return shown(msgspec.structs.replace(TRAINING, status="failed", first_failure=failure)).strip().splitlines()
+
+
+def test_when_a_node_vanished_and_what_came_of_it_is_told() -> None:
+    failure = Failure(
+        node="box2",
+        node_rank=1,
+        message="gone",
+        time_s=TRAINING.started_s + 41,
+        consequences=("box1: Connection reset",),
+    )
+    lines = shown(msgspec.structs.replace(TRAINING, status="lost", first_failure=failure)).splitlines()
+    (at,) = (line for line in lines if line.strip().startswith("failed at"))
+    assert at.strip().endswith(", 41.0 s after the start")
+    assert ["consequence", "box1: Connection reset"] in [line.split(maxsplit=1) for line in map(str.strip, lines)]
+
+
+def test_the_cause_of_a_known_error_and_its_fix_are_shown_and_no_file_that_an_installation_lacks() -> None:
+    failure = Failure(node="box2", node_rank=1, message="it broke", error_id="bus-error", cause="no room", hint="more")
+    lines = [line.strip().split(maxsplit=1) for line in shown_lines(failure)]
+    assert ["cause", "no room"] in lines
+    assert ["hint", "more"] in lines
+    assert "docs/" not in " ".join(shown_lines(failure))
+    assert not {"cause", "hint"} & {line[0] for line in map(str.split, shown_lines(NO_MORE))}
+
+
+def test_a_failure_is_shown_as_text_and_moves_no_cursor() -> None:
+    failure = Failure(node="box[1]", node_rank=0, message="\x1b[2J[red]it broke[/]")
+    text = shown(msgspec.structs.replace(TRAINING, status="failed", first_failure=failure))
+    assert "box[1]: ?[2J[red]it broke[/]" in text

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from multinode.cluster.quoting import Command
+from multinode.launch.plan_text import plan_text
+from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    env = {"PLAIN": "1", "ODD": "two words; $(touch injected) 'and' \"more\"", "HF_TOKEN": "s3cret"}
+    command = Command(
+        argv=("sh", "-c", """env; printf '[%s]' "$@"; echo""", "sh", "a b", "*"),
+        env=env,
+        unset=("RANK", "PET_*"),
+        path_first="/env/bin",
+        cwd=str(tmp_path),
+    )
+    nodes = (
+        NodePlan(
+            node="box1",
+            node_rank=0,
+            ranks=(0, 1),
+            addr="10.0.0.1",
+            ifname="ens1f0",
+            run_dir="~/.multinode/runs/r.0",
+            command=command,
+            files=(PlanFile(path="job.yaml", text="secret: no"),),
+        ),
+        NodePlan(
+            node="box2",
+            node_rank=1,
+            ranks=(2, 3),
+            addr="box2",
+            ifname=None,
+            run_dir="~/.multinode/runs/r.1",
+            command=command,
+            assumed=("python: the first python3 on PATH",),
+        ),
+    )
+    return LaunchPlan(
+        run_id="r",
+        engine="torchrun",
+        job="train.py",
+        master_addr="10.0.0.1",
+        master_port=29500,
+        nproc_per_node=2,
+        world_size=4,
+        nodes=nodes,
+        notes=("box1 sends to 10.0.0.2 over wlan0",),
+    )
+
+
+def test_all_that_is_not_a_command_is_a_comment_and_everything_is_said(plan: LaunchPlan) -> None:
+    text = plan_text(plan)
+    for line in (
+        "# train.py: 4 workers, 2 on each of 2 nodes",
+        "# rendezvous at 10.0.0.1:29500",
+        "# note: box1 sends to 10.0.0.2 over wlan0",
+        "# --- box1: node rank 0, ranks 0, 1, 10.0.0.1 on ens1f0",
+        "# --- box2: node rank 1, ranks 2, 3, box2 on unknown",
+        "# sent first: ~/.multinode/runs/r.0/job.yaml",
+        "# assumed: python: the first python3 on PATH",
+    ):
+        assert line in text.splitlines()
+    assert "s3cret" not in text
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_shell_runs_the_text_as_it_stands(plan: LaunchPlan, tmp_path: Path, shell: str) -> None:
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "RANK": "9"}
+    done = subprocess.run([shell], input=plan_text(plan), env=environ, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert "ODD=two words; $(touch injected) 'and' \"more\"" in lines
+    assert not [line for line in lines if line.startswith("RANK=")]
+    assert f"PATH=/env/bin:{os.environ['PATH']}" in lines
+    assert lines.count("[a b][*]") == 2
+    assert not (tmp_path / "injected").exists()

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.job.engine_commands import Engine
+from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.job.planning import LaunchOptions
+from multinode.launch.checkpoint import Checkpoint, CheckpointChoice
+from multinode.launch.restart import (
+    RestartOptions,
+    Saved,
+    Start,
+    batch_words,
+    global_batch,
+    kept_accumulation,
+    resume_job,
+    why_no_fewer_nodes,
+    why_no_resume,
+    why_not_restarted,
+)
+from multinode.records.averaging import Averaging
+from multinode.records.run import Attempt, Failure
+
+TEXT = "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ndataset: d\noutput_dir: out/\n"
+CRASH = Failure(node="b", node_rank=1, rank=1, message="rank 1 crashed", kind="crashed", exit_code=1)
+OPTIONS = RestartOptions(restarts=2)
+
+
+def job(**config: Any) -> LlamaFactoryJob:
+    return parse_llamafactory(TEXT, "train.yaml", [f"{key}={value}" for key, value in config.items()])
+
+
+def attempt(last_step: int = 30, failure: Failure | None = CRASH, **changed: Any) -> Attempt:
+    values = {"run_id": "r", "status": "failed", "started_s": 0.0, "last_step": last_step, "first_failure": failure}
+    return Attempt(**{**values, **changed})
+
+
+def failure(**changed: Any) -> Failure:
+    return msgspec.structs.replace(CRASH, **changed)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "reason"),
+    [
+        ([attempt()], None),
+        ([attempt(status="lost", failure=failure(kind="node_lost"))], None),
+        ([attempt(0, failure(kind="node_lost"))], None),
+        ([attempt(failure=failure(kind="hang"))], None),
+        ([attempt(), attempt(40)], None),
+        # The same step, another cause; and the other way round.
+        ([attempt(), attempt(failure=failure(kind="killed"))], None),
+        ([attempt(), attempt(31)], None),
+        ([attempt(), attempt()], "it failed twice at step 30 for the same cause"),
+        ([attempt(30), attempt(40), attempt(50)], "all 2 restarts are used"),
+        ([attempt(0)], "it failed before its first step"),
+        ([attempt(), attempt(20, first_step=20)], "it failed before its first step"),
+        ([attempt(failure=failure(kind="out_of_memory"))], "it ran out of memory, and would again"),
+        ([attempt(failure=failure(kind="out_of_gpu_memory"))], "it ran out of memory, and would again"),
+        ([attempt(failure=failure(exit_code=78))], "exit code 78 says that a restart would not help"),
+        ([attempt(status="stopped", failure=None)], "it ended as stopped"),
+        ([attempt(status="succeeded", failure=None)], "it ended as succeeded"),
+    ],
+)
+def test_which_failures_are_restarted(attempts: list[Attempt], reason: str | None) -> None:
+    said = why_not_restarted(attempts, OPTIONS)
+    assert said is None if reason is None else said is not None and said.startswith(reason)
+
+
+def test_out_of_memory_is_restarted_when_that_is_asked_for() -> None:
+    asked = RestartOptions(restarts=2, after_oom=True)
+    assert why_not_restarted([attempt(failure=failure(kind="out_of_memory"))], asked) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({}, None),
+        ({"stage": "dpo", "finetuning_type": "full"}, None),
+        ({"stage": "rm"}, "does not resume stage rm"),
+        ({"stage": "rm", "finetuning_type": "full"}, "does not resume stage rm"),
+        ({"stage": "kto"}, None),
+        ({"stage": "ppo"}, "does not resume stage ppo"),
+        ({"deepspeed": "ds.json"}, "which checkpoint of DeepSpeed"),
+        ({"fsdp": "full_shard"}, "which checkpoint of FSDP"),
+        ({"save_only_model": "true"}, "optimizer"),
+        ({"save_strategy": "'no'"}, "saves no checkpoint"),
+        ({"save_strategy": "no"}, "saves no checkpoint"),
+        ({"output_dir": "null"}, "output_dir"),
+    ],
+)
+def test_which_jobs_can_go_on(config: dict[str, str], reason: str | None) -> None:
+    said = why_no_resume(job(**config))
+    assert said is None if reason is None else said is not None and reason in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        (Engine(name="accelerate", accelerate={"distributed_type": "FSDP"}), "accelerate with FSDP"),
+        (Engine(name="deepspeed"), "DeepSpeed"),
+        (Engine(name="accelerate", accelerate={"distributed_type": "MULTI_CPU"}), None),
+    ],
+)
+def test_an_engine_may_shard_what_the_yaml_does_not(engine: Engine, reason: str | None) -> None:
+    said = why_no_resume(job(), engine)
+    assert said is None if reason is None else said is not None and reason in said
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "before", "now", "kept"),
+    [(1, 2, 1, 2), (1, 4, 2, 2), (3, 2, 1, 6), (2, 3, 2, 3), (1, 3, 2, None), (1, 2, 2, 1), (3, 4, 3, 4)],
+)
+def test_which_accumulation_keeps_the_global_batch(accumulation: int, before: int, now: int, kept: int | None) -> None:
+    asked = job(gradient_accumulation_steps=accumulation)
+    assert kept_accumulation(asked, before, now) == kept
+    changed = resume_job(asked, Start(nodes=now, first_nodes=before, shared=True))
+    assert isinstance(changed, LlamaFactoryJob)
+    assert changed.config["gradient_accumulation_steps"] == (kept or accumulation)
+    if kept is not None:
+        assert global_batch(changed, now) == global_batch(asked, before)
+
+
+SCRIPT = ScriptJob(argv=("train.py",))
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "what", "launch", "reason"),
+    [
+        ({}, 2, job(), {}, None),
+        ({"min_nodes": 1}, 2, job(), {}, None),
+        ({"min_nodes": 2}, 2, job(), {}, None),
+        ({"min_nodes": 3}, 2, job(), {}, "there are 2 nodes in all"),
+        ({"min_nodes": 2}, 3, job(), {}, "no accumulation keeps the global batch of 3 nodes on fewer"),
+        ({"min_nodes": 2}, 3, job(gradient_accumulation_steps=2), {}, None),
+        ({"min_nodes": 2, "scale_batch": True}, 3, job(), {}, None),
+        ({"min_nodes": 1}, 3, SCRIPT, {}, None),
+        ({"min_nodes": 2}, 3, SCRIPT, {}, "no accumulation"),
+        (
+            {"min_nodes": 1},
+            2,
+            SCRIPT,
+            {"engine": Engine(name="deepspeed")},
+            "a checkpoint of DeepSpeed belongs to one number",
+        ),
+        ({"min_nodes": 1}, 2, job(deepspeed="z2.json"), {}, "a checkpoint of DeepSpeed belongs to one number"),
+        ({"min_nodes": 1}, 2, job(), {"averaging": Averaging(every=4)}, "nodes that average"),
+    ],
+)
+def test_which_runs_can_go_on_without_a_node(
+    options: dict[str, Any], nodes: int, what: Job, launch: dict[str, Any], reason: str | None
+) -> None:
+    said = why_no_fewer_nodes(what, LaunchOptions(**launch), nodes, RestartOptions(restarts=1, **options))
+    assert said is None if reason is None else said is not None and said.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("what", "start", "words"),
+    [
+        (job(), Start(nodes=2, first_nodes=2), None),
+        (
+            job(per_device_train_batch_size=4, gradient_accumulation_steps=3),
+            Start(nodes=1, first_nodes=2, shared=True),
+            "global batch 48 as before: gradient_accumulation_steps 6 instead of 3",
+        ),
+        (
+            job(num_train_epochs=3, learning_rate=0.001),
+            Start(nodes=2, first_nodes=3, choice=CheckpointChoice(name="checkpoint-20", step=20, max_steps=90)),
+            (
+                "global batch 32 instead of 48: learning_rate stays at 0.001, the schedule at 90 steps; a step has "
+                "2/3 of the samples"
+            ),
+        ),
+        (
+            job(),
+            Start(nodes=2, first_nodes=3),
+            (
+                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule is the YAML's; a step "
+                "has 2/3 of the samples"
+            ),
+        ),
+        (SCRIPT, Start(nodes=1, first_nodes=2), "MULTINODE_ACCUMULATION=2: with it the global batch is as before"),
+        (
+            SCRIPT,
+            Start(nodes=2, first_nodes=3),
+            "MULTINODE_ACCUMULATION=1: with it the global batch is 2/3 of what it was",
+        ),
+    ],
+)
+def test_what_is_said_of_the_batch_on_fewer_nodes(what: Job, start: Start, words: str | None) -> None:
+    assert batch_words(what, resume_job(what, start), start, 2 * start.nodes) == words
+
+
+def test_a_smaller_batch_goes_on_with_the_checkpoints_schedule() -> None:
+    chosen = CheckpointChoice(name="checkpoint-20", step=20, max_steps=90)
+    changed = resume_job(job(num_train_epochs=3), Start(nodes=2, first_nodes=3, choice=chosen, shared=True))
+    assert isinstance(changed, LlamaFactoryJob)
+    # As epochs the rest would be more steps, and the learning rate would jump back.
+    assert changed.config["max_steps"] == 90
+    assert "max_steps" not in resume_job(job(), Start(nodes=1, first_nodes=2, choice=chosen)).config  # type: ignore[union-attr]
+
+
+def test_a_script_sees_to_its_own_checkpoints() -> None:
+    script = ScriptJob(argv=("train.py",))
+    assert why_no_resume(script) is None
+    assert resume_job(script, Start(nodes=2, is_first=False)) is script
+
+
+CHOSEN = CheckpointChoice(name="checkpoint-20", step=20)
+RESUMED = {"resume_from_checkpoint": "out/checkpoint-20", "overwrite_output_dir": False}
+ANEW = {"resume_from_checkpoint": None, "overwrite_output_dir": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "start", "changed"),
+    [
+        ({}, Start(nodes=1), {}),
+        ({}, Start(nodes=2), {"save_on_each_node": True}),
+        ({"save_on_each_node": "false"}, Start(nodes=2), {}),
+        ({}, Start(nodes=2, shared=True), {}),
+        ({}, Start(nodes=1, choice=CHOSEN, has_any=True), RESUMED),
+        ({}, Start(nodes=1, choice=CHOSEN, has_any=True, is_first=False), RESUMED),
+        # Checkpoints of which none is complete: LLaMA-Factory would go on from one of them by its name.
+        ({}, Start(nodes=1, has_any=True), ANEW),
+        ({}, Start(nodes=1, is_first=False), ANEW),
+        ({"overwrite_output_dir": "true"}, Start(nodes=1, choice=CHOSEN, has_any=True), {}),
+        ({"overwrite_output_dir": "true"}, Start(nodes=1, choice=CHOSEN, is_first=False), RESUMED),
+        ({"resume_from_checkpoint": "mine"}, Start(nodes=1, choice=CHOSEN), {}),
+        ({"resume_from_checkpoint": "mine"}, Start(nodes=1, choice=CHOSEN, is_first=False), RESUMED),
+    ],
+)
+def test_where_an_attempt_begins(config: dict[str, str], start: Start, changed: dict[str, Any]) -> None:
+    before = job(**config)
+    after = resume_job(before, start)
+    assert isinstance(after, LlamaFactoryJob)
+    assert after.config == before.config | changed
+
+
+def test_a_checkpoint_from_before_the_run_counts_once_it_is_saved_anew() -> None:
+    def saved(saved_ns: int) -> Saved:
+        return Saved(checkpoints=(Checkpoint(name="checkpoint-20", saved_ns=saved_ns),))
+
+    assert saved(1).without(None) == saved(1)
+    assert saved(1).without(saved(1)).checkpoints == ()
+    assert saved(2).without(saved(1)) == saved(2)

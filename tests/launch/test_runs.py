@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from multinode.cli.main import build_app
+from multinode.cluster.cluster import Cluster
+from multinode.errors import MultinodeError, UsageError
+from multinode.launch.attach import Known
+from multinode.launch.context import RunContext
+from multinode.launch.logs import choose_logs, choose_nodes, follow_logs, node_logs
+from multinode.launch.runs import load_run, load_runs
+from multinode.profile.summary import Summary
+from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
+from multinode.transport.fake import FakeTransport
+from tests.launch.scripted import make_plan
+
+RUN = Run(
+    run_id="20260102-aa",
+    job="sft.yaml (LLaMA-Factory sft)",
+    engine="torchrun",
+    status="succeeded",
+    started_s=1.5,
+    ended_s=9.5,
+    world_size=2,
+    nodes=(NodeRun(name="box-a", node_rank=0), NodeRun(name="box-b", node_rank=1)),
+)
+SUMMARY = Summary(run_id=RUN.run_id, steps=30, steady_steps=25, rule="steps 6 to 30", samples_per_s=14.0)
+
+
+def store(root: Path, run_id: str = RUN.run_id) -> RunDirectory:
+    directory = RunDirectory.create(root, run_id)
+    directory.write("run.json", msgspec.structs.replace(RUN, run_id=run_id))
+    return directory
+
+
+def test_a_run_comes_back_with_its_figures(tmp_path: Path) -> None:
+    directory = store(tmp_path)
+    directory.write("summary.json", SUMMARY)
+    found = load_run(tmp_path, RUN.run_id)
+    assert (found.run, found.summary, found.directory.path) == (RUN, SUMMARY, directory.path)
+
+
+def test_a_run_that_got_nowhere_has_no_figures(tmp_path: Path) -> None:
+    store(tmp_path)
+    assert load_run(tmp_path, "last").summary is None
+
+
+def test_runs_are_listed_oldest_first_whatever_they_are_called(tmp_path: Path) -> None:
+    assert load_runs(tmp_path / "runs") == []
+    for age_s, run_id in ((10, "new"), (30, "old"), (20, "middle")):
+        record = store(tmp_path, run_id).path / "run.json"
+        os.utime(record, (1e9 - age_s, 1e9 - age_s))
+    assert [found.run.run_id for found in load_runs(tmp_path)] == ["old", "middle", "new"]
+
+
+def test_a_run_that_never_was_is_an_error_that_says_how_to_list_them(tmp_path: Path) -> None:
+    store(tmp_path)
+    with pytest.raises(UsageError, match="no run begins with '2027'") as caught:
+        load_run(tmp_path, "2027")
+    assert caught.value.hint == "list them: multinode runs"
+
+
+def test_a_record_that_was_torn_is_named_with_its_file(tmp_path: Path) -> None:
+    record = store(tmp_path).path / "run.json"
+    record.write_bytes(record.read_bytes()[:40])
+    with pytest.raises(MultinodeError, match=r"20260102-aa/run\.json cannot be read"):
+        load_run(tmp_path, "last")
+
+
+def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run_id in ("a", "b", "c"):
+        store(tmp_path, run_id)
+    (tmp_path / "b" / "run.json").write_text('{"run_id": 3')
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
+    listed = CliRunner().invoke(build_app(), ["runs", "--json"])
+    assert [run["run_id"] for run in json.loads(listed.stdout)["runs"]] == ["a", "c"]
+    assert f"left out: {tmp_path}/b/run.json cannot be read" in listed.stderr
+
+
+def test_no_odd_record_or_link_hides_the_good_runs_or_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run_id in ("directory", "fifo", "loop", "deep", "nul", "good"):
+        store(tmp_path, run_id)
+    for run_id in ("directory", "fifo", "loop"):
+        (tmp_path / run_id / "run.json").unlink()
+    (tmp_path / "directory/run.json").mkdir()
+    os.mkfifo(tmp_path / "fifo/run.json")
+    (tmp_path / "loop/run.json").symlink_to("run.json")
+    (tmp_path / "deep/run.json").write_bytes(b'{"nodes":' + b"[" * 1_000_000)
+    (tmp_path / "nul/summary.json").write_bytes(b"\x00" * 100)
+    (tmp_path / "itself").symlink_to("itself")
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
+    listed = CliRunner().invoke(build_app(), ["runs", "--json"])
+    assert [run["run_id"] for run in json.loads(listed.stdout)["runs"]] == ["good"]
+    assert listed.stderr.count("left out: ") == 2
+
+
+def test_runs_that_cannot_be_looked_at_are_one_clear_error(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    root.symlink_to(root)
+    with pytest.raises(MultinodeError, match=f"the runs in {root} cannot be read: Too many levels") as caught:
+        load_runs(root)
+    assert f"ls -ld {root}" in str(caught.value.hint)
+
+
+def test_what_show_prints_holds_the_results_that_the_run_has_and_no_others(tmp_path: Path) -> None:
+    directory = store(tmp_path)
+    bare = load_run(tmp_path, "last").document()
+    assert bare == {"schema": "multinode.show/1", "run": RUN, "directory": str(directory.path)}
+
+    directory.write("summary.json", SUMMARY)
+    directory.write("contrast.json", {"speedup": 0.5})
+    directory.write("nccl-test.json", {"rows": []})
+    full = load_run(tmp_path, "last").document()
+    assert set(full) - set(bare) == {"summary", "contrast", "nccl_test"}
+    assert full["summary"]["samples_per_s"] == 14.0
+    assert (full["contrast"], full["nccl_test"]) == ({"speedup": 0.5}, {"rows": []})
+
+
+@pytest.mark.parametrize(
+    ("node", "logs"),
+    [
+        (None, [("box-a", b"one\rtwo\n"), ("box-b", b"")]),
+        ("box-a", [("box-a", b"one\rtwo\n")]),
+        ("0", [("box-a", b"one\rtwo\n")]),
+        ("1", [("box-b", b"")]),
+    ],
+)
+def test_logs_are_given_raw_and_of_one_node_by_name_or_node_rank(
+    tmp_path: Path, node: str | None, logs: list[tuple[str, bytes]]
+) -> None:
+    store(tmp_path).append_log(0, b"one\rtwo\n")
+    stored = load_run(tmp_path, "last")
+    found = node_logs(stored, choose_nodes(stored, node, None))
+    assert [(name, b"".join(pieces)) for name, pieces in found] == logs
+
+
+@pytest.mark.parametrize("node", ["box", "2", "-1", ""])
+def test_a_node_that_the_run_does_not_have_is_an_error_that_lists_its_nodes(tmp_path: Path, node: str) -> None:
+    store(tmp_path)
+    with pytest.raises(UsageError, match=f"run 20260102-aa has no node '{node}'") as caught:
+        choose_nodes(load_run(tmp_path, "last"), node, None)
+    assert caught.value.hint == "it has: box-a, box-b"
+
+
+def test_a_worker_is_found_on_its_node(tmp_path: Path) -> None:
+    store(tmp_path)
+    stored = load_run(tmp_path, "last")
+    per_node = RUN.world_size // 2
+    assert [choose_nodes(stored, None, rank)[0].name for rank in (0, per_node)] == ["box-a", "box-b"]
+    with pytest.raises(UsageError, match=f"has no rank {RUN.world_size}"):
+        choose_nodes(stored, None, RUN.world_size)
+
+
+def test_an_import_has_no_logs(tmp_path: Path) -> None:
+    directory = store(tmp_path)
+    directory.write("run.json", msgspec.structs.replace(RUN, kind="import", nodes=(), world_size=0))
+    for rank in (None, 0):
+        with pytest.raises(UsageError, match="has no logs: it is of kind import") as caught:
+            choose_logs(tmp_path, load_run(tmp_path, "last"), None, rank)
+        assert caught.value.hint == f"see multinode table {RUN.run_id}"
+
+
+def store_part(root: Path, run: Run, log: bytes) -> None:
+    directory = RunDirectory.create(root, run.run_id)
+    directory.write("plan.json", {})
+    directory.append_log(0, log)
+    directory.write("run.json", run)
+
+
+@pytest.mark.parametrize("kind", ["bench", "sweep", "contrast", "advise"])
+def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind: str) -> None:
+    whole = msgspec.structs.replace(RUN, run_id="w", kind=kind)
+    store(tmp_path, "w").write("run.json", whole)
+    for rank, node in enumerate(RUN.nodes):
+        alone = NodeRun(name=node.name, node_rank=0)
+        part = msgspec.structs.replace(whole, run_id=f"w-{rank}", world_size=1, nodes=(alone,))
+        store_part(tmp_path, part, f"log of {node.name}\n".encode())
+    # Named alike, and no part of it.
+    store_part(tmp_path, msgspec.structs.replace(whole, run_id="w-3", kind="launch"), b"another\n")
+    store_part(tmp_path, msgspec.structs.replace(whole, run_id="x-0"), b"of another one of this kind\n")
+
+    def logs(node: str | None = None, rank: int | None = None) -> list[tuple[str, str, bytes]]:
+        chosen = choose_logs(tmp_path, load_run(tmp_path, "w"), node, rank)
+        return [
+            (part.run.run_id, name, b"".join(pieces))
+            for part, nodes in chosen
+            for name, pieces in node_logs(part, nodes)
+        ]
+
+    first, second = ("w-0", "box-a", b"log of box-a\n"), ("w-1", "box-b", b"log of box-b\n")
+    assert logs() == logs(rank=0) == [first, second]
+    # By the node ranks of the whole, not of its parts.
+    assert logs(node="1") == logs(node="box-b") == [second]
+    assert logs(node="0") == [first]
+    with pytest.raises(UsageError, match="no run of w has this node and rank"):
+        logs(rank=1)
+    with pytest.raises(UsageError, match="run w has no node 'box-c'"):
+        logs(node="box-c")
+
+
+def test_a_bench_none_of_whose_runs_began_has_no_logs_and_says_so(tmp_path: Path) -> None:
+    store(tmp_path).write("run.json", msgspec.structs.replace(RUN, kind="bench"))
+    with pytest.raises(UsageError, match="has no logs: it is of kind bench, without runs") as caught:
+        choose_logs(tmp_path, load_run(tmp_path, "last"), None, None)
+    assert caught.value.hint == f"see multinode show {RUN.run_id}"
+
+
+@pytest.mark.parametrize("kind", ["bench", "sweep"])
+def test_what_was_killed_while_it_measured_runs_no_longer(tmp_path: Path, kind: str) -> None:
+    directory = store(tmp_path)
+    directory.write("run.json", msgspec.structs.replace(RUN, kind=kind, status="running", ended_s=None))
+    with directory.lock():
+        assert load_run(tmp_path, "last").run.status == "running"
+    (listed,) = load_runs(tmp_path)
+    assert (listed.run.status, listed.run.ended_s) == ("stopped", None)
+
+
+def test_a_launch_goes_on_without_its_controller(tmp_path: Path) -> None:
+    store(tmp_path).write("run.json", msgspec.structs.replace(RUN, status="running"))
+    assert load_run(tmp_path, "last").run.status == "running"
+
+
+def test_a_defect_of_who_follows_a_run_is_no_good_end_of_its_logs(tmp_path: Path) -> None:
+    """Of a plan with more nodes than there are: what is raised then is none of our own errors."""
+    run = msgspec.structs.replace(RUN, status="running", ended_s=None)
+    directory = store(tmp_path)
+    directory.write("run.json", run)
+    known = Known(run=run, plan=make_plan("box-a"), cluster=Cluster(nodes=(), source="hosts"), directory=directory)
+    context = RunContext(FakeTransport(lambda *_: []), tmp_path)
+    with pytest.raises(IndexError):
+        list(follow_logs(known, (0,), context))

@@ -1,0 +1,188 @@
+"""stop of a run that another process follows: its recorded end counts, also where the call to one node failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.errors import ConnectError, MultinodeError, NodeFailed, NodeGone, UsageError
+from multinode.launch import attach
+from multinode.launch.attach import Known, find_known, stop
+from multinode.launch.context import RunContext
+from multinode.launch.stop_by_id import stop_by_id
+from multinode.records.run import NodeRun, Run, new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.transport.agent import AgentTransport
+from multinode.transport.fake import FakeTransport
+from tests.launch.scripted import make_plan
+
+STOPPED = {"kind": "stopped", "state": "ended", "processes_left": 0}
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Known]:
+    """A run whose lock is held, as by the process that follows it."""
+    monkeypatch.setattr(attach, "_ANSWER_S", 0.5)
+    plan = make_plan("a", "b")
+    directory = RunDirectory.create(tmp_path, plan.run_id)
+    run = new_run(plan, 1.0)
+    directory.write("run.json", run)
+    cluster = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+    with directory.lock():
+        yield Known(run=run, plan=plan, cluster=cluster, directory=directory)
+
+
+@pytest.mark.parametrize("ended_by", ["a", "b"])
+@pytest.mark.parametrize("unreachable", ["", "b", "ab"])
+def test_the_recorded_end_counts_and_without_one_the_error_of_the_node(
+    known: Known, unreachable: str, ended_by: str
+) -> None:
+    """As in a batch job: the node that is told ends it, and the channel to the other may go with it."""
+
+    def answer(node: Node, *_: object) -> list[bytes]:
+        if node.name == ended_by and node.name not in unreachable:
+            ended = msgspec.structs.replace(known.run, status="stopped", stop_reason="stop")
+            known.directory.write("run.json", ended)
+        if node.name in unreachable:
+            raise NodeFailed("the step has ended", node=node.name)
+        return [json.dumps(STOPPED).encode() + b"\n"]
+
+    context = RunContext(FakeTransport(answer), known.directory.path.parent)
+    if ended_by not in unreachable:
+        assert stop(known, context, 0.1).run.status == "stopped"
+    else:
+        with pytest.raises(NodeFailed, match="the step has ended") as raised:
+            stop(known, context, 0.1)
+        assert raised.value.node == unreachable[0]
+
+
+def test_an_end_that_nobody_records_is_an_error(known: Known) -> None:
+    answers = FakeTransport(lambda *_: [json.dumps(STOPPED).encode() + b"\n"])
+    with pytest.raises(MultinodeError, match="has not recorded its end"):
+        stop(known, RunContext(answers, known.directory.path.parent), 0.1)
+    recorded = known.directory.read("run.json", Run)
+    assert recorded is not None
+    assert (recorded.status, {node for node, *_ in answers.ran}) == ("running", {"a", "b"})
+
+
+def record(known: Known, status: str, *nodes: NodeRun) -> Known:
+    run = msgspec.structs.replace(known.run, status=status, nodes=nodes)
+    known.directory.write("run.json", run)
+    return msgspec.structs.replace(known, run=run)
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
+    """A run that nobody follows."""
+    monkeypatch.setattr(attach, "_ANSWER_S", 0.5)
+    plan = make_plan("a", "b")
+    directory = RunDirectory.create(tmp_path, plan.run_id)
+    cluster = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
+    return Known(run=new_run(plan, 1.0), plan=plan, cluster=cluster, directory=directory)
+
+
+def over(name: str, node_rank: int, **fields: Any) -> NodeRun:
+    whole = {"state": "ended", "cause": "stopped", "processes_left": 0, **fields}
+    return NodeRun(name=name, node_rank=node_rank, **whole)
+
+
+UNCLEAR: dict[str, dict[str, Any]] = {
+    "lost": {"state": "lost", "cause": None, "processes_left": None},
+    "left running by a controller that died": {"state": "running", "cause": None, "processes_left": None},
+    "with processes left": {"processes_left": 2},
+    "not known on the node": {"cause": "not_started"},
+}
+
+
+@pytest.mark.parametrize("how", UNCLEAR)
+def test_a_node_that_has_not_said_that_it_is_over_is_asked_whatever_was_recorded(left: Known, how: str) -> None:
+    known = record(left, "lost", over("a", 0, exit_code=1, cause="exited"), over("b", 1, **UNCLEAR[how]))
+    nodes = FakeTransport(
+        lambda *_: [json.dumps({**STOPPED, "cause": "stopped", "signal": "SIGTERM"}).encode() + b"\n"]
+    )
+    run = stop(known, RunContext(nodes, known.directory.path.parent), 0.1).run
+    (asked,) = nodes.ran
+    assert (asked[0], json.loads(asked[2])["run_id"]) == ("b", "r.1")
+    assert (run.status, run.stop_reason) == ("stopped", "stop")
+    assert run.nodes == (known.run.nodes[0], over("b", 1, signal="SIGTERM"))
+    assert known.directory.read("run.json", Run) == run
+
+
+def test_a_run_that_every_node_said_to_be_over_is_left_as_it_is(left: Known) -> None:
+    known = record(left, "succeeded", over("a", 0, cause="exited"), over("b", 1, cause="exited"))
+    nodes = FakeTransport(lambda *_: [])
+    assert stop(known, RunContext(nodes, known.directory.path.parent), 0.1).run == known.run
+    assert nodes.ran == []
+
+
+def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: Known) -> None:
+    known = record(left, "lost", over("a", 0, state="lost"), over("b", 1, state="lost"))
+
+    def answer(node: Node, *_: object) -> list[bytes]:
+        if node.name == "b":
+            raise ConnectError("no route", node="b")
+        return [json.dumps({**STOPPED, "cause": "unknown"}).encode() + b"\n"]
+
+    context = RunContext(FakeTransport(answer), known.directory.path.parent)
+    said: list[str] = []
+    context.say = said.append
+    run = stop(known, context, 0.1).run
+    assert (run.status, [node.state for node in run.nodes]) == ("lost", ["ended", "lost"])
+    assert said == ["b: it may still run there: no route"]
+    assert run.nodes[0].cause == "stopped"
+
+
+def test_nothing_runs_any_more_where_the_allocation_has_ended(left: Known) -> None:
+    known = record(left, "lost", over("a", 0, state="lost"), over("b", 1, state="lost"))
+
+    def answer(node: Node, *_: object) -> list[bytes]:
+        raise NodeGone("its allocation has ended", node=node.name)
+
+    run = stop(known, RunContext(FakeTransport(answer), known.directory.path.parent), 0.1).run
+    assert (run.status, [node.state for node in run.nodes]) == ("stopped", ["ended", "ended"])
+
+
+def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(left: Known) -> None:
+    here: dict[str, dict[str, Any]] = {
+        "a": {"runs": [{"run_id": "r-x.0"}, {"run_id": "r-x-1.0"}, {"run_id": "other.0"}], "living": []},
+        "b": {"runs": [{"run_id": "r-x.0", "machine": "a"}], "living": ["r-x.1"]},
+    }
+    asked: list[tuple[str, str]] = []
+
+    def answer(node: Node, command: str, stdin: bytes) -> list[bytes]:
+        if command.endswith("runs"):
+            return [json.dumps({"kind": "runs", **here[node.name]}).encode() + b"\n"]
+        asked.append((node.name, json.loads(stdin)["run_id"]))
+        return [json.dumps(STOPPED).encode() + b"\n"]
+
+    agent = AgentTransport(FakeTransport(answer))
+    stops = stop_by_id(agent, left.cluster, "r-x", 0.1)
+    assert sorted(asked) == [("a", "r-x-1.0"), ("a", "r-x.0"), ("b", "r-x.1")]
+    assert [(one.node, one.runs, one.processes_left) for one in stops] == [
+        ("a", ("r-x-1.0", "r-x.0"), 0),
+        ("b", ("r-x.1",), 0),
+    ]
+    with pytest.raises(UsageError, match="no run 'nosuch' on the nodes of hosts"):
+        stop_by_id(agent, left.cluster, "nosuch", 0.1)
+
+
+def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_an_attempt_of_ours(
+    tmp_path: Path,
+) -> None:
+    attempt, whole = RunDirectory.create(tmp_path, "r-1"), RunDirectory.create(tmp_path, "r")
+    plan = make_plan("a")
+    attempt.write("plan.json", plan)
+    attempt.write_cluster(Cluster(nodes=(Node(name="a"),), source="hosts"), "a\n")
+    for directory in (attempt, whole):
+        directory.write("run.json", new_run(plan, 1.0))
+    found = find_known(tmp_path, "r-1").whole
+    assert found is not None
+    assert found.path == whole.path
+    whole.path.chmod(0o777)
+    assert find_known(tmp_path, "r-1").whole is None

@@ -1,0 +1,237 @@
+"""What the verdict makes of nccl-tests and iperf3 figures that others published; each case names its source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multinode.cluster.facts import Interface, RdmaPort
+from multinode.network.nic_path_check import MessagePath, NicPathCheck
+from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
+from multinode.network.words import verdict_with_words
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.collectives import CollectiveRow, bus_factor
+from multinode.traffic.pair_speeds import PairSpeed, RawTcp
+
+MIB = 1 << 20
+TWO, BOXES = Layout(nodes=2), Layout(nodes=2, workers_per_node=8)
+
+
+def row(busbw_gb_per_s: float, layout: Layout, size_bytes: int = 512 * MIB) -> CollectiveRow:
+    factor = bus_factor("all_reduce", layout.workers)
+    algbw = busbw_gb_per_s / factor
+    time_us = size_bytes / algbw / 1000
+    return CollectiveRow(
+        collective="all_reduce",
+        size_bytes=size_bytes,
+        count=size_bytes // 4,
+        iters=20,
+        time_us=time_us,
+        p95_us=time_us,
+        transfer_us=time_us,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=busbw_gb_per_s,
+        num_wrong=0,
+    )
+
+
+def streams(gbit_per_s: float) -> tuple[PairSpeed, ...]:
+    return tuple(PairSpeed(source=one, target=other, gbit_per_s=gbit_per_s) for one, other in ("ab", "ba"))
+
+
+def judged(
+    busbw_gb_per_s: float | dict[int, float],
+    link: float,
+    *,
+    layout: Layout = TWO,
+    one: float | None = None,
+    several: float | None = None,
+    mtu: int = 1500,
+    **changes: Any,
+) -> Verdict:
+    """By the busbw of an all-reduce, the NIC's rate, and Gbit/s of raw TCP over one connection and over several."""
+    by_size = busbw_gb_per_s if isinstance(busbw_gb_per_s, dict) else {512 * MIB: busbw_gb_per_s}
+    several = several or one
+    evidence = Evidence(
+        rows=tuple(row(speed, layout, size) for size, speed in by_size.items()),
+        layout=layout,
+        cards={name: Interface(name="eth0", speed_gbit_per_s=link, mtu=mtu) for name in "ab"},
+        tcp=RawTcp(one=streams(one) if one else (), several=streams(several) if several else (), connections=4),
+        **({"backend": "nccl"} | changes),
+    )
+    return verdict_with_words(judge_scan(evidence), evidence.path, evidence.backend, evidence.link_gbit_per_s)
+
+
+def codes(verdict: Verdict) -> list[str]:
+    return [cause.code for cause in verdict.causes]
+
+
+RDMA: dict[str, Any] = {"layout": BOXES, "over_rdma": True}
+
+
+def raw_rdma(gbit_per_s: float) -> dict[str, Any]:
+    return {**RDMA, "rdma": streams(gbit_per_s)}
+
+
+def halves(gbit_per_s: float | None) -> dict[str, Any]:
+    """Of a Spark: each half tells the 200 Gbit/s of the whole, and its slot carries 126."""
+    half = RdmaPort(device="rocep1s0f0", port=1, rate_gbit_per_s=200, pcie_gbit_per_s=126).carries_gbit_per_s
+    rates = {"nics_gbit_per_s": dict.fromkeys("ab", (half, half))}
+    return {"over_rdma": True, "rdma": streams(gbit_per_s) if gbit_per_s else (), **rates}
+
+
+def several_nics(count: int, rate: float) -> dict[str, Any]:
+    return {**RDMA, "nics_gbit_per_s": dict.fromkeys("ab", (rate,) * count)}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "cause"),
+    [
+        # nccl#209: GCP, 32 Gbit/s; with one GPU a node and with eight.
+        pytest.param(judged(31 / 8, 32, one=31), "ok", [], id="gcp-2x1"),
+        pytest.param(judged(14.8 / 8, 32, layout=BOXES, one=30), "slow", ["few_sockets"], id="gcp-2x8"),
+        # nccl#700: RoCE of 200 Gbit/s, PCIe access control on.
+        pytest.param(judged(9.84, 200, **RDMA), "slow", ["slow_rdma"], id="roce-acs"),
+        # The same with ib_write_bw's 180 Gbit/s; nccl#2409: 392 of 400.
+        pytest.param(judged(9.84, 200, **raw_rdma(180)), "slow", ["slow_over_rdma"], id="roce-acs-raw"),
+        pytest.param(
+            judged(216.5, 400, **several_nics(8, 400) | raw_rdma(8 * 392)), "slow", ["slow_over_rdma"], id="8x400-raw"
+        ),
+        # dgx-spark-playbooks#103: two halves on slots of 126 Gbit/s; NCCL of a development branch, and of a release.
+        pytest.param(judged(3.04, 200, layout=TWO, **halves(97.28 + 92.57)), "slow", ["slow_over_rdma"], id="spark-3"),
+        pytest.param(judged(23.74, 200, layout=TWO, **halves(97.28 + 92.57)), "ok", [], id="spark-24"),
+        # #102: the same without a figure of ib_write_bw; #108: a NIC that started degraded.
+        pytest.param(judged(3, 200, layout=TWO, **halves(None)), "slow", ["slow_rdma"], id="spark-102"),
+        pytest.param(judged(1.6, 200, layout=TWO, **halves(13.23)), "slow", ["slow_raw_rdma"], id="spark-108"),
+        # DLPerf: what its BERT implies of EDR.
+        pytest.param(judged(6.07, 100, **RDMA), "slow", ["slow_rdma"], id="edr"),
+        # nccl#1048: four NICs of 200 Gbit/s; nccl#2409: eight of 400.
+        pytest.param(judged(86, 200, **several_nics(4, 200)), "ok", [], id="4x200"),
+        pytest.param(judged(216.5, 400, **several_nics(8, 400)), "slow", ["slow_rdma"], id="8x400"),
+        # The same where nothing names the NICs that were used.
+        pytest.param(judged(86, 200, **RDMA), "inconclusive", ["more_nics"], id="4x200-unknown"),
+        pytest.param(judged(216.5, 400, **RDMA), "inconclusive", ["more_nics"], id="8x400-unknown"),
+        # nccl-tests#22: EFA, 100 Gbit/s: a tree of two nodes sends 8/15 of what a ring does.
+        pytest.param(judged(125 / 8, 100, **RDMA), "inconclusive", ["another_algorithm"], id="efa-tree"),
+        # AWS, 25 Gbit/s: a flow is capped at 5.
+        pytest.param(judged(0.62, 25, one=4.96, several=23.2), "slow", ["flow_cap_nccl", "few_sockets"], id="aws-cap"),
+        pytest.param(judged(1.2, 100, one=9.6, several=70), "slow", ["flow_cap_nccl", "few_sockets"], id="aws-cap-10"),
+        # byteps#29: one connection 13.7, four 21.1, NCCL 10 of 25 Gbit/s.
+        pytest.param(judged(10 / 8, 25, one=13.7, several=21.1), "slow", ["one_connection_fast_nccl", "few_sockets"]),
+        # DeepSpeed#5766: Thunderbolt, 40 Gbit/s.
+        pytest.param(judged(1.9, 40, one=16.2), "slow", ["slow_tcp"], id="thunderbolt"),
+        # iperf#286: 100 Gbit/s, one connection 35, several 96.
+        pytest.param(
+            judged(4.0, 100, one=35, several=96, mtu=9000),
+            "slow",
+            ["one_connection_fast_nccl", "few_sockets"],
+            id="100g-one-core",
+        ),
+        # iperf#408: 40 Gbit/s, 4.18 either way.
+        pytest.param(judged(0.5, 40, one=4.18), "slow", ["odd_cable"], id="40g-cable"),
+        # iperf#474: 82599, 10 Gbit/s: 5.5 of the 9.4 that it carries.
+        pytest.param(judged(5.4 / 8, 10, one=5.5), "slow", ["slow_tcp"], id="82599"),
+        # speechbrain#1096: 625 Mbit/s of 1 Gbit/s.
+        pytest.param(judged(0.075, 1, one=0.625), "slow", ["odd_cable"], id="gigabit-cable"),
+        pytest.param(judged(0.117, 1, one=0.94), "ok", [], id="1g"),
+        pytest.param(judged(1.1, 10, one=9.4), "ok", [], id="10g"),
+    ],
+)
+def test_published_figures_are_judged_as_those_who_met_them_found(
+    verdict: Verdict, status: str, cause: list[str]
+) -> None:
+    assert (verdict.status, codes(verdict)) == (status, cause)
+    assert verdict.text.startswith({"ok": "network OK"}.get(status, status))
+    # The first hint is there, and none stands twice.
+    hints = [one.hint for one in verdict.causes if one.hint]
+    assert len(set(hints)) == len(hints)
+    assert bool(hints) == bool(cause)
+
+
+def test_raw_rdma_is_told_beside_the_busbw_and_what_it_rules_out() -> None:
+    slow = judged(9.84, 200, **raw_rdma(180))
+    assert "39% of line rate (200 Gbit/s) and 44% of raw RDMA" in slow.text
+    assert slow.causes[0].text.startswith("ib_write_bw reaches 22.5 GB/s between the same ports, which rules out")
+    degraded = judged(1.6, 200, layout=TWO, **halves(13.23))
+    assert degraded.causes[0].text.startswith("ib_write_bw reaches 1.65 of 31.5 GB/s as well: the network or the NIC's")
+    # Where the collective went over sockets, it says nothing.
+    assert "RDMA" not in judged(1.1, 10, one=9.4, rdma=streams(180)).text
+
+
+def test_sockets_that_are_too_many_are_told_where_large_messages_fall_behind() -> None:
+    """nccl#450: 100 Gbit/s, GB/s at 8 MiB and from there on doubled."""
+    sizes = dict(zip((8, 16, 32, 64, 128), (4.52, 5.21, 1.48, 1.12, 1.40), strict=True))
+    verdict = judged({size * MIB: speed for size, speed in sizes.items()}, 100, one=70)
+    assert (verdict.status, codes(verdict)) == ("slow", ["many_sockets"])
+    assert "NCCL reaches 5.21 GB/s at 16 MiB and 1.12 beyond" in verdict.causes[0].text
+    assert "unset NCCL_SOCKET_NTHREADS" in verdict.causes[0].hint
+    # One size that is slow by chance, or a sweep that only stops growing, is not that.
+    for speeds in ((4.52, 5.21, 1.48, 5.1, 5.0), (1.0, 1.4, 1.3, 1.2, 1.3), (5.0, 4.0, 3.9, 3.6, 1.2)):
+        steady = judged(dict(zip((MIB << shift for shift in range(3, 8)), speeds, strict=True)), 100, one=40)
+        assert "many_sockets" not in codes(steady)
+
+
+def test_the_rate_of_several_nics_is_their_sum_and_said() -> None:
+    eight, four = judged(216.5, 400, **several_nics(8, 400)), judged(86, 200, **several_nics(4, 200))
+    assert "reaches 54% of line rate (3200 Gbit/s, 8 NICs together)" in eight.text
+    assert four.text.startswith("network OK for a link of 800 Gbit/s (4 NICs together): ")
+    assert "86% of line rate" in four.text
+    # Of two nodes the slower counts.
+    uneven = judged(86, 200, **{**RDMA, "nics_gbit_per_s": {"a": (200.0,) * 4, "b": (200.0,) * 3}})
+    assert uneven.status == "inconclusive"
+    # A NIC that is not known is not left out.
+    one = judged(86, 200, **{**RDMA, "nics_gbit_per_s": {"a": (200.0,) * 4}})
+    assert (one.status, codes(one)) == ("inconclusive", ["more_nics"])
+
+
+@pytest.mark.parametrize("busbw", [26.3, 30, 100, 1000])
+@pytest.mark.parametrize("over_rdma", [False, True])
+def test_more_than_a_link_carries_is_never_ok(busbw: float, *, over_rdma: bool) -> None:
+    verdict = judged(busbw, 200, layout=Layout(nodes=4), over_rdma=over_rdma)
+    assert verdict.status == "inconclusive"
+    assert "more than such a link carries" in verdict.text
+    assert "more NICs than the one known" in verdict.causes[0].text
+    assert judged(25, 200, layout=Layout(nodes=4), over_rdma=True).status == "ok"
+
+
+def test_what_counters_say_of_the_algorithm_is_what_passed_the_nic() -> None:
+    """Two nodes of eight: the same busbw is 53 % of what a ring would have passed."""
+    path = NicPathCheck(
+        ok=True, messages=(MessagePath(collective="all_reduce", size_bytes=512 * MIB, algorithm="tree"),)
+    )
+    of_tree: dict[str, Any] = {"path": path}
+    tree, ring = (
+        judged(11.0, 100, layout=BOXES, one=94, mtu=9000, **more)
+        for more in (of_tree, of_tree | {"path": NicPathCheck(ok=True)})
+    )
+    assert ring.worst is not None
+    assert tree.worst is not None
+    assert tree.worst.card_gb_per_s == pytest.approx(ring.worst.card_gb_per_s * 8 / 15)
+    assert (ring.status, tree.status) == ("ok", "slow")
+    certain = judged(125 / 8, 100, path=path, **RDMA)
+    assert certain.worst is not None
+    assert certain.worst.share_of_ceiling == pytest.approx(2 / 3)
+
+
+def test_a_flow_that_a_cloud_caps_is_not_a_core() -> None:
+    capped = judged(0.62, 25, one=4.96, several=23.2)
+    assert "limited to 5 Gbit/s, as AWS caps a flow" in capped.causes[0].text
+    assert "NCCL_SOCKET_NTHREADS" in capped.causes[0].hint
+    assert "cluster placement group" in capped.causes[0].hint
+    gloo = judged(0.62, 25, one=4.96, several=23.2, backend="gloo")
+    assert codes(gloo)[0] == "flow_cap"
+    assert "NCCL" not in gloo.causes[0].hint
+    # A link of 10 Gbit/s of which one core makes 4.9 and the wire no more than 9.4 may be either.
+    assert "one CPU core, or by a cap on each flow" in judged(0.9, 25, one=7.2, several=23).causes[0].text
+
+
+def test_where_nodes_have_unlike_many_nics_the_rate_is_told_with_those_that_it_is_of() -> None:
+    nics = {"a": (100.0,) * 8, "b": (100.0,) * 4}
+    assert "400 Gbit/s (4 NICs together)" in judged(45, 100, **{**RDMA, "nics_gbit_per_s": nics}).text
+
+
+def test_one_nic_of_a_bond_is_named_beside_a_clouds_cap() -> None:
+    (cause, _) = judged(1.1, 20, one=9.4, several=18.6).causes
+    assert cause.code == "flow_cap_nccl"
+    assert "bond" in cause.text

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.cluster.facts import Interface
+from multinode.network.nic_path_check import NicPathCheck
+from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
+from multinode.network.words import verdict_with_words
+from multinode.traffic.collectives import CollectiveRow, bus_factor
+from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
+from multinode.units import goodput_gb_per_s
+
+MIB = 1 << 20
+GIGABIT = goodput_gb_per_s(1.0)
+START_US = 150.0
+
+
+def rows(
+    gb_per_s: float, *, collective: str = "all_reduce", most: int = 64 * MIB, **changes: Any
+) -> tuple[CollectiveRow, ...]:
+    """A sweep of two workers from 8 B to `most`, every message with a start and a bandwidth."""
+    factor = bus_factor(collective, 2)
+    made = []
+    size = 8
+    while size <= most:
+        time_us = START_US + size * factor / gb_per_s / 1000
+        known: dict[str, Any] = {"time_us": time_us, "transfer_us": time_us, "num_wrong": 0} | changes
+        algbw = size / known["time_us"] / 1000
+        made.append(
+            CollectiveRow(
+                collective=collective,
+                size_bytes=size,
+                count=size // 4,
+                iters=20,
+                p95_us=known["time_us"],
+                algbw_gb_per_s=algbw,
+                busbw_gb_per_s=algbw * factor,
+                **known,
+            )
+        )
+        size *= 8
+    return tuple(made)
+
+
+def ring(gb_per_s: float, names: str = "ab", **slow: float) -> tuple[PairSpeed, ...]:
+    """Streams around the ring, in GB/s; `slow` by sender."""
+    return tuple(
+        PairSpeed(source=name, target=names[(place + 1) % len(names)], gbit_per_s=8 * slow.get(name, gb_per_s))
+        for place, name in enumerate(names)
+    )
+
+
+def trips(**us: float) -> tuple[RoundTrip, ...]:
+    """Round trips around the ring, by sender."""
+    names = tuple(us)
+    return tuple(
+        RoundTrip(source=name, target=names[(place + 1) % len(names)], median_us=us[name])
+        for place, name in enumerate(names)
+    )
+
+
+WELL = RawTcp(one=ring(0.995 * GIGABIT), several=ring(0.995 * GIGABIT), latency=trips(a=90.0, b=95.0))
+
+
+def tcp(**changes: Any) -> RawTcp:
+    return msgspec.structs.replace(WELL, **changes)
+
+
+def both_ways(gb_per_s: float) -> RawTcp:
+    return tcp(one=ring(gb_per_s), several=ring(gb_per_s))
+
+
+def cards(names: str = "ab", b: dict[str, Any] | None = None, **all_of_them: Any) -> dict[str, Interface]:
+    """Cards at 1 Gbit/s that are well, but for what a test changes of them, or of b's alone."""
+    well: dict[str, Any] = {"name": "ens1f0", "speed_gbit_per_s": 1.0, "mtu": 1500, "duplex": "full"} | all_of_them
+    return {name: Interface(**(well | (b or {} if name == "b" else {}))) for name in names}
+
+
+def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
+    """The verdict on two nodes at 1 Gbit/s that are well, but for what a test changes."""
+    everything: dict[str, Any] = {
+        "rows": rows(gb_per_s),
+        "backend": "gloo",
+        "tcp": WELL,
+        "path": NicPathCheck(ok=True),
+        "wait_share_by_node": {"a": 0.02, "b": 0.03},
+        "busy_percent_by_node": {"a": 30.0, "b": 35.0},
+        "cards": cards(),
+    }
+    return worded(Evidence(**(everything | changes)))
+
+
+def worded(evidence: Evidence) -> Verdict:
+    return verdict_with_words(judge_scan(evidence), evidence.path, evidence.backend, evidence.link_gbit_per_s)
+
+
+SLOW = 0.3 * GIGABIT
+TEN = goodput_gb_per_s(10.0)
+
+
+def at_ten(gb_per_s: float, raw: float = 0.95 * TEN, **changes: Any) -> Verdict:
+    everything = {"backend": "nccl", "cards": cards(speed_gbit_per_s=10.0), "tcp": both_ways(raw)}
+    return judged(gb_per_s, **(everything | changes))
+
+
+def test_a_network_that_is_used_in_full_needs_no_action() -> None:
+    verdict = judged()
+    assert verdict.text == (
+        "network OK for a link of 1 Gbit/s: all_reduce of 16 MiB reaches 99% of TCP line rate and 99% of raw TCP"
+    )
+    assert (verdict.nodes, verdict.causes) == ((), ())
+
+
+def test_the_shares_are_of_the_large_sizes_each() -> None:
+    shares = judged().shares
+    assert [share.size_bytes for share in shares] == [2 * MIB, 16 * MIB]
+    assert shares[-1].share_of_ceiling == pytest.approx(0.99, abs=0.003)
+    assert shares[-1].share_of_tcp == pytest.approx(0.99 / 0.995, abs=0.003)
+
+
+def test_a_sweep_of_small_sizes_alone_is_not_called_slow_for_its_latency() -> None:
+    verdict = judged(rows=rows(0.99 * GIGABIT, most=4096 * 8))
+    assert [share.size_bytes for share in verdict.shares] == [32768]
+    assert verdict.shares[0].share_of_ceiling == pytest.approx(0.64, abs=0.03)
+    assert verdict.status == "ok"
+
+
+def test_wrong_values_come_before_everything() -> None:
+    verdict = judged(rows=rows(SLOW, num_wrong=2), path=NicPathCheck(ok=False, sentences=("a sent over eth0.",)))
+    assert (verdict.status, verdict.causes[0].code) == ("wrong_values", "wrong_values")
+    assert verdict.causes[0].text.startswith("16 values were wrong (all_reduce of float): no speed is valid")
+    assert "wrong" not in judged(SLOW).text
+
+
+def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judgement() -> None:
+    assert judged(rows=()).text == "no result: no size was measured by all workers"
+    verdict = worded(Evidence(rows=rows(5.0)))
+    assert "neither the link rate nor raw TCP is known" in verdict.text
+    assert verdict.causes == ()
+
+
+def test_raw_tcp_alone_is_enough_to_judge_by() -> None:
+    unknown = cards(speed_gbit_per_s=None)
+    assert judged(cards=unknown).text.endswith(": all_reduce of 16 MiB reaches 99% of raw TCP")
+    slow = judged(SLOW, cards=unknown)
+    assert (slow.status, len(slow.causes)) == ("slow", 1)
+
+
+def test_the_worst_of_several_collectives_is_what_is_told() -> None:
+    several = rows(0.99 * GIGABIT) + rows(0.4 * GIGABIT, collective="all_gather")
+    assert judged(rows=several, backend="nccl").text.startswith("slow: all_gather of 16 MiB, the slowest, ")
+
+
+def test_what_the_backend_really_sends_is_what_fills_the_card() -> None:
+    # A reduce-scatter that all-reduces inside sends S where busbw counts half of it.
+    half = rows(0.495 * GIGABIT, collective="reduce_scatter")
+    assert judged(rows=half, backend="gloo").causes == ()
+    assert judged(rows=half, backend="nccl").causes != ()
+
+
+SLOW_TO_A = ring(0.99 * GIGABIT, b=0.2 * GIGABIT)
+ALL_BUT_B = tuple(
+    PairSpeed(source=one, target=other, gbit_per_s=0.094 if "b" in (one, other) else 0.94)
+    for one, other in permutations("abc", 2)
+)
+# Each cause: what shows it, words of its text, whom it names.
+CAUSES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
+    (
+        {"path": NicPathCheck(ok=False, sentences=("b sent 31 MiB over eth0, not over ens1f0.",))},
+        "over eth0, not over",
+        (),
+    ),
+    ({"cards": cards(b={"duplex": "half"})}, "b runs in half duplex", ("b",)),
+    ({"cards": cards(mtu=9000, b={"mtu": 1500})}, "the MTU of b is 1500 where others have 9000", ("b",)),
+    (
+        {"cards": cards(speed_gbit_per_s=10.0, b={"speed_gbit_per_s": 1.0})},
+        "b negotiated 1 Gbit/s where others have 10 Gbit/s",
+        ("b",),
+    ),
+    ({"tcp": tcp(one=SLOW_TO_A, several=SLOW_TO_A)}, "from b to a a stream reaches 188 Mbit/s", ("b", "a")),
+    ({"tcp": tcp(pairs=ALL_BUT_B)}, "b sends and receives no more than 94 Mbit/s", ("b",)),
+    (
+        {"tcp": tcp(one=ring(0.3 * GIGABIT))},
+        "a single connection is limited by one CPU core or by small socket",
+        (),
+    ),
+    ({"wait_share_by_node": {"a": 0.4, "b": 0.02}}, "the others wait 40% of the time, and b 2%", ("b",)),
+    ({"busy_percent_by_node": {"a": 97.0, "b": 30.0}}, "the CPUs are busy while the collectives run (a 97%)", ("a",)),
+]
+
+
+@pytest.mark.parametrize(("seen", "words", "nodes"), CAUSES)
+def test_a_slow_sweep_is_explained_by_what_was_seen(seen: dict[str, Any], words: str, nodes: tuple[str, ...]) -> None:
+    verdict = judged(SLOW, **seen)
+    assert words in verdict.causes[0].text
+    assert "\n" not in verdict.text
+    assert verdict.nodes == nodes
+    assert all(cause.hint for cause in verdict.causes)
+    # Without it nothing of the kind is said.
+    assert not any(words in cause.text for cause in judged(SLOW).causes)
+
+
+@pytest.mark.parametrize("seen", [CAUSES[index][0] for index in (1, 2, 6, 7, 8)])
+def test_what_may_explain_slowness_is_not_told_of_a_sweep_that_is_well(seen: dict[str, Any]) -> None:
+    assert judged(**seen).text.startswith("network OK for a link of ")
+
+
+def test_a_constant_wait_is_no_excuse_for_a_large_message() -> None:
+    # 100 ms before every message, small ones too: one node is late each time.
+    waiting = tuple(
+        msgspec.structs.replace(
+            row,
+            time_us=row.time_us + 100_000,
+            algbw_gb_per_s=row.algbw_gb_per_s * row.time_us / (row.time_us + 100_000),
+        )
+        for row in rows(0.99 * GIGABIT)
+    )
+    verdict = judged(rows=waiting, tcp=tcp(latency=()), wait_share_by_node={"a": 0.4, "b": 0.0})
+    assert verdict.nodes == ("b",)
+
+
+@pytest.mark.parametrize("seen", [CAUSES[index][0] for index in (0, 3, 5)])
+def test_what_is_wrong_in_itself_is_told_of_any_sweep(seen: dict[str, Any]) -> None:
+    assert len(judged(**seen).causes) == 1
+
+
+def test_when_raw_tcp_is_as_slow_it_is_the_network() -> None:
+    verdict = judged(0.74 * GIGABIT, tcp=both_ways(0.75 * GIGABIT))
+    assert verdict.text.endswith("reaches 74% of TCP line rate (1 Gbit/s) and 99% of raw TCP")
+    assert "the network, not the collective" in verdict.causes[0].text
+    assert "raw TCP is OK" in judged(SLOW).causes[0].text
+    assert "raw TCP was not measured" in judged(SLOW, tcp=RawTcp()).causes[0].text
+
+
+def test_in_a_ring_a_node_that_is_slow_to_and_from_is_blamed_itself() -> None:
+    streams = ring(0.99 * GIGABIT, "abcd", b=0.1 * GIGABIT, c=0.1 * GIGABIT)
+    verdict = judged(0.1 * GIGABIT, tcp=RawTcp(several=streams), cards=cards("abcd"))
+    assert verdict.nodes == ("c",)
+    assert "c sends and receives no more than 94.1 Mbit/s" in verdict.causes[0].text
+
+
+def test_sockets_are_for_nccl_on_fast_links_whose_tcp_is_fine() -> None:
+    slow = at_ten(0.3 * TEN)
+    assert "may need more sockets" in slow.causes[0].text
+    assert "measure before setting" in slow.causes[0].hint
+    others = (
+        at_ten(0.94 * TEN),
+        at_ten(0.3 * TEN, backend="gloo"),
+        at_ten(0.3 * TEN, raw=0.31 * TEN),
+        judged(SLOW, backend="nccl"),
+    )
+    assert not any("NCCL_SOCKET_NTHREADS" in cause.hint for verdict in others for cause in verdict.causes)
+
+
+def test_one_connection_that_a_core_bounds_is_told_with_the_sockets_that_help() -> None:
+    verdict = at_ten(0.35 * TEN, tcp=RawTcp(one=ring(0.4 * TEN), several=ring(0.95 * TEN)))
+    assert "a single connection is limited by one CPU core" in verdict.causes[0].text
+    assert "NCCL_NSOCKS_PERTHREAD" in verdict.causes[0].hint
+
+
+def test_tcp_that_leaves_half_of_a_very_fast_link_is_a_limit_and_no_fault() -> None:
+    fast = cards(speed_gbit_per_s=100.0)
+    # By the link of 100 Gbit/s alone the streams would be odd.
+    verdict = at_ten(5.9, raw=6.0, cards=fast)
+    assert verdict.causes[0].text == "raw TCP itself reaches 6 of 11.8 GB/s: TCP rarely exceeds 3 to 5 GB/s on any link"
+    assert not any(
+        cause.code == "tcp_limit"
+        for other in (at_ten(0.94 * TEN), at_ten(0.9, raw=1.0, cards=fast))
+        for cause in other.causes
+    )
+
+
+def test_a_long_way_between_the_nodes_is_told() -> None:
+    verdict = judged(tcp=tcp(latency=trips(a=12_000.0, b=12_500.0)))
+    assert "a round trip between the nodes takes 12.2 ms" in verdict.causes[0].text
+    far = judged(tcp=tcp(latency=trips(a=100.0, b=110.0, c=2500.0)))
+    assert far.nodes == ("c", "a")
+    assert "from c to a takes 2.5 ms, 0.11 ms is usual" in far.causes[0].text
+
+
+def test_small_messages_that_wait_for_no_wire_are_told() -> None:
+    late = msgspec.structs.replace(rows(GIGABIT)[0], time_us=40_000.0)
+    verdict = judged(rows=(late, *rows(0.99 * GIGABIT)[1:]))
+    assert "all_reduce of 8 B takes 40 ms, its round trips need 0.0925 ms" in verdict.causes[0].text
+
+
+def test_the_verdict_is_a_json_document() -> None:
+    document = msgspec.json.decode(msgspec.json.encode(judged(SLOW)))
+    assert set(document) == {"status", "text", "over_rdma", "worst", "nics", "nodes", "causes", "shares"}
+    assert set(document["causes"][0]) == {"code", "figures", "by_node", "text", "hint", "nodes"}
+    assert msgspec.json.decode(msgspec.json.encode(judged(SLOW)), type=Verdict) == judged(SLOW)
+
+
+def test_a_verdict_of_an_earlier_release_is_read_as_it_was_stored() -> None:
+    stored = b'{"text":"This is it.","nodes":["b"],"causes":[{"text":"b is slow","hint":"look","nodes":["b"]}]}'
+    verdict = msgspec.json.decode(stored, type=Verdict)
+    assert (verdict.text, verdict.causes[0].text, verdict.status) == ("This is it.", "b is slow", "")
+
+
+def test_half_of_the_link_is_normal_where_the_backend_takes_turns() -> None:
+    half = rows(0.49 * GIGABIT, collective="sendrecv")
+    assert judged(rows=half, backend="nccl").causes
+    verdict = judged(rows=half, backend="gloo")
+    assert verdict.causes == ()
+    assert verdict.status == "ok"
+    assert verdict.text.endswith("; gloo sends and receives large messages in turns: 50% is its maximum")
+
+
+def test_what_one_connection_fills_is_well_whatever_several_make_of_it() -> None:
+    verdict = judged(tcp=tcp(several=ring(0.99 * GIGABIT, b=0.3 * GIGABIT)))
+    assert verdict.causes == ()
+
+
+def test_what_is_odd_beside_a_sweep_that_is_well_is_told_as_such() -> None:
+    verdict = judged(tcp=tcp(pairs=ALL_BUT_B))
+    assert verdict.text.startswith("network OK for a link of ")
+    assert verdict.causes[0].text.startswith("b sends")

@@ -1,0 +1,174 @@
+"""nccl-test --tune on nodes that are not there: a stand-in for NCCL says what each setting takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.cluster.hostfile import parse_hostfile
+from multinode.errors import Interrupted, RunFailed
+from multinode.job.planning import LaunchOptions
+from multinode.launch.context import Launch, RunContext
+from multinode.launch.request import StopRequest
+from multinode.network.measure import Extent
+from multinode.network.nccl_log import NcclPath
+from multinode.network.nccl_tuning import TuneReport
+from multinode.network.size_scan import ScanReport
+from multinode.network.tune import nccl_tune
+from multinode.network.tune_screen import env_keys, tune_parts
+from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.records.run import Run
+from multinode.render.screen import screen_text
+from multinode.transport.fake import FakeTransport
+from tests.network.test_size_scan import measured, plan, report
+
+HOSTS = "a slots=1\nb slots=1\n"
+TEST = CollectiveTest(messages=scan_messages(["all_reduce"], [4096, 1 << 20, 16 << 20]))
+GPU = {"index": 0, "name": "NVIDIA A100-SXM4-80GB", "uuid": "GPU-1"}
+SCAN = report(plan(), measured(plan()))
+
+
+class StandIn:
+    """Takes for NCCL: `speed` gives the speed-up of a run with these variables, by its number.
+
+    Attributes:
+        asked: the variables of each run, in order.
+        said: every stage.
+    """
+
+    def __init__(self, runs: Path, speed: Callable[[dict[str, str], int], float], *, gpus: bool = True) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.said: list[str] = []
+        self.stop = StopRequest()
+        self.nccl = NcclPath(version="2.27.5+cuda12.9", network="Socket")
+        self._speed = speed
+        facts = {"kind": "facts", "gpus": [GPU] if gpus else [], "nccl_version": "2.27.5", "time_s": 0.0}
+        transport = FakeTransport(lambda *_: [json.dumps(facts).encode() + b"\n"])
+        self.context = RunContext(transport, runs, stop=self.stop, say=self.said.append)
+
+    def tune(self, repeats: int = 3, test: CollectiveTest = TEST) -> TuneReport:
+        what = Launch(
+            cluster=parse_hostfile(HOSTS, "hosts"), hostfile=HOSTS, job=test, options=LaunchOptions(agent="agent.pyz")
+        )
+        return nccl_tune(what, Extent(), repeats, self.context, self._measure)
+
+    def _measure(self, what: Launch, extent: Extent, context: RunContext) -> ScanReport:
+        assert not extent.tcp
+        assert (what.execute.kind, what.execute.on_stall) == ("tune", "stop")
+        env = dict(what.options.environment.env)
+        self.asked.append(env)
+        del context
+        factor = self._speed(env, len(self.asked))
+        rows = tuple(msgspec.structs.replace(row, time_us=row.time_us / factor) for row in SCAN.rows)
+        return msgspec.structs.replace(SCAN, backend="nccl", rows=rows, nccl=self.nccl)
+
+
+def noise(number: int) -> float:
+    """Half a percent, up and down."""
+    return 0.995 if number // 3 % 2 else 1.005
+
+
+def more_sockets(env: dict[str, str], number: int) -> float:
+    """A NIC that several sockets fill, whose NCCL chooses well by itself."""
+    sockets = int(env.get("NCCL_SOCKET_NTHREADS", "1")) * int(env.get("NCCL_NSOCKS_PERTHREAD", "1"))
+    gain = {1: 1.0, 4: 1.1, 16: 1.25, 32: 1.2, 64: 0.7}[sockets]
+    return gain * (0.6 if env.get("NCCL_PROTO") == "LL" else 1.0) * noise(number)
+
+
+def said(report: TuneReport, *, details: bool = False) -> str:
+    """What is printed, without line breaks."""
+    return " ".join(screen_text(tune_parts(report, details=details)).split())
+
+
+def test_the_best_of_each_axis_is_measured_anew_and_said_with_its_interval(tmp_path: Path) -> None:
+    stand_in = StandIn(tmp_path, more_sockets)
+    found = stand_in.tune()
+    assert found.winner in [
+        {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"},
+        {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "8"},
+    ]
+    assert found.together is not None
+    assert found.together.gain is not None
+    assert found.together.gain.repeats == 5
+    assert found.together.gain.value == pytest.approx(1.25, rel=0.02)
+    text = said(found)
+    assert f"{found.together.text} is 1.2" in text
+    assert "faster than NCCL's default" in text
+    assert "measured anew in 5 turns" in text
+    assert f"by --write: {env_keys(found)}" in text
+    whole = said(found, details=True)
+    assert all(setting.text in whole for setting in found.settings)
+    assert any(line.endswith(" left") for line in stand_in.said)
+    stored = msgspec.json.decode((tmp_path / found.run_id / "tune.json").read_bytes(), type=TuneReport)
+    assert stored == found
+    assert msgspec.json.decode((tmp_path / found.run_id / "run.json").read_bytes(), type=Run).status == "succeeded"
+
+
+def test_settings_take_turns_every_second_one_backwards(tmp_path: Path) -> None:
+    stand_in = StandIn(tmp_path, lambda *_: 1.0)
+    found = stand_in.tune(repeats=2)
+    tried = [{}, *(setting.env for setting in found.settings)]
+    # Once before the rest, so that the first turn is no warm-up.
+    assert stand_in.asked == [{}, *tried, *reversed(tried)]
+    assert (found.together, found.winner) == (None, {})
+    assert said(found).startswith("Keep NCCL's default: no setting is faster")
+
+
+def test_what_is_the_luckiest_of_many_does_not_win_when_it_is_measured_anew(tmp_path: Path) -> None:
+    lucky = {"NCCL_BUFFSIZE": "8388608"}
+    stand_in = StandIn(tmp_path, lambda env, number: (1.3 if env == lucky and number <= 43 else 1.0) * noise(number))
+    found = stand_in.tune()
+    assert found.together is not None
+    assert (found.together.env, found.winner) == (lucky, {})
+    assert said(found).startswith("Inconclusive: NCCL_BUFFSIZE=8388608 measured anew is within noise")
+
+
+def test_a_setting_that_fails_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    def speed(env: dict[str, str], number: int) -> float:
+        if "NCCL_ALGO" in env:
+            raise RunFailed("no algorithm/protocol available for function AllGather", node="a")
+        return 1.2 * noise(number) if env.get("NCCL_PROTO") == "Simple" else noise(number)
+
+    stand_in = StandIn(tmp_path, speed)
+    found = stand_in.tune()
+    reasons = {setting.text: setting.reason for setting in found.settings if setting.reason}
+    assert set(reasons) == {"NCCL_ALGO=Ring", "NCCL_ALGO=allreduce:tree"}
+    assert sum("NCCL_ALGO" in env for env in stand_in.asked) == 2
+    assert found.winner == {"NCCL_PROTO": "Simple"}
+    assert "NCCL_PROTO holds for every collective and every message size" in said(found)
+    assert "NCCL_ALGO=Ring and NCCL_ALGO=allreduce:tree could not be measured" in said(found)
+    assert "no algorithm/protocol available" in said(found, details=True)
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path) -> None:
+    def speed(_: dict[str, str], number: int) -> float:
+        if number == 33:
+            stand_in.stop.ask("SIGINT")
+        return noise(number)
+
+    stand_in = StandIn(tmp_path, speed)
+    with pytest.raises(Interrupted) as caught:
+        stand_in.tune()
+    assert "multinode show" in (caught.value.hint or "")
+    (path,) = tmp_path.glob("*/tune.json")
+    stored = msgspec.json.decode(path.read_bytes(), type=TuneReport)
+    # In the third turn.
+    assert {setting.gain.repeats for setting in stored.settings if setting.gain is not None} == {2, 3}
+
+
+def test_over_rdma_sockets_are_no_question(tmp_path: Path) -> None:
+    stand_in = StandIn(tmp_path, lambda *_: 1.0)
+    stand_in.nccl = NcclPath(version="2.20.5+cuda12.4", network="IB")
+    assert "sockets" not in {setting.axis for setting in stand_in.tune(repeats=2).settings}
+
+
+@pytest.mark.parametrize("backend", ["gloo", None])
+def test_for_gloo_there_is_nothing_to_tune(tmp_path: Path, backend: str | None) -> None:
+    stand_in = StandIn(tmp_path, lambda *_: 1.0, gpus=False)
+    found = stand_in.tune(test=msgspec.structs.replace(TEST, backend=backend))
+    assert (found.backend, stand_in.asked, list(tmp_path.iterdir())) == ("gloo", [], [])
+    assert said(found).startswith("Nothing to tune: gloo sends over one connection")

@@ -1,0 +1,150 @@
+"""Stored runs of a tiny training, as predictions read them: one node, several nodes, and an nccl-test.
+
+The training is made up: 120 ms of computing a micro-batch, 20 ms of optimizer, and what its gradients take on a link
+that carries exactly its goodput.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from multinode.cluster.quoting import Command
+from multinode.network.scan_verdict import Verdict
+from multinode.network.size_scan import ScanReport
+from multinode.predict.run_selection import Record
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.summary import Summary
+from multinode.records.benchmark import CollectiveTest
+from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.stats.spread import Spread
+from multinode.strict_yaml import dump_yaml
+from multinode.traffic.size_curve import fit_curve
+from multinode.units import goodput_gb_per_s
+from tests.job.trainings import TINY
+
+__all__ = ["BYTES", "COMPUTE_MS", "JOB", "OPTIMIZER_MS", "comm_ms", "sweep_record", "training_record"]
+
+COMPUTE_MS, OPTIMIZER_MS = 120.0, 20.0
+# Of TINY's fp32 gradients.
+BYTES = 14_767_104
+JOB: dict[str, Any] = {
+    "model_name_or_path": "tiny",
+    "stage": "sft",
+    "finetuning_type": "full",
+    "dataset": "made_up",
+    "per_device_train_batch_size": 2,
+    "cutoff_len": 128,
+    "max_steps": 30,
+}
+
+
+def comm_ms(link_gbit_per_s: float, size_bytes: float = BYTES) -> float:
+    """What gradients take between two workers on two nodes, one on each."""
+    return size_bytes / goodput_gb_per_s(link_gbit_per_s) / 1e6
+
+
+def training_record(
+    run_id: str,
+    nodes: int,
+    link: float | None = 1.0,
+    *,
+    exposed_ms: float | None = 0.0,
+    job: dict[str, Any] | None = None,
+    workers_per_node: int = 1,
+    model: dict[str, Any] | None = TINY,
+    deepspeed: str | None = None,
+) -> Record:
+    """A run whose step is its own work and what was exposed."""
+    config = JOB | (job or {})
+    accumulation = config.get("gradient_accumulation_steps", 1)
+    own_ms = accumulation * COMPUTE_MS + OPTIMIZER_MS
+    step_ms = own_ms + (exposed_ms or 0.0)
+    workers = nodes * workers_per_node
+    mean = WorkerSplit(
+        rank=-1,
+        step_ms=step_ms,
+        compute_ms=accumulation * COMPUTE_MS,
+        exposed_ms=exposed_ms,
+        wait_ms=0.0,
+        data_ms=0.0,
+        optimizer_ms=OPTIMIZER_MS,
+        host_ms=0.0,
+    )
+    summary = Summary(
+        run_id=run_id,
+        strategy="DDP",
+        world_size=workers,
+        steps=30,
+        steady_steps=25,
+        rule="the first 5 of 30 steps are warm-up, excluded",
+        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.01),
+        samples_per_s=workers * config["per_device_train_batch_size"] * accumulation / step_ms * 1000,
+        micro_steps=float(accumulation),
+        tokens_per_sample=100.0,
+        split=StepSplit(mean=mean) if exposed_ms is not None else StepSplit(missing={"exposed_ms": "nobody looked"}),
+    )
+    files = [PlanFile(path="job.yaml", text=dump_yaml(config))]
+    if deepspeed is not None:
+        files.append(PlanFile(path="deepspeed.json", text=deepspeed))
+    return Record(plan=plan(run_id, nodes, link, workers_per_node, tuple(files)), summary=summary, model=model)
+
+
+def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Record:
+    """An nccl-test of gloo whose calls take what their bytes take on the link, and nothing else."""
+    rate = link or 1.0
+    sizes = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
+    # Two workers of gloo gather in turns.
+    passes = {"all_reduce": 1.0, "all_gather": 1.0}
+    curves = {
+        name: fit_curve([(size, part * size / goodput_gb_per_s(rate) / 1e3) for size in sizes])
+        for name, part in passes.items()
+    }
+    report = ScanReport(
+        run_id=run_id,
+        backend="gloo",
+        world_size=nodes,
+        nodes=tuple(f"node{index}" for index in range(nodes)),
+        test=CollectiveTest(messages=()),
+        link_gbit_per_s=link,
+        mtu=1500,
+        rows=(),
+        curves=curves,
+        verdict=Verdict(text="as it should be"),
+        directory=f"/runs/{run_id}",
+    )
+    return Record(plan=plan(run_id, nodes, link, 1, ()), sweep=report)
+
+
+def plan(run_id: str, nodes: int, link: float | None, workers_per_node: int, files: tuple[PlanFile, ...]) -> LaunchPlan:
+    """On node0, node1, ...; a card says its link's rate on one node as well."""
+    return LaunchPlan(
+        run_id=run_id,
+        engine="llamafactory",
+        job="sft.yaml (LLaMA-Factory sft full)",
+        master_addr="10.0.0.1",
+        master_port=29500,
+        nproc_per_node=workers_per_node,
+        world_size=nodes * workers_per_node,
+        nodes=tuple(
+            NodePlan(
+                node=f"node{index}",
+                node_rank=index,
+                ranks=tuple(range(index * workers_per_node, (index + 1) * workers_per_node)),
+                addr=None,
+                ifname="ens1f0",
+                link_gbit_per_s=link,
+                run_dir="/r",
+                command=Command(argv=("true",)),
+                files=files,
+            )
+            for index in range(nodes)
+        ),
+    )
+
+
+def renamed(record: Record, **changes: Any) -> Record:
+    """The same record with other figures in its summary."""
+    assert record.summary is not None
+    return msgspec.structs.replace(record, summary=msgspec.structs.replace(record.summary, **changes))

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.errors import UsageError
+from multinode.job.step_calls import Work
+from multinode.predict.calibration import Calibration, Measured, calibrate, calibrate_without_single
+from multinode.predict.cost_model import Scenario
+from multinode.predict.network_model import Link, NetworkModel
+from multinode.predict.predict import predict
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.summary import Summary
+from multinode.stats.spread import Spread
+from multinode.traffic.size_curve import fit_curve
+from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+
+ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
+G = 14_767_104
+WORK = Work(
+    strategy=Strategy.DDP, load=TrafficInputs(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4)
+)
+# An all-reduce of G takes 125 ms between two workers.
+CURVE = fit_curve([(G // 4, 125_000 / 4), (G, 125_000)])
+NETWORK = NetworkModel(link=Link(gbit_per_s=1), layout=TWO, backend="gloo", curves={"all_reduce": CURVE})
+
+
+def summary(
+    mean: WorkerSplit | None, *, step_ms: float = 200, samples_per_s: float | None = 20, micro_steps: float = 1
+) -> Summary:
+    return Summary(
+        run_id="r1",
+        steps=20,
+        steady_steps=15,
+        rule="",
+        step_time_ms=Spread(median=step_ms, p95=step_ms, cv=0.03),
+        samples_per_s=samples_per_s,
+        micro_steps=micro_steps,
+        tokens_per_sample=128,
+        split=StepSplit(mean=mean, missing={} if mean else {"exposed_ms": "nobody looked"}),
+        missing={} if samples_per_s else {"samples_per_s": "the training does not say it"},
+    )
+
+
+def on_two(mean: WorkerSplit | None, *, step_ms: float = 200, per_device_batch: float = 2) -> Summary:
+    """Of the batch that `summary` comes to on one node with two workers."""
+    return msgspec.structs.replace(summary(mean, step_ms=step_ms), per_device_batch=per_device_batch)
+
+
+SPLIT = WorkerSplit(
+    rank=-1, step_ms=200, compute_ms=120, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20, host_ms=18
+)
+
+
+def seen(mean: WorkerSplit | None = SPLIT, several: Summary | None = None, micro_steps: float = 1) -> Calibration:
+    run = Measured(summary=summary(mean, micro_steps=micro_steps), layout=ONE)
+    return calibrate(run, WORK, NETWORK, Measured(summary=several, layout=TWO) if several else None)
+
+
+def test_one_node_tells_its_own_work_and_its_workers_exchange_is_taken_out() -> None:
+    found = seen()
+    # What the others wait for the slowest worker is its computing.
+    assert found.costs.compute_ms == 128
+    assert (found.costs.optimizer_ms, found.costs.host_ms, found.costs.data_ms) == (20, 18, 4)
+    assert found.local_ms == 30
+    assert (found.per_device_batch, found.scatter, found.tokens_per_sample) == (2, 0.03, 128)
+    assert found.costs.overlap is None
+
+
+def test_computing_and_batches_are_of_a_micro_batch() -> None:
+    found = seen(micro_steps=4.0)
+    assert (found.costs.compute_ms, found.costs.data_ms, found.costs.optimizer_ms) == (32, 1, 20)
+    assert (found.accumulation, found.per_device_batch) == (4, 0.5)
+
+
+def test_a_batch_that_is_known_is_not_made_of_the_rate() -> None:
+    # 64 samples in 200 ms are 320 a second; at 323 the rate makes 65 of them.
+    told = msgspec.structs.replace(summary(SPLIT, samples_per_s=2 * 323), per_device_batch=64.0)
+    assert calibrate(Measured(summary=told, layout=ONE), WORK, NETWORK).per_device_batch == 64
+    older = msgspec.structs.replace(told, per_device_batch=None)
+    assert calibrate(Measured(summary=older, layout=ONE), WORK, NETWORK).per_device_batch == 65
+
+
+def test_where_computing_was_not_told_it_is_what_nothing_else_explains() -> None:
+    found = seen(WorkerSplit(rank=-1, step_ms=200, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20))
+    assert (found.costs.compute_ms, found.costs.host_ms) == (146, 0)
+    assert found.notes == ("what is neither communication, data nor optimizer counts as compute",)
+
+
+def test_where_nothing_was_split_the_whole_step_counts_and_that_is_said() -> None:
+    found = seen(None)
+    assert (found.costs.compute_ms, found.local_ms) == (200, 0)
+    assert found.notes == ("the whole step counts as compute, its own workers' communication included: nobody looked",)
+
+
+# 125 ms of communication, 0.05 of which is 6.25 ms, beside a backward pass of 85.3 ms, 0.3 of which is 25.6 ms.
+OF_RHO = 25.6**2 / (25.6**2 + 6.25**2)
+
+
+@pytest.mark.parametrize(
+    ("exposed_ms", "rho"), [(125.0, 1 - OF_RHO), (82.3333333, 1 - OF_RHO / 2), (300.0, 0.0), (0.0, 1.0)]
+)
+def test_what_several_nodes_expose_tells_the_overlap_as_far_as_it_is_not_of_the_network(
+    exposed_ms: float, rho: float
+) -> None:
+    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=exposed_ms))
+    found = seen(several=several)
+    assert found.costs.overlap == pytest.approx(rho)
+
+
+def test_what_follows_the_optimizer_tells_nothing_of_the_overlap() -> None:
+    zero = msgspec.structs.replace(WORK, strategy=Strategy.ZERO2)
+    gather = fit_curve([(G // 4, 70_000 / 4), (G, 70_000)])
+    curves = {"all_reduce": CURVE, "all_gather": gather}
+    network = msgspec.structs.replace(NETWORK, backend="nccl", curves=curves)
+    # 125 ms of gradients of which a backward pass of 85 ms hides half, and 70 ms of parameters afterwards.
+    several = on_two(WorkerSplit(rank=-1, step_ms=400, exposed_ms=125 - 128 / 3 + 70))
+    runs = Measured(summary=summary(SPLIT), layout=ONE), Measured(summary=several, layout=TWO)
+    assert calibrate(runs[0], zero, network, runs[1]).costs.overlap == pytest.approx(1 - OF_RHO / 2)
+
+
+@pytest.mark.parametrize("median_ms", [140, 180, 200])
+def test_a_step_is_as_long_as_the_rate_says_whatever_its_median(median_ms: float) -> None:
+    """A few long steps, of longer samples or of a checkpoint, are part of every rate."""
+    single = Measured(summary=summary(SPLIT, step_ms=median_ms), layout=ONE)
+    found = calibrate(single, WORK, NETWORK)
+    assert found.costs.compute_ms == pytest.approx(128)
+    assert found.local_ms == pytest.approx(30)
+    assert single.summary.samples_per_s is not None
+    alone = predict(found, Scenario(link=Link(gbit_per_s=1), layout=ONE, per_device_batch=found.per_device_batch))
+    assert alone.samples_per_s == pytest.approx(single.summary.samples_per_s)
+
+
+def test_without_a_split_the_exposed_part_is_what_the_step_is_longer() -> None:
+    # 128 + 20 + 18 + 4 = 170 ms are the worker's own.
+    assert seen(several=on_two(None, step_ms=170 + 125)).costs.overlap == pytest.approx(1 - OF_RHO)
+    assert seen(several=on_two(None, step_ms=170 + 125 - 128 / 3)).costs.overlap == pytest.approx(1 - OF_RHO / 2)
+
+
+def test_where_all_could_be_hidden_only_what_hid_the_rest_is_known() -> None:
+    long = WorkerSplit(rank=-1, step_ms=1000, compute_ms=900, exposed_ms=0, wait_ms=0)
+    found = calibrate(
+        Measured(summary=summary(long, step_ms=1000), layout=ONE),
+        WORK,
+        NETWORK,
+        Measured(summary=summary(WorkerSplit(rank=-1, step_ms=1010, exposed_ms=9)), layout=TWO),
+    )
+    # Of 125 ms the run hid 116, beside 600 ms of computing: more of these would have been used, had there been more.
+    assert found.costs.overlap is None
+    assert found.costs.least_overlap == pytest.approx(116 / 600)
+
+
+def test_a_run_of_another_batch_tells_the_overlap_that_its_own_computing_had() -> None:
+    """Half the batch computes 64 ms, of which a third of 125 ms of communication hides behind two thirds, all used."""
+    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125 - 64 * 2 / 3), per_device_batch=1)
+    found = seen(several=several)
+    assert found.costs.overlap == pytest.approx(1.0)
+    assert found.costs.compute_ms == 128
+    # Where nothing was split, its step without communication is shorter, too: 64 + 20 + 18 + 2 ms.
+    unsplit = on_two(None, step_ms=104 + 125 - 64 * 2 / 3, per_device_batch=1)
+    assert seen(several=unsplit).costs.overlap == pytest.approx(1.0)
+    # The same in the prediction of that run, and of another batch: nothing is lost on the way.
+    for batch in (1, 2, 4):
+        scenario = Scenario(link=NETWORK.link, layout=TWO, per_device_batch=batch)
+        step_ms = batch / 2 * 132 + 38 + max(0.0, 125 - batch / 2 * 128 * 2 / 3)
+        # Half of what the workers of one node exchange is the least; there is one on each of two.
+        assert predict(found, scenario).step_time_ms == pytest.approx(step_ms)
+
+
+def test_until_the_first_bucket_is_full_nothing_tells_the_overlap() -> None:
+    cut = msgspec.structs.replace(WORK, bucket_bytes=G / 4)
+    single = Measured(summary=summary(SPLIT), layout=ONE)
+    several = Measured(summary=on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125 - 0.75 * 128 / 3)), layout=TWO)
+    # A quarter of the gradients comes before anything is sent: 19.2 ms instead of 25.6.
+    of_rho = 19.2**2 / (19.2**2 + 6.25**2)
+    assert calibrate(single, cut, NETWORK, several).costs.overlap == pytest.approx(1 - of_rho / 2)
+
+
+def test_a_slow_link_tells_the_network_and_hardly_the_overlap() -> None:
+    # 1250 ms of communication, of which 62 ms more or less are the network's.
+    several = Measured(
+        summary=on_two(WorkerSplit(rank=-1, step_ms=1500, exposed_ms=1250)), layout=TWO, link=Link(gbit_per_s=0.1)
+    )
+    found = calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several)
+    assert found.costs.overlap is not None
+    assert found.costs.overlap > 0.8
+
+
+def test_the_share_that_can_hide_is_of_the_training() -> None:
+    costs = calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, share=0.75).costs
+    assert costs.hideable_ms == pytest.approx(0.75 * 128)
+
+
+def test_a_run_that_was_not_to_overlap_tells_nothing_of_the_overlap() -> None:
+    several = Measured(summary=on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=125)), layout=TWO, overlap=False)
+    assert calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NETWORK, several).costs.overlap is None
+
+
+def test_runs_that_cannot_tell_are_refused() -> None:
+    with pytest.raises(UsageError, match="run r1 ran on 2 nodes"):
+        calibrate(Measured(summary=summary(SPLIT), layout=TWO), WORK, NETWORK)
+    with pytest.raises(UsageError, match="measured on one node: that tells nothing of a network"):
+        calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NetworkModel(link=NETWORK.link, layout=ONE))
+    with pytest.raises(UsageError, match="has no samples/s to predict from: the training does not say it"):
+        calibrate(Measured(summary=summary(SPLIT, samples_per_s=None), layout=ONE), WORK, NETWORK)
+
+
+def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None:
+    several = Measured(summary=summary(SPLIT), layout=TWO)
+    found = calibrate_without_single(several, WORK, NETWORK)
+    assert found.costs.compute_ms == 128
+    assert (found.local_ms, found.layout) == (0, Layout(nodes=1))
+    assert "less the 30 ms of communication that it exposed" in found.notes[0]
+    assert found.doubts[0].part == "compute"
+    with pytest.raises(UsageError, match="does not tell what a step costs without the network: nobody looked"):
+        calibrate_without_single(Measured(summary=summary(None), layout=TWO), WORK, NETWORK)
+
+
+FOUR = Layout(nodes=2, workers_per_node=2)
+
+
+def of_rank(rank: int, compute_ms: float) -> WorkerSplit:
+    """A worker of four whose step takes 500 ms, 200 of them transfer."""
+    return WorkerSplit(
+        rank=rank, step_ms=500, compute_ms=compute_ms, exposed_ms=200, wait_ms=300 - compute_ms, data_ms=0,
+        optimizer_ms=0, host_ms=0,
+    )  # fmt: skip
+
+
+def split_of_four(comm_ms: float) -> Measured:
+    workers = tuple(of_rank(rank, compute_ms) for rank, compute_ms in enumerate((80, 120, 300, 290)))
+    mean = WorkerSplit(rank=-1, step_ms=500, compute_ms=197.5, exposed_ms=200, wait_ms=102.5)
+    told = msgspec.structs.replace(
+        summary(SPLIT, step_ms=500, samples_per_s=8), split=StepSplit(mean=mean, workers=workers, comm_ms=comm_ms)
+    )
+    return Measured(summary=told, layout=FOUR)
+
+
+def test_one_node_is_the_first_of_several_and_waits_for_the_slowest_of_its_own_workers_alone() -> None:
+    found = calibrate_without_single(split_of_four(300), WORK, NETWORK)
+    assert (found.costs.compute_ms, found.layout) == (120, ONE)
+
+
+def test_what_its_workers_exchange_passes_at_an_assumed_rate_and_no_slower_than_over_all_nodes() -> None:
+    slow, fast = (calibrate_without_single(split_of_four(comm_ms), WORK, NETWORK) for comm_ms in (300, 10))
+    assert slow.network.local_gb_per_s == (0.25, 2.5)
+    # A worker of four sends 1.5 times the gradients.
+    assert fast.network.local_gb_per_s == pytest.approx((1.5 * G / 10e6, 2.5))
+    scenario = Scenario(link=NETWORK.link, layout=ONE, per_device_batch=1.0)
+    found = predict(slow, scenario)
+    # Two workers pass the gradients once, at the geometric mean of the bounds, and hide what they may.
+    assert found.parts.comm_ms == pytest.approx(G / (0.25 * 2.5) ** 0.5 / 1e6)
+    assert found.ends[0].comm_ms == pytest.approx(G / 0.25 / 1e6)
+    assert any("at 0.25 to 2.5 GB/s" in doubt.why for doubt in found.doubts)
+    alone = predict(slow, msgspec.structs.replace(scenario, layout=Layout(nodes=1)))
+    assert (alone.parts.comm_ms, alone.parts.exposed_ms) == (0, 0)
+
+
+def test_the_overlap_is_that_of_the_link_and_the_hook_of_the_run_it_came_from() -> None:
+
+    several = on_two(WorkerSplit(rank=-1, step_ms=300, exposed_ms=62.5))
+    single = Measured(summary=summary(SPLIT), layout=ONE)
+    slow = Measured(summary=several, layout=TWO, link=Link(gbit_per_s=0.5))
+    half = Measured(summary=several, layout=TWO, link=Link(gbit_per_s=0.5), grad_compress=True)
+    # At half the rate 250 ms are sent, or 125 ms of half the bytes; 85.3 ms may be hidden.
+    assert calibrate(single, WORK, NETWORK, slow).costs.overlap == 1.0
+    half_hidden = 62.5 / (128 * 2 / 3)
+    assert calibrate(single, WORK, NETWORK, half).costs.overlap == pytest.approx(1 - OF_RHO * (1 - half_hidden))

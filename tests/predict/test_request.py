@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from multinode.errors import MultinodeError, UsageError
+from multinode.launch.early_verdict import VERDICT_FILE, RunSteps
+from multinode.predict.forecast import ForecastRequest
+from multinode.predict.request import evidence_of, forecast_benchmarks, forecast_runs, lacks_one_node
+from multinode.predict.run_selection import Record
+from multinode.records.run import NodeRun, Run
+from multinode.records.run_directory import RunDirectory
+from tests.predict.stored import comm_ms, sweep_record, training_record
+
+
+def store(root: Path, record: Record) -> RunDirectory:
+    """As `launch` and `nccl-test` leave it."""
+    directory = RunDirectory.create(root, record.run_id)
+    directory.write("plan.json", record.plan)
+    directory.write("facts.json", [{"node": "node0", "model": record.model}])
+    for name, noun in (("summary", record.summary), ("workload", record.workload), ("nccl-test", record.sweep)):
+        if noun is not None:
+            directory.write(f"{name}.json", noun)
+    directory.write("run.json", run(record.run_id))
+    return directory
+
+
+def run(run_id: str) -> Run:
+    return Run(
+        run_id=run_id,
+        job="sft.yaml",
+        engine="llamafactory",
+        status="succeeded",
+        started_s=1.0,
+        world_size=2,
+        nodes=(NodeRun(name="node0", node_rank=0),),
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An nccl-test, and a contrast: one node, two nodes."""
+    store(tmp_path, sweep_record("a-sweep"))
+    store(tmp_path, training_record("b-baseline", 1))
+    store(tmp_path, training_record("b-candidate", 2, exposed_ms=comm_ms(1.0)))
+    directory = RunDirectory.create(tmp_path, "b-contrast")
+    directory.write(
+        "contrast.json", {"baseline": {"run_ids": ["b-baseline"]}, "candidate": {"run_ids": ["b-candidate"]}}
+    )
+    directory.write("run.json", run("b-contrast"))
+    return tmp_path
+
+
+def test_a_contrast_stands_for_its_runs_and_finds_the_sweep_of_its_nodes(root: Path) -> None:
+    found = forecast_runs(root, ["last"], ForecastRequest(links=(0.1, 1.0)))
+    assert found.sources == (
+        "one node: run b-baseline",
+        "2 nodes: run b-candidate",
+        "network: nccl-test a-sweep at 1 Gbit/s",
+    )
+    assert [one.measured for one in found.scenarios] == [False, True]
+
+
+def test_the_nodes_are_named_as_the_newest_run_was_given_them(root: Path) -> None:
+    for name, cluster in (("b-baseline", {"hosts": "old.txt"}), ("b-candidate", {"hosts": "lab"})):
+        RunDirectory(root / name).write("cluster.json", cluster)
+    assert forecast_runs(root, ["b-candidate", "b-baseline", "a-sweep"]).hosts == "lab"
+    RunDirectory(root / "b-candidate").write("cluster.json", {"nodes": [], "source": "as an earlier release kept it"})
+    assert not forecast_runs(root, ["b-contrast"]).hosts
+
+
+def test_a_training_on_several_nodes_lacks_one_node_until_it_is_stored_there_or_would_not_fit(tmp_path: Path) -> None:
+    several = store(tmp_path, training_record("several", 2))
+    assert lacks_one_node(several)
+    store(tmp_path, training_record("other", 1, job={"dataset": "another"}))
+    store(tmp_path, sweep_record("a-sweep"))
+    assert lacks_one_node(several)
+    steps = RunSteps(run_id="several", node="node0", nodes=2, workers_per_node=1, step=15, recorded=15, measured=10)
+    for memory, lacks in (("too_small", False), ("unknown", True)):
+        several.write(VERDICT_FILE, msgspec.structs.asdict(steps) | {"memory": memory})
+        assert lacks_one_node(several) is lacks
+    one = store(tmp_path, training_record("one", 1))
+    assert not lacks_one_node(several)
+    assert not lacks_one_node(one)
+    assert not lacks_one_node(RunDirectory.create(tmp_path, "never-planned"))
+
+
+def test_runs_can_be_named_one_by_one_in_any_order(root: Path) -> None:
+    whole = evidence_of(root, ["b-contrast"])
+    assert evidence_of(root, ["b-candidate", "a-sweep", "b-base"]) == whole
+
+
+def test_a_contrast_of_an_older_release_is_read_too(root: Path) -> None:
+    older = {"baseline": {"run_id": "b-baseline"}, "candidate": {"run_id": "b-candidate"}}
+    RunDirectory(root / "b-contrast").write("contrast.json", older)
+    assert evidence_of(root, ["b-contrast"]).sources[0] == "one node: run b-baseline"
+
+
+def test_a_contrast_whose_runs_are_gone_says_so_and_its_names_are_no_paths(root: Path) -> None:
+    for names, said in (
+        (["gone"], "the runs of contrast b-contrast are not stored"),
+        (["../b-baseline"], "the runs of contrast b-contrast are not stored"),
+        (7, r"contrast\.json cannot be read"),
+    ):
+        RunDirectory(root / "b-contrast").write("contrast.json", {"baseline": {"run_ids": names}})
+        with pytest.raises(MultinodeError, match=said):
+            evidence_of(root, ["b-contrast"])
+
+
+def test_stored_runs_of_the_same_training_test_the_model(root: Path) -> None:
+    store(root, training_record("c-slow", 2, 0.1, exposed_ms=comm_ms(0.1)))
+    tested = forecast_runs(root, ["b-contrast"]).back_test.tested
+    assert [trial.name for trial in tested] == ["c-slow, 2 nodes at 100 Mbit/s", "b-candidate, 2 nodes at 1 Gbit/s"]
+
+
+def test_a_run_of_another_release_matters_only_where_it_is_named(root: Path) -> None:
+    directory = store(root, training_record("c-old", 2))
+    (directory.path / "summary.json").write_text('{"schema": "multinode.summary/0"}')
+    assert forecast_runs(root, ["b-contrast"]).scenarios
+    with pytest.raises(MultinodeError, match=r"summary\.json cannot be read"):
+        forecast_runs(root, ["c-old"])
+
+
+def test_an_older_run_knows_its_model_by_the_directory_that_its_job_names(root: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    known = training_record("d-one", 1, job={"model_name_or_path": str(model)})
+    (model / "config.json").write_bytes(msgspec.json.encode(known.model))
+    store(root, msgspec.structs.replace(known, model=None))
+    assert evidence_of(root, ["d-one", "a-sweep"]).calibration.work.load.trainable > 0
+    (model / "config.json").unlink()
+    with pytest.raises(UsageError, match="what run d-one communicates is not known"):
+        evidence_of(root, ["d-one", "a-sweep"])
+
+
+def test_a_run_that_is_not_there_or_was_never_planned_is_named(root: Path) -> None:
+    with pytest.raises(UsageError, match="no run begins with 'none'"):
+        forecast_runs(root, ["none"])
+    RunDirectory.create(root, "e-empty").write("run.json", run("e-empty"))
+    with pytest.raises(UsageError, match="nothing can be predicted from e-empty"):
+        forecast_runs(root, ["e-empty"])
+
+
+def test_wrong_figures_are_named_with_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "figures.yaml"
+    path.write_text(
+        "model: {trainable: 10}\nstrategy: ddp\nper_device_batch: 1\nnetwork: {}\n"
+        "single_node: {workers_per_node: 1, step_time_ms: 100}\n"
+    )
+    with pytest.raises(UsageError) as refused:
+        forecast_benchmarks(path)
+    assert refused.value.message.startswith(f"{path}: network: its rate or its payload is needed")

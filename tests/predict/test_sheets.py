@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import io
+import json
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from multinode.predict.evidence import gather
+from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
+from multinode.predict.sheets import (
+    break_even_sheet,
+    forecast_notes,
+    forecast_sheet,
+    rows_words,
+    what_if_sheet,
+)
+from multinode.predict.words import with_words
+from multinode.render.table import sheet_table
+from tests.predict.stored import comm_ms, sweep_record, training_record
+
+EVIDENCE = gather(
+    [training_record("one", 1), training_record("two", 2, exposed_ms=comm_ms(1.0)), sweep_record("sweep")],
+    [training_record("slow", 2, 0.1, exposed_ms=comm_ms(0.1))],
+)
+
+
+def forecast(request: ForecastRequest) -> Forecast:
+    return with_words(make_forecast(EVIDENCE, request))
+
+
+def shown(found: Forecast, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(sheet_table(forecast_sheet(found)))
+    return out.getvalue()
+
+
+def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title() -> None:
+    text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
+    assert "predicted: DDP, full fine-tuning, 1 worker per node, batch 2, accumulation 1" in text
+    assert "100 Mbit/s" in text
+    assert "accum." not in text
+    varied = shown(forecast(ForecastRequest(links=(1.0,), accumulations=(1, 4), grad_compress=(None, "fp16"))))
+    assert "accum." in varied
+    assert "fp16" in varied
+    assert "accumulation 1" not in varied
+
+
+def test_what_was_measured_is_marked() -> None:
+    text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
+    assert "*2" in text
+    assert "* measured" in text
+    assert "*2" not in shown(forecast(ForecastRequest(links=(0.1,))))
+    assert "speed-up: over 1 node with all its workers" in text
+
+
+def test_figures_are_those_of_the_scenarios() -> None:
+    found = forecast(ForecastRequest(links=(0.1,), nodes=(1, 2)))
+    one, two = found.scenarios
+    text = shown(found)
+    assert f"{two.step_time_ms:,.0f}" in text
+    assert f"{two.interval[0]:.2f}-{two.interval[1]:.2f}" in text
+    assert f"{two.efficiency:.0%}" in text
+    assert f"{one.samples_per_s:.1f}" in text
+
+
+def test_it_fits_a_terminal_of_eighty_columns() -> None:
+    assert all(len(line) <= 80 for line in shown(forecast(ForecastRequest()), 80).splitlines())
+    assert "..." not in shown(forecast(ForecastRequest()), 80)
+
+
+def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> None:
+    found = forecast(ForecastRequest(links=(0.1, 100.0)))
+    assert found.break_even_of == "DDP on 2 nodes with 1 worker each, 1 Gbit/s, batch 2, accumulation 1"
+    rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
+    names = ["faster than 1 node with 1 worker", "efficiency 90%", "no exposed communication that overlap could hide"]
+    assert list(rows) == [*names, "accumulation for 90%", "node 3"]
+    assert rows["efficiency 90%"].startswith("about 8.07 Gbit/s, at least ")
+    assert rows["faster than 1 node with 1 worker"].startswith("between ")
+    text = "\n".join(forecast_notes(found))
+    assert "back-test: checked against 2 measured runs on 2 nodes at 100 Mbit/s to 1 Gbit/s: step time off by" in text
+    assert "intervals: assumed, not back-tested: 2 of the 9 runs that a 90% interval takes" in text
+    assert "from: network: nccl-test sweep at 1 Gbit/s" in text
+    assert "the link is 10 times slower than measured" in text
+
+
+def test_among_other_tables_it_has_no_more_rows_than_one_reads_and_its_notes() -> None:
+    found = forecast(ForecastRequest(links=(0.1, 1.0), accumulations=tuple(range(1, 41))))
+    sheet = what_if_sheet(found)
+    assert len(sheet.rows) == 60
+    assert sheet.notes[0].startswith("predicted: DDP, full")
+    assert "and 20 more in the JSON" in sheet.notes
+    assert set(forecast_notes(found)) < set(sheet.notes)
+
+
+def test_what_a_job_is_called_cannot_draw_on_the_terminal() -> None:
+    found = forecast(ForecastRequest(links=(1.0,)))
+    rude = "\x1b[2J[b]x"
+    evil = msgspec.structs.replace(found.scenarios[0], method=rude, grad_compress=rude, strategy=rude)
+    # Alone they stand in the title; beside others in columns.
+    for rows in ((evil,), (evil, found.scenarios[0])):
+        odd = msgspec.structs.replace(found, scenarios=rows, notes=("\x1b]0;x\x07",))
+        text = shown(odd, 200)
+        assert "\x1b" not in text
+        assert "[b]x" in text, "the name is shown, and is no markup"
+
+
+def test_what_releases_without_ranges_stored_is_read_and_told_as_they_told_it() -> None:
+    stored = json.loads(msgspec.json.encode(forecast(ForecastRequest(links=(1.0,)))))
+    break_even = stored["break_even"]
+    for needed in (break_even[name] for name in ("efficient", "beats_one", "nothing_exposed", "accumulation")):
+        del needed["low"], needed["high"]
+    del break_even["next_node"]["worth_range"], stored["back_test"]["quantile"]
+    for row in stored["scenarios"]:
+        del row["basis"], row["speedup_interval"]
+    found = msgspec.convert(stored, Forecast)
+    rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
+    assert rows["faster than 1 node with 1 worker"].startswith("from ")
+    assert rows["faster than 1 node with 1 worker"].endswith(" on")
+    assert rows["accumulation for 90%"].startswith("10; the global batch becomes 10 times as large")
+    assert any("intervals: assumed" in line for line in forecast_notes(found))
+
+
+def test_rows_beyond_what_the_back_test_has_seen_are_counted() -> None:
+    """Twelve stored runs on slow links justify an interval there; what might hide at 1 Gbit/s they have not seen."""
+    others = [
+        training_record(f"other-{one}", 2, link, exposed_ms=comm_ms(link) * (1 + one / 100))
+        for one, link in enumerate((0.1, 0.2, 0.3, 0.5) * 3)
+    ]
+    named = [training_record("one", 1), sweep_record("sweep")]
+    found = make_forecast(gather(named, others), ForecastRequest(links=(0.3, 1.0)))
+    quantile = found.back_test.quantile
+    assert quantile is not None
+    assert quantile.runs == 12
+    near, far = found.scenarios
+    assert (near.basis, far.basis) == ("back-test", "assumed")
+    assert near.interval[1] / near.samples_per_s == pytest.approx(1 + quantile.relative)
+    assert far.interval[1] / far.samples_per_s > 1 + quantile.relative
+    told = f"intervals: 90%, from the residuals of 12 runs: up to {quantile.relative:.1%} off"
+    beyond = "1 row outside what they tested: assumed, at least as wide"
+    assert f"{told}; {beyond}" in list(forecast_notes(found))
+
+
+def test_rows_of_fewer_workers_than_the_break_even_say_so() -> None:
+    found = forecast(ForecastRequest())
+    assert rows_words(found) == ""
+    assert found.break_even is not None
+    of_two = msgspec.structs.replace(found.break_even, one_node_workers=2, full_beats_one=found.break_even.beats_one)
+    told = rows_words(msgspec.structs.replace(found, break_even=of_two))
+    assert told == "With 1 worker per node; the break-even is for 2 per node (--workers-per-node):"

@@ -1,0 +1,237 @@
+"""A small run as its nodes would have recorded it: two nodes of two workers, 40 steps, the first five slower.
+
+The second node is late in every step, and a little hotter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from multinode.job.flops import Utilisation
+from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.in_training import Alone, InTraining
+from multinode.profile.machine_use import CardUse, GpuUse, NodeUse
+from multinode.profile.observed import Observed, ObservedNode, observe
+from multinode.profile.step_bytes import BytesPerStep, SeenCall
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.stragglers import Straggler
+from multinode.profile.summary import Comm, Summary
+from multinode.profile.trace_view import TraceView
+from multinode.records.run import NodeRun, Run
+from multinode.records.samples import (
+    CallCount,
+    CollectiveSample,
+    CpuSample,
+    DdpSample,
+    GpuSample,
+    GroupSample,
+    LossSample,
+    NicSample,
+    Sample,
+    StepSample,
+    TcpSample,
+    TrafficSample,
+    WorkerSample,
+)
+from multinode.stats.spread import Spread
+
+__all__ = ["NAMES", "RUN", "STEPS", "SUMMARY", "collective_samples", "observed"]
+
+STEPS = 40
+NAMES = ("box1", "box2")
+_WARM_UP = 5
+_BEGUN_S = 1_800_000_000.0
+_STEP_S = 0.4
+_WORKERS = 2
+# Node clocks differ, and their monotonic clocks began at different times.
+_CLOCK_S = (0.0, 0.25)
+_SECOND_NS = 10**9
+
+RUN = Run(
+    run_id="20260102-aa",
+    job="sft.yaml (LLaMA-Factory sft)",
+    engine="llamafactory",
+    status="succeeded",
+    started_s=_BEGUN_S - 20,
+    ended_s=_BEGUN_S + 30,
+    world_size=len(NAMES) * _WORKERS,
+    nodes=tuple(
+        NodeRun(name=name, node_rank=index, state="ended", exit_code=0, cause="exited")
+        for index, name in enumerate(NAMES)
+    ),
+)
+
+SUMMARY = Summary(
+    run_id=RUN.run_id,
+    strategy="DDP",
+    world_size=RUN.world_size,
+    steps=STEPS,
+    steady_steps=35,
+    rule="steps 6 to 40: the first 5 are warm-up",
+    step_time_ms=Spread(median=401.25, p95=433.5, cv=0.031),
+    samples_per_s=39.87,
+    tokens_per_s=20413.0,
+    effective_tokens_per_s=17350.0,
+    tgs=5103.25,
+    effective_tgs=4337.5,
+    tokens_per_sample=512.0,
+    micro_steps=2.0,
+    parameters=8_030_261_248,
+    trainable=20_971_520,
+    first_loss=2.5,
+    last_loss=1.11,
+    comm=Comm(
+        bytes_per_step=BytesPerStep(calls=125.8e6, expected=126.3e6, card=127.1e6),
+        exposed_ms=120.5,
+        exposed_share=0.3003,
+        overlap=0.41,
+        in_training_gb_per_s=0.951,
+        in_training=InTraining(
+            busbw_gb_per_s=0.951,
+            source="ddp span",
+            alone=Alone(run_id="20260101-ff", busbw_gb_per_s=1.12),
+            sentence="in training 0.951 GB/s, alone 1.120 GB/s",
+        ),
+        calls=(
+            SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=25e6, count=3.0, source="ddp"),
+            SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=8.886e6, count=1.0, source="ddp"),
+        ),
+        explained=("the card counts 0.6 % of acknowledgements",),
+    ),
+    split=StepSplit(
+        source="ddp",
+        mean=WorkerSplit(
+            rank=-1, step_ms=401.25, compute_ms=210.0, exposed_ms=120.5, wait_ms=22.5, data_ms=8.25, optimizer_ms=30.0,
+            host_ms=10.0, overlap=0.41,
+        ),
+        workers=tuple(
+            WorkerSplit(
+                rank=rank, step_ms=401.25, compute_ms=210.0 + 15 * (rank // 2), exposed_ms=120.5,
+                wait_ms=30.0 - 15 * (rank // 2), data_ms=8.25, optimizer_ms=30.0, host_ms=2.5, overlap=0.41,
+            )
+            for rank in range(4)
+        ),
+        comm_ms=204.0,
+        rule="exposed by DDP's counters",
+    ),
+    bottleneck=Bottleneck(
+        kind="network",
+        share=0.3003,
+        sentence="exposed communication takes 120 of 401 ms per step (30%)",
+    ),
+    stragglers=(
+        Straggler(
+            node="box2",
+            ranks=(2, 3),
+            late_ms=22.5,
+            share=0.056,
+            cause="gpu_heat",
+            evidence=("GPU 1 is at 88 C and clocks at 1410 of 2520 MHz",),
+            hint="look at the fans of box2",
+        ),
+    ),
+    nodes=tuple(
+        NodeUse(
+            node=name,
+            node_rank=index,
+            ranks=(2 * index, 2 * index + 1),
+            cards=(
+                CardUse(
+                    ifname="ens1f0", in_gbit_per_s=2.41, out_gbit_per_s=2.53, peak_in_gbit_per_s=8.9,
+                    peak_out_gbit_per_s=9.1, errors=0, drops=17 * index, link_gbit_per_s=10.0, share=0.253,
+                ),
+            ),
+            gpus=(
+                GpuUse(
+                    index=6, sm_percent=97.0, peak_memory_gib=20.25, memory_total_gib=24.0, power_w=311.0,
+                    power_limit_w=450.0, sm_clock_mhz=2505.0, sm_clock_max_mhz=2520.0, temperature_c=71.0 + 17 * index,
+                    pcie="gen 4 x16", throttle={"hw_thermal_slowdown": 0.4} if index else {},
+                ),
+            ),
+            cpu_busy_percent=23.5,
+            job_cores=3.75,
+            memory_available_gib=101.5,
+            retransmitted_share=0.0002,
+            missing={"cpu_steal_percent": "this kernel does not say"} if index else {},
+        )
+        for index, name in enumerate(NAMES)
+    ),
+    utilisation=Utilisation(
+        model_tflops=51.2, hardware_tflops=68.1, mfu=0.3099, hfu=0.4122,
+        denominator="165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (maker)", rule="4 x P + 3 x A",
+    ),
+    trace=TraceView(comm_ms=199.0, exposed_ms=118.0, overlap=0.407, busbw_gb_per_s=0.97, agreement="agrees to 2 %"),
+    missing={"trainer_samples_per_s": "the Trainer did not end", "all_steps_samples_per_s": "the Trainer did not end"},
+)  # fmt: skip
+
+
+def observed(*, gpus: bool = True, steps: int = STEPS) -> Observed:
+    """What the two nodes recorded; without `gpus` as on nodes that have none."""
+    return observe(RUN.run_id, [_node(index, name, steps=steps, gpus=gpus) for index, name in enumerate(NAMES)])
+
+
+def collective_samples() -> list[Sample]:
+    """Two messages of a collective test, measured by one worker."""
+    return [
+        CollectiveSample(
+            rank=0, collective="all_reduce", dtype="float", size_bytes=size, count=size // 4, times_us=(100.0, 110.5),
+            num_wrong=0, index=index,
+        )
+        for index, size in enumerate((1024, 4096))
+    ]  # fmt: skip
+
+
+def _node(index: int, name: str, *, steps: int, gpus: bool) -> ObservedNode:
+    ranks = (2 * index, 2 * index + 1)
+    samples = [sample for rank in ranks for sample in _worker(rank, steps)]
+    samples += [sample for second in range(-2, 19) for sample in _machine(index, second, gpus=gpus)]
+    return ObservedNode(
+        name=name, node_rank=index, ranks=ranks, ifname="ens1f0", link_gbit_per_s=10.0, samples=tuple(samples)
+    )
+
+
+def _worker(rank: int, steps: int) -> Iterator[Sample]:
+    node = rank // _WORKERS
+    yield WorkerSample(
+        rank=rank, local_rank=rank % _WORKERS, world_size=4, time_s=_BEGUN_S - 1 + _CLOCK_S[node], source="trainer"
+    )
+    yield GroupSample(rank=rank, group="default", ranks=(0, 1, 2, 3), backend="nccl")
+    buckets = (CallCount(op="all_reduce", group="default", size_bytes=25e6, count=3, source="ddp"),)
+    yield TrafficSample(rank=rank, traffic=0, calls=buckets)
+    for number in range(1, steps + 1):
+        took_s = 2 * _STEP_S if number <= _WARM_UP else _STEP_S + 0.0001 * ((7 * number) % 11)
+        since_s = _STEP_S * (number + min(number, _WARM_UP))
+        yield StepSample(
+            rank=rank, step=number, total_steps=steps, time_s=_BEGUN_S + since_s + _CLOCK_S[node],
+            mono_ns=int((since_s + 100 * (node + 1)) * _SECOND_NS), step_time_us=took_s * 1e6, samples=4, micro_steps=2,
+            tokens=2048, effective_tokens=1740, traffic=0,
+            phases_us={"data": 8250.0, "forward": 70_000.0, "backward": 260_000.0, "optimizer": 30_000.0},
+        )  # fmt: skip
+        yield DdpSample(
+            rank=rank, step=number, iteration=number, bucket_sizes_bytes=(25_000_000,) * 3, forward_us=70_000.0,
+            backward_us=140_000.0, comm_us=204_000.0, overlap_us=83_500.0,
+        )  # fmt: skip
+        if rank == 0 and number % 5 == 0:
+            yield LossSample(rank=0, step=number, loss=2.5 - 0.03 * number)
+
+
+def _machine(index: int, second: int, *, gpus: bool) -> Iterator[Sample]:
+    time_s = _BEGUN_S + second + _CLOCK_S[index]
+    mono_ns = int((second + 100 * (index + 1)) * _SECOND_NS)
+    # A second before the first step the card is idle, then 2.4 Gbit/s come in and 2.56 go out.
+    since = max(0, second) + 1000
+    yield NicSample(
+        time_s=time_s, mono_ns=mono_ns, ifname="ens1f0", rx_bytes=300_000_000 * since, tx_bytes=320_000_000 * since,
+        rx_packets=207_000 * since, tx_packets=221_000 * since, rx_errors=0, tx_errors=0, rx_dropped=0, tx_dropped=0,
+    )  # fmt: skip
+    yield TcpSample(time_s=time_s, mono_ns=mono_ns, sent_segments=1000 * since, retransmitted_segments=since // 10)
+    yield CpuSample(
+        time_s=time_s, mono_ns=mono_ns, busy_percent=20.0 + second % 5, iowait_percent=0.5, job_cores=3.5,
+        memory_available_gib=101.5, memory_total_gib=128.0,
+    )  # fmt: skip
+    if gpus:
+        yield GpuSample(
+            time_s=time_s, mono_ns=mono_ns, index=6, sm_percent=97.0, memory_used_gib=20.25, memory_total_gib=24.0,
+            power_w=311.0, power_limit_w=450.0, sm_clock_mhz=2505.0, sm_clock_max_mhz=2520.0, temperature_c=71.0,
+            throttle=("sw_power_cap",) if index else (),
+        )  # fmt: skip

@@ -1,0 +1,123 @@
+"""A run that is still running: a made-up training's records in a run directory, as they came home so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from multinode.cluster.hostfile import parse_hostfile
+from multinode.cluster.quoting import Command
+from multinode.decoding import decode_json
+from multinode.job.step_calls import Work
+from multinode.job.workload import Settings, Workload
+from multinode.profile.observed import Observed, ObservedNode, observe
+from multinode.records.averaging import Averaging
+from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.run import new_run
+from multinode.records.run_directory import RunDirectory
+from multinode.records.samples import DdpSample, Sample, StepSample, parse_samples
+from multinode.traffic.traffic import Strategy, TrafficInputs
+from tests.profile.made_up_steps import MadeUp
+
+__all__ = ["TOTAL_STEPS", "Recorded", "keep_running", "recorded"]
+
+TOTAL_STEPS = 1000
+
+
+# configs/tiny_sft.yaml under LLaMA-Factory 0.9.5, torch 2.13.0 and gloo, on virtual nodes of a core each.
+_RECORDED = Path(__file__).with_name("recorded_steps.json")
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """A training as its workers recorded it.
+
+    Attributes:
+        nodes: the ranks on each, `node0` first.
+        samples: of each node.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    samples: tuple[tuple[Sample, ...], ...]
+
+    def observed(self) -> Observed:
+        """As it came home."""
+        told = enumerate(zip(self.nodes, self.samples, strict=True))
+        return observe(
+            "r",
+            [
+                ObservedNode(name=f"node{rank}", node_rank=rank, ranks=ranks, samples=samples)
+                for rank, (ranks, samples) in told
+            ],
+        )
+
+    def first(self, steps: int) -> Recorded:
+        """So far."""
+        left = (
+            tuple(one for one in node if not isinstance(one, StepSample | DdpSample) or one.step <= steps)
+            for node in self.samples
+        )
+        return msgspec.structs.replace(self, samples=tuple(left))
+
+
+def recorded(name: str) -> Recorded:
+    """The training of that name; a worker on each node."""
+    found = decode_json(_RECORDED.read_bytes(), dict[str, list[list[msgspec.Raw]]])[name]
+    nodes = tuple((rank,) for rank in range(len(found)))
+    return Recorded(nodes=nodes, samples=tuple(tuple(parse_samples(bytes(one) for one in node)) for node in found))
+
+
+def keep_running(
+    root: Path,
+    made_up: MadeUp | Recorded,
+    *,
+    link_gbit_per_s: float | None = 0.1,
+    strategy: Strategy = Strategy.DDP,
+    trainable: int = 3_000_000,
+    counts_samples: bool = True,
+    averaging: Averaging | None = None,
+) -> RunDirectory:
+    """Its plan, workload, record and samples; no summary, as a run has none before it ends."""
+    directory = RunDirectory.create(root, "r")
+    workers = len(made_up.nodes[0])
+    plan = LaunchPlan(
+        run_id="r",
+        engine="torchrun",
+        job="train.py",
+        master_addr="192.0.2.1",
+        master_port=29500,
+        nproc_per_node=workers,
+        world_size=workers * len(made_up.nodes),
+        averaging=averaging,
+        nodes=tuple(
+            NodePlan(
+                node=f"node{rank}",
+                node_rank=rank,
+                ranks=ranks,
+                addr=None,
+                ifname="eth0",
+                link_gbit_per_s=link_gbit_per_s,
+                run_dir="/r",
+                command=Command(argv=("true",)),
+            )
+            for rank, ranks in enumerate(made_up.nodes)
+        ),
+    )
+    load = TrafficInputs(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4)
+    settings = Settings(method="script", command="train.py", strategy=str(strategy))
+    hostfile = "".join(f"{node.node}\n" for node in plan.nodes)
+    directory.write_cluster(parse_hostfile(hostfile, "hosts"), hostfile)
+    directory.write("plan.json", plan)
+    directory.write("workload.json", Workload(settings=settings, work=Work(strategy=strategy, load=load)))
+    directory.write("run.json", new_run(plan, 1.0))
+
+    def told(sample: Sample) -> Sample:
+        if not isinstance(sample, StepSample):
+            return sample
+        samples = sample.samples if counts_samples else None
+        return msgspec.structs.replace(sample, total_steps=TOTAL_STEPS, samples=samples)
+
+    for node in made_up.observed().nodes:
+        lines = b"".join(msgspec.json.encode(told(sample)) + b"\n" for sample in node.samples)
+        directory.append_samples(node.node_rank, "ranks.jsonl", lines)
+    return directory

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.profile.bottleneck import Bottleneck, find_bottleneck
+from multinode.profile.bottleneck_words import bottleneck_words, straggler_with_words
+from multinode.profile.exposure import find_exposure
+from multinode.profile.step_split import StepSplit, split_steps
+from multinode.profile.stragglers import find_stragglers, find_waiting
+from tests.profile.made_up_steps import MadeUp, always
+
+
+def bottleneck(made_up: MadeUp) -> Bottleneck:
+    observed = made_up.observed()
+    exposure = find_exposure(observed)
+    split = split_steps(exposure)
+    stragglers = tuple(map(straggler_with_words, find_stragglers(observed, exposure, split, (), rooted=0.0)))
+    found = find_bottleneck(split, stragglers, find_waiting(observed, exposure))
+    return msgspec.structs.replace(found, sentence=bottleneck_words(found, split, stragglers))
+
+
+def test_a_slow_network_is_told_with_its_figures() -> None:
+    found = bottleneck(MadeUp(transfer_ms=always(298.0), compute_ms=always(206.0)))
+    assert found.kind == "network"
+    assert found.share == 298 / 512
+    assert found.sentence == "exposed communication takes 298 ms of 512 ms per step (58%)"
+
+
+def test_a_straggler_costs_what_it_is_late_and_not_what_the_workers_wait_on_average() -> None:
+    found = bottleneck(MadeUp(transfer_ms=always(150.0), compute_ms=always(100.0, r1=300.0)))
+    assert found.kind == "straggler"
+    assert found.sentence.startswith("waiting for node1 takes 200 ms of 458 ms per step (44%): ")
+
+
+def test_a_slow_loader_on_every_node_is_the_data() -> None:
+    found = bottleneck(MadeUp(data_ms=always(150.0)))
+    assert (found.kind, found.sentence) == ("data", "waiting for batches takes 150 ms of 266 ms per step (56%)")
+
+
+def test_nodes_that_take_turns_to_be_late_are_no_straggler_and_still_cost() -> None:
+    found = bottleneck(MadeUp(compute_ms=lambda rank, step: 250.0 if (rank + step) % 2 else 100.0))
+    assert found.kind == "straggler"
+    assert found.sentence == (
+        "waiting for slower workers takes 150 ms of 268 ms per step (56%); they take turns: no single one is to blame"
+    )
+
+
+def test_a_node_that_is_always_late_is_not_said_to_take_turns_where_it_could_not_be_named() -> None:
+    few = bottleneck(MadeUp(steps=4, compute_ms=always(100.0, r1=200.0)))
+    assert (few.kind, few.share) == ("straggler", 100 / 218)
+    assert few.sentence == (
+        "waiting for other workers takes 100 ms of 218 ms per step (46%); none of them stands out as the slow one"
+    )
+    most = bottleneck(MadeUp(nodes=((0,), (1,), (2,)), compute_ms=always(300.0, r0=100.0)))
+    assert "turns" not in most.sentence
+
+
+def test_what_python_does_between_the_phases_is_the_host() -> None:
+    assert bottleneck(MadeUp(host_ms=60.0)).kind == "host"
+
+
+def test_a_training_that_nothing_holds_up_computes() -> None:
+    found = bottleneck(MadeUp(transfer_ms=always(4.0)))
+    assert found.kind == "compute"
+    assert found.sentence == (
+        "compute-bound: compute and optimizer take 105 ms of 112 ms per step (94%); nothing else takes more than 5%"
+    )
+
+
+def test_what_could_not_be_told_is_said_where_nothing_else_is_found() -> None:
+    found = bottleneck(MadeUp(device="cuda", told_by="device", transfer_ms=always(1.0)))
+    assert (found.kind, found.share) == ("compute", None)
+    assert found.sentence.startswith("nothing that was measured takes more than 5% of ")
+    assert found.sentence.endswith("; not measured: host")
+
+
+def test_without_the_exposed_communication_nothing_is_said() -> None:
+    found = bottleneck(MadeUp(device="cuda", told_by="nothing", data_ms=always(400.0)))
+    assert (found.kind, found.share) == ("unknown", None)
+    assert "--trace" in found.sentence
+
+
+def test_no_step_is_unknown() -> None:
+    assert find_bottleneck(StepSplit()).kind == "unknown"
+
+
+@pytest.mark.parametrize("made_up", [MadeUp(told_by="device"), MadeUp(nodes=((0,),))])
+def test_a_gpu_whose_computing_is_not_known_is_not_said_to_wait_for_batches(made_up: MadeUp) -> None:
+    """The loader collates in the training process while the GPU computes."""
+    loading = msgspec.structs.replace(made_up, device="cuda", data_ms=always(90.0), transfer_ms=always(1.0))
+    found = bottleneck(loading)
+    assert (found.kind, found.share) == ("compute", None)
+    assert "; not measured: host; the host waited 90 ms (" in found.sentence
+    assert found.sentence.endswith(" for batches, during which the GPU may have computed")
+    assert bottleneck(msgspec.structs.replace(loading, device="cpu", told_by="host")).kind == "data"

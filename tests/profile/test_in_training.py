@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from multinode.profile.in_training import InTraining, beside, in_training
+from multinode.profile.in_training_words import in_training_words
+from multinode.profile.observed import Observed, ObservedNode
+from multinode.profile.trace_view import TraceView
+from multinode.records.samples import DdpSample, ModelSample, Sample
+from multinode.traffic.size_curve import fit_curve
+
+MB = 1_000_000
+BUCKETS = (3 * MB, MB)
+# 1 GB/s and 100 us for each message.
+CURVE = fit_curve((size, 100 + size / 1000) for size in (1000, MB, 10 * MB))
+
+
+def ddp(rank: int, step: int, comm_us: float, sizes: tuple[int, ...] = BUCKETS) -> DdpSample:
+    return DdpSample(
+        rank=rank,
+        step=step,
+        iteration=step,
+        bucket_sizes_bytes=sizes,
+        forward_us=1.0,
+        backward_us=1.0,
+        comm_us=comm_us,
+        overlap_us=0.0,
+    )
+
+
+def observed(*samples: Sample, world_size: int = 2, counted: tuple[int, ...] = (6, 7, 8)) -> Observed:
+    node = ObservedNode(name="node0", node_rank=0, ranks=tuple(range(world_size)), samples=samples)
+    return Observed(
+        run_id="run", world_size=world_size, nodes=(node,), steps={}, recorded=len(counted), counted=counted, rule=""
+    )
+
+
+def test_a_window_of_the_profiler_goes_before_ddps_counters() -> None:
+    trace = TraceView(busbw_gb_per_s=0.118, message_bytes=(MB,))
+    found = in_training(observed(ddp(0, 6, 100), ddp(1, 6, 100)), trace)
+    assert (found.busbw_gb_per_s, found.source, found.sizes_bytes) == (0.118, "trace", (MB,))
+    assert in_training_words(found) == (
+        "The training's all-reduces reach 0.118 GB/s busbw, by the transfers of the profiler's window."
+    )
+
+
+def test_ddps_counters_give_the_median_over_steps_of_the_worker_that_waited_least() -> None:
+    spans = {5: (1, 1), 6: (40_000, 90_000), 7: (80_000, 50_000), 8: (100_000, 100_000)}
+    samples = [ddp(rank, step, span) for step, both in spans.items() for rank, span in enumerate(both)]
+    found = in_training(observed(*samples), None)
+    # 4 MB, factor 1 among two, in 50 ms; step 5 does not count.
+    assert found.busbw_gb_per_s == pytest.approx(0.08)
+    assert (found.source, found.sizes_bytes) == ("ddp span", BUCKETS)
+    assert "lower bound" in in_training_words(found)
+
+
+def test_the_factor_is_that_of_all_workers() -> None:
+    samples = [ddp(rank, 6, 40_000) for rank in range(4)]
+    assert in_training(observed(*samples, world_size=4), None).busbw_gb_per_s == pytest.approx(0.15)
+
+
+def test_a_step_that_a_worker_did_not_tell_or_cannot_have_had_is_left_out() -> None:
+    good = [ddp(0, 6, 40_000), ddp(1, 6, 40_000)]
+    alone = [ddp(0, 7, 1)]
+    for bad in (0.0, 1e-320):
+        found = in_training(observed(*good, *alone, ddp(0, 8, bad), ddp(1, 8, bad)), None)
+        assert found.busbw_gb_per_s == pytest.approx(0.1)
+    nothing = in_training(observed(ddp(0, 8, 0.0), ddp(1, 8, 0.0, ()), *alone), None)
+    assert nothing.busbw_gb_per_s is None
+    assert "all workers" in nothing.reason
+
+
+def test_the_reductions_of_a_step_are_added_up() -> None:
+    """Two DDP modules, the second one small: its counters are not the step's."""
+    samples = [ddp(rank, 6, *one) for rank in (0, 1) for one in ((100_000, (100 * MB,)), (10_000, (MB,)))]
+    found = in_training(observed(*samples), None)
+    assert found.busbw_gb_per_s == pytest.approx(101 / 110)
+    assert found.sizes_bytes == (100 * MB, MB)
+
+
+def test_a_node_is_not_believed_about_workers_of_another() -> None:
+    whole = observed(ddp(0, 6, 40_000), ddp(1, 6, 40_000))
+    hook = ModelSample(rank=0, wrapper="ddp", parameters=1, trainable=1, settings={"comm_hooks": "fp16_compress_hook"})
+    liar = ObservedNode(name="node1", node_rank=1, ranks=(), samples=(ddp(0, 6, 1), ddp(1, 6, 1), hook))
+    found = in_training(msgspec.structs.replace(whole, nodes=(*whole.nodes, liar)), None)
+    assert found.busbw_gb_per_s == pytest.approx(0.1)
+
+
+def test_without_a_source_the_reason_says_what_would_tell() -> None:
+    assert "--trace" in in_training(observed(), None).reason
+    both = in_training(observed(), TraceView(missing={"busbw_gb_per_s": "no all-reduce ran in the window"})).reason
+    assert "no all-reduce ran in the window" in both
+    assert "no DDP counters" in both
+    assert "one worker" in in_training(observed(world_size=1), None).reason
+
+
+def test_a_communication_hook_makes_buckets_no_measure_of_what_travels() -> None:
+    model = ModelSample(rank=0, wrapper="ddp", parameters=1, trainable=1, settings={"comm_hooks": "fp16_compress_hook"})
+    found = in_training(observed(model, ddp(0, 6, 40_000), ddp(1, 6, 40_000)), None)
+    assert found.busbw_gb_per_s is None
+    assert "hook" in found.reason
+
+
+def test_nccl_test_stands_beside_it_for_the_same_sizes() -> None:
+    training = InTraining(busbw_gb_per_s=0.5, source="trace", sizes_bytes=BUCKETS)
+    found = beside(training, "20260101-nccl", CURVE, 2)
+    assert found.alone is not None
+    assert found.alone.run_id == "20260101-nccl"
+    # 3 MB and 1 MB, one after the other: 3100 and 1100 us.
+    assert found.alone.busbw_gb_per_s == pytest.approx(4000 / 4200)
+    assert "that is 52% of the 0.952 GB/s that nccl-test (20260101-nccl) measured" in in_training_words(found)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,)])
+def test_without_sizes_nothing_stands_beside_it(sizes: tuple[int, ...]) -> None:
+    training = InTraining(busbw_gb_per_s=0.5, source="trace", sizes_bytes=sizes)
+    assert beside(training, "run", CURVE, 2) == training
+    assert beside(InTraining(reason="none"), "run", CURVE, 2) == InTraining(reason="none")

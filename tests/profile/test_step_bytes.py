@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.records.samples import CallCount, NicSample, Sample
+from tests.profile.seen_trainings import (
+    BEGUN_NS,
+    BUCKET,
+    DDP,
+    STEP_NS,
+    STEPS,
+    Passed,
+    S,
+    Training,
+    both_ways,
+    call,
+    counted,
+    ddp,
+    end_ns,
+    figures,
+    fsdp,
+    hybrid_calls,
+    hybrid_groups,
+    model,
+    see,
+    seen,
+    zero2,
+)
+
+Calls = Callable[[int], list[CallCount]]
+
+
+@pytest.mark.parametrize(
+    ("calls", "workers", "asked", "on_the_card"),
+    [
+        # Parts of S: what a worker is asked to send, and what facts of gloo and of its cards say a node sends.
+        (ddp, 1, 1.0, 1.0),
+        (ddp, 2, 1.5, 1.5),
+        (zero2(1), 1, 1.5, 1.5),
+        (zero2(4), 1, 4.5, 4.5),
+        (zero2(1), 2, 2.25, 2.25),
+    ],
+)
+def test_calls_and_cards_agree_for_what_gloo_makes_as_rings(
+    calls: Calls, workers: int, asked: float, on_the_card: float
+) -> None:
+    traffic = seen(DDP, calls=calls, workers=workers, cards=both_ways(on_the_card * S))
+    assert figures(traffic) == pytest.approx([asked * S, on_the_card * S, on_the_card * S], rel=0.002)
+    assert traffic.explained == ()
+    assert traffic.missing == {}
+
+
+def test_fsdp_on_gloo_moves_two_where_one_and_a_half_was_asked_for_and_the_reason_is_said() -> None:
+    # Of nine parts, the outermost unit's five are gathered once, the others twice.
+    whole = (13 * S / 9 + S) / 2
+    traffic = seen(DDP, calls=fsdp, model=model("fsdp2"), cards=both_ways(whole + S / 2))
+    assert figures(traffic) == pytest.approx([whole, whole + S / 2, whole + S / 2], rel=0.002)
+    (sentence,) = traffic.explained
+    assert sentence.startswith("reduce_scatter: 7.38 MB asked for, 14.8 MB expected at a NIC")
+    assert "gloo makes a reduce_scatter as an all-reduce" in sentence
+
+
+def test_fsdp_on_nccl_moves_what_was_asked_for() -> None:
+    whole = (13 * S / 9 + S) / 2
+    traffic = seen(DDP, calls=fsdp, backend="nccl", cards=both_ways(whole))
+    assert figures(traffic) == pytest.approx([whole] * 3, rel=0.002)
+    assert traffic.explained == ()
+
+
+def test_the_backend_that_serves_the_models_device_is_taken() -> None:
+    both = "cpu:gloo,cuda:nccl"
+    on_cpu = seen(DDP, calls=fsdp, backend=both)
+    on_gpu = seen(DDP, calls=fsdp, backend=both, model=model("fsdp2") | {"device": "cuda"})
+    unknown = seen(DDP, calls=fsdp, backend=both, model=None)
+    assert {row.backend for row in on_cpu.calls} == {"gloo"}
+    assert {row.backend for row in on_gpu.calls} == {"nccl"}
+    assert (on_cpu.bytes_per_step.expected or 0) > 1.3 * (on_gpu.bytes_per_step.expected or 0)
+    assert unknown.bytes_per_step.expected is None
+    assert "the backend of its group is not known" in unknown.missing["expected"]
+
+
+def test_the_calls_are_listed_most_bytes_first_in_the_mean_of_the_steps() -> None:
+    rows = seen(DDP, workers=2).calls
+    assert [(row.op, row.ranks, row.nodes, row.count, row.source) for row in rows] == [
+        ("all_reduce", 4, 2, 3.0, "ddp"),
+        ("all_reduce", 4, 2, 1.0, "ddp"),
+        ("all_reduce", 4, 2, 1.0, "call"),
+    ]
+    assert rows[0].size_bytes == BUCKET
+    assert rows[0].backend == "gloo"
+
+
+def test_a_node_that_sends_over_another_interface_is_named_with_it() -> None:
+    def cards(node: int, _step: int) -> Passed:
+        return {"ens1f0": (S if node == 0 else 900, S), "eth0": (2000 if node == 0 else S, 2000)}
+
+    (sentence,) = seen(DDP, cards=cards).explained
+    assert sentence.startswith("node-1 sent 14.8 MB per step over eth0, and 900 B of the 14.8 MB expected over ens1f0")
+    assert "routes" in sentence
+
+
+def test_all_nodes_over_another_interface_leave_the_cards_figure_small() -> None:
+    traffic = seen(DDP, cards=lambda _node, _step: {"ens1f0": (500, 500), "eth0": (S, S)})
+    assert traffic.bytes_per_step.card == pytest.approx(500, rel=0.05)
+    (sentence,) = traffic.explained
+    assert "over eth0" in sentence
+    assert "1 more nodes differ likewise" in sentence
+
+
+def test_all_interfaces_that_the_hostfile_names_count() -> None:
+    def cards(_node: int, _step: int) -> Passed:
+        return {"ens1f0": (S / 2, S / 2), "ens1f1": (S / 2, S / 2)}
+
+    rails = seen(DDP, backend="nccl", cards=cards, ifnames=("ens1f0", "ens1f1"))
+    assert rails.bytes_per_step.card == pytest.approx(S, rel=0.002)
+    assert rails.explained == ()
+    assert seen(DDP, backend="nccl", cards=cards).explained != ()
+
+
+def test_rdma_ports_count_where_they_carry_more_than_the_card() -> None:
+    traffic = seen(DDP, backend="nccl", cards=lambda _node, _step: {"ens1f0": (1000, 1000), "mlx5_0/1": (S, S)})
+    assert traffic.bytes_per_step.card == pytest.approx(S, rel=0.002)
+    (sentence,) = traffic.explained
+    assert sentence.startswith("RDMA (mlx5_0/1) carried most of node-0 and node-1")
+
+
+def test_a_lack_that_no_card_explains_is_called_unexplained() -> None:
+    (sentence,) = seen(DDP, cards=both_ways(S / 2)).explained
+    assert sentence.startswith("unexplained: ens1f0 of node-0 sent 7.38 MB of the 14.8 MB expected")
+
+
+def test_nccls_tree_is_recognised_by_what_passed_the_cards() -> None:
+    # Half of S up and down each edge of the trees 0-2-1 and 1-0-2.
+    factors = [1.5, 1.0, 1.5]
+
+    def cards(node: int, _step: int) -> Passed:
+        return {"ens1f0": (factors[node] * S, factors[node] * S)}
+
+    tree = seen(DDP, nodes=3, backend="nccl", cards=cards)
+    (sentence,) = tree.explained
+    assert "all-reduces as a tree and the protocol Simple" in sentence
+    ring = seen(DDP, nodes=3, backend="nccl", cards=both_ways(4 / 3 * S))
+    assert ring.explained == ()
+
+
+def test_nccls_ll_protocol_is_recognised_by_twice_the_bytes_and_gloo_has_none() -> None:
+    (sentence,) = seen(DDP, backend="nccl", cards=both_ways(2 * S)).explained
+    assert "the protocol LL," in sentence
+    (sentence,) = seen(DDP, cards=both_ways(2 * S)).explained
+    assert sentence.startswith("unexplained: ens1f0 of node-0 sent 29.5 MB per step for 14.8 MB expected")
+
+
+def test_what_a_few_steps_carried_is_told_from_what_every_step_does() -> None:
+    def cards(node: int, step: int) -> Passed:
+        checkpoint = 40 * S if step == 12 and node == 0 else 0
+        return {"ens1f0": (S + checkpoint, S)}
+
+    traffic = seen(DDP, cards=cards)
+    assert traffic.bytes_per_step.card == pytest.approx(S * (15 + 40) / 15, rel=0.01)
+    (sentence,) = traffic.explained
+    assert "a few steps carried the rest" in sentence
+
+
+def idle(rate_bytes: int) -> Callable[[int], list[Sample]]:
+    """A node whose card carries so much in the time of a step, before the training begins."""
+
+    def samples(_node: int) -> list[Sample]:
+        moments = [BEGUN_NS - 2_000_000_000 + index * STEP_NS for index in range(20)]
+        return [
+            NicSample(time_s=0.0, mono_ns=moment, ifname="ens1f0", tx_bytes=index * rate_bytes, rx_bytes=0)
+            for index, moment in enumerate(moments)
+        ]
+
+    return samples
+
+
+def test_what_passes_the_card_without_the_training_is_told_and_not_subtracted() -> None:
+    quiet = seen(DDP, more=idle(S // 200))
+    assert quiet.explained == ()
+    busy = seen(DDP, cards=both_ways(1.3 * S), more=idle(3 * S // 10))
+    assert busy.bytes_per_step.card == pytest.approx(1.3 * S, rel=0.01)
+    told, excess = busy.explained
+    assert told.startswith("Before the training began, 4.43 MB passed ens1f0 of node-0 in the time of a step")
+    assert "so much passes it before the training begins" in excess
+
+
+def sampler(_node: int) -> list[Sample]:
+    """A sampler that reads the card at other moments than the ends of steps."""
+    moments = [end_ns(0) + index * 130_000_000 for index in range(-2, STEPS)]
+    samples: list[Sample] = []
+    for moment in moments:
+        total = counted(*[max(0.0, S * (moment - end_ns(0)) / STEP_NS)] * 2)
+        samples.append(
+            NicSample(
+                time_s=0.0,
+                mono_ns=moment,
+                ifname="ens1f0",
+                tx_bytes=total.tx_bytes,
+                rx_bytes=total.rx_bytes,
+                tx_packets=total.tx_packets,
+                rx_packets=total.rx_packets,
+            )
+        )
+    return samples
+
+
+def test_without_counters_at_the_steps_ends_the_samplers_are_interpolated_and_that_is_said() -> None:
+    traffic = seen(DDP, cards=None, more=sampler)
+    assert traffic.bytes_per_step.card == pytest.approx(S, rel=0.01)
+    (sentence,) = traffic.explained
+    assert sentence.startswith("The counters of node-0 and node-1 were read beside the training")
+
+
+def test_without_any_counters_the_reason_is_given() -> None:
+    traffic = seen(DDP, cards=None)
+    assert traffic.bytes_per_step.card is None
+    assert traffic.missing["card"].startswith("node-0: no counters of ens1f0 were recorded in the measured steps")
+
+
+def test_without_a_known_interface_no_card_is_guessed() -> None:
+    traffic = seen(DDP, ifname=None)
+    assert traffic.bytes_per_step.card is None
+    assert "is unknown; ens1f0 carried most" in traffic.missing["card"]
+
+
+def test_one_node_is_expected_to_send_nothing_and_its_card_counts_other_traffic() -> None:
+    traffic = seen(DDP, nodes=1, workers=2, cards=both_ways(5000))
+    assert figures(traffic) == pytest.approx([S, 0, 5000], rel=0.05)
+    (sentence,) = traffic.explained
+    assert sentence.startswith("All workers are on one node: their calls stay there")
+    assert figures(seen(DDP, nodes=1, workers=2, calls=None, cards=None)) == [None, 0, None]
+
+
+def test_one_worker_sends_nothing_even_where_it_recorded_no_calls() -> None:
+    traffic = seen(DDP, nodes=1, calls=None, cards=None)
+    assert figures(traffic) == [0, 0, None]
+
+
+def test_hybrid_sharding_shares_the_card_between_the_groups_of_local_ranks() -> None:
+    traffic = seen(DDP, workers=2, backend="nccl", groups=hybrid_groups, calls=hybrid_calls, cards=both_ways(S))
+    # 3 x 1/2 S inside, and S/2 across from each of two workers of a node.
+    assert figures(traffic) == pytest.approx([2 * S, S, S], rel=0.002)
+    assert any("2 groups of 2 workers share the NIC" in sentence for sentence in traffic.explained)
+    assert any("stays there" in sentence for sentence in traffic.explained)
+
+
+def test_groups_are_matched_by_their_ranks_as_names_mean_something_in_one_worker_alone() -> None:
+    traffic = seen(
+        DDP,
+        groups=lambda rank: {f"mine-{rank}": (0, 1)},
+        calls=lambda rank: [call("all_reduce", S, group=f"mine-{rank}")],
+    )
+    assert traffic.bytes_per_step.expected == pytest.approx(S)
+
+
+def test_nccls_ring_stays_on_a_node_where_gloos_follows_the_groups_order() -> None:
+    def groups(_rank: int) -> dict[str, tuple[int, ...]]:
+        return {"0": (0, 2, 1, 3)}
+
+    by_backend = {
+        backend: seen(DDP, workers=2, backend=backend, groups=groups, cards=None).bytes_per_step.expected
+        for backend in ("nccl", "gloo")
+    }
+    assert by_backend == pytest.approx({"nccl": 1.5 * S, "gloo": 3 * S})
+
+
+def test_gloos_broadcast_is_sent_by_the_root_alone_and_counted_where_it_leaves() -> None:
+    def cards(node: int, _step: int) -> Passed:
+        return {"ens1f0": [(2 * S, 0), (S, S), (0, S), (0, S)][node]}
+
+    traffic = seen(DDP, nodes=4, calls=lambda _rank: [call("broadcast", S)], cards=cards)
+    assert figures(traffic) == pytest.approx([S, 2 * S, 2 * S], rel=0.01)
+    assert "by a tree" in traffic.explained[0]
+
+
+def test_what_no_algorithm_is_known_for_is_named_unless_it_is_small() -> None:
+    small = seen(DDP, calls=lambda rank: [*ddp(rank), call("reduce", 8), call("barrier", 0)])
+    assert small.bytes_per_step.expected == pytest.approx(S)
+    large = seen(DDP, calls=lambda rank: [*ddp(rank), call("reduce", S)])
+    assert large.bytes_per_step.calls == pytest.approx(2 * S)
+    assert large.bytes_per_step.expected is None
+    assert large.missing["expected"] == "reduce: how gloo makes it is not known"
+
+
+def test_a_send_counts_with_its_sender_and_crosses_between_workers_of_different_nodes() -> None:
+    def calls(rank: int) -> list[CallCount]:
+        return [call("send" if rank == 0 else "recv", S)]
+
+    def cards(node: int, _step: int) -> Passed:
+        return {"ens1f0": (S, 0) if node == 0 else (0, S)}
+
+    assert figures(seen(DDP, calls=calls, cards=cards)) == pytest.approx([S, S, S], rel=0.01)
+    crowded = seen(DDP, workers=2, calls=lambda rank: [call("send" if rank else "recv", S)])
+    assert "same node is not recorded" in crowded.missing["expected"]
+
+
+def test_the_busier_direction_is_compared_where_many_send_to_one() -> None:
+    def calls(rank: int) -> list[CallCount]:
+        return [call("send", S)] if rank else [call("recv", S, 3)]
+
+    def cards(node: int, _step: int) -> Passed:
+        return {"ens1f0": (S, 0) if node else (0, 3 * S)}
+
+    traffic = seen(DDP, nodes=4, calls=calls, cards=cards)
+    assert figures(traffic) == pytest.approx([S, 3 * S, 3 * S], rel=0.01)
+    assert not any(sentence.startswith("unexplained") for sentence in traffic.explained)
+
+
+def test_uneven_parts_of_an_all_to_all_are_not_taken_for_even_ones() -> None:
+    even = seen(DDP, calls=lambda _rank: [call("all_to_all", S)], cards=both_ways(S / 2))
+    assert figures(even) == pytest.approx([S / 2] * 3, rel=0.01)
+    uneven = seen(DDP, calls=lambda rank: [call("all_to_all", S * (1 + rank))])
+    assert "different sizes" in uneven.missing["expected"]
+
+
+def test_no_steps_or_no_records_give_reasons_and_no_figures() -> None:
+    silent = seen(DDP, calls=None, cards=None)
+    assert figures(silent) == [None, None, None]
+    assert silent.missing["calls"] == "no worker recorded what its steps called"
+    nothing = see(Training(nodes=2).observed())
+    assert nothing.missing["expected"] == "no worker recorded what its steps called"
+
+
+def test_workers_that_call_nothing_are_expected_to_send_nothing() -> None:
+    traffic = seen(DDP, calls=lambda _rank: [], cards=both_ways(5000))
+    assert figures(traffic) == pytest.approx([0, 0, 5000], rel=0.05)
+    assert traffic.explained == ("No call crosses from node to node: what the NICs counted is other traffic.",)
+    (sentence,) = seen(DDP, calls=lambda _rank: []).explained
+    assert sentence.startswith(
+        "unexplained: no call that crosses from node to node was seen, and ens1f0 of node-0 sent"
+    )
+
+
+def test_few_bytes_are_not_held_against_the_cards() -> None:
+    (sentence,) = seen(DDP, calls=lambda _rank: [call("all_reduce", 4096)], cards=both_ways(9000)).explained
+    assert "too few to distinguish from headers" in sentence
+
+
+@given(
+    st.lists(st.floats(min_value=2048, max_value=1e9), min_size=1, max_size=6),
+    st.sampled_from(["gloo", "nccl"]),
+    st.integers(min_value=2, max_value=4),
+    st.integers(min_value=1, max_value=3),
+)
+def test_a_ring_of_all_workers_puts_on_a_card_what_it_asks_of_a_worker(
+    sizes: list[float], backend: str, nodes: int, workers: int
+) -> None:
+    training = Training(
+        nodes=nodes, workers=workers, backend=backend, calls=lambda _rank: [call("all_reduce", one) for one in sizes]
+    )
+    three = see(training.observed()).bytes_per_step
+    total = nodes * workers
+    assert three.calls == pytest.approx(2 * (total - 1) / total * sum(sizes))
+    assert three.expected == pytest.approx(three.calls)

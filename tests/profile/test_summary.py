@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from multinode.profile.observed import ObservedNode, observe
+from multinode.profile.summary import Summary, summarise
+from multinode.records.samples import LossSample, ModelSample, Sample, StepSample, TrainEndSample
+from multinode.stats.estimate import estimate_median, estimate_rate
+from multinode.stats.spread import spread_of
+
+
+def steps(rank: int, times_ms: Sequence[float | None], samples: int | None = 8) -> list[Sample]:
+    return [
+        StepSample(
+            rank=rank,
+            step=number,
+            time_s=0,
+            mono_ns=0,
+            step_time_us=None if time_ms is None else time_ms * 1000,
+            samples=samples,
+        )
+        for number, time_ms in enumerate(times_ms, start=1)
+    ]
+
+
+def summary_of(samples: Sequence[Sample]) -> Summary:
+    """Of one node that has all the workers."""
+    ranks = tuple(sorted({sample.rank for sample in samples if isinstance(sample, StepSample)})) or (0,)
+    return summarise(observe("r", [ObservedNode(name="one", node_rank=0, ranks=ranks, samples=tuple(samples))]))
+
+
+def test_a_steady_training_of_two_workers() -> None:
+    found = summary_of(steps(0, [100.0] * 20) + steps(1, [100.0] * 20))
+    assert (found.steps, found.steady_steps) == (20, 15)
+    assert found.step_time_ms is not None
+    assert (found.step_time_ms.median, found.step_time_ms.p95, found.step_time_ms.cv) == (100.0, 100.0, 0.0)
+    assert found.samples_per_s == pytest.approx(160.0)  # 2 workers x 8 samples / 0.1 s
+    assert found.missing["first_loss"] == found.missing["last_loss"] == "no loss was logged"
+    assert "tokens" in found.missing["tgs"]
+    assert "first 5 of 20" in found.rule
+
+
+def test_its_intervals_are_those_of_its_measured_steps() -> None:
+    times_ms = [100.0, 110.0, 95.0, 130.0, 105.0, 98.0, 120.0, 101.0, 99.0, 140.0]
+    found = summary_of(steps(0, [500.0] * 5 + times_ms) + steps(1, [500.0] * 5 + times_ms))
+    rate, median = estimate_rate([16.0] * 10, [one / 1000 for one in times_ms]), estimate_median(times_ms)
+    # One worker's record went missing: it takes its time along with its samples.
+    lost = [one for one in steps(1, [500.0] * 5 + times_ms) if not isinstance(one, StepSample) or one.step != 9]
+    for one in (found, summary_of(steps(0, [500.0] * 5 + times_ms) + lost)):
+        assert one.samples_per_s == pytest.approx(rate.value, rel=0.02)
+        assert one.intervals["samples_per_s"] == pytest.approx((rate.low, rate.high), rel=0.03)
+        assert one.intervals["step_time_ms"] == pytest.approx((median.low, median.high))
+    assert set(found.intervals) == {"samples_per_s", "step_time_ms"}
+
+
+def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:
+    found = summary_of(steps(0, [1000.0] * 5 + [100.0] * 15))
+    assert found.samples_per_s == pytest.approx(80.0)
+    assert found.all_steps_samples_per_s == pytest.approx(20 * 8 / 6.5)
+    assert found.step_time_ms is not None
+    assert (found.step_time_ms.p95, found.step_time_ms.cv) == (100.0, 0.0)
+
+
+def test_the_rate_is_all_samples_over_all_time_and_not_the_mean_of_rates() -> None:
+    found = summary_of(steps(0, [100.0, 300.0] * 10))
+    assert found.samples_per_s == pytest.approx(15 * 8 / (8 * 0.3 + 7 * 0.1))
+
+
+def test_the_order_of_the_samples_does_not_matter() -> None:
+    samples = [
+        *steps(0, [100.0 + n for n in range(30)]),
+        *steps(1, [101.0 + n for n in range(30)]),
+        *(LossSample(rank=0, step=n, loss=3.0 - n / 10) for n in range(10, 31, 10)),
+    ]
+    mixed = sorted(samples, key=repr)
+    assert mixed != samples
+    assert summary_of(mixed) == summary_of(samples)
+
+
+def test_the_step_time_is_the_median_over_the_workers_of_each_step() -> None:
+    found = summary_of(steps(0, [100.0] * 9) + steps(1, [200.0] * 9) + steps(2, [900.0] * 9))
+    assert found.step_time_ms is not None
+    assert found.step_time_ms.median == 200.0
+
+
+def test_a_first_step_without_a_time_is_counted_as_a_step_and_timed_nowhere() -> None:
+    found = summary_of(steps(0, [None, *[100.0] * 20]))
+    assert (found.steps, found.steady_steps) == (21, 15)
+    assert found.all_steps_samples_per_s == pytest.approx(80.0)
+
+
+def test_losses_are_those_of_the_first_and_the_last_step_that_logged_one() -> None:
+    losses = [LossSample(rank=0, step=step, loss=loss) for step, loss in ((20, 1.0), (10, 2.0), (30, 0.5))]
+    found = summary_of(losses)
+    assert (found.first_loss, found.last_loss) == (2.0, 0.5)
+    assert not {"first_loss", "last_loss"} & set(found.missing)
+
+
+def test_a_training_that_diverged_is_not_reported_with_its_last_good_loss() -> None:
+    found = summary_of([LossSample(rank=0, step=1, loss=2.0), LossSample(rank=0, step=2, loss=None)])
+    assert (found.first_loss, found.last_loss) == (2.0, None)
+    assert found.missing["last_loss"] == "it was no finite number at step 2"
+
+
+def test_the_trainers_own_figure_stands_beside_ours() -> None:
+    end = TrainEndSample(rank=0, time_s=0, train_runtime_s=2.0, train_samples_per_s=77.0)
+    assert summary_of([*steps(0, [100.0] * 20), end]).trainer_samples_per_s == 77.0
+
+
+def test_what_is_not_known_is_none_with_a_reason() -> None:
+    nothing = summary_of([])
+    figures = ("step_time_ms", "samples_per_s", "tokens_per_s", "tgs", "first_loss", "last_loss")
+    assert [getattr(nothing, name) for name in figures] == [None] * len(figures)
+    assert set(figures) <= set(nothing.missing)
+    assert nothing.missing["samples_per_s"] == "no worker recorded a step"
+    assert (nothing.comm.exposed_ms, nothing.comm.bytes_per_step.card) == (None, None)
+    assert {"exposed_ms", "bytes_per_step.calls", "bytes_per_step.card", "in_training_gb_per_s"} <= set(
+        nothing.comm.missing
+    )
+    assert nothing.bottleneck is not None
+    assert nothing.bottleneck.kind == "unknown"
+    no_samples = summary_of(steps(0, [100.0] * 20) + steps(1, [100.0] * 20, samples=None))
+    assert no_samples.samples_per_s is None
+    assert "does not say how many samples" in no_samples.missing["samples_per_s"]
+    assert no_samples.step_time_ms is not None
+
+
+@pytest.mark.parametrize("samples", [steps(0, [100.0] * 9), []])
+def test_how_much_data_an_epoch_has_is_the_trainers_word_or_missing_with_a_reason(samples: list[Sample]) -> None:
+    model = ModelSample(rank=0, wrapper="ddp", parameters=7, trainable=5, dataset_samples=400)
+    found = summary_of([*samples, model])
+    assert (found.dataset_samples, found.parameters) == (400, 7)
+    assert "dataset_samples" not in found.missing
+    streamed = summary_of([*samples, msgspec.structs.replace(model, dataset_samples=None)])
+    assert streamed.dataset_samples is None
+    assert "streamed" in streamed.missing["dataset_samples"]
+    untold = summary_of(samples)
+    assert untold.dataset_samples is untold.parameters is None
+    assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker reported what it trains"
+
+
+@pytest.mark.parametrize(
+    ("values", "median", "p95", "cv"),
+    [
+        ([5.0], 5.0, 5.0, 0.0),
+        ([1.0, 3.0], 2.0, 3.0, 2**0.5 / 2),
+        ([float(n) for n in range(1, 101)], 50.5, 95.0, 0.5745),
+        ([0.0, 0.0], 0.0, 0.0, 0.0),
+    ],
+)
+def test_a_spread_is_median_p95_and_cv(values: list[float], median: float, p95: float, cv: float) -> None:
+    found = spread_of(values)
+    assert (found.median, found.p95) == (median, p95)
+    assert found.cv == pytest.approx(cv, rel=1e-3)

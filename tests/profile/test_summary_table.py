@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from multinode.profile.machine_use import CardUse, NodeUse
+from multinode.profile.step_bytes import SeenCall
+from multinode.profile.step_split import StepSplit
+from multinode.profile.summary import Comm, Summary
+from multinode.profile.summary_sheets import summary_sheets
+from multinode.render.table import sheet_table
+from tests.profile.observing import SUMMARY
+
+BARE = Summary(run_id="r", steps=0, steady_steps=0, rule="", missing={"samples_per_s": "no worker recorded a step"})
+
+
+def shown(summary: Summary, width: int = 80) -> str:
+    output = io.StringIO()
+    console = Console(file=output, width=width, color_system=None)
+    for table in map(sheet_table, summary_sheets(summary)):
+        console.print(table)
+    return output.getvalue()
+
+
+def line(text: str, *begins: str) -> list[str]:
+    (found,) = [one for one in text.splitlines() if one.split()[: len(begins)] == list(begins)]
+    return found.split()[len(begins) :]
+
+
+def test_the_verdict_comes_first_with_its_cause_and_what_to_do() -> None:
+    lines = shown(SUMMARY, width=200).splitlines()
+    assert lines[0].strip() == "verdict"
+    assert "exposed communication takes 120 of 401 ms per step (30%)" in lines[1]
+    assert "box2 (rank 2, 3): the others wait 22.5 ms per step for it (5.6 %); likely cause: gpu heat" in lines[2]
+    assert "GPU 1 is at 88 C" in lines[3]
+    assert "look at the fans of box2" in lines[4]
+
+
+def test_a_figure_that_rests_on_some_of_the_masks_says_so() -> None:
+    text = shown(msgspec.structs.replace(SUMMARY, counted_masks=0.143), width=200)
+    assert "17,350.0 without padding by the masks of 14.3 % of them" in text
+    assert "4,337.5 without padding by the masks of 14.3 % of them" in text
+    assert "by the masks" not in shown(msgspec.structs.replace(SUMMARY, counted_masks=1.0), width=200)
+
+
+def test_every_figure_stands_there_with_its_unit_and_the_rule_beside_it() -> None:
+    text = shown(SUMMARY, width=200)
+    for said in (
+        "35 measured: steps 6 to 40",
+        "401.2 ms (p95 433.5 ms, cv 0.03)",
+        "39.9 (all workers)",
+        "20,413.0 padding counted, 17,350.0 without padding",
+        "5,103.2 padding counted, 4,337.5 without padding",
+        "31.0 %, 41.2 % of 165.2 TFLOP/s per GPU",
+        "120.5 ms per step, 30.0 % of the step",
+        "in training 0.951 GB/s, alone 1.120 GB/s",
+        "agrees to 2 %",
+        "the card counts 0.6 % of acknowledgements",
+        "exposed by DDP's counters",
+    ):
+        assert said in text
+    assert ["125.80", "126.30", "127.10"] in [one.split() for one in text.splitlines()]
+
+
+def test_the_parts_of_a_step_are_in_ms_in_percent_and_as_bars() -> None:
+    text = shown(SUMMARY)
+    assert line(text, "exposed", "communication") == ["120.5", "30.0", "%", "#########"]
+    assert line(text, "compute")[:3] == ["210.0", "52.3", "%"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_nothing_is_cut_where_eighty_columns_are_all_there_is(width: int) -> None:
+    text = shown(SUMMARY, width)
+    assert "\u2026" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert line(text, "box2", "ens1f0") == ["2.410", "2.530", "9.100", "10", "25.3", "%", "0/17", "0.02", "%"]
+
+
+def test_a_reason_is_told_once_for_all_that_it_takes_away() -> None:
+    text = shown(SUMMARY, width=200)
+    assert text.count("the Trainer did not end") == 1
+    assert "trainer_samples_per_s, all_steps_samples_per_s" in text
+    assert line(text, "cpu_steal_percent", "(box2)") == ["this", "kernel", "does", "not", "say"]
+
+
+def test_many_names_leave_room_for_the_reason() -> None:
+    names = [f"a_figure_of_a_long_name_{number}" for number in range(6)]
+    text = shown(msgspec.structs.replace(BARE, missing=dict.fromkeys(names, "there is no counter that tells it")))
+    assert "there is no counter" in text
+    assert all(name in text for name in names)
+
+
+def test_a_figure_that_every_node_lacks_is_told_once() -> None:
+    nodes = tuple(NodeUse(node=f"n{at}", node_rank=at, ranks=(at,), missing={"gpus": "no NVML"}) for at in range(8))
+    assert line(shown(msgspec.structs.replace(BARE, nodes=nodes)), "gpus") == ["no", "NVML"]
+
+
+def test_what_a_part_could_not_tell_is_missing_as_well() -> None:
+    summary = msgspec.structs.replace(
+        BARE, comm=Comm(missing={"overlap": "nothing told it"}), split=StepSplit(missing={"data_ms": "no loader"})
+    )
+    text = shown(summary)
+    assert line(text, "overlap") == ["nothing", "told", "it"]
+    assert line(text, "data_ms") == ["no", "loader"]
+
+
+def test_without_a_peak_there_is_no_share_of_it_and_the_reason_in_its_place() -> None:
+    assert SUMMARY.utilisation is not None
+    used = msgspec.structs.replace(SUMMARY.utilisation, mfu=None, hfu=None, denominator="the peak is not known")
+    text = shown(msgspec.structs.replace(SUMMARY, utilisation=used), width=200)
+    assert line(text, "MFU,", "HFU") == ["-:", *["the", "peak", "is", "not", "known"]]
+    assert "51.2 per GPU for the model" in text
+
+
+def test_a_run_of_which_nothing_is_known_shows_why_and_no_empty_table() -> None:
+    assert [one.strip() for one in shown(BARE).splitlines()] == [
+        "missing",
+        "figure         why",
+        "\u2500" * 40,
+        "samples_per_s  no worker recorded a step",
+    ]
+
+
+def test_what_a_node_says_of_itself_is_text_and_neither_markup_nor_a_command_to_the_terminal() -> None:
+    node = NodeUse(
+        node="[red]n[/]\x1b[2J",
+        node_rank=0,
+        ranks=(0,),
+        cards=(CardUse(ifname="eth0\x07"),),
+        missing={"x": "\x1b]0;owned\x07[bold]"},
+    )
+    text = shown(msgspec.structs.replace(BARE, nodes=(node,)), width=160)
+    assert "[red]n[/]?[2J" in text
+    assert "?]0;owned?[bold]" in text
+    assert not {"\x1b", "\x07"} & set(text)
+
+
+def test_of_many_calls_the_largest_are_shown_and_the_rest_counted() -> None:
+    calls = tuple(
+        SeenCall(op="all_gather", ranks=4, nodes=2, backend=None, size_bytes=1e6 * size, count=2.0)
+        for size in range(12, 0, -1)
+    )
+    text = shown(msgspec.structs.replace(BARE, comm=Comm(calls=calls)))
+    assert text.count("all_gather") == 8
+    assert "and 4 smaller ones" in text
+    assert "12.00" in text
+    assert "24.00" in text

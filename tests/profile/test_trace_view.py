@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.trace_events import CollectiveSpan, TraceEvents, TraceStep, read_trace
+from multinode.profile.trace_view import compare_window, view_traces
+from multinode.stats.time_spans import merge
+
+TRACES = Path(__file__).parent / "traces"
+MB = 1_000_000
+# Of all-reduces among two workers factor is 1: bytes a microsecond are busbw in MB/s.
+times = st.floats(min_value=0, max_value=900)
+# No shorter than a microsecond: a clock that runs for weeks cannot show less.
+pieces = st.lists(
+    st.tuples(times, st.floats(min_value=1, max_value=100)).map(lambda one: (one[0], sum(one))), max_size=8
+)
+
+
+def span(start_us: float, end_us: float, size_bytes: int = MB, op: str = "all_reduce", step: int = 1) -> CollectiveSpan:
+    return CollectiveSpan(op=op, size_bytes=size_bytes, step=step, start_us=start_us, end_us=end_us)
+
+
+def window(
+    *spans: CollectiveSpan,
+    computing: list[tuple[float, float]] | None = None,
+    clock_us: float = 0.0,
+    length_us: float = 1000.0,
+    device: str = "cpu",
+) -> TraceEvents:
+    merged = tuple((start + clock_us, end + clock_us) for start, end in merge(computing or []))
+    return TraceEvents(
+        device=device,
+        steps=(TraceStep(step=1, start_us=clock_us, end_us=clock_us + length_us),),
+        collectives=tuple(
+            CollectiveSpan(
+                op=one.op,
+                size_bytes=one.size_bytes,
+                step=one.step,
+                start_us=one.start_us + clock_us,
+                end_us=one.end_us + clock_us,
+            )
+            for one in spans
+        ),
+        computing=merged,
+        hiding=merged,
+    )
+
+
+def counters(exposed_ms: float, step_ms: float) -> StepSplit:
+    return StepSplit(source="ddp", mean=WorkerSplit(rank=-1, step_ms=step_ms, exposed_ms=exposed_ms))
+
+
+def test_communication_is_exposed_where_nothing_is_computed() -> None:
+    view = view_traces({0: window(span(100, 300), span(200, 500), computing=[(0, 250), (400, 450)])}, 1)
+    (worker,) = view.workers
+    assert (worker.step_ms, worker.comm_ms, worker.compute_ms) == (1.0, 0.4, 0.3)
+    assert worker.exposed_ms == pytest.approx(0.2)
+    assert worker.overlap == pytest.approx(0.5)
+
+
+def test_the_kernels_of_a_gpu_give_the_figures_that_can_be_read_off_them() -> None:
+    # Of eight workers; the group of its collectives has four.
+    view = view_traces({0: read_trace((TRACES / "nccl.json").read_bytes())}, 8)
+    (worker,) = view.workers
+    assert (worker.steps, worker.step_ms, worker.compute_ms) == (2, 1.0, 0.5)
+    # 1500 to 2100, 2400 to 2700 and 2950 to 3200; hidden are 1500 to 1600, 2000 to 2100 and 2400 to 2700.
+    assert (worker.comm_ms, worker.exposed_ms) == (0.575, 0.325)
+    assert worker.overlap == pytest.approx(500 / 1150)
+    # 10 MB of all-reduces among four, 1.5 times, in 900 us.
+    assert view.busbw_gb_per_s == pytest.approx(10 * 1.5 / 0.9)
+    assert view.message_bytes == (4 * MB, 2 * MB)
+
+
+def test_waiting_for_a_late_worker_is_no_transfer_whatever_the_clocks_say() -> None:
+    early = window(span(100, 900))
+    late = window(span(700, 900), computing=[(0, 700)], clock_us=5e12)
+    view = view_traces({0: early, 1: late}, 2)
+    assert view.busbw_gb_per_s == pytest.approx(MB / 200 / 1000)
+    assert view.comm_ms == pytest.approx(0.2)
+    assert view.exposed_ms == pytest.approx(0.2)
+    assert view.missing == {}
+
+
+def test_two_collectives_at_once_share_the_time_that_they_take() -> None:
+    both = window(span(100, 300), span(150, 350))
+    assert view_traces({0: both, 1: both}, 2).busbw_gb_per_s == pytest.approx(2 * MB / 250 / 1000)
+
+
+def test_the_kth_of_a_kind_is_matched_with_the_kth_and_other_kinds_do_not_mix() -> None:
+    one = window(span(0, 400), span(400, 450, 64, "broadcast"), span(500, 600), span(700, 800, 2 * MB))
+    other = window(span(300, 400), span(440, 450, 64, "broadcast"), span(500, 600), span(750, 800, 2 * MB))
+    view = view_traces({0: one, 1: other}, 2)
+    assert view.busbw_gb_per_s == pytest.approx(4 * MB / 250 / 1000)
+    assert view.message_bytes == (MB, MB, 2 * MB)
+
+
+def test_one_traced_worker_of_several_says_that_its_waiting_counts() -> None:
+    view = view_traces({2: window(span(0, 400))}, 4)
+    assert view.busbw_gb_per_s == pytest.approx(1.5 * MB / 400 / 1000)
+    assert "only rank 2 was traced" in view.missing["transfer"]
+
+
+@pytest.mark.parametrize(
+    ("spans", "said"),
+    [
+        ((), "no all-reduce"),
+        ((span(0, 10, op="all_gather"),), "no all-reduce"),
+        ((CollectiveSpan(op="all_reduce", size_bytes=None, step=1, start_us=0, end_us=5),), "sizes"),
+        ((span(5, 5),), "no time"),
+    ],
+)
+def test_without_all_reduces_that_can_be_measured_it_says_why(spans: tuple[CollectiveSpan, ...], said: str) -> None:
+    view = view_traces({0: window(*spans), 1: window(*spans)}, 2)
+    assert view.busbw_gb_per_s is None
+    assert said in view.missing["busbw_gb_per_s"]
+
+
+def test_no_traces_and_one_worker_are_said_plainly() -> None:
+    assert view_traces({}, 2).missing == {"trace": "no window was recorded"}
+    alone = view_traces({0: window(computing=[(0, 900)])}, 1)
+    assert (alone.comm_ms, alone.exposed_ms, alone.overlap) == (0, 0, None)
+    assert alone.missing == {"busbw_gb_per_s": "there is one worker"}
+
+
+@pytest.mark.parametrize(
+    ("split", "outcome"),
+    [(StepSplit(), "unknown"), (counters(0.25, 1.0), "agrees"), (counters(0.1, 1.0), "few_steps")],
+)
+def test_the_window_stands_beside_the_counters(split: StepSplit, outcome: str) -> None:
+    events = window(span(0, 300))
+    found = compare_window(view_traces({0: events}, 2), split, {0: events.device})
+    assert found is not None
+    assert (found.outcome, found.worker.exposed_ms) == (outcome, 0.3)
+    assert found.counted == (None if outcome == "unknown" else split.mean)
+
+
+def test_without_a_window_nothing_is_compared() -> None:
+    assert compare_window(view_traces({}, 2), counters(0.1, 1.0), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("split", "device", "outcome"),
+    [
+        (counters(0.1, 0.5), "cpu", "slowed"),
+        (counters(0.1, 1.0), "cuda", "host_bound"),
+        (counters(0.1, 1.0), "cpu", "unexplained"),
+    ],
+)
+def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, outcome: str) -> None:
+    steps = tuple(TraceStep(step=1 + k, start_us=1000.0 * k, end_us=1000.0 * (k + 1)) for k in range(4))
+    spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
+    events = TraceEvents(device=device, steps=steps, collectives=spans, computing=(), hiding=())
+    found = compare_window(view_traces({0: events}, 2), split, {0: device})
+    assert found is not None
+    assert found.outcome == outcome
+
+
+def test_real_traces_of_two_workers_have_a_bandwidth_and_figures_that_fit_together() -> None:
+    traces = {rank: read_trace((TRACES / f"gloo-rank-{rank}.json.gz").read_bytes()) for rank in (0, 1)}
+    view = view_traces(traces, 2)
+    assert [worker.rank for worker in view.workers] == [0, 1]
+    for worker in view.workers:
+        assert 0 < worker.exposed_ms < worker.comm_ms < worker.step_ms
+        assert worker.overlap == pytest.approx(1 - worker.exposed_ms / worker.comm_ms)
+    assert view.message_bytes == (591_360,) * 4
+    least = min(view.workers, key=lambda worker: worker.exposed_ms)
+    # Bytes over the whole of a worker's communication, waiting and all, are the least that it can be.
+    assert view.busbw_gb_per_s is not None
+    assert view.busbw_gb_per_s > 4 * 591_360 / least.comm_ms / 1e6
+
+
+@given(pieces, pieces)
+def test_exposed_and_hidden_communication_make_up_the_whole(
+    talks: list[tuple[float, float]], computes: list[tuple[float, float]]
+) -> None:
+    (worker,) = view_traces({0: window(*(span(*talk) for talk in talks), computing=computes)}, 1).workers
+    assert 0 <= worker.exposed_ms <= worker.comm_ms + 1e-9
+    assert worker.comm_ms <= worker.step_ms
+    if worker.overlap is not None:
+        assert worker.exposed_ms == pytest.approx(worker.comm_ms * (1 - worker.overlap), abs=1e-9)
+
+
+@given(pieces, st.permutations(range(3)), st.lists(times, min_size=3, max_size=3))
+def test_neither_ranks_nor_clocks_change_the_bandwidth(
+    talks: list[tuple[float, float]], ranks: list[int], late: list[float]
+) -> None:
+    spans = [span(start, end) for start, end in sorted(talks)]
+    plain = view_traces(dict(enumerate([window(*spans)] * 3)), 3)
+    moved = view_traces({rank: window(*spans, clock_us=clock) for rank, clock in zip(ranks, late, strict=True)}, 3)
+    assert (moved.busbw_gb_per_s or 0) == pytest.approx(plain.busbw_gb_per_s or 0, rel=1e-3)
+    assert moved.missing == plain.missing

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from multinode.job.flops import Utilisation
+from multinode.job.synthetic import with_synthetic
+from multinode.profile.observed import Observed, ObservedNode, observe
+from multinode.profile.throughput import Throughput
+from multinode.profile.utilisation import read_model_work, utilisation_of
+from multinode.records.samples import ModelSample
+from multinode.stats.unknown import UnknownError
+from tests.job.trainings import FULL, LORA, TINY, training_job
+
+SPEED = Throughput(tgs=8000.0, tokens_per_sample=512.0, attention_length=512.0)
+BF16 = {"mixed_precision": "bf16", "tf32": False, "dtypes": {"float32": 1000}}
+
+
+def on_gpus(*of_nodes: list[int], **said: Any) -> Observed:
+    """A worker a node; each node says so often of which ranks' model that it is on an RTX 4090."""
+    nodes = [
+        ObservedNode(
+            name=f"node{number}",
+            node_rank=number,
+            ranks=(number,),
+            samples=tuple(gpu(rank, **said or BF16) for rank in ranks),
+        )
+        for number, ranks in enumerate(of_nodes)
+    ]
+    return observe("r", nodes)
+
+
+def gpu(rank: int, **said: Any) -> ModelSample:
+    return ModelSample(
+        rank=rank,
+        wrapper="ddp",
+        parameters=1,
+        trainable=1,
+        device="cuda",
+        device_name="NVIDIA GeForce RTX 4090",
+        **said,
+    )
+
+
+def used(observed: Observed) -> Utilisation:
+    found = utilisation_of(read_model_work(training_job(FULL), TINY), observed, SPEED)
+    assert isinstance(found, Utilisation)
+    return found
+
+
+def test_a_worker_that_tells_its_model_again_takes_no_mfu_away() -> None:
+    once = used(on_gpus([0], [1]))
+    assert once.mfu is not None
+    assert used(on_gpus([0, 0, 0], [1, 1])) == once
+
+
+def test_a_worker_whose_gpu_is_not_known_leaves_no_mfu_and_no_other_node_speaks_for_it() -> None:
+    assert used(on_gpus([0], [])).mfu is None
+    assert used(on_gpus([0, 1], [])).mfu is None
+    assert used(on_gpus([0], [])).denominator == "not every worker reported its GPU"
+    assert used(on_gpus([], [])).denominator == "no worker computes on a GPU"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": "dpo"},
+        {"stage": "rm"},
+        {"stage": "ppo"},
+        {"stage": "kto"},
+        {"use_dora": True},
+        {"additional_target": "embed_tokens"},
+        {"adapter_name_or_path": "earlier"},
+    ],
+)
+def test_trainings_whose_flops_are_not_counted_have_a_reason_and_no_shape(changes: dict[str, Any]) -> None:
+    work = read_model_work(training_job(LORA | changes), TINY)
+    assert work.shape is None
+    (key,) = changes
+    assert f"{key}: {changes[key]}" in work.reason
+    with pytest.raises(UnknownError, match=re.escape(work.reason)):
+        utilisation_of(work, on_gpus([0], [1]), SPEED)
+
+
+@pytest.mark.parametrize("changes", [{}, {"stage": "pt"}, {"quantization_bit": 4}])
+def test_an_adapter_on_a_quantised_base_computes_what_any_adapter_does(changes: dict[str, Any]) -> None:
+    work = read_model_work(training_job(LORA | changes), TINY)
+    assert (work.shape is not None, work.adapter_parameters, work.reason) == (True, 156_160, "")
+
+
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        (BF16, "165.2 TFLOP/s per GPU, dense bf16"),
+        (BF16 | {"mixed_precision": "fp16"}, "165.2 TFLOP/s per GPU, dense fp16"),
+        (BF16 | {"mixed_precision": "no"}, "82.6 TFLOP/s per GPU, dense fp32"),
+        (BF16 | {"mixed_precision": "no", "tf32": True}, "82.6 TFLOP/s per GPU, dense tf32"),
+        # DeepSpeed and pure_bf16: the weights are what they are multiplied in, whatever a norm is kept in.
+        ({"mixed_precision": "no", "dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s per GPU, dense bf16"),
+        # FSDP gathers its parameters as another type than it keeps them in.
+        ({"dtypes": {"float32": 9}, "settings": {"param_dtype": "bfloat16"}}, "165.2 TFLOP/s per GPU, dense bf16"),
+        ({"mixed_precision": "fp8", "dtypes": {"float32": 9}}, "the peak of NVIDIA GeForce RTX 4090 in fp8 is"),
+        # Older records, where accelerate may have multiplied parameters of fp32 in anything.
+        ({"dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s per GPU, dense bf16"),
+        ({"dtypes": {"float32": 9}}, "the precision in which matrices were multiplied is not known"),
+        ({"dtypes": {"uint8": 9}}, "the precision in which matrices were multiplied is not known"),
+    ],
+)
+def test_the_share_is_of_the_peak_in_the_precision_that_the_workers_multiplied_in(
+    said: dict[str, Any], share: str
+) -> None:
+    found = used(on_gpus([0], [1], **said))
+    assert found.denominator.startswith(share)
+    assert (found.mfu is None) == share.startswith("the ")
+
+
+def test_what_a_job_multiplies_in_fp8_has_no_share_of_a_peak() -> None:
+    work = read_model_work(training_job(FULL | {"bf16": True, "fp8": True}), TINY)
+    found = utilisation_of(work, on_gpus([0], [1]), SPEED)
+    assert (found.mfu, found.denominator) == (None, "the peak of NVIDIA GeForce RTX 4090 in fp8 is not known")
+    assert found.model_tflops > 0
+
+
+def test_attention_is_by_the_squares_of_the_lengths_and_older_runs_say_that_it_is_a_bound() -> None:
+    packed = FULL | {"packing": True, "max_steps": 20}
+    older = msgspec.structs.replace(SPEED, attention_length=None)
+    cases: list[tuple[dict[str, Any], Throughput, str, str | None]] = [
+        (FULL, msgspec.structs.replace(SPEED, attention_length=640.0), "attention over 640 tokens", None),
+        (FULL, older, "attention over 512 tokens", "lower bound"),
+        (packed, older, "attention over 512 tokens", "upper bound"),
+    ]
+    for config, speed, over, bound in cases:
+        rule = utilisation_of(read_model_work(training_job(config), TINY), on_gpus([0], [1]), speed).rule
+        assert f"{over}, counted half (causal)" in rule
+        assert ("bound" in rule) is (bound is not None)
+        assert bound is None or bound in rule
+
+
+def test_made_up_rows_attend_causally_over_all_their_tokens() -> None:
+    packed = with_synthetic(training_job(FULL | {"packing": True, "max_steps": 20}))
+    assert "attention over 512 tokens, counted half (causal)" in (
+        utilisation_of(read_model_work(packed, TINY), on_gpus([0], [1]), SPEED).rule
+    )

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from multinode.cluster.cluster import Node
+from multinode.errors import HostfileError, UsageError
+from multinode.records.hostfile import find_hosts, load_hostfile, load_prices
+from multinode.records.settings import Defaults, Settings
+
+NOTHING = Settings()
+TOML = Settings(defaults=Defaults(hosts="toml.txt"))
+RUNNING = Path("/run/lab/hosts.txt")
+
+
+def test_a_hostfile_is_read_and_its_text_kept(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("# mine\nnode1 slots=2\n")
+    cluster, text = load_hostfile(path)
+    assert cluster.nodes == (Node(name="node1", slots=2),)
+    assert cluster.source == str(path)
+    assert text == "# mine\nnode1 slots=2\n"
+
+
+def test_a_wrong_line_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("node1\nnode2 slots=none\n")
+    with pytest.raises(HostfileError, match="slots='none'") as caught:
+        load_hostfile(path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+
+
+def test_a_name_that_stands_twice_is_told(tmp_path: Path) -> None:
+    path, notes = tmp_path / "nodes", list[str]()
+    path.write_text("node1\nnode1\nnode2\n")
+    cluster, _ = load_hostfile(path, notes.append)
+    assert [node.slots for node in cluster.nodes] == [2, 1]
+    assert notes == [f"{path}: it names node1 2 times, once for each worker there"]
+
+
+def test_nodes_that_are_named_in_place_of_a_file_are_put_into_one() -> None:
+    with pytest.raises(UsageError, match="the hostfile node1,node2:4 does not exist") as caught:
+        load_hostfile(Path("node1,node2:4"))
+    assert caught.value.hint == "it is a file, with one node a line: printf '%s\\n' node1 node2 > hosts.txt"
+
+
+def test_brackets_of_an_ipv6_address_begin_no_inventory(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("[2001:db8::1] slots=2\n[2001:db8::2]\n")
+    cluster, _ = load_hostfile(path)
+    assert [node.name for node in cluster.nodes] == ["2001:db8::1", "2001:db8::2"]
+    with pytest.raises(HostfileError, match="YAML list"):
+        load_hostfile(_written(path, "- node1 slots=2\n"))
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+INVENTORY = "[gpu]\nn[1:2] ansible_host=10.0.0.9 weight=3\n[cpu]\nc1 ansible_user=bob weight=3\n"
+
+
+def test_a_group_of_an_inventory_becomes_a_hostfile_and_what_is_ignored_is_told(tmp_path: Path) -> None:
+    path, notes = tmp_path / "inventory.ini", list[str]()
+    path.write_text(INVENTORY)
+    cluster, text = load_hostfile(Path(f"{path}:cpu"), notes.append)
+    assert cluster.nodes == (Node(name="c1", user="bob"),)
+    assert text == f"# The group cpu of {path}.\nc1 user=bob\n"
+    assert notes == [f"{path}: ignored: weight"]
+
+
+def test_an_inventory_without_a_group_is_no_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text(INVENTORY)
+    with pytest.raises(UsageError, match="no group of it was named") as caught:
+        load_hostfile(path)
+    assert caught.value.hint == f"--hosts {path}:GROUP; its groups with hosts: all, gpu, cpu"
+
+
+def test_a_wrong_line_of_an_inventory_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text(INVENTORY)
+    with pytest.raises(HostfileError, match=f"^{path}:2: duplicate node '10.0.0.9' \\(line 2\\)"):
+        load_hostfile(Path(f"{path}:gpu"))
+
+
+def test_a_file_whose_name_has_a_colon_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts:gpu"
+    path.write_text("node1\n")
+    (tmp_path / "hosts").write_text("node2\n")
+    assert load_hostfile(path)[0].nodes == (Node(name="node1"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "nodes"),
+    [
+        ("-", b"node1 slots=4 max_slots=8\n", (Node(name="node1", slots=4),)),
+        ("-", b"n1\nn1\n", (Node(name="n1", slots=2),)),
+        ("-:cpu", INVENTORY.encode(), (Node(name="c1", user="bob"),)),
+    ],
+)
+def test_standard_input_is_read(
+    monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, nodes: tuple[Node, ...]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert load_hostfile(Path(name))[0].nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"node1 slots=x\n", "standard input:1: slots='x'"), (b"\xff", "on standard input is not text in UTF-8")],
+)
+def test_what_is_wrong_with_standard_input_is_told(monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    with pytest.raises(UsageError, match=message):
+        load_hostfile(Path("-"))
+
+
+def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist") as caught:
+        load_hostfile(tmp_path / "gone.txt")
+    assert caught.value.hint is not None
+    assert "one node a line" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("option", "environ", "settings", "lab", "expected"),
+    [
+        ("o.txt", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, (Path("o.txt"), "--hosts")),
+        (None, {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, (Path("e.txt"), "$MULTINODE_HOSTS")),
+        (None, {"MULTINODE_HOSTS": ""}, TOML, RUNNING, (Path("toml.txt"), "multinode.toml")),
+        (None, {}, TOML, RUNNING, (Path("toml.txt"), "multinode.toml")),
+        (None, {}, NOTHING, RUNNING, (RUNNING, "the running lab")),
+        ("lab", {"MULTINODE_HOSTS": "e.txt"}, TOML, RUNNING, (RUNNING, "--hosts")),
+        (None, {"MULTINODE_HOSTS": "lab"}, TOML, RUNNING, (RUNNING, "$MULTINODE_HOSTS")),
+        (None, {}, Settings(defaults=Defaults(hosts="lab")), RUNNING, (RUNNING, "multinode.toml")),
+        ("./lab", {}, NOTHING, RUNNING, (Path("lab"), "--hosts")),
+        ("slurm", {}, TOML, RUNNING, (None, "--hosts")),
+        (None, {"MULTINODE_HOSTS": "slurm"}, NOTHING, None, (None, "$MULTINODE_HOSTS")),
+        ("./slurm", {}, NOTHING, None, (Path("slurm"), "--hosts")),
+    ],
+)
+def test_the_nearest_word_wins(
+    option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: tuple[Path | None, str]
+) -> None:
+    assert find_hosts(option, environ, settings, lab) == expected
+
+
+def test_the_home_directory_may_be_written_short() -> None:
+    assert find_hosts("~/hosts.txt", {}, NOTHING, None)[0] == Path.home() / "hosts.txt"
+
+
+def test_the_lab_is_named_but_does_not_run() -> None:
+    with pytest.raises(UsageError, match="no lab is running") as caught:
+        find_hosts("lab", {}, TOML, None)
+    assert caught.value.hint == "multinode lab up --nodes 2 --rate 1gbit"
+
+
+def test_without_any_the_error_lists_every_way_to_give_one() -> None:
+    with pytest.raises(UsageError, match="no hostfile was given") as caught:
+        find_hosts(None, {}, NOTHING, None)
+    for way in ("--hosts", "$MULTINODE_HOSTS", "multinode.toml", "multinode lab up"):
+        assert way in str(caught.value.hint)
+
+
+SAMPLE = Path(__file__).parents[2] / "configs" / "figures" / "gpu_prices.yaml"
+
+
+def test_the_sample_file_is_read_and_its_text_kept() -> None:
+    prices, text = load_prices(SAMPLE)
+    found = prices.of_device("NVIDIA GeForce RTX 4090")
+    assert found is not None
+    assert (prices.currency, found.purchase) == ("CNY", 15000)
+    assert text == SAMPLE.read_text()
+
+
+def test_what_the_sample_has_commented_out_is_right_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(SAMPLE.read_text().replace("# nodes:\n#   node1:", "nodes:\n  node1:"))
+    assert load_prices(path)[0].nodes["node1"].hourly == 2.8
+
+
+def test_a_wrong_price_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text("currency: EUR\nnodes:\n  a: {hourly: cheap}\n")
+    with pytest.raises(UsageError) as refused:
+        load_prices(path)
+    assert refused.value.message.startswith(f"{path}:3: 'nodes': 'a': 'hourly': Expected `float | null`")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"prices file .* does not exist"):
+        load_prices(tmp_path / "none.yaml")
