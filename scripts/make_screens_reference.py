@@ -1,19 +1,20 @@
 """Puts the tests' golden screens into docs/reading-the-output.md; with --check, says whether they are current.
 
-A screen belongs below each line `<!-- screen: NAME -->`: what tests/report/golden/NAME.txt shows at 80 columns.
+A screen belongs below each line `<!-- screen: NAME -->`: what the golden file NAME.txt shows at 80 columns.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from reference_pages import write_or_check
 
 _ROOT = Path(__file__).parent.parent
 PAGE = _ROOT / "docs" / "reading-the-output.md"
-_GOLDEN = _ROOT / "tests" / "report" / "golden"
+_GOLDEN = {path.stem: path for path in (_ROOT / "tests").glob("*/golden/*.txt")}
 _SCREEN = re.compile(r"(<!-- screen: (?P<name>[\w-]+) -->\n)(?:\n```\n.*?\n```\n)?", re.DOTALL)
 _WIDTH = re.compile(r"^=== \d+ columns\n", re.MULTILINE)
 
@@ -23,11 +24,11 @@ def main() -> int:
     return write_or_check({PAGE: with_screens(PAGE.read_text(), _GOLDEN)}, __doc__)
 
 
-def with_screens(text: str, golden: Path) -> str:
+def with_screens(text: str, golden: Mapping[str, Path]) -> str:
     """The page with the screens as they are now."""
 
     def screen(match: re.Match[str]) -> str:
-        shown = _WIDTH.split((golden / f"{match['name']}.txt").read_text())[1].strip("\n")
+        shown = _WIDTH.split(golden[match["name"]].read_text())[1].strip("\n")
         return f"{match[1]}\n```\n{shown}\n```\n"
 
     return _SCREEN.sub(screen, text)

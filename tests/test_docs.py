@@ -66,54 +66,6 @@ def test_the_words_are_the_fields() -> None:
     assert checked.returncode == 0
 
 
-def test_subjects_import_what_the_table_allows() -> None:
-    checked = _run("check_subjects.py")
-    assert checked.stdout == ""
-    assert checked.returncode == 0
-
-
-_SUBJECTS = """
-| subject | owns | may import |
-|---|---|---|
-| job | jobs | - |
-| run | runs | job |
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "complaints"),
-    [
-        ("multinode/records/plan.py", "from multinode.job.job import Job\n", []),
-        ("multinode/analyse/run/seen.py", "def f():\n    from multinode.job.job import Job\n", []),
-        ("multinode/launch/run.py", "from multinode.job.job import Job\n", ["run may import job, and does not"]),
-        (
-            "multinode/job/job.py",
-            "import os\nfrom multinode.records.plan import Plan\n",
-            [
-                "multinode/job/job.py:2: job may not import run (docs/explanation/architecture.md)",
-                "docs/explanation/architecture.md: run may import job, and does not",
-            ],
-        ),
-        (
-            "multinode/analyse/other/__init__.py",
-            "",
-            [
-                "multinode/analyse/other/__init__.py: docs/explanation/architecture.md has no subject 'other'",
-                "docs/explanation/architecture.md: run may import job, and does not",
-            ],
-        ),
-    ],
-)
-def test_an_import_between_subjects_that_the_table_lacks_is_named(
-    tmp_path: Path, name: str, text: str, complaints: list[str]
-) -> None:
-    files = {"docs/explanation/architecture.md": _SUBJECTS, name: text}
-    said = _run("check_subjects.py", _tree(tmp_path, files)).stdout.splitlines()
-    assert [line.removeprefix("docs/explanation/architecture.md: ") for line in said] == [
-        line.removeprefix("docs/explanation/architecture.md: ") for line in complaints
-    ]
-
-
 def test_nothing_in_the_tree_is_unfinished() -> None:
     checked = _run("check_tree.py")
     assert checked.stdout == ""

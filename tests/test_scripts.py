@@ -327,7 +327,7 @@ def test_what_measures_time_runs_after_all_else_and_what_needs_a_gpu_only_where_
 ) -> None:
     done = checkout.run("scripts/test", *arguments, NO_GPU=no_gpu)
     assert done.returncode == 0, done.stderr
-    assert "scripts/test tests/core" in done.stdout
+    assert "scripts/test tests/cluster" in done.stdout
     together, alone = [call for call in checkout.calls("python") if "pytest" in call]
     options = f"-m pytest --hypothesis-profile={profile} -q -m"
     assert together.startswith(f"{options} not timing{also} --dist loadfile ")
@@ -336,9 +336,9 @@ def test_what_measures_time_runs_after_all_else_and_what_needs_a_gpu_only_where_
 
 
 def test_a_part_of_the_tests_is_pytests_own_affair(checkout: Checkout) -> None:
-    assert checkout.run("scripts/test", "tests/core", "-k", "a b").returncode == 0
+    assert checkout.run("scripts/test", "tests/cluster", "-k", "a b").returncode == 0
     (call,) = [call for call in checkout.calls("python") if "pytest" in call]
-    assert call == "-m pytest --hypothesis-profile=quick tests/core -k a b"
+    assert call == "-m pytest --hypothesis-profile=quick tests/cluster -k a b"
 
 
 def test_a_failure_in_parallel_does_not_keep_the_rest_from_running_and_fails(checkout: Checkout) -> None:

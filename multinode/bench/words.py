@@ -1,6 +1,6 @@
 """The words of a bench: who is slow, what drops under full load or stays below its data sheet, how it was measured.
 
-`analyse.bench` finds the figures; `with_words` fills in the sentences before a report is stored or shown.
+`bench.judge` finds the figures; `with_words` fills in the sentences before a report is stored or shown.
 """
 
 from __future__ import annotations

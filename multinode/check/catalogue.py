@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from multinode.check.finding import SEVERITIES, Finding
-from multinode.check.inspection import Inspection
-from multinode.check.probe import UNANSWERED, UNVERIFIED
-from multinode.check.rule import Check, Rule
-from multinode.preflight.checks import (
+from multinode.check import (
     gpus,
     interfaces,
     link,
@@ -22,6 +18,10 @@ from multinode.preflight.checks import (
     training,
     variables,
 )
+from multinode.check.finding import SEVERITIES, Finding
+from multinode.check.inspection import Inspection
+from multinode.check.probe import UNANSWERED, UNVERIFIED
+from multinode.check.rule import Check, Rule
 
 __all__ = ["CHECKS", "CHECK_NAMES", "RULES", "check_all", "sort_findings"]
 

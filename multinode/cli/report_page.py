@@ -70,8 +70,8 @@ def write_page(report: Report, path: Path) -> None:
         UsageError: it cannot be written.
         MultinodeError: plotly is not installed.
     """
-    from multinode.cli.run_page import run_page  # noqa: PLC0415
-    from multinode.experiment.cell_page import cell_page  # noqa: PLC0415 - Markdown and CSV need no plotly
+    from multinode.cli.run_page import run_page
+    from multinode.experiment.cell_page import cell_page
 
     write_text(path, cell_page(report.cells) if report.cells is not None else run_page(report.runs))
 

@@ -1,4 +1,4 @@
-"""A hang in words: from the code and facts of `analyse.hang` to the sentence that names a cause, and its hint."""
+"""A hang in words: from the code and facts of `diagnose.stall` to the sentence that names a cause, and its hint."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """EarlyVerdict: of a run on several nodes, after its first steps, whether one node alone would be faster.
 
-Pure data; `analyse.advice` judges, and the words are `report`'s.
+Pure data; `predict.early_verdict` judges.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NicPathCheck: by the counters of their NICs, which way the bytes of a collective took from node to node.
 
-Compares what passed each NIC with what the algorithm moves. What the counters are is `core.samples`' matter, what an
+Compares what passed each NIC with what the algorithm moves. What the counters are is `records.samples`' matter, what an
 algorithm moves that of `algorithms`; the words are `network.words`'.
 """
 

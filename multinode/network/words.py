@@ -1,6 +1,6 @@
 """The words of a size scan: its verdict, the causes, odd pairs of nodes, and what NIC counters show of its path.
 
-`analyse.nccl_test` finds codes and figures; `with_words` fills in the sentences before a report is stored or shown.
+`size_scan` and its neighbours find codes and figures; `with_words` fills in the sentences before a report is stored or shown.
 """
 
 from __future__ import annotations

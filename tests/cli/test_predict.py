@@ -14,7 +14,7 @@ from tests.predict.stored import comm_ms, sweep_record, training_record
 from tests.predict.test_request import store
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
-CLOUD = Path(__file__).parent.parent / "analyse" / "published_pairs" / "p3-roberta-25g.yaml"
+CLOUD = Path(__file__).parent.parent / "predict" / "published_pairs" / "p3-roberta-25g.yaml"
 
 
 @pytest.fixture(autouse=True)
