@@ -1,5 +1,3 @@
 """multinode: launch a training on several nodes over SSH, and measure what the network costs it."""
 
-__all__ = ["__version__"]
-
 __version__ = "0.1.0"

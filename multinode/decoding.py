@@ -13,8 +13,6 @@ import msgspec
 
 from multinode.errors import printable, printable_line
 
-__all__ = ["convert", "decode_json", "printable_values"]
-
 _Kind = TypeVar("_Kind")
 
 _building = threading.Lock()

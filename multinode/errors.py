@@ -21,27 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "OURS_TO_FIX",
-    "AgentFailed",
-    "AuthError",
-    "ConnectError",
-    "ContactLost",
-    "HostKeyError",
-    "HostfileError",
-    "Interrupted",
-    "JobError",
-    "MultinodeError",
-    "NodeError",
-    "NodeFailed",
-    "NodeGone",
-    "ResolveError",
-    "RunFailed",
-    "UsageError",
-    "printable",
-    "printable_line",
-]
-
 
 def printable(text: str) -> str:
     """The text without control characters but line breaks."""

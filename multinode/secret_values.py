@@ -12,8 +12,6 @@ from typing import Any
 
 from multinode.strict_yaml import YamlError, dump_yaml, parse_yaml
 
-__all__ = ["FORWARDED", "REDACTED", "hides", "is_secret", "redact", "redact_file", "redact_text", "redact_words"]
-
 REDACTED = "<redacted>"
 FORWARDED = "<forwarded>"
 

@@ -16,8 +16,6 @@ import yaml
 from multinode.decoding import convert
 from multinode.errors import UsageError
 
-__all__ = ["WrongValue", "YamlError", "decode_yaml", "dump_flow_yaml", "dump_yaml", "parse_yaml", "yaml_nodes"]
-
 _Kind = TypeVar("_Kind")
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"

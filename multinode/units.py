@@ -7,20 +7,6 @@ import re
 import signal
 from collections.abc import Sequence
 
-__all__ = [
-    "format_count",
-    "format_duration",
-    "format_list",
-    "format_rate",
-    "format_size",
-    "goodput_gb_per_s",
-    "parse_clock",
-    "parse_duration",
-    "parse_rate",
-    "parse_size",
-    "signal_name",
-]
-
 # What of the line rate is left for the payload of a TCP stream (IPv4, timestamps): each frame of `mtu` bytes carries
 # mtu - 52 bytes and takes mtu + 38 on the wire (Ethernet header, FCS, preamble, gap).
 _TCP_IP_HEADER_BYTES = 52

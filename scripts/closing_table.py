@@ -12,8 +12,9 @@ from multinode.cli.contrast import print_contrast
 from multinode.cli.output import print_table
 from multinode.contrast.compare import load_side_run
 from multinode.contrast.figures import Contrast, Side
-from multinode.contrast.judge import SideRun, compare, make_side
+from multinode.contrast.judge import compare
 from multinode.contrast.measure import with_outlook
+from multinode.contrast.side import SideRun, make_side
 from multinode.contrast.words import with_words
 from multinode.predict.needed_words import link_words
 from multinode.records.run import Run

@@ -27,7 +27,7 @@ from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.published_form import Lora, Model, Network, PublishedBenchmarks, Speed
 from multinode.predict.request import forecast_benchmarks
 from multinode.records.averaging import Averaging
-from multinode.traffic.traffic import Layout
+from multinode.traffic.algorithms import Layout
 from multinode.units import format_rate
 
 _ROOT = Path(__file__).parent.parent

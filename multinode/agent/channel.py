@@ -9,8 +9,6 @@ import sys
 import time
 from typing import Any, Optional
 
-__all__ = ["SCHEMA", "AgentError", "Channel", "Record"]
-
 Record = dict[str, Any]
 
 SCHEMA = 1

@@ -15,8 +15,6 @@ import re
 import sys
 import time
 
-__all__ = ["keep_compiled"]
-
 # Of a compiled module (PEP 552): it is named by the hash of its source, and never compared with it.
 _UNCHECKED_HASH = (1).to_bytes(4, "little")
 

@@ -8,8 +8,6 @@ import stat
 from .channel import AgentError
 from .run.processes import user_name
 
-__all__ = ["check_home"]
-
 # What runs as us lies in the one, and what our runs obey in the other.
 _FOLDERS = ("", "agent", "runs")
 

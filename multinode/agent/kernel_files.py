@@ -7,17 +7,6 @@ import os
 import re
 from typing import Any, NamedTuple, Optional
 
-__all__ = [
-    "TABLE_CHARACTERS",
-    "Mount",
-    "list_names",
-    "read_mounts",
-    "read_number",
-    "read_object",
-    "read_text",
-    "try_read",
-]
-
 TABLE_CHARACTERS = 1 << 20
 """More of a table that grows with the machine is not read."""
 

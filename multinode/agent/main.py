@@ -15,8 +15,6 @@ from typing import Callable, NoReturn
 from .channel import SCHEMA, AgentError, Channel, Record
 from .home import check_home
 
-__all__ = ["main"]
-
 # Imported only when asked for: start-up is paid on every node for every call.
 _VERBS = {
     "checkpoints": ".run.checkpoints:run",

@@ -9,8 +9,6 @@ import subprocess
 import time
 from typing import Optional
 
-__all__ = ["Query", "QueryFailed", "find_program", "is_program"]
-
 
 def find_program(name: str, path: str, cwd: str = "/") -> Optional[str]:
     """Absolute path of the program `name`, looked for along `path`, or from `cwd` when it holds a slash."""

@@ -13,8 +13,6 @@ from typing import Optional
 
 from .channel import AgentError, Record
 
-__all__ = ["RunDir", "is_run_id", "is_samples_name", "open_run"]
-
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # What the controller takes (launch/session.py).
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")

@@ -21,8 +21,6 @@ from multinode.profile.likely_causes import (
 )
 from multinode.stats.spread import known_median
 
-__all__ = ["Case", "find_causes", "sensor_causes", "shared_processors"]
-
 _FULL_PERCENT = 90
 # Of the cores that a worker may run on: who has fewer of them, while all of the node are busy, shares them.
 _SHARED_BELOW = 0.8

@@ -8,19 +8,6 @@ from multinode.profile.gpus import GpuUse
 from multinode.profile.likely_causes import LikelyCause, Peers
 from multinode.stats.estimate import Bounds
 
-__all__ = [
-    "Anomaly",
-    "BelowSheet",
-    "BenchNode",
-    "BenchReport",
-    "BenchTest",
-    "BenchWorker",
-    "Drop",
-    "Slow",
-    "Speed",
-    "WorkerUse",
-]
-
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """How fast a device was in one test and phase.

@@ -12,8 +12,6 @@ from multinode.bench.nodes import BenchPart, bench_nodes
 from multinode.bench.slow_devices import find_below_sheet, find_drops, find_slow, with_peers
 from multinode.records.benchmark import PHASES
 
-__all__ = ["BenchPart", "summarise_bench"]
-
 
 def summarise_bench(run_id: str, parts: Sequence[BenchPart]) -> BenchReport:
     """The report of a bench.

@@ -17,7 +17,8 @@ from functools import partial
 import msgspec
 
 from multinode.bench.figures import BenchReport
-from multinode.bench.judge import BenchPart, summarise_bench
+from multinode.bench.judge import summarise_bench
+from multinode.bench.nodes import BenchPart
 from multinode.bench.words import with_progress, with_words
 from multinode.cluster.quoting import as_steps
 from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
@@ -29,8 +30,6 @@ from multinode.records.progress import RunProgress
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
-
-__all__ = ["bench", "load_bench"]
 
 _FILE = "bench.json"
 # Records of one worker or sampler that are looked at; a bench has some hundreds.

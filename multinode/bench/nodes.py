@@ -23,8 +23,6 @@ from multinode.stats.counter_rates import Span
 from multinode.stats.estimate import estimate_median, of_repeats
 from multinode.stats.spread import spread_of
 
-__all__ = ["BenchPart", "bench_nodes"]
-
 _Kind = TypeVar("_Kind")
 
 _MOST_TESTS = 100

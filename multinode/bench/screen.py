@@ -15,8 +15,6 @@ from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, 
 from multinode.render.table import sheet_table
 from multinode.stats.estimate import Estimate
 
-__all__ = ["bench_lines", "bench_parts", "bench_sheets", "next_step"]
-
 # Of more rows the slowest are shown.
 _MOST_ROWS = 32
 _MOST_SMALL = 16

@@ -19,8 +19,6 @@ from multinode.profile.likely_causes import LikelyCause, Peers
 from multinode.records.benchmark import PHASES
 from multinode.stats.estimate import Estimate, ratio
 
-__all__ = ["SLOW_BELOW", "find_below_sheet", "find_drops", "find_slow", "with_peers"]
-
 SLOW_BELOW = 0.9
 """Of the peers' median: what is below is slow."""
 # Large products of half precision reach from two thirds to nine tenths on sound GPUs (A100, H100, RTX 4090, A6000),

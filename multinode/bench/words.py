@@ -17,8 +17,6 @@ from multinode.profile.cause_words import cause_with_words, peers_words
 from multinode.records.benchmark import DeviceTest
 from multinode.units import format_count, format_list
 
-__all__ = ["describe_anomaly", "describe_outcome", "with_progress", "with_words"]
-
 A = TypeVar("A", bound=Anomaly)
 _MOST_NAMED = 4
 # Of more that is left, how many there are is said.

@@ -14,8 +14,6 @@ from multinode.job.peak_flops import Peak, peak_of
 from multinode.records.benchmark import DEVICE_DTYPES
 from multinode.records.samples import SpeedSample
 
-__all__ = ["KINDS", "Sheet", "TestKey", "Work", "key_of", "sheet_of", "work_of"]
-
 KINDS = {
     "matmul": "matrix products",
     "memory": "memory",

@@ -23,8 +23,6 @@ from multinode.check.inspection import Inspection
 from multinode.check.probe import UNANSWERED, UNVERIFIED
 from multinode.check.rule import Check, Rule
 
-__all__ = ["CHECKS", "CHECK_NAMES", "RULES", "check_all", "sort_findings"]
-
 # Those of a module in the order in which they stand there.
 _MODULES = (software, machine, gpus, rdma, interfaces, variables, link, mtu, paths, training, strategy, ports)
 _MEMBERS = [value for module in _MODULES for value in vars(module).values()]

@@ -33,8 +33,6 @@ from multinode.records.run_id import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["CheckOptions", "CheckReport", "CheckedNode", "check_cluster"]
-
 # Up to so many nodes a short stream between all pairs takes seconds; above that it is made on request.
 _STREAMS_NODES = 8
 _STREAM_S = 0.3

@@ -20,8 +20,6 @@ from multinode.transport.agent import AgentStream, AgentTransport, Record, read_
 from multinode.transport.base import time_left
 from multinode.transport.fan_out import Outcomes, gather
 
-__all__ = ["ConnectivityPlan", "ConnectivityTest", "run_connectivity_test"]
-
 _ANSWER_S = 15.0
 _CONNECT_S = 3.0
 # Many nodes share the controller, and in a lab one machine: each may take longer, and none of that is the network's.

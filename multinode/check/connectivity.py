@@ -12,17 +12,6 @@ import msgspec
 
 from multinode.traffic.pair_speeds import Pair, PairSpeed
 
-__all__ = [
-    "ALL_PAIRS_NODES",
-    "Attempted",
-    "ConnectivityResult",
-    "Listening",
-    "choose_pairs",
-    "launch_pairs",
-    "round_robin",
-    "stream_pairs",
-]
-
 ALL_PAIRS_NODES = 16
 _RANDOM_PEERS = 2
 

@@ -6,8 +6,6 @@ import msgspec
 
 from multinode.errors import MultinodeError
 
-__all__ = ["SEVERITIES", "Finding", "finding_of_error"]
-
 SEVERITIES = ("error", "warning", "note")
 
 

@@ -20,19 +20,6 @@ from multinode.job.planning import refuse_unequal
 from multinode.records.benchmark import CollectiveTest
 from multinode.units import format_duration
 
-__all__ = [
-    "check_backend",
-    "check_counts",
-    "check_drivers",
-    "check_gpus_free",
-    "check_leftovers",
-    "check_models",
-    "check_presence",
-    "check_torch_builds",
-    "check_vendors",
-    "used_gpus",
-]
-
 NO_GPU_FOR_BACKEND = Rule(
     "gpus",
     "error",

@@ -14,8 +14,6 @@ from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import NodeFailed, UsageError
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["Described", "describe_nodes"]
-
 _HEAD = """\
 # One node a line, in node-rank order; the first is node rank 0. Written by `multinode init` from what the nodes said.
 #   slots=   workers          gpus=  ids of their GPUs      addr=  address on the training network

@@ -16,8 +16,6 @@ from multinode.job.job_environment import JobEnvironment
 from multinode.job.planning import workers_of_nodes
 from multinode.records.benchmark import Benchmark
 
-__all__ = ["Inspection"]
-
 _NOWHERE = Endpoint(addr=None, ifname=None)
 
 

@@ -12,8 +12,6 @@ from multinode.check.rule import Case, Check, Rule, listed
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts, Route
 
-__all__ = ["check_hostnames", "check_media", "check_routes", "check_subnets", "check_unset_interface"]
-
 NO_ROUTE = Rule(
     "interface",
     "error",

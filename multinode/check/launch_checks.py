@@ -16,8 +16,6 @@ from multinode.errors import NodeFailed
 from multinode.job.planning import LaunchOptions
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["check_connectivity", "check_launch", "concerning", "raise_first_error", "with_connectivity"]
-
 _EPHEMERAL_PORTS = 2
 # Checks that look into the interpreter that was found before the job starts.
 _SOFTWARE = frozenset({"interpreter", "packages", "versions"})

@@ -11,8 +11,6 @@ from multinode.check.rule import Case, Check, Rule, launch_check
 from multinode.traffic.pair_speeds import Pair, blame_pairs, least_of_due
 from multinode.units import format_rate, goodput_gb_per_s
 
-__all__ = ["check_link_health", "check_link_speeds", "check_link_up", "check_streams", "least_speeds"]
-
 LINK_DOWN = Rule(
     "link",
     "error",

@@ -19,17 +19,6 @@ from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.job.model_size import parse_model
 from multinode.units import format_duration
 
-__all__ = [
-    "check_clocks",
-    "check_container_network",
-    "check_disk",
-    "check_limits",
-    "check_memory_limit",
-    "check_offload",
-    "check_same_machine",
-    "check_shared_memory",
-]
-
 SAME_MACHINE = Rule(
     "machine",
     "error",

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from multinode.check.inspection import Inspection
 from multinode.check.rule import Case, Check, Rule, disagreements
 
-__all__ = ["check_mtus"]
-
 MTU_DIFFERS = Rule(
     "link",
     "warning",

@@ -12,8 +12,6 @@ import msgspec
 
 from multinode.cluster.facts import Interface
 
-__all__ = ["MAX_INTERFACES", "select_interfaces", "takes_by_prefix"]
-
 MAX_INTERFACES = 16
 
 # Since then interfaces that are not RUNNING are passed over, and libvirt's bridges come last.

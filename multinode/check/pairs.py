@@ -12,8 +12,6 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.traffic.pair_speeds import PairSpeed, least_of_pairs
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["measure_pairs", "require_pairs"]
-
 _PAIR_S = 0.5
 
 

@@ -13,18 +13,6 @@ from multinode.cluster.facts import NodeFacts, PathFact
 from multinode.cluster.quoting import destination, ssh_words
 from multinode.job.job_files import job_files
 
-__all__ = [
-    "check_contents",
-    "check_hung_paths",
-    "check_noexec",
-    "check_output",
-    "check_paths",
-    "check_revisions",
-    "check_shared",
-    "check_workdir",
-    "is_network",
-]
-
 PATH_MISSING = Rule(
     "paths",
     "error",

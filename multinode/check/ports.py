@@ -11,8 +11,6 @@ from multinode.check.inspection import Inspection
 from multinode.check.rule import Case, Rule, listed, meeting_check
 from multinode.job.rendezvous import RENDEZVOUS_PORTS
 
-__all__ = ["check_master_port", "check_ports"]
-
 PORT_IN_USE = Rule(
     "master-port",
     "error",

@@ -16,17 +16,6 @@ from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import Outcomes, gather
 from multinode.transport.refusals import REFUSALS
 
-__all__ = [
-    "PROBE_DEADLINE_S",
-    "UNANSWERED",
-    "UNVERIFIED",
-    "Questions",
-    "check_host_keys",
-    "check_ssh",
-    "peer_addresses",
-    "probe",
-]
-
 # nvidia-smi may take 30 s on a cold driver.
 PROBE_DEADLINE_S = 45.0
 # What the transport says of a node that cannot be asked, for the reference.

@@ -12,8 +12,6 @@ from multinode.check.rule import Case, Check, Rule, disagreements, listed
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
 
-__all__ = ["check_locked_memory", "check_rdma", "check_rdma_firmware", "check_rdma_path", "check_rdma_ports"]
-
 RDMA_ON_SOME = Rule(
     "rdma",
     "warning",

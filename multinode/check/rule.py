@@ -14,8 +14,6 @@ from multinode.check.finding import Finding
 from multinode.check.inspection import Inspection
 from multinode.units import format_list
 
-__all__ = ["Case", "Check", "Rule", "disagreements", "launch_check", "listed", "meeting_check"]
-
 _MOST_NAMES = 8
 
 

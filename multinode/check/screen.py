@@ -13,8 +13,6 @@ from multinode.render.screen import Command, Part, labelled, labelled_parts, par
 from multinode.render.table import make_table
 from multinode.units import format_count, format_list
 
-__all__ = ["check_parts", "next_step"]
-
 _MARKS = {"error": "[bold red]ERROR[/]", "warning": "[yellow]warn[/]", "note": "note", None: "[green]ok[/]"}
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _NOT_KNOWN = "[dim]-[/]"

@@ -9,15 +9,6 @@ from multinode.check.rule import Case, Check, Rule, disagreements, launch_check
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.records.benchmark import Benchmark
 
-__all__ = [
-    "check_interactive",
-    "check_interpreter",
-    "check_packages",
-    "check_tools",
-    "check_versions",
-    "needed_tools",
-]
-
 # Different versions of these on two nodes break the rendezvous, the collectives or the numbers.
 _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate", "peft")
 

@@ -12,17 +12,9 @@ from multinode.check.rule import Case, Check, Rule
 from multinode.errors import UsageError
 from multinode.job.step_calls import calls_of_strategy
 from multinode.job.training import SMALL_RANK, STAGES, Training, read_training
-from multinode.traffic.traffic import (
-    Layout,
-    Strategy,
-    TrafficInputs,
-    card_bytes,
-    card_time_s,
-    step_exchanges,
-)
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, TrafficInputs, card_bytes, card_time_s, step_exchanges
 from multinode.units import format_count, format_duration, format_rate, goodput_gb_per_s
-
-__all__ = ["check_sharding", "check_strategy"]
 
 SENDS_TOO_MUCH = Rule(
     "strategy",

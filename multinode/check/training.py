@@ -13,16 +13,6 @@ from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.units import format_duration
 
-__all__ = [
-    "check_arguments",
-    "check_batch_size",
-    "check_deepspeed",
-    "check_deepspeed_devices",
-    "check_deepspeed_on_cpu",
-    "check_spaces",
-    "check_timeout",
-]
-
 SPACE_IN_PATH = Rule(
     "training",
     "error",

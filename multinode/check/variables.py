@@ -16,15 +16,6 @@ from multinode.cluster.facts import NodeFacts
 from multinode.job.engine_commands import STRAY_VARIABLES
 from multinode.records.benchmark import CollectiveTest
 
-__all__ = [
-    "check_agreement",
-    "check_hidden_gpus",
-    "check_interface_names",
-    "check_python_home",
-    "check_socket_counts",
-    "check_stray_variables",
-]
-
 NAMES_NO_INTERFACE = Rule(
     "variables",
     "error",

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from multinode.job.job import Job
     from multinode.predict.advice import Recommendations
 
-__all__ = ["register"]
-
 _FOR_TRYING = (
     "pick",
     "job",

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from multinode.launch.clean import Cleaned
     from multinode.launch.stop_by_id import NodeStop
 
-__all__ = ["register"]
-
 # The run's own hostfile is kept with it, so this is for a machine that did not launch it.
 Elsewhere = Annotated[
     str | None,

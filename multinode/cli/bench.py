@@ -27,8 +27,6 @@ from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 
-__all__ = ["register"]
-
 # As for nccl-test: a measurement with a gap is worth nothing.
 _LEASE_S = 30.0
 # No test lasts so many times the time that it is timed for.

@@ -30,8 +30,6 @@ from multinode.units import format_count
 if TYPE_CHECKING:
     from multinode.job.job import Job
 
-__all__ = ["register"]
-
 # What `launch` does not take.
 _OWN = frozenset({"bandwidth", "strict", "details", "as_json"})
 

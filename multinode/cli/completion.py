@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from multinode.contrast.measure import ContrastRequest
     from multinode.launch.context import Launch
 
-__all__ = ["one_node_command", "print_contrast", "register"]
-
 _RUNS = {"run_a", "run_b"}
 _FOR_LAUNCH = {"job", "hosts", "set_", *(field.name for field in dataclasses.fields(TrainingOptions))}
 _FOR_ADVISE = {"hosts", *(field.name for field in dataclasses.fields(TrainingOptions))}

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from multinode.predict.early_verdict_watch import Judged
     from multinode.records.progress import RunProgress
 
-__all__ = ["IfSlower", "Mode", "require_terminal", "running_verdict", "watch"]
-
 Mode = Literal["report", "ask", "stop"]
 IfSlower = Annotated[
     Mode,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from multinode.diagnose.explanation import Explanation, LogFailure
     from multinode.render.screen import Part
 
-__all__ = ["register"]
-
 _TELL_EVERY_S = 5.0
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from multinode.launch.context import RunContext
     from multinode.records.progress import RunProgress
 
-__all__ = ["ExportOptions", "register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""

@@ -13,8 +13,6 @@ from multinode.cli.table import print_cells
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""

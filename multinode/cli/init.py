@@ -15,8 +15,6 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 from multinode.records.text_file import write_new_text
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""

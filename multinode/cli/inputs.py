@@ -20,16 +20,6 @@ from multinode.records.text_file import read_text
 if TYPE_CHECKING:
     from multinode.launch.nodes import Nodes
 
-__all__ = [
-    "parse_option",
-    "read_change",
-    "read_cluster",
-    "read_engine",
-    "read_job",
-    "read_job_environment",
-    "read_nodes",
-]
-
 T = TypeVar("T")
 
 

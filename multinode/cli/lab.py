@@ -15,7 +15,6 @@ from multinode.cli.output import note, print_document
 from multinode.cli.panels import PanelGroup
 from multinode.errors import MultinodeError, UsageError
 from multinode.lab.cluster import (
-    LabSpec,
     LabStatus,
     LabUp,
     describe_lab,
@@ -23,7 +22,6 @@ from multinode.lab.cluster import (
     exec_in_node,
     explain_missing,
     live_runs,
-    load_lab,
     require_lab,
     set_rate,
     up_lab,
@@ -31,9 +29,8 @@ from multinode.lab.cluster import (
 from multinode.lab.faults import list_faults
 from multinode.lab.gpus import count_gpus, gpu_files
 from multinode.lab.network import LinkSpeed, parse_lab_rate, rate_text
+from multinode.lab.state import LabSpec, load_lab
 from multinode.units import format_list, parse_size
-
-__all__ = ["register"]
 
 app = typer.Typer(
     cls=PanelGroup,

@@ -42,8 +42,6 @@ from multinode.lab.faults import (
 )
 from multinode.units import parse_rate, parse_size
 
-__all__ = ["app"]
-
 app = typer.Typer(
     cls=PanelGroup,
     invoke_without_command=True,

@@ -48,8 +48,6 @@ from multinode.units import parse_size
 if TYPE_CHECKING:
     from multinode.launch.context import Launch
 
-__all__ = ["contrast_command", "register"]
-
 _LEAST_LOG_BYTES = 1 << 20
 _FOR_CONTRAST = {
     *("job", "hosts", "workers_per_node", "set_", "synthetic"),

@@ -21,8 +21,6 @@ from multinode.records.progress import RunProgress
 from multinode.records.run import Stall
 from multinode.render.escaping import sanitize
 
-__all__ = ["LiveView", "live_view", "show_stage", "within_share"]
-
 _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 5.0
 # A table of many nodes takes long to lay out: the view takes no more than one part in so many of a processor's time.

@@ -13,8 +13,6 @@ from multinode.cli.output import note
 from multinode.records.log import LogPiece, LogReader
 from multinode.secret_values import redact_text
 
-__all__ = ["print_followed", "print_logs", "print_logs_document"]
-
 # A run id, the name of a node, and the raw log of it there as it is read.
 Logs = Iterable[tuple[str, str, Iterable[bytes]]]
 _BLOCK_CHARS = 1 << 20

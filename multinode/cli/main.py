@@ -16,8 +16,6 @@ import typer.main
 from multinode.cli.panels import PanelGroup
 from multinode.errors import Interrupted, MultinodeError, UsageError
 
-__all__ = ["VERBS", "Verb", "build_app", "load_verb", "print_error", "run"]
-
 
 class Verb(NamedTuple):
     """Where a verb is, and how `multinode --help` lists it: nothing of it needs to be imported for that."""

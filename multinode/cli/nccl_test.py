@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from multinode.network.measure import Extent
     from multinode.network.size_scan import ScanReport
 
-__all__ = ["register"]
-
 # A training waits longer for a node that cannot be reached; a measurement with such a gap is worth nothing.
 _LEASE_S = 30.0
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from multinode.records.progress import RunProgress
     from multinode.records.run import Run
 
-__all__ = ["NoticeOptions"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoticeOptions:

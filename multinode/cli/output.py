@@ -22,20 +22,6 @@ from multinode.records.text_file import require_directory
 from multinode.render.screen import WIDE, Part, print_parts, screen_text
 from multinode.secret_values import redact_text
 
-__all__ = [
-    "choose_form",
-    "fail_gate",
-    "is_quiet",
-    "note",
-    "print_directory",
-    "print_document",
-    "print_failure",
-    "print_screen",
-    "print_table",
-    "print_traceback",
-    "set_verbosity",
-]
-
 # Notes are INFO, what --verbose adds is DEBUG.
 _LOG = logging.getLogger("multinode")
 _LOG.setLevel(logging.INFO)

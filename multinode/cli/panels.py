@@ -10,8 +10,6 @@ from typing import Any
 
 import typer.core
 
-__all__ = ["PanelCommand", "PanelGroup"]
-
 _OTHERS = "Commands"
 # Wrapped by the formatter, never cut.
 _WHOLE = 1000

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from multinode.records.averaging import Averaging
     from multinode.traffic.traffic import Strategy
 
-__all__ = ["register"]
-
 T = TypeVar("T")
 _FOR_ADVISE = {"run_ids", "link_measured"}
 _SWITCH = {"on": True, "off": False}

@@ -13,8 +13,6 @@ from multinode.cli.output import choose_form, note, print_document
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 
-__all__ = ["register"]
-
 _ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown"}
 _SUFFIXES = {"html": "html", "markdown": "md"}
 

@@ -24,9 +24,6 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
 from multinode.records.text_file import write_text
 
-__all__ = ["Report", "load_report", "report_markdown", "write_csv", "write_markdown", "write_page"]
-
-
 _CELLS = "cells.csv"
 
 

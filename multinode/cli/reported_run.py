@@ -12,8 +12,6 @@ from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.records.run import Run
 
-__all__ = ["ReportedRun"]
-
 
 class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run and all that is known of it.

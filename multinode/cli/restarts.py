@@ -11,8 +11,6 @@ from multinode.errors import UsageError
 from multinode.launch.restart import RestartOptions
 from multinode.units import parse_duration
 
-__all__ = ["Restarts"]
-
 _PANEL = "Run control"
 
 

@@ -13,8 +13,6 @@ from multinode.network.screen import scan_lines
 from multinode.profile.summary_sheets import summary_sheets
 from multinode.render.markdown import code_markdown, sheet_markdown, text_markdown
 
-__all__ = ["run_markdown"]
-
 
 def run_markdown(runs: Sequence[ReportedRun]) -> str:
     """Every run under its job's name, what matters most first."""

@@ -23,8 +23,6 @@ from multinode.render.page import chart_html, page, section_html, sheet_html, te
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
 from multinode.units import format_duration
 
-__all__ = ["run_page"]
-
 _CLOCKS = (
     "Times are in seconds since the end of the run's first step, each node's by its own wall clock; the measured "
     "steps are shaded. Of long curves each stretch is drawn by its least and its greatest value."

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from multinode.records.run import Run
     from multinode.records.run_directory import RunDirectory
 
-__all__ = ["fetch_results", "open_context", "print_next_step", "stop_on_signals", "tell_result"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MOST_SIGNALS = 3
 # How long an agent has to end; of a frozen node, whoever interrupts waits for less.

@@ -16,8 +16,6 @@ from multinode.cli.running import open_context, print_next_step
 from multinode.cluster.quoting import hosts_option
 from multinode.records.run_directory import RunDirectory, runs_root
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command."""

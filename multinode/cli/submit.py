@@ -13,8 +13,6 @@ from multinode.cli.output import note, print_document
 from multinode.launch.batch_script import BatchJob, batch_script
 from multinode.records.run_directory import runs_root
 
-__all__ = ["register"]
-
 _SBATCH = "multinode.sbatch"
 _OURS = frozenset({"--dry-run", "--json", "--help", "-h"})
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from multinode.job.job import Job
     from multinode.launch.nodes import Nodes
 
-__all__ = ["register"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridOptions:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from multinode.experiment.cell_table import Look
     from multinode.experiment.cells import CellTable
 
-__all__ = ["FormOptions", "ViewOptions", "print_cells", "register"]
-
 _Form = Literal["table", "markdown", "csv", "html"]
 
 _ENDINGS = {

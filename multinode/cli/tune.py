@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from multinode.experiment.sweep import Resume
     from multinode.experiment.tune import Tuned
 
-__all__ = ["register"]
-
 # Of the nodes and the workers the file has its own; seeds, steps and the like are the tuning's.
 _FOR_LAUNCH = {"job", "hosts", "set_", *(field.name for field in dataclasses.fields(TrainingOptions))}
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["ACCELERATORS", "NVIDIA", "Accelerator", "accelerator_named"]
-
 
 class Accelerator(NamedTuple):
     """One vendor's.

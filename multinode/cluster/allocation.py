@@ -16,15 +16,6 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import expand_ranges, parse_hostfile, render_hostfile
 from multinode.errors import UsageError
 
-__all__ = [
-    "Allocation",
-    "allocation_hostfile",
-    "expand_node_list",
-    "parse_gpu_nodes",
-    "parse_job",
-    "parse_node_addresses",
-]
-
 _MOST_NODES = 4096
 # A comma between names, not one inside brackets.
 _BETWEEN = re.compile(r",(?![^\[]*\])")

@@ -8,8 +8,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Cluster", "Node", "local_cluster"]
-
 # What begins with `-` would be taken for an option by the first program that is given it.
 _Text = Annotated[str, Meta(pattern=r"\A(?!-)\s*\S")]
 _User = Annotated[str, Meta(pattern=r"\A[^\s-]\S*\Z")]

@@ -14,8 +14,6 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import UsageError
 
-__all__ = ["Endpoint", "choose_endpoints", "route_notes"]
-
 # A network on one of these never joins two machines that train together unless the hostfile names it.
 _NEVER_CHOSEN = {"loopback", "bridge", "virtual"}
 _IPV4 = 4

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["device_key", "short_device_name"]
-
 # The maker of GPUs and the line of products; what is left tells one GPU from another.
 _PASSED_OVER = frozenset({"nvidia", "geforce", "tesla"})
 # A workstation card of the Ampere line is called with and without RTX: `RTX A6000`, `A6000`.

@@ -11,21 +11,6 @@ from msgspec import Meta
 
 from multinode.cluster.accelerators import accelerator_named
 
-__all__ = [
-    "ContentFact",
-    "Gpu",
-    "GpuProcess",
-    "Interface",
-    "NodeFacts",
-    "PathFact",
-    "RdmaPort",
-    "Route",
-    "RunProcess",
-    "common_backend",
-    "select_gpus",
-]
-
-
 # What a node says travels into commands that a person pastes elsewhere: what has a shape must keep it.
 Version = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}\Z")]
 InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")]

@@ -25,23 +25,6 @@ from multinode.decoding import convert
 from multinode.errors import HostfileError
 from multinode.secret_values import REDACTED, hides, redact_text
 
-__all__ = [
-    "KEYS",
-    "MAX_NODES",
-    "NodeList",
-    "WrongLine",
-    "check_variable",
-    "count_slots",
-    "expand_ranges",
-    "fold_ranges",
-    "make_node",
-    "parse_hostfile",
-    "redact_hostfile",
-    "render_hostfile",
-    "split_words",
-    "with_variables",
-]
-
 MAX_NODES = 4096
 
 

@@ -19,8 +19,6 @@ from multinode.cluster.hostfile import MAX_NODES, NodeList, WrongLine, expand_ra
 from multinode.errors import HostfileError, UsageError
 from multinode.strict_yaml import YamlError, yaml_nodes
 
-__all__ = ["is_inventory", "parse_inventory"]
-
 _HOST = "host"
 # With the names that Ansible had for them before 2.0, which it still reads.
 _READ = {

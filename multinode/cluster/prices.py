@@ -11,8 +11,6 @@ from msgspec import Meta
 from multinode.cluster.device_name import device_key
 from multinode.strict_yaml import WrongValue, decode_yaml
 
-__all__ = ["Price", "Prices", "parse_prices"]
-
 _HINT = "a file to start from: configs/figures/gpu_prices.yaml, which multinode init --example writes"
 # Above it a price is a slip of the pen; so is one below nothing.
 _Money = Annotated[float, Meta(ge=0, le=1e12)]

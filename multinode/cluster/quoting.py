@@ -14,19 +14,6 @@ import msgspec
 from multinode.cluster.cluster import Node
 from multinode.secret_values import FORWARDED, redact, redact_text, redact_words
 
-__all__ = [
-    "Command",
-    "as_steps",
-    "bracketed",
-    "destination",
-    "hosts_option",
-    "is_ipv6",
-    "quote_path",
-    "render_command",
-    "shown_environment",
-    "ssh_words",
-]
-
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """A program to be run.

@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple
 from multinode.contrast.figures import Side
 from multinode.errors import UsageError
 
-__all__ = ["Difference", "find_differences", "require_alike"]
-
 # What makes it another training, by the names of Settings' fields; and what makes the same training faster or slower.
 _TRAINED = ("model", "dataset", "stage", "method", "sequence_length", "precision")
 _ASKED = (

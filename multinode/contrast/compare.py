@@ -11,8 +11,9 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.comparability import require_alike
 from multinode.contrast.figures import Contrast
-from multinode.contrast.judge import SideRun, compare, make_side
+from multinode.contrast.judge import compare
 from multinode.contrast.mode_words import compared_words
+from multinode.contrast.side import SideRun, make_side
 from multinode.contrast.words import with_words
 from multinode.errors import UsageError
 from multinode.job.workload import Workload
@@ -20,8 +21,6 @@ from multinode.lab.cluster import is_lab_node
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
-
-__all__ = ["compare_runs", "load_contrast", "load_side_run"]
 
 _CONTRAST = "contrast.json"
 _SCHEMA = "multinode.contrast/2"

@@ -16,8 +16,6 @@ from multinode.records.run_directory import RunDirectory
 from multinode.secret_values import redact_words
 from multinode.strict_yaml import YamlError, parse_yaml
 
-__all__ = ["contrast_of_launch"]
-
 # As `render_job` begins a YAML that it writes anew.
 _CHANGED = re.compile(r"# .* with these keys changed by multinode: (.*)")
 

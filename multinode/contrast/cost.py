@@ -13,8 +13,6 @@ from multinode.records.plausible import plausible_count
 from multinode.stats.estimate import Estimate, inverse
 from multinode.stats.unknown import UnknownError
 
-__all__ = ["asked_epochs", "asked_steps", "dataset_size", "full_run_s", "hourly_costs", "with_full_run"]
-
 _MOST_PRICE = 1e6
 # More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.
 _MOST_EPOCHS = 1e9

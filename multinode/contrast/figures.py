@@ -14,14 +14,6 @@ from multinode.profile.step_split import WorkerSplit
 from multinode.stats.estimate import Estimate
 from multinode.stats.spread import Spread
 
-__all__ = [
-    "Contrast",
-    "CurvePoint",
-    "NodeSpeed",
-    "Side",
-    "SlowdownAttribution",
-]
-
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """The same job on some nodes, measured once or several times; None comes with a reason in `missing`.

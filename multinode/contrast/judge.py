@@ -11,12 +11,9 @@ import msgspec
 
 from multinode.contrast.cost import with_full_run
 from multinode.contrast.figures import Contrast, CurvePoint, NodeSpeed, Side
-from multinode.contrast.side import SideRun, make_side
 from multinode.contrast.slowdown_attribution import Case, attribute_slowdown, sides_alone
 from multinode.errors import UsageError
 from multinode.stats.estimate import ratio
-
-__all__ = ["SideRun", "compare", "make_side"]
 
 _SCALING = {"same-workers": "same workers", "scale-out": "weak", "fixed-global-batch": "strong"}
 

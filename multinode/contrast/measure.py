@@ -12,8 +12,9 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.compare import load_side_run
 from multinode.contrast.figures import Contrast
-from multinode.contrast.judge import SideRun, compare, make_side
+from multinode.contrast.judge import compare
 from multinode.contrast.mode_words import ASKED, enough_words, named_words, too_few_words, uneven_words
+from multinode.contrast.side import SideRun, make_side
 from multinode.contrast.words import with_words
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
@@ -42,20 +43,6 @@ from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.run_id import make_run_id
 from multinode.units import format_count
-
-__all__ = [
-    "ContrastRequest",
-    "Contrasted",
-    "Mode",
-    "PlannedSide",
-    "Sides",
-    "contrast",
-    "cut_job",
-    "interleaved",
-    "plan_offline_sides",
-    "plan_sides",
-    "with_outlook",
-]
 
 Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
 

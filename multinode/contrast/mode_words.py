@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from multinode.units import format_count, format_list
 
-__all__ = ["ASKED", "compared_words", "enough_words", "named_words", "too_few_words", "uneven_words"]
-
 ASKED = "asked for with --mode"
 
 

@@ -29,8 +29,6 @@ from multinode.render.page import chart_html, lead_html, section_html, sheet_htm
 from multinode.render.plotting import Figure, Scatter
 from multinode.render.sheet import UNKNOWN, format_sig, percent
 
-__all__ = ["bandwidth_chart", "contrast_html", "scaling_chart", "step_chart"]
-
 _LINE, _OTHER, _THIRD = PALETTE[:3]
 _BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
 

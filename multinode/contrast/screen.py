@@ -33,8 +33,6 @@ from multinode.render.table import sheet_table
 from multinode.stats.estimate import inverse
 from multinode.units import format_count
 
-__all__ = ["contrast_markdown", "contrast_parts", "why_sheet"]
-
 _MOST_ADVICE = 3
 _MOST_DIFFERENCES = 3
 # So many columns of figures with their ranges fit into 80, beside their names.

@@ -23,23 +23,6 @@ from multinode.render.sheet import (
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_duration
 
-__all__ = [
-    "DIFFERS",
-    "cost_sheet",
-    "each_node_sheet",
-    "is_marked",
-    "marked_cells",
-    "measured_sides",
-    "missing_sheet",
-    "nodes_and_workers",
-    "range_text",
-    "settings_sheet",
-    "side_head",
-    "side_sheet",
-    "small_sheet",
-    "tells",
-]
-
 # What differs between the sides stands beside this.
 _MARK = "!"
 DIFFERS = f"{_MARK} differs between the sides"

@@ -20,8 +20,6 @@ from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, of_repeats, of_scatter
 from multinode.stats.spread import Spread, known_mean
 
-__all__ = ["SideRun", "make_side"]
-
 # What is plausible at all; far enough from what a float can hold that no ratio and no product leaves it.
 _LEAST, _MOST = 1e-6, 1e12
 

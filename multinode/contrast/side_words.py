@@ -6,8 +6,6 @@ from multinode.contrast.comparability import Difference
 from multinode.contrast.figures import Side
 from multinode.units import format_count, format_rate
 
-__all__ = ["capitalised", "difference_words", "figure", "milliseconds", "name_nodes", "name_side"]
-
 _THREE_DIGITS = 100
 
 

@@ -12,22 +12,6 @@ import msgspec
 from multinode.contrast.figures import Contrast, Side, SlowdownAttribution
 from multinode.stats.estimate import Estimate, ratio
 
-__all__ = [
-    "NOTICEABLE",
-    "Case",
-    "attribute_slowdown",
-    "case_of",
-    "exposed_ms",
-    "is_noticeable",
-    "most_grown",
-    "network_ms_of",
-    "part_ms",
-    "reference_of",
-    "sides_alone",
-    "step_like",
-    "work_ratio",
-]
-
 NOTICEABLE = 0.05
 """Of a whole, the part that a user would notice."""
 _MS_PER_S = 1e3

@@ -7,8 +7,6 @@ from typing import Literal
 from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.slowdown_attribution import NOTICEABLE
 
-__all__ = ["Outcome", "judge", "unsynchronised_side"]
-
 Outcome = Literal["unsynchronised", "inconclusive", "equal", "faster", "slower"]
 """Of the candidate against the baseline; `unsynchronised` workers train a model each, and compare nothing."""
 

@@ -32,8 +32,6 @@ from multinode.render.sheet import range_of_times, times
 from multinode.stats.estimate import Estimate, inverse
 from multinode.units import format_count, format_rate, goodput_gb_per_s
 
-__all__ = ["network_words", "prefers_one_node", "with_words"]
-
 _BITS_PER_BYTE = 8
 _BYTES_PER_MB, _BYTES_PER_GB = 1e6, 1e9
 _MS_PER_S = 1e3

@@ -10,8 +10,6 @@ from multinode.diagnose.explanation import STDIN, Explanation, explain
 from multinode.diagnose.log_words import LogReading, read_log
 from multinode.errors import UsageError
 
-__all__ = ["explain_logs"]
-
 Progress = Callable[[str, int, int], None]
 
 

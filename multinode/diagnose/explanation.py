@@ -18,8 +18,6 @@ from multinode.diagnose.log_words import LogReading, LogWord, last_words
 from multinode.records.log import clean_log
 from multinode.records.run import Failure, NodeRun
 
-__all__ = ["STDIN", "Explanation", "LogFailure", "explain"]
-
 STDIN = "-"
 _LAST_WORDS, _VERY_LAST_WORDS = 20, 3
 _MOST_CHARS = 500

@@ -19,8 +19,6 @@ from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample
 
-__all__ = ["Evidence", "blame_machine", "first_failure"]
-
 
 class Evidence(msgspec.Struct, kw_only=True):
     """What is known of a node when a run has ended.

@@ -15,8 +15,6 @@ from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import NicSample, Sample
 from multinode.units import signal_name
 
-__all__ = ["WorkerDeath", "classify", "explain_timeout", "find_worker_death", "link_share", "told_by_nccl"]
-
 
 class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that ended without a Python exception, as its launcher reports it.

@@ -11,8 +11,6 @@ from multinode.diagnose.failure_kinds import told_by_nccl
 from multinode.diagnose.stall import Hang, RankState
 from multinode.records.run import NodeDiagnosis, StallCause
 
-__all__ = ["stall_cause"]
-
 _SPINS = 0.5  # share of a processor from which on a process is said to compute
 _MOST_FRAMES = 20
 

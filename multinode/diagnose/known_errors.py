@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-__all__ = ["ERRORS", "ERRORS_BY_ID", "PROJECTS", "KnownError", "anchor", "find_error", "text_pattern"]
-
 # The sections of the page.
 PROJECTS = (
     "NCCL",

@@ -18,8 +18,6 @@ import msgspec
 from multinode.diagnose.known_errors import ERRORS, ERRORS_BY_ID, KnownError, anchor, find_error, text_pattern
 from multinode.records.log import clean_log, last_lines
 
-__all__ = ["LogReading", "LogWord", "last_words", "rate", "read_log"]
-
 _BLOCK_BYTES = 1 << 20
 # What is kept of a line, and how many lines that speak.
 _LINE_BYTES = 4096

@@ -14,8 +14,6 @@ import msgspec
 from multinode.records.log import clean_log
 from multinode.records.samples import GpuSample, KernelSample, NicSample, Sample
 
-__all__ = ["FaultWatch", "MachineFault", "explains"]
-
 # torch waits up to 30 minutes for a collective: a fault that came longer ago has been survived. One that came a moment
 # after the failure was only read later.
 _BEFORE_S, _AFTER_S = 2400.0, 3.0

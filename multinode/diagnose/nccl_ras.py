@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["LaggingRank", "find_lagging"]
-
 _DIFFERENT = re.compile(r"^ *Communicator ranks have different (.+) operation counts$")
 _LAUNCHED = r"(?:launched up to operation (?P<count>\d+)|not launched any operations)"
 _SEVERAL = re.compile(rf"^ *\d+ ranks have {_LAUNCHED}$")

@@ -6,8 +6,6 @@ import re
 
 import msgspec
 
-__all__ = ["Frame", "Standpoint", "parse_main_thread", "standpoint"]
-
 # CPython's faulthandler:   File "/home/a/train.py", line 12 in main
 _FAULTHANDLER = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$')
 # py-spy dump:     main (train.py:12)

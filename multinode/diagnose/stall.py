@@ -14,8 +14,6 @@ from multinode.diagnose.nccl_ras import find_lagging
 from multinode.diagnose.stacks import Frame, Standpoint, parse_main_thread, standpoint
 from multinode.records.run import Connection, NodeDiagnosis, ProcessDiagnosis
 
-__all__ = ["Hang", "RankState", "find_hang"]
-
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """One worker that should be there."""

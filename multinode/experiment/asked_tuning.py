@@ -17,23 +17,7 @@ from multinode.job.workload import global_batch, read_settings
 from multinode.launch.change import Change
 from multinode.launch.context import Launch
 from multinode.records.run_directory import RunDirectory
-from multinode.traffic.traffic import Layout
-
-__all__ = [
-    "BASELINE",
-    "FIRST",
-    "TUNING_FILE",
-    "AskedTuning",
-    "fingerprint_of",
-    "first_two",
-    "global_batch_of",
-    "job_of",
-    "load_tuning",
-    "require_tunable",
-    "samples_of",
-    "with_expected",
-    "with_seeds",
-]
+from multinode.traffic.algorithms import Layout
 
 TUNING_FILE = "tuning.json"
 BASELINE, ONE_NODE = "baseline", "one-node"

@@ -10,8 +10,6 @@ from multinode.experiment.grid import GridRecord
 from multinode.experiment.grid_plan import Turn
 from multinode.experiment.grid_state import due_turns
 
-__all__ = ["fits", "spent_s", "time_needed_s"]
-
 
 def spent_s(record: GridRecord) -> float:
     """Wall time of all runs that came to an end."""

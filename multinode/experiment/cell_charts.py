@@ -20,8 +20,6 @@ from multinode.render.plotting import Bar, Figure, Scatter
 from multinode.render.sheet import UNKNOWN
 from multinode.stats.estimate import Estimate
 
-__all__ = ["MOST_BARS", "CellChart", "bar_chart", "memory_chart", "tokens_chart"]
-
 MOST_BARS = 60
 _LINE_CHARS, _LEGEND_CHARS, _MOST_LINES = 24, 26, 3
 # Of a bar, of each further line of its name, and of what `chart_html` counts as one plot.

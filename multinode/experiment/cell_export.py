@@ -19,8 +19,6 @@ from multinode.experiment.columns import COLUMNS
 from multinode.profile.export import harmless
 from multinode.render.markdown import sheet_markdown, text_markdown
 
-__all__ = ["cell_csv", "cell_markdown"]
-
 _LISTS = ("run_ids", "node_names", "filed_prices", "disturbances", "contradictions")
 
 

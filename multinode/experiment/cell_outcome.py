@@ -6,8 +6,6 @@ import msgspec
 
 from multinode.records.run import Failure, NodeRun, Run
 
-__all__ = ["Outcome", "judge_run"]
-
 _OUT_OF_MEMORY = {"out_of_gpu_memory": "gpu", "out_of_memory": "node"}
 # What the others see when the kernel kills one of them, its data loader or its launcher.
 _OF_KILLED_PEERS = frozenset({"killed", "connection", "timeout", "crashed"})

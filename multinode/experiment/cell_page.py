@@ -24,8 +24,6 @@ from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY
 from multinode.render.escaping import html_text, sanitize
 from multinode.render.page import chart_html, lead_html, page, section_html, sheet_html, tiles_html
 
-__all__ = ["cell_page", "cells_html"]
-
 _TOO_MANY = f'<p class="note">The first {MOST_BARS} cells are drawn; the table has all of them.</p>\n'
 _LONGEST_AXIS = 30
 # A cell's name is read in one line where there is room for it.

@@ -28,8 +28,6 @@ from multinode.experiment.cells import (
 )
 from multinode.stats.unknown import UnknownError, attempt
 
-__all__ = ["cheapest", "lack_currency", "unpriced_devices", "with_prices"]
-
 # What each price of a row is called in a prices file, and in the hostfile.
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
 _MOST_PRICE = 1e12

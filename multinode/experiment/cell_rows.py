@@ -27,8 +27,6 @@ from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.plausible import plausible_count
 from multinode.stats.unknown import UnknownError, attempt
 
-__all__ = ["FullRunSamples", "MeasuredCell", "device_of", "devices_of", "fill_rows", "make_row", "with_full_run"]
-
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
 # Figures of a Side, by its names, that a row has under the same ones.
 _FROM_SIDE = (

@@ -27,8 +27,6 @@ from multinode.render.screen import Part, labelled, paragraph
 from multinode.render.sheet import Sheet, plus_minus
 from multinode.render.table import sheet_table
 
-__all__ = ["cell_parts"]
-
 _LABEL = COLUMNS["label"]
 _SHORT_WIDTH = 100
 _MOST_SHORT_COLUMNS = 8

@@ -30,19 +30,6 @@ from multinode.render.sheet import RANGES, UNKNOWN, Column, Sheet, format_sig, p
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_duration, format_list
 
-__all__ = [
-    "cell_columns",
-    "cells_sheet",
-    "constants_line",
-    "lead",
-    "marks_sheet",
-    "missing_sheet",
-    "money_unit",
-    "state_word",
-    "tell",
-    "unmeasured_sheet",
-]
-
 _STATES = ("out_of_memory", "skipped", "failed", "waiting")
 # Keys of a job whose value another column has.
 _SHOWN_KEYS = {column.keys[0] for column in COLUMNS.values() if column.keys}

@@ -27,8 +27,6 @@ from multinode.job.workload import FullRun
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, ratio
 
-__all__ = ["Look", "SweptCells", "combine", "look_at", "relative_to", "table_of_sweep"]
-
 
 class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
     """What a sweep has measured so far.

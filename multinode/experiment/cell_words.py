@@ -24,8 +24,6 @@ from multinode.experiment.contradictions import Contradiction
 from multinode.profile.cause_words import disturbance_words
 from multinode.units import format_duration, format_list
 
-__all__ = ["combined", "contradiction_words", "sweep_with_words", "with_words"]
-
 _BATCH = (
     "Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed train_micro_batch_size_per_gpu; "
     "accumulation is gradient_accumulation_steps of both; the global batch, their product over all workers, is Hugging "

@@ -18,28 +18,6 @@ from multinode.stats.estimate import Estimate
 from multinode.stats.spread import Spread
 from multinode.units import format_list
 
-__all__ = [
-    "MEASURED",
-    "RANGED",
-    "VALUES",
-    "CellRow",
-    "CellTable",
-    "Cheapest",
-    "Offer",
-    "currencies",
-    "differing",
-    "has_figures",
-    "has_speed",
-    "other_job",
-    "other_work",
-    "our_name",
-    "require_name",
-    "untold",
-    "value_names",
-    "value_of",
-]
-
-
 MEASURED = "measured"
 
 

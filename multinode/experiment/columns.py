@@ -10,8 +10,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["BOUGHT_WITH", "COLUMNS", "MONEY", "CellColumn", "ColumnKind"]
-
 MONEY = "{money}"
 """In a unit, in place of the currency."""
 

@@ -13,8 +13,6 @@ import msgspec
 
 from multinode.records.rounded import Rounded, exactly, product
 
-__all__ = ["Contradiction", "find_contradictions"]
-
 # How far apart two ways to one figure may be, beyond what the rounding of the published digits explains.
 _TOLERANCE = 0.02
 

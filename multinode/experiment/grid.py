@@ -8,8 +8,6 @@ import msgspec
 
 from multinode.records.run import Failure
 
-__all__ = ["BATCH", "Cell", "CellRecord", "Grid", "GridRecord", "is_batch"]
-
 BATCH = "per_device_train_batch_size"
 """The setting whose larger values need more memory, all else equal."""
 _BATCHES = frozenset({BATCH, "batch", "batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size"})

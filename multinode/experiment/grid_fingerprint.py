@@ -13,8 +13,6 @@ from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.planning import LaunchOptions
 from multinode.secret_values import is_secret
 
-__all__ = ["fingerprint"]
-
 _LENGTH = 32
 _NO_MATTER = frozenset(
     {"price", "price_gpu", "price_purchase", "price_purchase_gpu", "user", "port", "key", "jump", "ssh_config"}

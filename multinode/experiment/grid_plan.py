@@ -18,19 +18,6 @@ from multinode.secret_values import is_secret
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.units import format_count
 
-__all__ = [
-    "Turn",
-    "batch_group",
-    "batch_of",
-    "cell_arguments",
-    "cell_overrides",
-    "measuring_order",
-    "parse_arguments",
-    "parse_axes",
-    "parse_counts",
-    "plan_grid",
-]
-
 # A day of measuring has not as many; more are a slip of the hand.
 _MOST_CELLS = 1000
 # With the sweep's own name, a turn and a node's rank it is yet the name of a run.

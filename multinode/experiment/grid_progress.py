@@ -12,8 +12,6 @@ from multinode.experiment.grid_plan import cell_arguments, cell_overrides, measu
 from multinode.experiment.grid_state import due_turns, give_up
 from multinode.units import format_count
 
-__all__ = ["about", "cell_line", "end_line", "left_s", "plan_lines", "state_line"]
-
 _MINUTE_S, _HOUR_S = 60, 3600
 _STATES = ("measured", "out_of_memory", "skipped", "failed", "waiting", "running")
 _OUT_OF = {"gpu": "out of GPU memory", "node": "out of the node's memory"}

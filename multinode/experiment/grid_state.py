@@ -14,18 +14,6 @@ from multinode.experiment.cell_outcome import Outcome
 from multinode.experiment.grid import Cell, CellRecord, GridRecord
 from multinode.experiment.grid_plan import Turn, batch_group, batch_of, measuring_order
 
-__all__ = [
-    "begin",
-    "due_turns",
-    "give_up",
-    "is_due",
-    "is_finished",
-    "retry_failed",
-    "settle",
-    "skip_larger",
-    "without_runs",
-]
-
 _MEMORY = {"gpu": "GPU memory", "node": "the node's memory"}
 
 

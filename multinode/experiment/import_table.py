@@ -12,8 +12,9 @@ from multinode.experiment.cell_prices import with_prices
 from multinode.experiment.cell_table import relative_to
 from multinode.experiment.cell_words import with_words
 from multinode.experiment.cells import CellTable
+from multinode.experiment.imported_forms import FORMS, HINT
 from multinode.experiment.imported_rows import imported_rows
-from multinode.experiment.imported_table import FORMS, HINT, Extras, parse_table
+from multinode.experiment.imported_table import Extras, parse_table
 from multinode.experiment.price_notes import with_price_notes
 from multinode.experiment.sweep_table import TABLE_FILE
 from multinode.records.hostfile import load_prices
@@ -21,8 +22,6 @@ from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.run_id import make_run_id
 from multinode.records.text_file import read_text
-
-__all__ = ["Imported", "import_table"]
 
 _RULE = "Figures as the table has them; what it does not have follows from them by arithmetic, or is missing."
 

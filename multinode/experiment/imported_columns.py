@@ -16,8 +16,6 @@ from multinode.predict.published_words import WORDS, any_of
 from multinode.records.rounded import Rounded, exactly, parse_count
 from multinode.units import parse_clock
 
-__all__ = ["IMPORTED", "ImplausibleError", "ImportedColumn", "OutOfMemory", "Value", "column_name", "imported_column"]
-
 
 class ImplausibleError(ValueError):
     """A figure that nobody can have measured; the message says why."""

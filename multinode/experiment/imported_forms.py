@@ -19,8 +19,6 @@ from multinode.experiment.imported_titles import read_title, settings_of
 from multinode.predict.published_words import WORDS
 from multinode.strict_yaml import yaml_nodes
 
-__all__ = ["FORMS", "HINT", "Cell", "Form", "Line", "TableError", "read_forms"]
-
 HINT = (
     "a table has a row for each training, and the names of its columns above: gpu,gpus,batch,samples/s in a CSV; the "
     "same in TSV, Markdown, JSON or YAML"

@@ -23,8 +23,6 @@ from multinode.records.plausible import plausible_count
 from multinode.records.rounded import Rounded, product
 from multinode.stats.estimate import Estimate
 
-__all__ = ["imported_rows", "label_rows", "with_derived"]
-
 _OUT_OF = {"gpu": "the GPU's memory did not suffice, says the table", "node": "the node's did not, says the table"}
 # What tells how a training went; a row without any of them tells of none.
 _MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}

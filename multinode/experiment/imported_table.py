@@ -21,7 +21,7 @@ from multinode.experiment.imported_columns import (
     Value,
     column_name,
 )
-from multinode.experiment.imported_forms import FORMS, HINT, Cell, Form, Line, TableError, read_forms
+from multinode.experiment.imported_forms import HINT, Cell, Form, Line, TableError, read_forms
 from multinode.experiment.imported_titles import (
     SpeedColumn,
     Title,
@@ -32,8 +32,6 @@ from multinode.experiment.imported_titles import (
 )
 from multinode.records.rounded import Rounded, exactly
 from multinode.strict_yaml import YamlError
-
-__all__ = ["FORMS", "HINT", "Extras", "ImportedRow", "ImportedTable", "make_table", "parse_table"]
 
 _MOST_ROWS = 20_000
 _SHOWN = 60

@@ -16,8 +16,6 @@ from multinode.experiment.imported_units import OF_DEVICE, Unit, find_unit, is_r
 from multinode.predict.published import parse_published, plain_text
 from multinode.predict.published_words import WORDS, any_of
 
-__all__ = ["SpeedColumn", "Title", "is_passed_over", "nearest_columns", "read_title", "settings_of"]
-
 _MOST_SUGGESTED = 4
 _SHORTEST_SUGGESTED = 5
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from multinode.experiment.columns import CellColumn
 from multinode.predict.published_words import WORDS, any_of
 
-__all__ = ["OF_DEVICE", "Unit", "find_unit", "fits", "is_rate", "parse_unit", "unit_of_device"]
-
 OF_DEVICE = {"tokens_per_s": "tgs", "samples_per_s": "samples_per_s_per_gpu"}
 """Speeds of all workers, and what that of one of them is called."""
 

@@ -10,8 +10,6 @@ import msgspec
 from multinode.profile.observed import Observed
 from multinode.records.samples import EvaluationSample, LossSample
 
-__all__ = ["PARTS", "LossPoint", "Losses", "read_losses", "samples_to"]
-
 PARTS = 8
 """A run is evaluated so often; the training loss is a mean over as many parts of it."""
 

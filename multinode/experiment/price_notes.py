@@ -8,8 +8,6 @@ from multinode.cluster.prices import Prices
 from multinode.experiment.cell_prices import lack_currency, unpriced_devices
 from multinode.experiment.cells import CellTable
 
-__all__ = ["with_price_notes"]
-
 _FILE, _UNPRICED = "Prices of the file are in ", "The prices file has no price of "
 _TAKEN = "Prices that came without a currency, of a hostfile or an imported table, are taken to be in "
 

@@ -18,8 +18,6 @@ from multinode.experiment.sweep_store import free_run_id, keep_grid, keep_status
 from multinode.launch.context import Launch, RunContext
 from multinode.records.run_directory import RunDirectory
 
-__all__ = ["LaunchOf", "MayBegin", "Measure", "Series"]
-
 _GOES_ON = "the same command resumes where it stopped"
 # So many cells in a row whose nodes cannot be reached or are in use, and the rest would not fare better.
 _MOST_BLOCKED = 2

@@ -13,8 +13,6 @@ from multinode.launch.change import Change
 from multinode.predict.advice import RankedOption, pays
 from multinode.records.averaging import Averaging
 
-__all__ = ["Candidate", "LeftOut", "Shortlist", "candidate_of", "make_shortlist", "steps_needed"]
-
 # Levers and settings: no purchase, no other model, no other nodes.
 _KINDS = frozenset(
     {"gradients", "averaging", "outer", "accumulation", "overlap", "buckets", "batch", "strategy", "pair"}

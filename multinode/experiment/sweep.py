@@ -22,8 +22,6 @@ from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import probe_nodes, same_threads
 from multinode.records.run_directory import RunDirectory
 
-__all__ = ["Resume", "Swept", "find_finished", "require_plannable", "sweep"]
-
 Conclude = Callable[[RunDirectory, Path], object]
 
 

@@ -32,20 +32,6 @@ from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
 from multinode.units import format_duration
 
-__all__ = [
-    "STEPS_WITHOUT_END",
-    "AskedGrid",
-    "CellRun",
-    "CellTraining",
-    "TimedStop",
-    "cell_launch",
-    "cell_workers",
-    "end_cut_off",
-    "figures_lack",
-    "measure_cell",
-    "with_time_limit",
-]
-
 _S_PER_MINUTE = 60
 
 

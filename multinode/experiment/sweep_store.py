@@ -21,18 +21,6 @@ from multinode.launch.launch import create_parent
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 
-__all__ = [
-    "GRID_FILE",
-    "create_grid",
-    "create_sweep",
-    "find_sweep",
-    "free_run_id",
-    "keep_grid",
-    "keep_status",
-    "load_grid",
-    "new_record",
-]
-
 GRID_FILE = "grid.json"
 _BATCH_OF_SILENCE = 8
 

@@ -24,8 +24,6 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs
 
-__all__ = ["TABLE_FILE", "build_table", "load_table", "load_tables"]
-
 TABLE_FILE = "sweep.json"
 _SCHEMA = "multinode.sweep/1"
 

@@ -11,17 +11,6 @@ import msgspec
 from multinode.experiment.losses import Losses, LossPoint
 from multinode.experiment.shortlist import Candidate
 
-__all__ = [
-    "LossOf",
-    "Trial",
-    "TrialRun",
-    "at_best_rate",
-    "end_loss",
-    "first_seed_losses",
-    "loss_of_all",
-    "points_of",
-]
-
 LossOf = Literal["held-out", "training", ""]
 
 

@@ -51,9 +51,7 @@ from multinode.launch.launch import benchmark_mode, probe_nodes
 from multinode.predict.try_advice import changed_launch
 from multinode.records.run_directory import RunDirectory
 from multinode.records.text_file import write_text
-from multinode.traffic.traffic import Layout
-
-__all__ = ["Tuned", "find_tuned", "tune"]
+from multinode.traffic.algorithms import Layout
 
 _WINNER = "tuned.yaml"
 

@@ -23,8 +23,6 @@ from multinode.predict.run_selection import Record
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs
 
-__all__ = ["find_runs_alike", "list_candidates", "run_s", "trial_of"]
-
 _UNFIT = re.compile(r"[^a-z0-9]+")
 _LONGEST_LABEL = 40
 

@@ -24,17 +24,6 @@ from multinode.experiment.trial import (
 )
 from multinode.stats.estimate import Estimate, of_repeats, ratio
 
-__all__ = [
-    "SAME_LOSS",
-    "SOONER",
-    "LossVerdict",
-    "Outcome",
-    "TriedRate",
-    "TunedRow",
-    "Tuning",
-    "judge",
-]
-
 SAME_LOSS = 0.005
 """Losses that differ by less than this part are equal: what rounding of gradients alone changes."""
 SOONER = 0.05

@@ -27,9 +27,7 @@ from multinode.experiment.tuned_runs import find_runs_alike, list_candidates, ru
 from multinode.experiment.tuning import Tuning, judge
 from multinode.job.job import describe_job
 from multinode.job.planning import workers_per_node
-from multinode.traffic.traffic import Layout
-
-__all__ = ["plan_tuning"]
+from multinode.traffic.algorithms import Layout
 
 
 def plan_tuning(asked: AskedTuning, runs: Path, resume: Resume) -> Tuning:

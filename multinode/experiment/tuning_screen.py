@@ -22,8 +22,6 @@ from multinode.render.table import sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_duration
 
-__all__ = ["plan_parts", "tuning_parts"]
-
 _MARKS = {"worse": "worse", "diverged": "diverged"}
 _STATES = {"out_of_memory": "out of memory", "failed": "failed", "skipped": "skipped", "waiting": "not run"}
 

@@ -12,8 +12,6 @@ from multinode.render.sheet import times
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count
 
-__all__ = ["left_out_words", "loss_words", "with_words"]
-
 _LEFT_OUT = {
     "memory": "the GPUs have no room",
     "little": f"predicted to gain less than {SOONER:.0%}",

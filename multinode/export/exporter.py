@@ -11,8 +11,6 @@ from multinode.profile.summary import Summary
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Run
 
-__all__ = ["EndedRun", "Exporter"]
-
 
 class EndedRun(NamedTuple):
     """A run that has ended; `observe` reads what its nodes recorded."""

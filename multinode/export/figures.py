@@ -16,8 +16,6 @@ import msgspec
 from multinode.profile.summary import Summary
 from multinode.records.progress import NodeProgress
 
-__all__ = ["NODE_FIGURES", "STEP_FIGURES", "SUMMARY_FIGURES", "Value", "node_values", "summary_values"]
-
 SUMMARY_FIGURES = {
     "steps": "optimizer steps that were recorded",
     "steady_steps": "measured steps: warm-up excluded",

@@ -19,8 +19,6 @@ from multinode.errors import printable
 from multinode.export.target import Target
 from multinode.records.private_file import open_private
 
-__all__ = ["Followers"]
-
 _LOOK_S = 0.05
 _NICENESS = 10
 _LONGEST_LINE = 500

@@ -13,8 +13,6 @@ from multinode.export.figures import Value, summary_values
 from multinode.export.step_figures import StepFigures
 from multinode.records.run import Run
 
-__all__ = ["MlflowRun"]
-
 _EXPERIMENT = "multinode"
 # The server takes no more in one request.
 _MOST_METRICS = 1000

@@ -21,8 +21,6 @@ from multinode.export.figures import NODE_FIGURES, SUMMARY_FIGURES, Value, node_
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Run
 
-__all__ = ["MetricsPort", "Textfile", "metrics_text"]
-
 _LOOPBACK = "127.0.0.1"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # The export of an attempt that was restarted has it until it has read the attempt's end.

@@ -16,8 +16,6 @@ from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import transfers_us
 from multinode.records.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
 
-__all__ = ["StepFigures", "StepStream"]
-
 _OF_STEPS = (StepSample, LossSample, DdpSample, DeviceWaitSample)
 # Counters and losses of a step may come some steps after it, or not at all.
 _LATER_STEPS = 5

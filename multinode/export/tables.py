@@ -8,8 +8,6 @@ from multinode.export.exporter import EndedRun, Exporter
 from multinode.profile.export import csv_files, sample_tables
 from multinode.records.text_file import write_text
 
-__all__ = ["CsvFiles", "ParquetFiles"]
-
 
 class CsvFiles(Exporter):
     """Files in DIR/RUN, once the run has ended."""

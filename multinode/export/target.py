@@ -16,8 +16,6 @@ from multinode.export.tables import CsvFiles, ParquetFiles
 from multinode.export.tensorboard import TensorBoard
 from multinode.export.wandb import WandbRun
 
-__all__ = ["KINDS", "METRICS_PORT", "Kind", "Target", "parse_targets"]
-
 METRICS_PORT = "metrics-port"
 
 

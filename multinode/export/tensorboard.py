@@ -18,8 +18,6 @@ from multinode.export.figures import Value, summary_values
 from multinode.export.step_figures import StepFigures
 from multinode.records.run import Run
 
-__all__ = ["TensorBoard"]
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 

@@ -12,8 +12,6 @@ from multinode.export.figures import summary_values
 from multinode.export.step_figures import StepFigures
 from multinode.records.run import Run
 
-__all__ = ["WandbRun"]
-
 
 class WandbRun(Exporter):
     """A run in DIR/wandb, of the project `multinode` or $WANDB_PROJECT; $WANDB_MODE=online sends it at once."""

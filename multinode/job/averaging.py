@@ -6,8 +6,6 @@ from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.records.averaging import Averaging
 
-__all__ = ["refuse_averaging"]
-
 
 def refuse_averaging(
     averaging: Averaging, job: Job, *, sender: str | None, grad_compress: str | None, profile: bool

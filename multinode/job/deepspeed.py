@@ -19,18 +19,6 @@ from multinode.decoding import decode_json
 from multinode.errors import JobError
 from multinode.job.job import LlamaFactoryJob, parse_assignment
 
-__all__ = [
-    "DeepSpeedConfig",
-    "DeepSpeedEdit",
-    "diff_deepspeed",
-    "edit_deepspeed",
-    "fit_batch",
-    "fixed_edits",
-    "parse_deepspeed",
-    "parse_deepspeed_edits",
-    "require_known",
-]
-
 _MOST_STAGE = 3
 _BUCKET_ELEMENTS = 500_000_000
 _PREFETCH_ELEMENTS = 50_000_000

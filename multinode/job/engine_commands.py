@@ -21,20 +21,6 @@ from multinode.records.benchmark import Benchmark, DeviceTest
 from multinode.records.plan import PlanFile
 from multinode.strict_yaml import YamlError, dump_yaml, parse_yaml
 
-__all__ = [
-    "ENGINES",
-    "JOB_FILE",
-    "STRAY_VARIABLES",
-    "Engine",
-    "Place",
-    "benchmark_command",
-    "choose_engine",
-    "engine_command",
-    "engine_files",
-    "parse_accelerate",
-    "reads_rank",
-]
-
 ENGINES = ("torchrun", "llamafactory", "deepspeed", "accelerate", "exec")
 JOB_FILE = "job.yaml"
 

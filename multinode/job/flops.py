@@ -10,8 +10,6 @@ import msgspec
 
 from multinode.job.model_size import ModelShape
 
-__all__ = ["Flops", "Utilisation", "flops_per_token", "utilisation"]
-
 _TERA = 1e12
 # FLOP for a weight and token: a multiplication and an addition forward, as many backward for the gradient of what came
 # in, and as many again for the weight's own, where it is trained.

@@ -11,26 +11,6 @@ import msgspec
 from multinode.errors import JobError
 from multinode.strict_yaml import YamlError, dump_flow_yaml, dump_yaml, parse_yaml
 
-__all__ = [
-    "Job",
-    "LlamaFactoryJob",
-    "ScriptJob",
-    "Synthetic",
-    "argument_keys",
-    "benchmark_job",
-    "describe_job",
-    "is_llamafactory",
-    "job_paths",
-    "limit_steps",
-    "named_paths",
-    "override_job",
-    "override_text",
-    "parse_assignment",
-    "parse_llamafactory",
-    "parse_overrides",
-    "render_job",
-]
-
 # Keys that only a LLaMA-Factory training has, beside the model that it must name.
 _TELLTALES = frozenset({"stage", "finetuning_type", "do_train", "template", "dataset", "dataset_dir"})
 _MODEL = "model_name_or_path"

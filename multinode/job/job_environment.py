@@ -10,8 +10,6 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import check_variable
 from multinode.errors import UsageError
 
-__all__ = ["JobEnvironment", "parse_job_environment", "with_same_threads"]
-
 _THREADS = "OMP_NUM_THREADS"
 
 

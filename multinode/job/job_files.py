@@ -7,8 +7,6 @@ import msgspec
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, job_paths
 from multinode.records.benchmark import Benchmark
 
-__all__ = ["JobFiles", "job_files"]
-
 _MODELS = ("model_name_or_path", "adapter_name_or_path")
 _DATASETS = ("dataset", "eval_dataset")
 # Where Hugging Face's datasets keep what they have prepared, unless a variable moves it (its HF_HOME).

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
-
-__all__ = ["COUNTED", "MemoryNeed", "StatePlacement", "memory_need"]
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, TrafficInputs
 
 COUNTED = "parameters, gradients, Adam's states and DDP's buckets; activations are not counted"
 

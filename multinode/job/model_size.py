@@ -10,8 +10,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["ModelShape", "lora_parameters", "parse_model", "trained_matrices"]
-
 # model_type: whether q, k and v have a bias, and o one, where config.json does not say; whether q and k are normalised.
 _ATTENTION = {
     "llama": (False, False, False),

@@ -14,8 +14,6 @@ import msgspec
 from multinode.decoding import decode_json
 from multinode.job.job import Job, LlamaFactoryJob
 
-__all__ = ["node_groups_of"]
-
 # As accelerate numbers FSDP's strategies, and as it names them.
 _HYBRID = frozenset({"4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2"})
 _SHARDING_VARIABLE = "FSDP_SHARDING_STRATEGY"

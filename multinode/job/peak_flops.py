@@ -12,8 +12,6 @@ from collections.abc import Collection
 
 import msgspec
 
-__all__ = ["Peak", "mean_peak", "peak_of"]
-
 # A multiprocessor of a GeForce makes as many FLOP a clock in fp32 as its tensor cores in tf32.
 _GEFORCE_FP32 = 256
 

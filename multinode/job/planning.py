@@ -34,16 +34,6 @@ from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benc
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run_id import node_run_id
 
-__all__ = [
-    "LaunchOptions",
-    "argument_names",
-    "gradient_sender",
-    "plan_launch",
-    "refuse_unequal",
-    "workers_of_nodes",
-    "workers_per_node",
-]
-
 _DEEPSPEED_FILE = "deepspeed.json"
 _FEWER = "--workers-per-node {}, or equal slots= in the hostfile"
 _OUTPUT = "output"

@@ -6,8 +6,6 @@ import zlib
 
 from multinode.cluster.facts import NodeFacts
 
-__all__ = ["RENDEZVOUS_PORTS", "candidate_ports", "choose_master_port"]
-
 # Below the ephemeral ports of Linux (32768 to 60999), of which any connection may take one.
 RENDEZVOUS_PORTS = range(20000, 30000)
 _CANDIDATES = 16

@@ -8,19 +8,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.job.step_messages import StepMessages
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.collectives import bus_factor
-from multinode.traffic.traffic import GroupScope, Layout, Strategy, TrafficInputs, step_exchanges
-
-__all__ = [
-    "SMALL_BYTES",
-    "StepCall",
-    "Work",
-    "calls_of_messages",
-    "calls_of_strategy",
-    "hideable_share",
-    "passing_bytes",
-    "with_gradients",
-]
+from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, step_exchanges
 
 SMALL_BYTES = 1 << 10
 """Below it a call carries a loss, a count or a flag, and takes a round trip, whatever the bandwidth."""

@@ -20,22 +20,8 @@ from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.model_size import ModelShape
 from multinode.job.training import Adapter, Training, read_training, zero_3_gathers
 from multinode.records.benchmark import Message
-from multinode.traffic.traffic import Layout, Strategy, step_exchanges
-
-__all__ = [
-    "Gradient",
-    "NoteKind",
-    "StepMessage",
-    "StepMessages",
-    "StepNote",
-    "arriving",
-    "estimate_step_us",
-    "fill_past",
-    "fill_up_to",
-    "messages_to_test",
-    "registered",
-    "step_messages",
-]
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, step_exchanges
 
 _MIB = 1 << 20
 # torch's DDP: the first bucket is smaller than the others, unless somebody sets their cap.

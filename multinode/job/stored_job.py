@@ -14,8 +14,6 @@ from multinode.job.deepspeed import DeepSpeedEdit, diff_deepspeed, edit_deepspee
 from multinode.job.job import LlamaFactoryJob, named_paths, parse_llamafactory
 from multinode.records.text_file import read_text
 
-__all__ = ["absent_files", "load_job"]
-
 
 def load_job(
     path: Path, overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()

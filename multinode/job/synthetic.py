@@ -15,8 +15,6 @@ from multinode.errors import JobError, UsageError
 from multinode.job.job import Job, LlamaFactoryJob, Synthetic, benchmark_job, override_job
 from multinode.records.plan import PlanFile
 
-__all__ = ["DATASET", "synthetic_environment", "synthetic_files", "synthetic_paths", "with_synthetic"]
-
 DATASET = "synthetic"
 """What the data set is called."""
 

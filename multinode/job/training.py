@@ -17,19 +17,6 @@ from multinode.job.job import LlamaFactoryJob
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.traffic.traffic import Strategy, TrafficInputs
 
-__all__ = [
-    "SMALL_RANK",
-    "STAGES",
-    "Adapter",
-    "Training",
-    "named_fsdp",
-    "read_trained",
-    "read_training",
-    "refuse_unknown",
-    "with_accelerate",
-    "zero_3_gathers",
-]
-
 _Job = TypeVar("_Job")
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)

@@ -9,8 +9,6 @@ import msgspec
 
 from multinode.job.job import LlamaFactoryJob, limit_steps, override_job
 
-__all__ = ["DEFAULT_SEED", "TrialTraining", "can_evaluate", "parse_learning_rates", "trial_job"]
-
 _LEAST_RATES = 2
 
 DEFAULT_SEED = 42

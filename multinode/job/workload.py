@@ -19,18 +19,8 @@ from multinode.job.step_messages import step_messages
 from multinode.job.training import named_fsdp, read_training
 from multinode.records.plausible import plausible_count
 from multinode.strict_yaml import YamlError, parse_yaml
-from multinode.traffic.traffic import Layout, Strategy
-
-__all__ = [
-    "BATCH_NAMES",
-    "FullRun",
-    "Settings",
-    "Workload",
-    "global_batch",
-    "read_settings",
-    "read_work",
-    "read_workload",
-]
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy
 
 # What LLaMA-Factory and the Trainer take where a YAML is silent (llamafactory 0.9.5, transformers 5.6).
 _STAGE, _METHOD, _CUTOFF, _RANK = "sft", "lora", 2048, 8

@@ -11,19 +11,6 @@ from multinode.lab.processes import run_all
 from multinode.lab.state import STATE_DIR, LabSpec, NodeAddresses, node_addresses, node_dir, node_name
 from multinode.records.private_file import replace_file
 
-__all__ = [
-    "HOSTFILE",
-    "REFRESH_SCRIPT",
-    "SSHD_CONFIG",
-    "SSH_CONFIG",
-    "NodeFile",
-    "hostfile_text",
-    "make_keys",
-    "node_files",
-    "sshd_config",
-    "write_access_files",
-]
-
 HOSTFILE = STATE_DIR / "hostfile"
 SSH_CONFIG = STATE_DIR / "ssh_config"
 

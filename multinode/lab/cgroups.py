@@ -18,21 +18,6 @@ import msgspec
 from multinode.errors import MultinodeError
 from multinode.lab.processes import poll
 
-__all__ = [
-    "Controller",
-    "Top",
-    "find_groups",
-    "find_top",
-    "free_processes",
-    "group_path",
-    "is_disabled",
-    "join_command",
-    "members",
-    "move_process",
-    "remove_group",
-    "set_limit",
-]
-
 Controller = Literal["cpu", "memory"]
 # Slurm keeps the processes of a step together by the freezer.
 Tree = Literal["cpu", "memory", "freezer"]

@@ -34,30 +34,6 @@ from multinode.lab.state import (
 )
 from multinode.lab.teardown import Remains, find_remains, sweep
 
-__all__ = [
-    "Lab",
-    "LabNode",
-    "LabSpec",
-    "LabStatus",
-    "LabUp",
-    "NodeStatus",
-    "describe_lab",
-    "down_lab",
-    "exec_in_node",
-    "explain_missing",
-    "is_lab_node",
-    "lab_hostfile",
-    "live_runs",
-    "load_lab",
-    "login_environment",
-    "ns_command",
-    "refresh",
-    "refresh_lab",
-    "require_lab",
-    "set_rate",
-    "up_lab",
-]
-
 _DIR_MODE = 0o700
 _DOWN_HINT = "take it down first: multinode lab down"
 _SIGNAL_EXIT = 128

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from multinode.errors import UsageError
 
-__all__ = ["GPU_ENVIRONMENT", "count_gpus", "gpu_files"]
-
 _DEVICES = ("dev/nvidia*", "dev/nvidia-caps/*")
 # What NVIDIA's container runtime mounts: nvidia-smi, libcuda.so, libnvcuvid.so, libEGL_nvidia.so, firmware.
 _DRIVER = re.compile(r"nvidia|/lib(?:cuda|nv)[^/]*\.so")

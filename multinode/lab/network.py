@@ -34,23 +34,6 @@ from multinode.lab.state import (
 )
 from multinode.units import goodput_gb_per_s, parse_rate
 
-__all__ = [
-    "CONTROLLER_IFNAME",
-    "SWITCH_NAMESPACE",
-    "LinkSpeed",
-    "make_links",
-    "make_namespaces",
-    "measure_links",
-    "measure_stream",
-    "parse_lab_rate",
-    "rate_text",
-    "set_port",
-    "shape_lines",
-    "shape_link",
-    "shape_node",
-    "speed_text",
-]
-
 SWITCH_NAMESPACE = "mn-switch"
 CONTROLLER_IFNAME = "mn-mgmt"
 # The training network's switch, in its namespace.

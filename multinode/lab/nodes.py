@@ -22,8 +22,6 @@ from multinode.lab.requirements import SSHD
 from multinode.lab.slurm import slurm_files
 from multinode.lab.state import DATA_IFNAME, LabNode, LabSpec, assign_cores, node_addresses, node_dir, node_name
 
-__all__ = ["log_path", "start_nodes", "write_speed"]
-
 _INIT_PROGRAM = Path(__file__).with_name("node_init.py")
 # What the kernel would say of the whole machine, or of a veth, and says otherwise on a node.
 BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"

@@ -17,26 +17,6 @@ from typing import Literal, NamedTuple
 from multinode.errors import MultinodeError
 from multinode.lab.state import LabNode, ProcessRef
 
-__all__ = [
-    "NamespaceId",
-    "children_of",
-    "has_environment",
-    "init_environment",
-    "is_alive",
-    "is_stopped",
-    "namespace_id",
-    "node_processes",
-    "poll",
-    "process_ref",
-    "processes_in",
-    "processes_of_lab",
-    "run_all",
-    "run_batch",
-    "run_program",
-    "runs_of",
-    "signal_all",
-]
-
 _MARKER = "MULTINODE_LAB_OF"
 _RUN_MARKER = b"MULTINODE_RUN_ID="
 

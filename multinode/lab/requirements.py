@@ -16,8 +16,6 @@ from multinode.lab.processes import run_program
 from multinode.lab.slurm import SLURM_INSTALL, SLURM_PROGRAMS
 from multinode.lab.state import LabSpec
 
-__all__ = ["SSHD", "check_free_network", "check_requirements"]
-
 # sshd insists on being started by its full path.
 SSHD = "/usr/sbin/sshd"
 

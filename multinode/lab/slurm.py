@@ -17,8 +17,6 @@ from multinode.lab.cgroups import find_top, group_path
 from multinode.lab.processes import poll, run_all, run_program
 from multinode.lab.state import STATE_DIR, LabNode, LabSpec, node_addresses, node_name
 
-__all__ = ["SLURM_INSTALL", "SLURM_PROGRAMS", "make_slurm_key", "slurm_files", "start_slurm"]
-
 SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch", "scontrol", "setpriv", "unshare")
 SLURM_INSTALL = "apt-get install slurmctld slurmd slurm-client munge"
 

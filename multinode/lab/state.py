@@ -19,28 +19,6 @@ from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.records.private_file import replace_file
 
-__all__ = [
-    "DATA_IFNAME",
-    "DEFAULT_NETWORK",
-    "MANAGEMENT_IFNAME",
-    "STATE_DIR",
-    "Lab",
-    "LabNode",
-    "LabSpec",
-    "NodeAddresses",
-    "ProcessRef",
-    "assign_cores",
-    "controller_address",
-    "controller_boot_id",
-    "load_lab",
-    "lock_lab",
-    "node_addresses",
-    "node_dir",
-    "node_name",
-    "save_lab",
-    "write_json",
-]
-
 STATE_DIR = Path("/run/multinode/lab")
 
 _STATE_FILE = "state.json"

@@ -18,8 +18,6 @@ from multinode.lab.network import CONTROLLER_IFNAME, SWITCH_NAMESPACE
 from multinode.lab.processes import NamespaceId, namespace_id, poll, processes_of_lab, run_program, signal_all
 from multinode.lab.state import STATE_DIR
 
-__all__ = ["Remains", "find_remains", "sweep"]
-
 _NETNS_DIR = Path("/run/netns")
 _OUR_NAMESPACE = re.compile(rf"{SWITCH_NAMESPACE}|mn-node\d+")
 _DEADLINE_S = 20.0

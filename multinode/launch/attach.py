@@ -27,8 +27,6 @@ from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import Outcomes, gather
 from multinode.units import format_count
 
-__all__ = ["Known", "attach", "find_known", "find_on_nodes", "look_again", "stop", "with_hosts"]
-
 _ANSWER_S = 30.0
 _WAIT_S = 0.2
 

@@ -12,8 +12,6 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.secret_values import redact_words
 
-__all__ = ["BatchJob", "batch_script"]
-
 # Beside the grace period: what nodes have to verify that nothing is left, and Slurm's own resolution of a minute.
 _VERIFY_S = 60
 _GRACE_OPTION = "--grace-period"

@@ -17,8 +17,6 @@ from multinode.job.job import override_text, parse_overrides
 from multinode.records.averaging import Averaging, read_averaging
 from multinode.strict_yaml import decode_yaml, dump_yaml
 
-__all__ = ["Change", "change_text", "parse_change"]
-
 _Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 

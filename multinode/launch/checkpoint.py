@@ -8,8 +8,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Checkpoint", "CheckpointChoice", "choose_checkpoint", "find_gap"]
-
 _STATE = "trainer_state.json"
 # torch.save's, beside the weights. Without both, the Trainer begins with a new optimizer and says nothing
 # (Trainer._load_optimizer_and_scheduler).

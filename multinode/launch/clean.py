@@ -15,8 +15,6 @@ from multinode.records.run_id import match_runs, node_run_id, parse_node_run_id
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import gather
 
-__all__ = ["Cleaned", "clean", "cleanup_nodes", "find_runs"]
-
 _ANSWER_S = 30.0
 _SHOWN = 3
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from multinode.transport.fabric_ssh import FabricTransport
     from multinode.transport.openssh import OpensshTransport
 
-__all__ = ["connect"]
-
 # Whoever interrupts waits for no frozen node.
 _HASTE_S = 0.3
 

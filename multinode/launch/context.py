@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from multinode.launch.outcome import LaunchDocument
     from multinode.profile.summary import Summary
 
-__all__ = ["Launch", "Launched", "Prepared", "RunContext"]
-
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be launched.

@@ -9,17 +9,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = [
-    "CERTAIN_STEPS",
-    "LEAST_STEPS",
-    "VERDICT_FILE",
-    "BestChange",
-    "EarlyVerdict",
-    "Projection",
-    "RunSteps",
-    "unknown_verdict",
-]
-
 LEAST_STEPS = 15
 """Recorded steps from which on there is a verdict; the first of them are warm-up, as of any run."""
 CERTAIN_STEPS = 120

@@ -26,8 +26,6 @@ from multinode.records.run import SLOWER_THAN_ONE_NODE, Failure, Run, Stall, new
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 
-__all__ = ["Execution", "Observer"]
-
 Observer = Callable[[RunProgress], None]
 
 T = TypeVar("T")

@@ -22,8 +22,6 @@ from multinode.records.run_directory import RunDirectory, SampleTail
 from multinode.records.samples import Sample, parse_samples
 from multinode.secret_values import redact_text
 
-__all__ = ["export_runs", "follow_export"]
-
 _LOOK_S = 1.0
 
 

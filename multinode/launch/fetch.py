@@ -20,8 +20,6 @@ from multinode.records.samples import TraceSample, parse_samples
 from multinode.transport.agent import AgentStream, AgentTransport, read_answer
 from multinode.units import format_size
 
-__all__ = ["Fetched", "Wanted", "fetch_files", "fetch_traces", "read_traces"]
-
 _ANSWER_S = 60.0
 # What comes slower on the whole does not come: 64 kbit/s, so that a fetch ends in a time that what is announced bounds.
 _LEAST_BYTES_PER_S = 8 << 10

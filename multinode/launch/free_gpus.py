@@ -15,8 +15,6 @@ from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.launch.context import Prepared, RunContext
 from multinode.records.plan import LaunchPlan
 
-__all__ = ["PATIENCE_S", "find_holder", "wait_for_gpus"]
-
 # What ended a moment ago needs some seconds to give back its memory; somebody's training does not end for us.
 PATIENCE_S = 60.0
 _EVERY_S = 2.0

@@ -21,9 +21,6 @@ from multinode.records.run_id import node_run_id
 from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.fan_out import gather
 
-__all__ = ["StallClock", "StallWatch", "diagnose"]
-
-
 _WORKER_SAMPLES = "samples/rank-"
 
 

@@ -14,8 +14,6 @@ from multinode.records.plan import NodePlan
 from multinode.records.run_directory import RunDirectory
 from multinode.units import format_size
 
-__all__ = ["KeptFiles", "KeptLimits"]
-
 _LOG = "log"
 _FOLDER = "samples/"
 _NAME = re.compile(r"log|samples/[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")

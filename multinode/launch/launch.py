@@ -46,19 +46,6 @@ from multinode.traffic.algorithms import Layout
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.units import format_count
 
-__all__ = [
-    "benchmark_mode",
-    "create_parent",
-    "follow_run",
-    "launch",
-    "plan_offline",
-    "prepare",
-    "probe_nodes",
-    "require_success",
-    "run_prepared",
-    "same_threads",
-]
-
 # What is compared is told with its versions.
 _COMPARED = frozenset({"contrast", "sweep", "tuning"})
 

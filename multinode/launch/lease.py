@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LEASE_S", "LeaseKeeper", "LeaseRenewal"]
-
 LEASE_S = 120.0
 """How long a node keeps running without contact to the controller, unless something else is asked for."""
 

@@ -17,8 +17,6 @@ from multinode.launch.runs import PLAN_FILE, StoredRun, load_parts
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 
-__all__ = ["choose_logs", "choose_nodes", "follow_logs", "needs_follower", "node_logs"]
-
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 16
 _OPTIONS = ExecuteOptions()

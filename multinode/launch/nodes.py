@@ -18,8 +18,6 @@ from multinode.records.hostfile import find_hosts, load_hostfile
 from multinode.records.settings import load_settings
 from multinode.transport.slurm import read_allocation
 
-__all__ = ["Nodes", "load_nodes", "local_nodes", "parse_nodes"]
-
 
 class Nodes(NamedTuple):
     """A cluster, and the text of the hostfile that describes it."""

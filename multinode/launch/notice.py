@@ -13,17 +13,6 @@ from multinode.render.escaping import sanitize
 from multinode.secret_values import redact
 from multinode.units import format_duration
 
-__all__ = [
-    "Notice",
-    "end_notice",
-    "hang_notice",
-    "interrupted_notice",
-    "new_notices",
-    "notice_document",
-    "notice_environment",
-    "restart_notice",
-]
-
 _MOST_CHARACTERS = 1000
 _PREFIX = "MULTINODE_"
 

@@ -20,8 +20,6 @@ from multinode.errors import UsageError, printable
 from multinode.records.private_file import open_private
 from multinode.transport.base import time_left
 
-__all__ = ["LOG", "Notifier", "check_url"]
-
 # What the commands print goes into this file of the run's directory.
 LOG = "on-end.log"
 # A run tells few events; one that hangs again and again is not told of without end.

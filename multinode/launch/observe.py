@@ -20,8 +20,6 @@ from multinode.records.samples import parse_samples
 from multinode.traffic.size_curve import ScanCurves
 from multinode.units import format_size
 
-__all__ = ["observe_run", "summarise_run"]
-
 _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
 # Of a run's samples; a record takes some five times as much memory as it has bytes.

@@ -25,20 +25,6 @@ from multinode.render.table import make_table, sheet_table
 from multinode.stats.spread import Spread
 from multinode.units import format_count, format_duration
 
-__all__ = [
-    "LaunchDocument",
-    "RunsDocument",
-    "attempt_sheet",
-    "failure_notes",
-    "launch_document",
-    "next_step",
-    "run_parts",
-    "run_table",
-    "run_verdict",
-    "runs_document",
-    "runs_table",
-]
-
 
 class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What `launch --json` prints; the figures are explained in `Summary`."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from multinode.cluster.quoting import bracketed, render_command
 from multinode.records.plan import LaunchPlan, NodePlan
 
-__all__ = ["plan_text"]
-
 
 def plan_text(plan: LaunchPlan) -> str:
     """The plan: a few comment lines, then each node's command; secrets are redacted."""

@@ -19,8 +19,6 @@ from multinode.render.escaping import sanitize
 from multinode.render.table import make_table
 from multinode.units import format_duration
 
-__all__ = ["ProgressTable", "Rest", "progress_line", "progress_table", "stall_line", "sum_up", "worst_first"]
-
 # A state that needs a look comes before one that does not.
 _STATES = ("lost", "stopping", "waiting", "starting", "ended", "running")
 

@@ -13,8 +13,6 @@ from multinode.records.plan import LaunchPlan, PlanFile, redact_plan
 from multinode.records.run_id import node_run_id
 from multinode.secret_values import redact_file
 
-__all__ = ["STOP_FILE", "ExecuteOptions", "StopOrder", "StopRequest", "supervise_requests"]
-
 
 class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a plan is executed.

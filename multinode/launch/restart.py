@@ -14,21 +14,6 @@ from multinode.launch.checkpoint import Checkpoint, CheckpointChoice
 from multinode.records.run import Attempt
 from multinode.units import format_count
 
-__all__ = [
-    "NO_RESTART",
-    "RestartOptions",
-    "Saved",
-    "Start",
-    "batch_words",
-    "global_batch",
-    "kept_accumulation",
-    "resume_job",
-    "says_resume",
-    "why_no_fewer_nodes",
-    "why_no_resume",
-    "why_not_restarted",
-]
-
 NO_RESTART = 78
 """Exit code with which a job says that a restart would not help: EX_CONFIG of sysexits.h."""
 

@@ -40,8 +40,6 @@ from multinode.records.run_id import make_run_id, node_run_id
 from multinode.transport.fan_out import gather
 from multinode.units import format_count, format_duration
 
-__all__ = ["launch_with_restarts"]
-
 _VERDICT = "early-verdict.json"
 _ANSWER_S = 60.0
 _WAIT_S = 2.0

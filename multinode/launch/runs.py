@@ -13,8 +13,6 @@ from multinode.profile.summary import Summary
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 
-__all__ = ["PLAN_FILE", "StoredRun", "load_parts", "load_run", "load_runs"]
-
 # What a run may have beside its record, by the verb that made it.
 _RESULTS = (
     *("summary.json", "contrast.json", "nccl-test.json", "advice.json", "sweep.json", "bench.json", "tune.json"),

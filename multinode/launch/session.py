@@ -21,20 +21,6 @@ from multinode.launch.lease import LeaseKeeper, LeaseRenewal
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.base import time_left
 
-__all__ = [
-    "Chunk",
-    "Ended",
-    "Event",
-    "EventQueue",
-    "Gone",
-    "Hello",
-    "Message",
-    "NodeSession",
-    "Status",
-    "parse_record",
-    "steady_s",
-]
-
 _OURS = frozenset({"hello", "chunk", "gone", "status", "end"})
 
 

@@ -10,8 +10,6 @@ from multinode.records.run_id import match_runs, parse_node_run_id
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import gather
 
-__all__ = ["NodeStop", "stop_by_id"]
-
 _ANSWER_S = 30.0
 
 

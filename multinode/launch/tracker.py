@@ -20,8 +20,6 @@ from multinode.records.run import Failure, NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import ExceptionSample, NcclWarningSample, parse_samples
 
-__all__ = ["Tracker"]
-
 # What a node's status says of how the job ended there.
 _OF_STATUS = (
     *("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes"),

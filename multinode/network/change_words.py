@@ -12,8 +12,6 @@ import msgspec
 from multinode.network.scan_changes import Difference, RowChange, ScanChanges, ScannedMessage
 from multinode.units import format_count, format_rate, format_size
 
-__all__ = ["RULE", "changes_with_words"]
-
 RULE = (
     "a speed has changed where the 95 % confidence interval of the ratio of both, by their iterations, does not "
     "contain 1, and by 5% at least; by 20% where fewer than 5 iterations were timed"

@@ -30,8 +30,6 @@ from multinode.records.samples import parse_samples
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import PairSpeed
 
-__all__ = ["Extent", "load_scan", "nccl_test", "run_scan"]
-
 _REPORT = "nccl-test.json"
 _MOST_MESSAGES = 24
 # Every worker's share of a message begins at such a multiple.

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-__all__ = ["NcclPath", "parse_nccl_log"]
-
 _VERSION = re.compile(r"NCCL version (\S+)")
 # Since 2.27 of each communicator: `Assigned NET plugin Socket to comm`. A plugin's name may have blanks: AWS Libfabric.
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\w[\w -]{0,63}?)(?: to comm.*)?\s*$")

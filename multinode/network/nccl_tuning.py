@@ -16,8 +16,6 @@ from multinode.records.benchmark import CollectiveTest
 from multinode.stats.estimate import Estimate, of_repeats, ratio
 from multinode.units import goodput_gb_per_s
 
-__all__ = ["AXES", "TuneReport", "TunedSetting", "candidates", "choose", "measured_us", "tuned", "with_mtu"]
-
 AXES = {
     "sockets": ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
     "algorithm": ("NCCL_ALGO",),

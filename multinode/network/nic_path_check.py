@@ -18,8 +18,6 @@ from multinode.profile.cards import LOOPBACK, Carried, is_rdma, payload
 from multinode.records.samples import CollectiveSample
 from multinode.traffic.algorithms import Layout, NodeFlow, algorithms_of, node_flows, protocols_of
 
-__all__ = ["CardLoad", "MessagePath", "NicPathCheck", "Way", "check_nic_path"]
-
 # Counters agreed with the table within 0.02 % for large messages; an IPv6 header or a lost packet adds a per cent.
 _AGREES = 0.03
 # Of what the card should have carried: less than that on another one is a trifle (SSH, the records of samplers).

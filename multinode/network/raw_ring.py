@@ -10,8 +10,6 @@ from multinode.records.samples import PingSample, Sample, StreamSample
 from multinode.stats.spread import spread_of
 from multinode.traffic.pair_speeds import Pair, PairSpeed, RawTcp, RoundTrip, stream_speed
 
-__all__ = ["read_rdma", "read_ring"]
-
 
 def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: int | None = None) -> RawTcp:
     """Of each node and the next, the medians over the turns.

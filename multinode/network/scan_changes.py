@@ -16,17 +16,6 @@ from multinode.cluster.facts import Interface, NodeFacts
 from multinode.stats.estimate import Estimate, of_scatter, ratio
 from multinode.traffic.collectives import CollectiveRow
 
-__all__ = [
-    "Difference",
-    "NodeState",
-    "RowChange",
-    "ScanChanges",
-    "ScanRecord",
-    "ScannedMessage",
-    "compare_scans",
-    "node_state",
-]
-
 _LEAST_CHANGE = 0.05
 _LEAST_CHANGE_OF_FEW = 0.2
 _FEW_ITERS = 5

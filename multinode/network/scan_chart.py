@@ -9,8 +9,6 @@ from multinode.render.charts import with_axes
 from multinode.render.plotting import Figure, Scatter
 from multinode.traffic.collectives import CollectiveRow
 
-__all__ = ["scan_chart", "scan_page"]
-
 
 def scan_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str) -> Figure:
     """A line a collective, points at the sizes, and a level line for each of `lines` (name: GB/s)."""

@@ -15,8 +15,6 @@ from multinode.render.table import make_table
 from multinode.traffic.collectives import CollectiveRow
 from multinode.traffic.pair_speeds import Odd, PairSpeed
 
-__all__ = ["collective_table", "nccl_tests_text", "pair_table"]
-
 _COLUMNS = (
     ("size", "(B)"),
     ("time", "(us)"),

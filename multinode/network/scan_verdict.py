@@ -27,8 +27,6 @@ from multinode.traffic.collectives import CollectiveRow
 from multinode.traffic.pair_speeds import Odd, PairSpeed, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
 from multinode.units import goodput_gb_per_s
 
-__all__ = ["Cause", "Evidence", "SizeShare", "Verdict", "card_ceilings", "judge_scan"]
-
 _BITS_PER_BYTE = 8
 _ETHERNET_MTU = 1500
 _LARGE_BYTES = 1 << 20

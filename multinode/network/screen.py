@@ -17,8 +17,6 @@ from multinode.traffic.collectives import CollectiveRow
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.units import format_count, format_duration, format_rate, format_size
 
-__all__ = ["next_step", "scan_lines", "scan_parts"]
-
 _BITS_PER_BYTE = 8
 _US_PER_MS, _LONG_US = 1e3, 1e5
 _RAW_TCP = "raw TCP: plain transfers between the same NICs in the same run"

@@ -28,8 +28,6 @@ from multinode.traffic.pair_speeds import Odd, PairSpeed, RawTcp, slowest_gb_per
 from multinode.traffic.size_curve import ScanCurves, SizeCurve, fit_curve
 from multinode.units import format_count
 
-__all__ = ["ScanReport", "StepEstimate", "cards_of", "estimate_step", "summarise_scan"]
-
 _LARGEST_ELEMENT_BYTES = max(DTYPE_BYTES.values())
 # A curve through fewer sizes would be no more than they are.
 _LEAST_SIZES = 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from multinode.job.step_messages import NoteKind, StepMessages
 
-__all__ = ["step_notes"]
-
 _NOTES: dict[NoteKind, str] = {
     "reduced_to_owners": (
         "DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); nccl-test "

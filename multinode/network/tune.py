@@ -34,8 +34,6 @@ from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import of_repeats
 from multinode.units import format_duration
 
-__all__ = ["nccl_tune"]
-
 _FILE = "tune.json"
 _KIND = "tune"
 # The winner is measured in as many turns at least.

@@ -11,8 +11,6 @@ from multinode.render.table import sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_list, format_rate
 
-__all__ = ["env_keys", "tune_parts", "tune_warnings"]
-
 _GLOO = "Nothing to tune: gloo sends over one connection between two workers, by one algorithm for each collective."
 _Rows = Iterator[tuple[str, str]]
 

@@ -18,8 +18,6 @@ from multinode.traffic.algorithms import algorithms_of
 from multinode.traffic.pair_speeds import Odd
 from multinode.units import format_list, format_rate, format_size
 
-__all__ = ["odd_with_words", "path_sentences", "verdict_with_words", "with_words"]
-
 _PER_CENT = 100
 _MIB = 1 << 20
 _SOCKETS = (

@@ -20,18 +20,6 @@ from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
 
-__all__ = [
-    "NOTICEABLE",
-    "Advice",
-    "RankedOption",
-    "Recommendations",
-    "Tried",
-    "best_tried",
-    "pays",
-    "rank_options",
-    "shortlist",
-]
-
 # Settings that go together; of two of one kind there is but one.
 _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
 _MOST_PAIRS = 2

@@ -18,8 +18,6 @@ from multinode.render.sheet import format_sig, span_of_times, times
 from multinode.render.table import sheet_table
 from multinode.units import format_count, format_rate
 
-__all__ = ["advice_parts"]
-
 
 def advice_parts(
     recommendations: Recommendations,

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from multinode.predict.advice import Advice, Tried
 from multinode.render.sheet import UNKNOWN, Column, Sheet, span_of_times, times
 
-__all__ = ["advice_sheet", "failures", "gain_words", "gains_sheet", "is_one_node", "meaning_words"]
-
 _SOME_GIB = 0.005
 
 

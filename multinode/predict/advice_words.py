@@ -18,8 +18,6 @@ from multinode.profile.summary_sheets import SMALLER
 from multinode.traffic.traffic import Strategy
 from multinode.units import format_count, format_rate
 
-__all__ = ["advice_notes", "with_words"]
-
 _NOTHING, _SAME = "nothing", "the training stays as it is"
 _MIB = 1 << 20
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})

@@ -24,8 +24,6 @@ from multinode.predict.words import back_test_with_words, scenario_with_words
 from multinode.profile.summary import Summary
 from multinode.records.run_directory import RunDirectory, list_runs
 
-__all__ = ["advise_runs", "measured_job", "training_state", "training_today"]
-
 
 class _Path(msgspec.Struct, frozen=True):
     """What is read of a path on a node here."""

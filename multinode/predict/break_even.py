@@ -17,23 +17,7 @@ from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario
 from multinode.predict.gain import Gain, gain, own_error
 from multinode.predict.predict import Prediction, overlap_of, predict
-from multinode.traffic.traffic import Layout
-
-__all__ = [
-    "SLOWEST_GBIT_PER_S",
-    "BreakEven",
-    "Needed",
-    "NodeGain",
-    "Reason",
-    "accumulation_for",
-    "beats",
-    "beats_one",
-    "break_even",
-    "efficiency",
-    "link_for",
-    "node_gain",
-    "on_one_node",
-]
+from multinode.traffic.algorithms import Layout
 
 SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e4
 """What is searched for begins there: any link is at least as fast."""

@@ -31,20 +31,8 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.spread import known_mean
-from multinode.traffic.algorithms import MessageSteps, between_us, message_steps
-from multinode.traffic.traffic import Layout, TrafficInputs
-
-__all__ = [
-    "Calibration",
-    "Measured",
-    "Residual",
-    "batch_of",
-    "calibrate",
-    "calibrate_without_single",
-    "gradient_factor",
-    "largest",
-    "sent_as",
-]
+from multinode.traffic.algorithms import Layout, MessageSteps, between_us, message_steps
+from multinode.traffic.traffic import TrafficInputs
 
 _MS_PER_S, _US_PER_MS = 1e3, 1e3
 # A file may hold anything.

@@ -13,19 +13,8 @@ from multinode.job.step_calls import StepCall
 from multinode.predict.levers import LowRank
 from multinode.predict.network_model import CommTimes, Link
 from multinode.records.averaging import Averaging
-from multinode.traffic.traffic import Layout, Strategy
-
-__all__ = [
-    "HIDEABLE_SHARE",
-    "Overlap",
-    "Scenario",
-    "StepCosts",
-    "StepParts",
-    "exposed_ms",
-    "hideable_part",
-    "overlaps",
-    "step_parts",
-]
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,6 @@ from multinode.predict.tuning_options import one_node
 from multinode.profile.summary import Summary
 from multinode.traffic.traffic import Strategy
 
-__all__ = ["early_verdict"]
-
 # What a user would change while a run waits: not the machines, nor what is trained, nor what may not fit the memory.
 _SETTINGS = frozenset(
     {"gradients", "accumulation", "overlap", "buckets", "strategy", "pair", "averaging", "outer", "script"}

@@ -18,8 +18,6 @@ from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary, summarise
 from multinode.records.run_directory import RunDirectory
 
-__all__ = ["Judged", "judge"]
-
 _BITS_PER_BYTE, _BYTES_PER_MS = 8, 1e6
 
 

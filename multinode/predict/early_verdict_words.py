@@ -8,8 +8,6 @@ from multinode.launch.early_verdict import BestChange, EarlyVerdict, Projection
 from multinode.render.sheet import times
 from multinode.units import format_count, format_duration
 
-__all__ = ["verdict_line", "with_words"]
-
 
 def with_words(verdict: EarlyVerdict) -> EarlyVerdict:
     """The verdict with its sentence."""

@@ -37,18 +37,9 @@ from multinode.predict.variants import Subject, vary
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
-from multinode.traffic.traffic import GroupScope, Layout, Strategy, TrafficInputs
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs
 from multinode.units import format_rate
-
-__all__ = [
-    "CalibrationInputs",
-    "Evidence",
-    "HoldoutRun",
-    "calibration_inputs",
-    "gather",
-    "holdout_runs",
-    "work_of_calls",
-]
 
 # A file may hold anything.
 _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24

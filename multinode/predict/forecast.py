@@ -22,22 +22,9 @@ from multinode.predict.predict import Basis, predict
 from multinode.predict.variants import method_of, vary
 from multinode.profile.bottleneck import Bottleneck
 from multinode.records.averaging import Averaging
-from multinode.traffic.traffic import Layout, Strategy
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy
 from multinode.units import format_count, format_rate
-
-__all__ = [
-    "GRAD_COMPRESS",
-    "USUAL_LINKS",
-    "Forecast",
-    "ForecastRequest",
-    "PredictedScenario",
-    "back_tested",
-    "make_forecast",
-    "predict_scenario",
-    "refuse_unusable",
-    "trusted",
-]
-
 
 GRAD_COMPRESS = ("fp16", "bf16")
 """What a hook of DDP may send gradients as, beside `powersgd[:RANK]`."""

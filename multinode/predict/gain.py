@@ -11,8 +11,6 @@ from typing import NamedTuple
 from multinode.predict.network_model import widest
 from multinode.predict.predict import Prediction
 
-__all__ = ["Gain", "gain", "gain_over_measured", "own_error"]
-
 # Not two runs of one training agree better.
 _LEAST_DOUBT = 0.02
 

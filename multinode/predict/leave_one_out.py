@@ -16,8 +16,6 @@ import msgspec
 from multinode.predict.network_model import UncertaintySource
 from multinode.units import format_count
 
-__all__ = ["LEAST_RUNS", "BackTest", "ResidualQuantile", "Trial", "back_test", "residual_quantile"]
-
 _LEVEL = 0.9
 LEAST_RUNS = 9
 """Residuals that a conformal interval of 90 % takes at least: ceil((n + 1) * 0.9) is no more than n."""

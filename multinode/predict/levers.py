@@ -14,8 +14,6 @@ from multinode.job.step_calls import StepCall
 from multinode.records.averaging import Averaging
 from multinode.traffic.traffic import GroupScope, TrafficInputs
 
-__all__ = ["LowRank", "averaging_calls", "lever_work", "low_rank_calls", "make_low_rank"]
-
 _FP32_BYTES, _HALF_BYTES = 4, 2
 # `multinode_sync` flattens parameters into buckets of this size.
 _BUCKET_BYTES = 64 << 20

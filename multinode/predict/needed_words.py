@@ -8,8 +8,6 @@ from collections.abc import Callable
 from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
 from multinode.units import format_count, format_rate
 
-__all__ = ["accumulation_words", "break_even_words", "link_words", "why_words"]
-
 # A narrower range is one figure.
 _ONE_FIGURE = 1.05
 # Rounding must not decide.

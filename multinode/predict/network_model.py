@@ -14,6 +14,7 @@ from multinode.errors import UsageError
 from multinode.job.step_calls import SMALL_BYTES, StepCall
 from multinode.network.size_scan import ScanReport
 from multinode.traffic.algorithms import (
+    Layout,
     algorithms_of,
     between_us,
     card_factor,
@@ -24,23 +25,8 @@ from multinode.traffic.algorithms import (
 )
 from multinode.traffic.collectives import bus_factor
 from multinode.traffic.size_curve import SizeCurve, fit_curve, held_back, median_error
-from multinode.traffic.traffic import GroupScope, Layout
+from multinode.traffic.traffic import GroupScope
 from multinode.units import format_count, format_rate, goodput_gb_per_s
-
-__all__ = [
-    "USUAL",
-    "Assumed",
-    "CommTimes",
-    "Link",
-    "NetworkModel",
-    "UncertaintySource",
-    "comm_times",
-    "network_doubts",
-    "network_of_scan",
-    "stated_network",
-    "why_measure",
-    "widest",
-]
 
 _US_PER_MS = 1e3
 _BITS_PER_BYTE = 8

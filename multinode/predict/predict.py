@@ -35,10 +35,9 @@ from multinode.predict.network_model import (
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
-from multinode.traffic.traffic import GroupScope, Layout, Strategy
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import GroupScope, Strategy
 from multinode.units import format_count
-
-__all__ = ["Basis", "Prediction", "calls_of", "carry_residual", "overlap_of", "predict", "sent_bytes", "split_of"]
 
 Basis = Literal["back-test", "measured", "assumed"]
 """Where an interval is from."""

@@ -12,8 +12,6 @@ import msgspec
 from multinode.predict.published_words import WORDS, any_of
 from multinode.records.rounded import Rounded, parse_rounded
 
-__all__ = ["Published", "parse_period", "parse_published", "plain_text"]
-
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """A figure, and what stands behind it: a unit, in small letters, or nothing."""

@@ -20,10 +20,9 @@ from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Summary
 from multinode.stats.spread import Spread
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, TrafficInputs
 from multinode.units import format_rate, goodput_gb_per_s
-
-__all__ = ["evidence_of_benchmarks"]
 
 _MS_PER_S, _MB_PER_GB, _BITS_PER_BYTE = 1e3, 1e3, 8
 # Of a stream over its link's rate: what rounding may add.

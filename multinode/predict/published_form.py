@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Lora", "Model", "Network", "PublishedBenchmarks", "Speed"]
-
 _ETHERNET_MTU = 1500
 # Above these a figure is a slip of the pen; products stay far from what a float can hold.
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]

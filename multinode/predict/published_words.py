@@ -8,8 +8,6 @@ from importlib.resources import files
 
 import msgspec
 
-__all__ = ["WORDS", "any_of"]
-
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
     """A unit of a time such as 1d 2h, longest names first."""

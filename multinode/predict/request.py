@@ -24,17 +24,6 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.text_file import load_yaml, read_text
 
-__all__ = [
-    "evidence_of",
-    "forecast_benchmarks",
-    "forecast_runs",
-    "hosts_of",
-    "lacks_one_node",
-    "load_published_benchmarks",
-    "read_record",
-    "runs_of",
-]
-
 _BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml, which multinode init --example writes"
 
 # Stored runs that are read beside those that were named: the newest.

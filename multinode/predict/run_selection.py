@@ -14,22 +14,9 @@ from multinode.job.workload import Settings, Workload, read_settings
 from multinode.network.size_scan import ScanReport
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
-from multinode.traffic.traffic import Layout, Strategy
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy
 from multinode.units import format_rate
-
-__all__ = [
-    "CONTRAST",
-    "Record",
-    "RunSelection",
-    "changed_algorithm",
-    "could_be_single",
-    "difference",
-    "is_alike",
-    "is_rate",
-    "repeats_of",
-    "select_runs",
-    "tells_exposed",
-]
 
 _SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
 _NOT_COMPRESSED = "gradients were NOT compressed"

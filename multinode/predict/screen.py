@@ -21,8 +21,6 @@ from multinode.render.sheet import format_sig, times
 from multinode.render.table import sheet_table
 from multinode.units import format_count, format_rate
 
-__all__ = ["forecast_parts"]
-
 _MOST_ROWS = 20
 
 

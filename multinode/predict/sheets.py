@@ -10,8 +10,6 @@ from multinode.predict.needed_words import accumulation_words, link_words
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times
 from multinode.units import format_count, format_rate
 
-__all__ = ["break_even_sheet", "forecast_notes", "forecast_sheet", "rows_words", "shared_settings", "what_if_sheet"]
-
 _MOST_SCENARIOS = 60
 _Told = Callable[[PredictedScenario], str]
 # What a scenario may vary: a column where it does, and where all share it a phrase of the title.

@@ -22,8 +22,6 @@ from multinode.predict.variants import Subject, method_of
 from multinode.profile.stragglers import Straggler
 from multinode.traffic.traffic import Strategy
 
-__all__ = ["DEEPSPEED", "GpuMemoryBudget", "TrainingState", "TuningOption"]
-
 DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 _QUANTISED_BITS = 4
 # GPUs are never filled to the last byte: CUDA's context, workspaces and fragments take their part.

@@ -32,9 +32,7 @@ from multinode.records.benchmark import Benchmark
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.run_id import make_run_id
-from multinode.traffic.traffic import Layout
-
-__all__ = ["Attempt", "Trials", "changed_job", "changed_launch", "try_advice"]
+from multinode.traffic.algorithms import Layout
 
 _FILE = "advice.json"
 _TODAY = "today"

@@ -16,18 +16,9 @@ from multinode.predict.network_model import comm_times
 from multinode.predict.training_state import DEEPSPEED, TrainingState, TuningOption
 from multinode.predict.variants import vary
 from multinode.records.averaging import Averaging
-from multinode.traffic.traffic import Layout, Strategy
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy
 from multinode.units import format_rate
-
-__all__ = [
-    "cluster_options",
-    "lacking_nodes",
-    "one_node",
-    "repeated_calls",
-    "script_ms",
-    "setting_options",
-    "short_nodes",
-]
 
 _BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20
 _FP32_BYTES, _HALF_BYTES = 4, 2

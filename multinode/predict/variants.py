@@ -21,8 +21,6 @@ from multinode.predict.calibration import Calibration
 from multinode.predict.network_model import UncertaintySource
 from multinode.traffic.traffic import Strategy, TrafficInputs
 
-__all__ = ["Subject", "method_of", "parse_method", "vary"]
-
 _ZERO = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 _FSDP = {
     Strategy.FSDP: "full_shard auto_wrap",

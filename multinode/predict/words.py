@@ -15,15 +15,6 @@ from multinode.predict.predict import split_of
 from multinode.profile.bottleneck_words import bottleneck_words
 from multinode.units import format_count, format_rate
 
-__all__ = [
-    "back_test_with_words",
-    "error_words",
-    "launch_command",
-    "scenario_with_words",
-    "short_error_words",
-    "with_words",
-]
-
 
 def with_words(forecast: Forecast) -> Forecast:
     """The forecast with its sentences."""

@@ -9,8 +9,6 @@ import msgspec
 from multinode.profile.step_split import StepSplit
 from multinode.profile.stragglers import Straggler, Waiting
 
-__all__ = ["WORTH", "Bottleneck", "find_bottleneck", "is_bound"]
-
 WORTH = 0.05
 """Of the step: below it there is nothing to win that a user would notice."""
 

@@ -15,8 +15,6 @@ from multinode.profile.summary import Summary
 from multinode.profile.trace_view import compare_window
 from multinode.profile.trace_words import agreement_words
 
-__all__ = ["bottleneck_words", "straggler_with_words", "with_words"]
-
 _TAKES = {
     "network": "exposed communication takes {share}",
     "data": "waiting for batches takes {share}",

@@ -16,8 +16,6 @@ from multinode.records.samples import CallCount, GroupSample, ModelSample, Traff
 from multinode.traffic.algorithms import algorithms_of
 from multinode.traffic.collectives import bus_factor
 
-__all__ = ["Group", "Kind", "WorkerCalls", "asked_factor", "busiest_worker", "last_models", "read_calls", "rooted_part"]
-
 
 def last_models(observed: Observed) -> dict[int, ModelSample]:
     """By rank, ascending, the last word of each worker; a node is believed about its own workers alone."""

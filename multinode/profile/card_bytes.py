@@ -26,8 +26,6 @@ from multinode.records.samples import CardBytes, StepSample
 from multinode.stats.counter_rates import Span
 from multinode.stats.unknown import UnknownError
 
-__all__ = ["LEAST_BYTES_A_WORKER", "NodeCards", "find_carrier", "read_node_cards"]
-
 LEAST_BYTES_A_WORKER = 64 << 10
 """Gloo heads each step of a collective with up to 300 bytes (measured), and there are up to two steps a worker: below
 this, for each worker, they may be 1 % of what a card carries; and ARP, SSH and samplers pass it as well."""

@@ -18,8 +18,6 @@ from multinode.profile.observed import Observed
 from multinode.stats.unknown import UnknownError
 from multinode.traffic.algorithms import Layout, algorithms_of, rank_flows
 
-__all__ = ["CardFlows", "Manner", "Share", "expect_flows"]
-
 _UNEVEN = 0.03
 # Sent and received that differ by less are the same; which one is called the busier is then fixed, not chance.
 _SAME = 1e-6

@@ -17,22 +17,6 @@ from multinode.records.samples import CardBytes, NicSample, StepSample, WorkerSa
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
 from multinode.stats.unknown import UnknownError, attempt
 
-__all__ = [
-    "LOOPBACK",
-    "CardRate",
-    "CardUse",
-    "Carried",
-    "Counters",
-    "card_rates",
-    "carried_in",
-    "idle_samples",
-    "is_card",
-    "is_rdma",
-    "payload",
-    "sampled_cards",
-    "use_of_cards",
-]
-
 LOOPBACK = "lo"
 Counters = Sequence[tuple[int, CardBytes]]
 """Of one card: a moment of the node's monotonic clock, and its counters then; in the order of time."""

@@ -10,8 +10,6 @@ import msgspec
 from multinode.profile.likely_causes import Disturbance, LikelyCause, Peers
 from multinode.units import format_list
 
-__all__ = ["cause_with_words", "disturbance_words", "peers_words"]
-
 _MOST_NAMED = 4
 
 

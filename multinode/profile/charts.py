@@ -17,8 +17,6 @@ from multinode.render.charts import PALETTE, stacked_bars, thinned, with_axes
 from multinode.render.escaping import html_text
 from multinode.render.plotting import Figure, Scatter, make_subplots
 
-__all__ = ["loss_chart", "split_chart", "step_time_chart", "timeline"]
-
 # A browser draws each one again at every move.
 _MOST_SHADES = 20
 

@@ -28,8 +28,6 @@ from multinode.records.samples import (
 )
 from multinode.render.escaping import sanitize
 
-__all__ = ["FILES", "csv_files", "harmless", "sample_tables"]
-
 _Row = dict[str, Any]
 _Columns = tuple[str, ...]
 

@@ -19,8 +19,6 @@ from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
 from multinode.stats.unknown import UnknownError, attempt
 
-__all__ = ["DdpTimes", "Exposure", "WorkerStep", "expose_each", "find_exposure"]
-
 # A checkpoint now and then is not what a step spends its time on. What comes more often than in one step of twenty is
 # the training's own rhythm (a loader that refills its queue), and stays.
 _LONG = 3

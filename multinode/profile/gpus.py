@@ -14,8 +14,6 @@ from multinode.stats.counter_rates import Reading, Span, grown_in
 from multinode.stats.spread import known_max, known_median
 from multinode.stats.unknown import attempt
 
-__all__ = ["GpuUse", "use_of_gpus"]
-
 _MOST_GPUS = 64
 # An idle GPU takes its link down to the first generation; only one that computes shows what it has.
 _UNDER_LOAD_PERCENT = 50

@@ -18,8 +18,6 @@ from multinode.stats.unknown import UnknownError, attempt
 from multinode.traffic.collectives import bus_factor
 from multinode.traffic.size_curve import SizeCurve
 
-__all__ = ["Alone", "InTraining", "beside", "in_training", "reconciled", "step_bandwidths"]
-
 _GB_PER_S = 1e-3  # of bytes in a microsecond
 
 

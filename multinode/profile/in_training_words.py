@@ -5,8 +5,6 @@ from __future__ import annotations
 from multinode.profile.in_training import InTraining
 from multinode.profile.inspector_view import NEWER_PLUGIN
 
-__all__ = ["in_training_words"]
-
 # Steps and records do not end at the same moment.
 _ALIKE = 0.05
 _SPOKEN = {

@@ -18,8 +18,6 @@ from multinode.records.samples import NcclOpSample
 from multinode.stats.unknown import UnknownError
 from multinode.traffic.collectives import bus_factor
 
-__all__ = ["NEWER_PLUGIN", "InspectorView", "busbw_gb_per_s", "total_bytes", "view_inspector"]
-
 # b3aeda4a of NCCL gave it a ring of operations; it loads into NCCL 2.28 and newer.
 NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, whichever NCCL runs"
 

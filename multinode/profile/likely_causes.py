@@ -17,19 +17,6 @@ from multinode.profile.gpus import GpuUse
 from multinode.profile.machine_use import NodeUse
 from multinode.stats.spread import known_max, known_median
 
-__all__ = [
-    "THROTTLES",
-    "Beside",
-    "Disturbance",
-    "Figures",
-    "LikelyCause",
-    "Peers",
-    "Throttle",
-    "compare_machines",
-    "find_disturbances",
-    "known_figures",
-]
-
 Figures = dict[str, float | str]
 """What was seen, each with its unit in its name; that of the peers begins with `peers_`."""
 

@@ -19,8 +19,6 @@ from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
 from multinode.stats.spread import known_sum
 from multinode.stats.unknown import UnknownError, attempt
 
-__all__ = ["CardUse", "GpuEnergy", "GpuUse", "NodeUse", "energy_of", "figures_in", "use_of"]
-
 _BYTES_PER_GIB = 1 << 30
 _US_PER_S = 1e6
 _LONGEST_NOTE = 200

@@ -25,8 +25,6 @@ from multinode.records.samples import (
     TraceSample,
 )
 
-__all__ = ["Observed", "ObservedNode", "observe"]
-
 _Kind = TypeVar("_Kind")
 # What is told of certain steps. What else a worker said, of its model and its groups, may hold for its next training.
 _OF_STEPS = (StepSample, LossSample, EvaluationSample, DdpSample, DeviceWaitSample, SyncSample, TraceSample)

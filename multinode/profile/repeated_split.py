@@ -11,8 +11,6 @@ from multinode.profile.step_split import WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.stats.spread import known_mean
 
-__all__ = ["RepeatedSplit", "average_splits"]
-
 # Eleven days, and a nanosecond, in ms: what a step can take. Summaries may be of stored runs, whoever wrote them.
 _LONGEST_MS, _SHORTEST_MS = 1e9, 1e-6
 _PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms", "overlap")

@@ -12,8 +12,6 @@ import msgspec
 from multinode.profile.observed import Observed
 from multinode.records.samples import SyncSample
 
-__all__ = ["Rounds", "round_times_ms", "see_rounds"]
-
 
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     """The measured rounds of a training whose nodes average every H-th step.

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ["SteadyState", "find_steady_state", "steps_to_run"]
-
 # NCCL connects lazily and DDP rebuilds its buckets after the first iteration: five steps at the least.
 _LEAST_DROPPED = 5
 _STABLE_WITHIN = 1.5

@@ -20,8 +20,6 @@ from multinode.stats.unknown import UnknownError, attempt
 from multinode.traffic.algorithms import algorithms_of, protocols_of
 from multinode.units import format_list
 
-__all__ = ["BytesPerStep", "SeenCall", "SeenTraffic", "see_traffic"]
-
 _MOST_ROWS = 64
 _NO_STEPS = "no step counts"
 _MOST_REASONS = 4

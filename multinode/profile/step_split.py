@@ -14,8 +14,6 @@ import msgspec
 from multinode.profile.exposure import Exposure, WorkerStep
 from multinode.stats.spread import known_mean
 
-__all__ = ["StepSplit", "WorkerSplit", "split_steps", "transfers_us"]
-
 _SOURCES = {
     "ddp": "communication is exposed where DDP's counters say that the backward pass did not overlap it",
     "device": "communication is exposed while the GPU's compute stream waited for it, by CUDA events",

@@ -20,8 +20,6 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.stats.estimate import half_width
 from multinode.stats.spread import known_median
 
-__all__ = ["Straggler", "Waiting", "find_stragglers", "find_waiting"]
-
 # Late by less than a twentieth of the step nobody would notice.
 _LATE = 0.05
 # Nodes that take turns are late in half of the steps, or in fewer where there are more of them.

@@ -15,8 +15,6 @@ from multinode.profile.observed import Observed
 from multinode.records.samples import AveragingSample, ModelSample, WorkerSample
 from multinode.traffic.traffic import Strategy
 
-__all__ = ["Recognised", "model_of", "recognise_strategy"]
-
 # Below these parts of what a step sends, calls are no part of the strategy: a metric, an evaluation, a checkpoint.
 _TRIFLE = 0.02
 _MOST = 0.5

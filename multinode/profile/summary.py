@@ -29,9 +29,6 @@ from multinode.stats.spread import Spread, spread_of
 from multinode.stats.unknown import attempt
 from multinode.traffic.size_curve import ScanCurves
 
-__all__ = ["Comm", "Summary", "summarise"]
-
-
 # A node may note without end.
 _MOST_NOTES = 20
 _NO_LENGTH = "only the Trainer reports the number of samples of its data set, and a streamed one has none"

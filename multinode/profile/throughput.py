@@ -18,8 +18,6 @@ from multinode.records.samples import Sample, StepSample
 from multinode.stats.estimate import Bounds, estimate_rate
 from multinode.stats.unknown import UnknownError, attempt
 
-__all__ = ["Throughput", "all_steps_samples_per_s", "measure_throughput", "trained_s"]
-
 # On a GPU the tokens that are no padding become known some steps late. Between two records that tell some, the error is
 # the change of that delay: of fewer steps than this it is too large a part.
 _LEAST_LATE_STEPS = 50

@@ -18,8 +18,6 @@ from multinode.decoding import decode_json
 from multinode.stats.time_spans import Interval, gaps, merge
 from multinode.units import format_size
 
-__all__ = ["CollectiveSpan", "TraceEvents", "TraceStep", "read_trace"]
-
 # Events take up to four times as much memory as their text.
 _MOST_BYTES = 256 << 20
 _GZIP_MAGIC = b"\x1f\x8b"

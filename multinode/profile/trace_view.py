@@ -17,8 +17,6 @@ from multinode.stats.time_spans import Interval, clip, intersect, length, merge,
 from multinode.stats.unknown import UnknownError, attempt
 from multinode.traffic.collectives import bus_factor
 
-__all__ = ["Agreement", "Outcome", "TraceView", "WorkerTrace", "compare_window", "view_traces"]
-
 # How far the window's exposed communication may be from the counters', as a part of the step, and be the same.
 _AGREES = 0.1
 _FEW_STEPS = 3

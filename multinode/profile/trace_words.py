@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from multinode.profile.trace_view import Agreement
 
-__all__ = ["agreement_words"]
-
 
 def agreement_words(found: Agreement | None) -> str:
     """Its sentence; empty without a window."""

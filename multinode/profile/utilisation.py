@@ -23,9 +23,6 @@ from multinode.records.benchmark import Benchmark
 from multinode.records.samples import ModelSample
 from multinode.stats.unknown import UnknownError
 
-__all__ = ["ModelWork", "read_model_work", "utilisation_of"]
-
-
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # They change the weights' type in memory, what the optimizer does, or who starts the workers, and no matrix.
 _SAME_FLOPS = frozenset({"quantization_bit", "use_galore", "use_apollo", "use_ray"})

@@ -15,8 +15,6 @@ from msgspec import Meta
 
 from multinode.errors import UsageError
 
-__all__ = ["SYNC_DTYPES", "Averaging", "averaging_environment", "read_averaging"]
-
 SYNC_DTYPES = ("fp16", "bf16")
 # Read by the instrumentation.
 _VARIABLE = "MULTINODE_SYNC"

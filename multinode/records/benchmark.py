@@ -9,29 +9,6 @@ import msgspec
 
 from multinode.errors import UsageError
 
-__all__ = [
-    "BACKENDS",
-    "COLLECTIVES",
-    "DEVICE_DTYPES",
-    "DTYPE_BYTES",
-    "LAUNCH_US",
-    "PHASES",
-    "REDOPS",
-    "TEST_KINDS",
-    "Benchmark",
-    "CollectiveTest",
-    "DeviceTest",
-    "Message",
-    "check_choice",
-    "check_reduction",
-    "describe_benchmark",
-    "in_turns",
-    "make_device_test",
-    "scan_messages",
-    "scan_sizes",
-    "time_left_s",
-]
-
 BACKENDS = ("nccl", "gloo", "xccl", "hccl")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 """As torch.distributed has them; sendrecv is nccl-tests' ring: each rank sends to the next, and receives meanwhile."""

@@ -8,8 +8,6 @@ from pathlib import Path
 import multinode
 from multinode.errors import UsageError
 
-__all__ = ["copy_example"]
-
 _PARTS = ("hostfiles", "configs", "scripts/make_tiny.py")
 
 

@@ -18,8 +18,6 @@ from multinode.records.settings import Settings
 from multinode.records.text_file import MAX_BYTES, read_text
 from multinode.units import format_list
 
-__all__ = ["find_hosts", "load_hostfile", "load_prices"]
-
 _HINT = "one node a line, the first is node rank 0: node1 slots=2; files to start from: multinode init --example"
 _NOT_UTF8 = "save it as UTF-8"
 _STDIN = "standard input"

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["FIRST_STEP", "LogPiece", "LogReader", "clean_log", "last_lines", "next_stage"]
-
 # Of a line without an end, which is then read on in pieces.
 _PIECE_CHARS = 1 << 16
 # An escape sequence that a piece ends in belongs to the next one.

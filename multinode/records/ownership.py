@@ -9,8 +9,6 @@ import shlex
 import stat
 from pathlib import Path
 
-__all__ = ["describe_stranger", "ownership_fix"]
-
 
 def describe_stranger(path: Path) -> str | None:
     """Who else may have written a file or directory, as `is owned by alice, mode 0644`; None: we, or root, alone.

@@ -13,8 +13,6 @@ from multinode.records.averaging import Averaging
 from multinode.records.benchmark import Benchmark
 from multinode.secret_values import redact, redact_file
 
-__all__ = ["LaunchPlan", "NodePlan", "PlanFile", "TraceWindow", "redact_plan"]
-
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that travels to the node's run directory, mode 0600.

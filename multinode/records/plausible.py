@@ -5,8 +5,6 @@ Knows bounds alone; whether figures agree with each other is for who compares th
 
 from __future__ import annotations
 
-__all__ = ["plausible_count", "plausible_us"]
-
 # Eleven days: no step, and no part of one, takes longer; sums of such figures stay far from what a float can hold.
 _LONGEST_US = 1e12
 # A nanosecond: no clock tells less, and what is divided by it stays far from there, too.

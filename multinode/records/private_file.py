@@ -10,8 +10,6 @@ from pathlib import Path
 
 from multinode.errors import MultinodeError
 
-__all__ = ["DIRECTORY_MODE", "append", "open_private", "replace_file", "writing"]
-
 DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 

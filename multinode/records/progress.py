@@ -28,18 +28,6 @@ from multinode.records.samples import (
     WorkerSample,
 )
 
-__all__ = [
-    "RECENT_STEPS",
-    "CardProgress",
-    "NodeProgress",
-    "RecentSteps",
-    "RunProgress",
-    "StepRecords",
-    "TrainingTime",
-    "advance_node",
-    "start_progress",
-]
-
 _Key = TypeVar("_Key")
 _Device = TypeVar("_Device")
 

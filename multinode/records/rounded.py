@@ -8,8 +8,6 @@ from decimal import Decimal
 
 import msgspec
 
-__all__ = ["Rounded", "exactly", "parse_count", "parse_rounded", "product"]
-
 _NUMBER = re.compile(r"\d{1,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"\d{1,40}(?:\.0+)?", re.ASCII)
 # Far above what any training has, and few enough orders of magnitude that no product of several leaves a float.

@@ -10,25 +10,6 @@ from msgspec import Meta
 from multinode.records.plan import LaunchPlan
 from multinode.units import format_count
 
-__all__ = [
-    "SLOWER_THAN_ONE_NODE",
-    "Attempt",
-    "Connection",
-    "Failure",
-    "FlightRecord",
-    "LastStep",
-    "NodeDiagnosis",
-    "NodeRun",
-    "ProcessDiagnosis",
-    "Run",
-    "RunStatus",
-    "Sockets",
-    "Stall",
-    "StallCause",
-    "StallRecord",
-    "new_run",
-]
-
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
     """A TCP connection of a worker: `established` or `connecting`, and what the kernel holds for it."""

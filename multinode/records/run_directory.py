@@ -28,8 +28,6 @@ from multinode.records.run_id import match_runs
 from multinode.records.sample_files import LONGEST_LINE, EvenStretches, read_lines, read_tail
 from multinode.secret_values import redact
 
-__all__ = ["RunDirectory", "RunFolders", "SampleTail", "list_runs", "runs_root", "scan_runs"]
-
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")

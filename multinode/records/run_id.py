@@ -7,8 +7,6 @@ import secrets
 import time
 from collections.abc import Sequence
 
-__all__ = ["make_run_id", "match_runs", "node_run_id", "parse_node_run_id"]
-
 
 def make_run_id() -> str:
     """A name that sorts by date and that no two runs share."""

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-__all__ = ["LONGEST_LINE", "EvenStretches", "read_lines", "read_tail"]
-
 LONGEST_LINE = 1 << 24
 """Of a record with the times of a million calls."""
 _TO_THE_END = 1 << 62

@@ -12,45 +12,6 @@ import msgspec
 
 from multinode.decoding import convert, decode_json, printable_values
 
-__all__ = [
-    "AveragingSample",
-    "BenchmarkSample",
-    "CallCount",
-    "CardBytes",
-    "CgroupSample",
-    "CollectiveSample",
-    "Count",
-    "CpuSample",
-    "DdpSample",
-    "DeviceSample",
-    "DeviceWaitSample",
-    "EvaluationSample",
-    "ExceptionSample",
-    "GpuSample",
-    "GroupSample",
-    "KernelSample",
-    "LossSample",
-    "ModelSample",
-    "NcclOpSample",
-    "NcclSample",
-    "NcclWarningSample",
-    "NicSample",
-    "NoteSample",
-    "PingSample",
-    "Sample",
-    "SpeedSample",
-    "StepSample",
-    "StreamResult",
-    "StreamSample",
-    "SyncSample",
-    "TcpSample",
-    "TraceSample",
-    "TrafficSample",
-    "TrainEndSample",
-    "WorkerSample",
-    "parse_samples",
-]
-
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 """What a node counts, from nothing on. A larger figure is none: sums of these stay far from what a float can hold."""
 Total = Annotated[float, msgspec.Meta(ge=0, le=1 << 60)]

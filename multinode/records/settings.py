@@ -16,8 +16,6 @@ from multinode.errors import UsageError
 from multinode.records.ownership import describe_stranger, ownership_fix
 from multinode.records.text_file import read_text
 
-__all__ = ["Defaults", "Settings", "SshClient", "default_job", "find_fan_out", "find_ssh_client", "load_settings"]
-
 _LOG = logging.getLogger(__name__)
 _FILE = "multinode.toml"
 _DEFAULT_JOB = "configs/default.yaml"

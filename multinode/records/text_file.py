@@ -10,8 +10,6 @@ from typing import TypeVar
 from multinode.errors import UsageError
 from multinode.strict_yaml import decode_yaml
 
-__all__ = ["MAX_BYTES", "load_yaml", "read_text", "require_directory", "write_new_text", "write_text"]
-
 T = TypeVar("T")
 MAX_BYTES = 16 << 20
 

@@ -8,18 +8,6 @@ from typing import Any
 from multinode.render.plotting import Bar, Figure
 from multinode.stats.estimate import Estimate
 
-__all__ = [
-    "GREY",
-    "MOST_POINTS",
-    "PALETTE",
-    "Curve",
-    "error_bars",
-    "line_style",
-    "stacked_bars",
-    "thinned",
-    "with_axes",
-]
-
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
 """Told apart by people who see colours otherwise, on white and on black (Okabe and Ito)."""
 GREY = "#808080"

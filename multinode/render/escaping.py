@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 import unicodedata
 
-__all__ = ["html_text", "sanitize"]
-
 # Control, format (which turns the direction of what follows) and lone surrogates; separators of lines and paragraphs.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from multinode.render.escaping import sanitize
 from multinode.render.sheet import Sheet
 
-__all__ = ["code_markdown", "sheet_markdown", "text_markdown"]
-
 _MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|~&$])")
 # What some sites turn into links: @name, #12, http://; a character without width between its parts keeps it text.
 _LINKS = re.compile(r"(@|#(?=\d)|:(?=//)|(?<=www)\.)")

@@ -13,8 +13,6 @@ from multinode.render.escaping import html_text, sanitize
 from multinode.render.plotting import Figure, get_plotlyjs
 from multinode.render.sheet import Sheet
 
-__all__ = ["chart_html", "lead_html", "page", "section_html", "sheet_html", "text_html", "tiles_html"]
-
 # The browser itself refuses whatever would be asked of a network; plotly draws with inline scripts and styles.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 _STYLE = """

@@ -12,8 +12,6 @@ from rich.text import Text
 
 from multinode.render.escaping import sanitize
 
-__all__ = ["WIDE", "Command", "Part", "labelled", "labelled_parts", "paragraph", "print_parts", "screen_text"]
-
 WIDE = 200
 """Columns of a table in a file or a pipe, which is not cut to the width of a terminal that is not there."""
 # Longer lines are hard to read.

@@ -8,22 +8,6 @@ import msgspec
 
 from multinode.stats.estimate import Estimate
 
-__all__ = [
-    "PLUS_MINUS",
-    "RANGES",
-    "UNKNOWN",
-    "Column",
-    "Sheet",
-    "figure",
-    "format_sig",
-    "megabytes",
-    "percent",
-    "plus_minus",
-    "range_of_times",
-    "span_of_times",
-    "times",
-]
-
 UNKNOWN = "-"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 RANGES = f"ranges and {PLUS_MINUS} are 95 % confidence intervals over the repeats; with one run, over its steps"

@@ -11,8 +11,6 @@ from rich.text import Text
 from multinode.render.escaping import sanitize
 from multinode.render.sheet import Sheet
 
-__all__ = ["make_table", "sheet_table"]
-
 _GAP = 2
 
 

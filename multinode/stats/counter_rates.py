@@ -10,8 +10,6 @@ import msgspec
 
 from multinode.stats.unknown import UnknownError
 
-__all__ = ["Growth", "Reading", "Span", "grown_in", "in_whole", "peak_in"]
-
 _NS_PER_S = 1e9
 _LEAST_COVERED = 0.5
 # Between two readings that are closer than this the moments of reading blur the rate.

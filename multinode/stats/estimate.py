@@ -14,18 +14,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = [
-    "Bounds",
-    "Estimate",
-    "estimate_median",
-    "estimate_rate",
-    "half_width",
-    "inverse",
-    "of_repeats",
-    "of_scatter",
-    "ratio",
-]
-
 Bounds = tuple[float, float]
 """Low and high."""
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-__all__ = ["Spread", "known_max", "known_mean", "known_median", "known_sum", "spread_of"]
-
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """A distribution in three figures: median, 95th percentile, and cv (standard deviation over mean)."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Interval", "clip", "gaps", "intersect", "length", "merge", "subtract"]
-
 Interval = tuple[float, float]
 """Start and end; merged intervals are in order, not empty, and do not touch."""
 

@@ -15,23 +15,6 @@ import msgspec
 
 from multinode.traffic.collectives import bus_factor
 
-__all__ = [
-    "Algorithm",
-    "Layout",
-    "MessageSteps",
-    "NodeFlow",
-    "algorithms_of",
-    "between_us",
-    "card_factor",
-    "link_share",
-    "message_steps",
-    "node_flows",
-    "protocols_of",
-    "rank_flows",
-    "steps_us",
-    "worker_factor",
-]
-
 Flows = dict[tuple[int, int], float]
 """By sender and receiver, what is sent in one call, as a part of S."""
 

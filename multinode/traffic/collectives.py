@@ -11,8 +11,6 @@ from multinode.records.samples import CollectiveSample
 from multinode.stats.estimate import Bounds, estimate_median
 from multinode.stats.spread import spread_of
 
-__all__ = ["CollectiveRow", "bus_factor", "collective_rows", "with_shares"]
-
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a size scan.

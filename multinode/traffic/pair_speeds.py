@@ -14,23 +14,6 @@ import msgspec
 
 from multinode.records.samples import StreamResult
 
-__all__ = [
-    "Blame",
-    "Odd",
-    "Pair",
-    "PairSpeed",
-    "RawTcp",
-    "RoundTrip",
-    "blame_pairs",
-    "fastest_of",
-    "find_odd",
-    "find_odd_in_ring",
-    "least_of_due",
-    "least_of_pairs",
-    "slowest_gb_per_s",
-    "stream_speed",
-]
-
 Pair = tuple[str, str]
 
 _ENOUGH = 0.7

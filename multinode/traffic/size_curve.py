@@ -15,8 +15,6 @@ import msgspec
 
 from multinode.records.plausible import plausible_us
 
-__all__ = ["HeldBack", "ScanCurves", "SizeCurve", "fit_curve", "held_back", "median_error"]
-
 Point = tuple[int, float]
 
 # Beyond this residual at any size two numbers do not tell the curve. Measured on virtual nodes (gloo, 2 and 4 of them,

@@ -12,17 +12,6 @@ import msgspec
 
 from multinode.traffic.algorithms import Layout, worker_factor
 
-__all__ = [
-    "Exchange",
-    "GroupScope",
-    "Layout",
-    "Strategy",
-    "TrafficInputs",
-    "card_bytes",
-    "card_time_s",
-    "step_exchanges",
-]
-
 _BYTES_PER_GB = 1e9
 
 

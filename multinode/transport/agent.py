@@ -32,8 +32,6 @@ from multinode.transport import refusals
 from multinode.transport.base import Completed, Stream, Transport, time_left
 from multinode.transport.fan_out import fan_out
 
-__all__ = ["AgentArchive", "AgentStream", "AgentTransport", "Record", "build_archive", "load_archive", "read_answer"]
-
 _LOG = logging.getLogger(__name__)
 
 Record = dict[str, Any]

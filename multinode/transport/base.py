@@ -14,8 +14,6 @@ import msgspec
 from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError
 
-__all__ = ["MAX_ANSWER_BYTES", "BufferedStream", "Completed", "Stream", "Transport", "held", "time_left"]
-
 # A node's answer is read into memory; none of ours comes near this, so more is a node gone wrong.
 MAX_ANSWER_BYTES = 64 << 20
 _MAX_STDERR_BYTES = 1 << 16

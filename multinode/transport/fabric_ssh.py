@@ -28,8 +28,6 @@ from multinode.transport import refusals
 from multinode.transport.base import BufferedStream, Transport, held, time_left
 from multinode.transport.fan_out import fan_out
 
-__all__ = ["FabricStream", "FabricTransport", "make_connection"]
-
 _LOG = logging.getLogger(__name__)
 # Paramiko's threads log what they raise as well; without a handler Python would print that, traceback and all.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from multinode.cluster.cluster import Node
 from multinode.transport.base import Completed, Stream, Transport
 
-__all__ = ["GREETING", "FakeStream", "FakeTransport"]
-
 GREETING = b'{"kind": "agent", "schema": 1, "python": "3.9.0"}'
 """What an agent says first."""
 

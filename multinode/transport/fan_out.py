@@ -13,8 +13,6 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError
 from multinode.transport.base import time_left
 
-__all__ = ["DEFAULT_FAN_OUT", "Outcome", "Outcomes", "fan_out", "gather", "set_fan_out"]
-
 T = TypeVar("T")
 
 DEFAULT_FAN_OUT = 16

@@ -20,8 +20,6 @@ from multinode.errors import ContactLost, NodeFailed
 from multinode.transport.base import BufferedStream, Transport
 from multinode.units import signal_name
 
-__all__ = ["LocalStream", "LocalTransport", "ask_program", "start_piped"]
-
 _CHUNK_BYTES = 1 << 16
 # How soon a wait notices at the latest that the stream was closed, and that a full pipe has room again.
 _LOOK_UP_S = 1.0

@@ -37,8 +37,6 @@ from multinode.transport.base import Transport, held, time_left
 from multinode.transport.fan_out import fan_out
 from multinode.transport.local import LocalStream, ask_program, start_piped
 
-__all__ = ["OpensshStream", "OpensshTransport", "find_ssh"]
-
 _LOG = logging.getLogger(__name__)
 
 # sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.

@@ -20,8 +20,6 @@ from multinode.errors import (
     ResolveError,
 )
 
-__all__ = ["REFUSALS", "Refusal", "copy_command", "find_refusal", "of_jump_host"]
-
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """One reason.

@@ -25,16 +25,6 @@ from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFail
 from multinode.transport.base import Transport
 from multinode.transport.local import LocalStream, ask_program, start_piped
 
-__all__ = [
-    "SLURM_REFUSALS",
-    "SlurmStream",
-    "SlurmTransport",
-    "read_allocation",
-    "step_command",
-    "step_environment",
-    "submit_script",
-]
-
 # What a verb begins with that ends in a run: only there has the step to show its GPUs.
 _WITH_GPUS = frozenset({"probe", "connectivity", "supervise"})
 _RUN, _CONTROL = "run", "control"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.contrast.figures import Contrast
-from multinode.contrast.judge import compare, make_side
+from multinode.contrast.judge import compare
 from multinode.contrast.screen import contrast_parts
-from multinode.contrast.side import SideRun
+from multinode.contrast.side import SideRun, make_side
 from multinode.contrast.words import with_words
 from multinode.errors import UsageError
 from multinode.job.workload import FullRun, Settings, Workload

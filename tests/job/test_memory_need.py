@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from multinode.job.memory_need import StatePlacement, memory_need
 from multinode.job.model_size import lora_parameters, parse_model
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, TrafficInputs
 from tests.job.trainings import LLAMA_3_8B
 
 TWO = Layout(nodes=2, workers_per_node=2)

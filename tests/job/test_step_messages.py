@@ -22,7 +22,8 @@ from multinode.job.step_messages import (
 )
 from multinode.job.training import Adapter, read_training
 from multinode.records.benchmark import Message
-from multinode.traffic.traffic import Layout, step_exchanges
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import step_exchanges
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
 

@@ -15,10 +15,10 @@ import pytest
 
 from multinode.lab.access import REFRESH_SCRIPT, SSH_CONFIG
 from multinode.lab.cgroups import Controller, find_top
-from multinode.lab.cluster import Lab, LabSpec, down_lab, login_environment, ns_command, require_lab, up_lab
+from multinode.lab.cluster import down_lab, login_environment, ns_command, require_lab, up_lab
 from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.processes import is_alive, poll
-from multinode.lab.state import load_lab
+from multinode.lab.state import Lab, LabSpec, load_lab
 from multinode.lab.teardown import Remains, find_remains
 
 from . import launching

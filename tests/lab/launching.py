@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import pytest
 
 from multinode.cli.main import run
-from multinode.lab.cluster import LabNode, ns_command
+from multinode.lab.cluster import ns_command
+from multinode.lab.state import LabNode
 
 REPOSITORY = Path(__file__).parents[2]
 MULTINODE = (sys.executable, "-m", "multinode")

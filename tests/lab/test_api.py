@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab
+from multinode.lab.state import Lab
 from tests.lab.launching import REPOSITORY, assert_no_agents
 from tests.lab.supervised import STAND_IN
 

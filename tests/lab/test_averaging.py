@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab, ns_command
+from multinode.lab.cluster import ns_command
+from multinode.lab.state import Lab
 from tests.lab.launching import Command
 from tests.lab.supervised import REAL_TORCH
 

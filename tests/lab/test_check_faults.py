@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab
 from multinode.lab.faults import (
     Address,
     Clock,
@@ -29,6 +28,7 @@ from multinode.lab.faults import (
     Route,
     Variable,
 )
+from multinode.lab.state import Lab
 from tests.lab.faulting import faults
 from tests.lab.launching import REPOSITORY, Command, assert_no_agents, listener
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from multinode.lab.cluster import Lab, LabSpec, up_lab
+from multinode.lab.cluster import up_lab
 from multinode.lab.faults import Fault, LinkDown, NodeState, SshdState, make_fault
+from multinode.lab.state import Lab, LabSpec
 from tests.lab.launching import Command, assert_no_agents
 
 pytestmark = [pytest.mark.lab]

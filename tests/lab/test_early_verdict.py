@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab, LabSpec, set_rate
+from multinode.lab.cluster import set_rate
+from multinode.lab.state import Lab, LabSpec
 from multinode.launch.early_verdict import CERTAIN_STEPS
 from tests.lab.conftest import stand_lab
 from tests.lab.launching import Command, assert_nothing_left

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from multinode.lab.cluster import Lab, LabSpec, down_lab, up_lab
+from multinode.lab.cluster import down_lab, up_lab
 from multinode.lab.network import measure_links
+from multinode.lab.state import Lab, LabSpec
 
 from .launching import SCRIPT, Command
 

@@ -7,7 +7,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from multinode.lab.cluster import Lab, ns_command, refresh
+from multinode.lab.cluster import ns_command, refresh
+from multinode.lab.state import Lab
 
 pytestmark = pytest.mark.lab
 

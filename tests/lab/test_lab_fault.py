@@ -5,7 +5,7 @@ import json
 import pytest
 
 from multinode.errors import NodeFailed, UsageError
-from multinode.lab.cluster import down_lab, load_lab
+from multinode.lab.cluster import down_lab
 from multinode.lab.faults import (
     Address,
     Clock,
@@ -32,7 +32,7 @@ from multinode.lab.faults import (
 )
 from multinode.lab.network import measure_stream
 from multinode.lab.processes import is_alive
-from multinode.lab.state import STATE_DIR, Lab
+from multinode.lab.state import STATE_DIR, Lab, load_lab
 from multinode.lab.teardown import find_remains
 
 from .faulting import Command, Make, quick_ssh

@@ -7,7 +7,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from multinode.lab.cluster import Lab
+from multinode.lab.state import Lab
 
 pytestmark = pytest.mark.lab
 

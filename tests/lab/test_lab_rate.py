@@ -6,8 +6,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from multinode.lab.cluster import Lab, require_lab, set_rate
+from multinode.lab.cluster import require_lab, set_rate
 from multinode.lab.network import measure_links
+from multinode.lab.state import Lab
 
 from .launching import call_here
 

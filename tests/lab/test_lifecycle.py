@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab
+from multinode.lab.state import Lab
 from tests.lab.launching import DEADLINE_S, Command, assert_succeeded, kill, processes_of, wait_for
 from tests.lab.supervised import LAUNCH, LINE, TRAIN, GoFile, expect_all, lines, read_document, wait_for_more
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from multinode.lab.cluster import Lab, ns_command
+from multinode.lab.cluster import ns_command
+from multinode.lab.state import Lab
 from tests.lab.launching import Command, wait_for
 from tests.lab.supervised import LAUNCH
 

@@ -14,7 +14,7 @@ from multinode.lab.state import Lab
 from multinode.launch.observe import observe_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
-from multinode.traffic.traffic import Layout
+from multinode.traffic.algorithms import Layout
 from tests.job.trainings import FULL, TINY, training_job
 from tests.lab.launching import Command, call_here
 from tests.lab.supervised import LAUNCH as QUICK

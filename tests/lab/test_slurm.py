@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from multinode.lab.access import REFRESH_SCRIPT
-from multinode.lab.cluster import Lab, LabSpec, login_environment, ns_command
+from multinode.lab.cluster import login_environment, ns_command
 from multinode.lab.faults import clear_faults, make_fault
 from multinode.lab.faults.sshd import SshdState
+from multinode.lab.state import Lab, LabSpec
 from multinode.units import goodput_gb_per_s
 
 from .conftest import stand_lab

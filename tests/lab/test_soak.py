@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.lab.cluster import Lab
+from multinode.lab.state import Lab
 from tests.lab.soak import Soak
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.long, pytest.mark.thorough]

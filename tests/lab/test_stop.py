@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from multinode.lab.cluster import Lab, ns_command
+from multinode.lab.cluster import ns_command
 from multinode.lab.faults import Fault, NodeState, clear_faults
+from multinode.lab.state import Lab
 from tests.lab.launching import Command, processes_of, wait_for
 from tests.lab.supervised import LAUNCH, read_document
 

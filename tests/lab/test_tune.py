@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.cluster import Lab, set_rate
+from multinode.lab.cluster import set_rate
+from multinode.lab.state import Lab
 from tests.lab.launching import DEADLINE_S, RUN_DEADLINE_S, Command, assert_no_agents, kill, wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.thorough, pytest.mark.usefixtures("tiny")]

@@ -25,8 +25,9 @@ from multinode.predict.tuning_options import setting_options
 from multinode.predict.variants import Subject
 from multinode.profile.stragglers import Straggler
 from multinode.records.averaging import Averaging
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import fit_curve
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs
 
 TWO = Layout(nodes=2)
 G = 14_767_104

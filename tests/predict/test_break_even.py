@@ -19,7 +19,8 @@ from multinode.predict.calibration import Calibration, Residual
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
 from multinode.predict.predict import predict
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, TrafficInputs
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -12,8 +12,9 @@ from multinode.predict.predict import predict
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.stats.spread import Spread
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import fit_curve
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs
 
 ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
 G = 14_767_104

@@ -15,8 +15,9 @@ from multinode.predict.network_model import (
     network_of_scan,
     widest,
 )
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import SizeCurve, fit_curve
-from multinode.traffic.traffic import GroupScope, Layout
+from multinode.traffic.traffic import GroupScope
 from tests.predict.stored import sweep_record
 
 TWO, FOUR = Layout(nodes=2), Layout(nodes=4)

@@ -10,7 +10,8 @@ from multinode.job.step_calls import StepCall, calls_of_messages, calls_of_strat
 from multinode.job.step_messages import StepMessage, StepMessages
 from multinode.predict.cost_model import Overlap, StepCosts, exposed_ms, hideable_part, overlaps, step_parts
 from multinode.predict.network_model import CommTimes
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, TrafficInputs
 from tests.job.trainings import MEASURED_SENT
 
 MB = 1_000_000

@@ -15,7 +15,8 @@ from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Comm
 from multinode.records.averaging import Averaging
 from multinode.stats.spread import Spread
-from multinode.traffic.traffic import Layout, Strategy
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy
 from tests.predict.stored import (
     BYTES,
     COMPUTE_MS,

@@ -16,7 +16,8 @@ from multinode.predict.levers import make_low_rank
 from multinode.predict.network_model import Link
 from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
 from multinode.records.averaging import Averaging
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, TrafficInputs
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, sweep_record, training_record
 from tests.predict.test_predict import CALIBRATION, LINK, G
 

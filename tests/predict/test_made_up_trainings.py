@@ -11,7 +11,7 @@ import pytest
 
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import ForecastRequest, make_forecast
-from multinode.traffic.traffic import Layout
+from multinode.traffic.algorithms import Layout
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, sweep_record, training_record
 
 LINKS = (0.1, 0.3, 1.0, 2.5, 5.0)

@@ -11,8 +11,9 @@ from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel, UncertaintySource
 from multinode.predict.predict import Prediction, predict
 from multinode.records.averaging import Averaging
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import fit_curve
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -11,8 +11,9 @@ from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts, StepParts, step_parts
 from multinode.predict.network_model import CommTimes, Link, NetworkModel
 from multinode.predict.predict import Prediction, predict
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import fit_curve
-from multinode.traffic.traffic import Layout, Strategy, TrafficInputs, card_bytes, step_exchanges
+from multinode.traffic.traffic import Strategy, TrafficInputs, card_bytes, step_exchanges
 
 # Qwen2-VL-7B's language model, by its published config.json.
 QWEN2_VL = {

@@ -15,8 +15,8 @@ from multinode.predict.training_state import TrainingState
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Comm
 from multinode.records.averaging import Averaging
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.pair_speeds import RawTcp, RoundTrip
-from multinode.traffic.traffic import Layout
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 
 changed = msgspec.structs.replace

@@ -8,7 +8,8 @@ import pytest
 from multinode.predict.evidence import work_of_calls
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Comm, Summary
-from multinode.traffic.traffic import GroupScope, Layout, Strategy
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import GroupScope, Strategy
 
 LAYOUT = Layout(nodes=2, workers_per_node=2)
 MIB = 1 << 20

@@ -25,13 +25,8 @@ from multinode.profile.step_bytes import SeenTraffic
 from multinode.profile.strategy import Recognised, recognise_strategy
 from multinode.profile.summary import Comm, Summary
 from multinode.records.samples import CallCount
-from multinode.traffic.traffic import (
-    Layout,
-    Strategy,
-    TrafficInputs,
-    card_bytes,
-    step_exchanges,
-)
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy, TrafficInputs, card_bytes, step_exchanges
 from tests.job.trainings import FULL, TINY, training_job
 from tests.profile.seen_theory import worker_bytes
 from tests.profile.seen_trainings import Passed, Training, call, see

@@ -9,7 +9,8 @@ from multinode.job.workload import Settings
 from multinode.predict.calibration import Calibration
 from multinode.predict.evidence import gather
 from multinode.predict.variants import Subject, method_of, parse_method, vary
-from multinode.traffic.traffic import Layout, Strategy
+from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import Strategy
 from tests.job.trainings import TINY
 from tests.predict.stored import sweep_record, training_record
 

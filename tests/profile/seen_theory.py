@@ -14,15 +14,8 @@ from multinode.profile.calls import read_calls
 from multinode.profile.observed import Observed
 from multinode.profile.strategy import model_of, recognise_strategy
 from multinode.records.samples import ModelSample
-from multinode.traffic.algorithms import worker_factor
-from multinode.traffic.traffic import (
-    Exchange,
-    GroupScope,
-    Layout,
-    Strategy,
-    TrafficInputs,
-    step_exchanges,
-)
+from multinode.traffic.algorithms import Layout, worker_factor
+from multinode.traffic.traffic import Exchange, GroupScope, Strategy, TrafficInputs, step_exchanges
 
 __all__ = ["Theory", "theory", "worker_bytes"]
 

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import (
     Exchange,
     GroupScope,
-    Layout,
     Strategy,
     TrafficInputs,
     card_bytes,

@@ -9,8 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Operation", "make_operation"]
-
 # nccl-tests' names of element types, and torch's.
 _DTYPES = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
 _REDOPS = {"prod": "PRODUCT"}

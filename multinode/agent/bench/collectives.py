@@ -22,8 +22,6 @@ from .device_ops import find_device, time_events
 from .raw_ring import RawRing
 from .rdma_ring import RdmaRing, used_ports
 
-__all__ = ["join_group", "main", "read_nccl_log"]
-
 # Printed once for a communicator or a connection under NCCL_DEBUG=INFO (NCCL's init.cc, net_socket.cc, net_ib.cc).
 _TELLING = re.compile(
     r"NCCL version|Bootstrap ?:|NET/|NET plugin|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels"

@@ -21,8 +21,6 @@ from ..rundir import RunDir
 from ..sample.sampler import SampleFile
 from .device_ops import DeviceOp, find_device, list_ops, time_events
 
-__all__ = ["main"]
-
 _US_PER_S = 1e6
 # Until clocks and caches are what they will be.
 _WARM_S = 0.2

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple, Optional
 from ..channel import Record
 from ..facts.memory import MemoryReader
 
-__all__ = ["LAYERS", "DeviceOp", "Layer", "find_device", "layer_sizes", "list_ops", "make_layer", "time_events"]
-
 _HIDDEN, _FEEDFORWARD, _HEADS = 1024, 4096, 16
 # By device: samples at once, and tokens of each. Enough work to fill a GPU; little enough for one core.
 _BATCHES = {"cuda": (16, 512), "cpu": (1, 128)}

@@ -14,8 +14,6 @@ from typing import Any, Optional
 from ..channel import Record
 from ..connectivity.connections import Call, Connections, Listener, Ping, Stream
 
-__all__ = ["RawRing"]
-
 _POLL_S = 1.0
 _TIMEOUT_S = 10.0
 _STREAM_S = 0.15

@@ -18,8 +18,6 @@ from ..facts.cards import Counters, list_rdma_ports
 from ..facts.sockets import is_port_taken
 from ..programs import Query, QueryFailed, find_program
 
-__all__ = ["RdmaRing", "parse_report", "used_ports"]
-
 _PROGRAM = "ib_write_bw"
 # NCCL's own slice of a message, over as many queue pairs as one port needs to be full.
 _OPTIONS = ("-s", "131072", "-q", "4", "-D", "2", "-F", "--report_gbits")

@@ -22,8 +22,6 @@ from ..facts.network import read_port_range
 from ..facts.routes import address_family
 from ..facts.sockets import find_port_users
 
-__all__ = ["Attempt", "Call", "Connections", "Listener", "Ping", "Stream"]
-
 _READ = selectors.EVENT_READ
 _WRITE = selectors.EVENT_WRITE
 _MAX_LINE_BYTES = 200

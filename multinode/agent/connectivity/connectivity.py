@@ -13,8 +13,6 @@ from collections.abc import Callable
 from ..channel import Channel, Record
 from .connections import Attempt, Call, Connections, Listener, Stream
 
-__all__ = ["run"]
-
 _POLL_S = 0.2
 _STDIN = 0
 _CALLS: dict[str, Callable[[Record, str, float], Call]] = {"attempts": Attempt, "streams": Stream}

@@ -9,8 +9,6 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ..channel import Record
 
-__all__ = ["TOOLS", "Tool", "parse_npu", "parse_rocm", "parse_xpu"]
-
 _BYTES_PER_MIB = 1 << 20
 _MOST = 256
 _CARD = re.compile(r"card(\d+)")

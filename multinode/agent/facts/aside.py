@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Optional
 
 from ..run.processes import fork_child
 
-__all__ = ["READ_S", "Aside", "LateError", "Readings"]
-
 READ_S = 5.0
 """How long a file system may take to answer."""
 

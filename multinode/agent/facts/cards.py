@@ -14,8 +14,6 @@ from ..instrument.multinode_cards import counter_paths, rdma_ports
 from ..kernel_files import list_names, read_number, try_read
 from .pcie import read_pcie_path
 
-__all__ = ["Counters", "added", "grown", "list_rdma_ports", "read_card", "read_cards"]
-
 _CLASSES = "/sys/class"
 _MAX_PORTS = 64
 _RATE = re.compile(r"(?P<gbit>[\d.]+) Gb/sec")

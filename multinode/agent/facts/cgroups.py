@@ -12,8 +12,6 @@ from typing import NamedTuple, Optional
 from ..channel import Record
 from ..kernel_files import read_mounts, read_text, try_read
 
-__all__ = ["Group", "GroupFinder", "Hierarchy", "find_hierarchy", "read_cpu_limit"]
-
 _US_PER_NS = 1e-3
 
 

@@ -16,17 +16,6 @@ from ..channel import Record
 from ..kernel_files import Mount, list_names, read_object
 from .aside import READ_S, Aside
 
-__all__ = [
-    "ContentReader",
-    "digest_file",
-    "find_mount",
-    "find_noexec",
-    "list_files",
-    "look_at",
-    "read_model",
-    "read_revision",
-]
-
 _MOST_FILES = 200
 _WHOLE_BYTES = 16 << 20
 _END_BYTES = 1 << 20

@@ -11,16 +11,6 @@ from ..channel import Record
 from ..programs import Query
 from ..run.processes import command_of, user_name
 
-__all__ = [
-    "Holder",
-    "join_processes",
-    "parse_gpus",
-    "parse_processes",
-    "query_gpus",
-    "query_processes",
-    "uses_gpu",
-]
-
 # Without its persistence daemon the driver is loaded anew for each call, which takes seconds for each GPU.
 _DEADLINE_S = 30.0
 _FIELDS = "index,name,memory.total,memory.used,driver_version,uuid"

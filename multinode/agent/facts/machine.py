@@ -19,8 +19,6 @@ from ..kernel_files import read_text, try_read
 from ..run.processes import boot_id
 from .memory import MemoryReader, read_meminfo
 
-__all__ = ["find_container", "read_machine", "read_processor_name"]
-
 _GIB = 1 << 30
 _SHM = "/dev/shm"  # noqa: S108 - it is looked at, nothing is put there
 _LIMITS = {

@@ -15,18 +15,6 @@ from typing import NamedTuple, Optional
 from ..kernel_files import read_number, read_text
 from .cgroups import Group, GroupFinder
 
-__all__ = [
-    "GroupMemory",
-    "Memory",
-    "MemoryKills",
-    "MemoryReader",
-    "counter_of",
-    "limited_groups",
-    "read_counter",
-    "read_meminfo",
-    "usable_memory",
-]
-
 _BYTES_PER_KIB = 1 << 10
 _KILLS_INTERVAL_S = 1.0
 # The kills of the whole machine, whoever they belonged to. Like the counters of groups, it tells them since Linux 4.13.

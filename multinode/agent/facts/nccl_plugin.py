@@ -6,8 +6,6 @@ import glob
 import os
 from typing import Iterator, Mapping, Optional
 
-__all__ = ["find_inspector"]
-
 _NAMES = ("libnccl-profiler-inspector.so", "librccl-profiler-inspector.so")
 _FOLDERS = (
     "/usr/lib",

@@ -18,18 +18,6 @@ from ..channel import Record
 from ..kernel_files import read_number, read_text, try_read
 from ..programs import Query, QueryFailed, find_program
 
-__all__ = [
-    "fastest_mode",
-    "list_interfaces",
-    "parse_if_inet6",
-    "parse_ip_addr",
-    "parse_speed",
-    "prefix_length",
-    "read_card_speed",
-    "read_interfaces_by_ioctl",
-    "read_port_range",
-]
-
 _IP_DEADLINE_S = 5.0
 _SBIN = ("/usr/sbin", "/sbin")
 _MBIT_PER_GBIT = 1000

@@ -16,8 +16,6 @@ from typing import Optional
 from ..channel import Record
 from ..kernel_files import list_names, try_read
 
-__all__ = ["read_pcie_path"]
-
 _GPU_VENDORS = ("0x10de", "0x1002")
 # Displays, 3D controllers and other accelerators, by the first byte of the class (linux/pci_ids.h).
 _GPU_CLASSES = ("0x03", "0x12")

@@ -34,8 +34,6 @@ from .software import (
 )
 from .variables import read_deepspeed_env, read_nccl_files, select_variables
 
-__all__ = ["run"]
-
 _RESOLVE_S = 3.0
 # As nvidia-smi has.
 _TOOL_S = 30.0

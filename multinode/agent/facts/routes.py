@@ -12,8 +12,6 @@ from typing import Optional
 
 from ..channel import Record
 
-__all__ = ["address_family", "find_routes", "sending_interface"]
-
 _DISCARD_PORT = 9
 _ANSWER_S = 2.0
 _ANSWER_BYTES = 1 << 16

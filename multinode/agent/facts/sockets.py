@@ -15,8 +15,6 @@ from ..channel import Record
 from ..kernel_files import TABLE_CHARACTERS, try_read
 from ..run.processes import command_of, list_pids, user_name
 
-__all__ = ["CONNECTED", "LISTENING", "Row", "describe_connections", "find_port_users", "is_port_taken", "parse_table"]
-
 # By their numbers in the kernel's table.
 CONNECTED = {"01": "established", "02": "connecting", "03": "connecting"}
 LISTENING = {"0A": "listening"}

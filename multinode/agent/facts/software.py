@@ -16,17 +16,6 @@ from typing import Any, NamedTuple, Optional
 
 from ..programs import Query, QueryFailed, find_program, is_program
 
-__all__ = [
-    "Installed",
-    "find_interpreter",
-    "find_tools",
-    "parse_packages",
-    "parse_tools",
-    "parse_unknown",
-    "query_interactive",
-    "query_packages",
-]
-
 _PYTHON_S = 15.0
 _SHELL_S = 5.0
 _MOST_PATH_CHARACTERS = 1000

@@ -11,8 +11,6 @@ import re
 from itertools import islice
 from typing import Optional
 
-__all__ = ["parse_deepspeed_env", "parse_nccl_file", "read_deepspeed_env", "read_nccl_files", "select_variables"]
-
 _MATTERS = re.compile(
     r"RANK|WORLD_SIZE|NNODES|NPROC_PER_NODE|(CUDA|ROCR|HIP|ASCEND_RT)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK"
     r"|(LOCAL_|NODE_|GROUP_)(RANK|WORLD_SIZE)|(MASTER_|PET_|NCCL_|GLOO_|HCCL_|CCL_|TORCH).*|FI_TCP_IFACE|PYTHONHOME",

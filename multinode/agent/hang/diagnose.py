@@ -26,8 +26,6 @@ from ..rundir import RunDir, open_run
 from .nccl_warnings import read_nccl_warnings
 from .stacks import Mark, StackReader, read_marks
 
-__all__ = ["list_flight_records", "ras_target", "run"]
-
 _LOOK_S = 0.3
 _STACKS_S = 2.0
 # RAS asks its peers in two legs, and waits for as long in each (ras_internal.h: 5 s by default).

@@ -10,8 +10,6 @@ import glob
 import os
 from typing import List
 
-__all__ = ["read_nccl_warnings"]
-
 _MARK = b" NCCL WARN "
 _MOST_FILES = 64
 _MOST_LINES = 20

@@ -15,8 +15,6 @@ from ..programs import Query, QueryFailed, find_program
 from ..run.processes import Process, find_process
 from ..rundir import RunDir
 
-__all__ = ["Mark", "StackReader", "read_marks"]
-
 _FOLDER = "stacks"
 _MOST_BYTES = 1 << 16
 # The file is only ever appended to; beyond this it is begun anew.

@@ -17,8 +17,6 @@ from multinode_guard import Guard, Hooks
 from multinode_phases import PhaseClock
 from multinode_steps import Steps
 
-__all__ = ["Batches", "Poll", "count_tokens", "hooks", "start_count"]
-
 _DEEPEST = 3
 # Masks that are all counted, of short trainings every one; and then of every how many steps.
 _ALL_OF_FIRST = 10

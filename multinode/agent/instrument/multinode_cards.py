@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     # The rest of the agent reads the same files, and has no such top-level modules.
     from multinode_guard import Guard
 
-__all__ = ["Cards", "counter_paths", "meter", "rdma_ports"]
-
 _INTERVAL_S = 0.1
 _NET_FIELDS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
 # Counted in words of four bytes (InfiniBand Architecture Specification, PortCounters).

@@ -11,8 +11,6 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-__all__ = ["around_checkpoints", "read_state", "write_state"]
-
 _FOLDER = "checkpoint-"
 # The last one, and the one before that, which is the newest complete one while the last one is written.
 _LEAST_KEPT = 2

@@ -22,8 +22,6 @@ import multinode_compiler
 from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
-__all__ = ["CollectiveHooks", "CudaStream", "DeviceWaits"]
-
 _MOST_PAIRS = 512
 # The host is never so far ahead of the device; were a device stuck, nothing would pile up.
 _MOST_PENDING = 64

@@ -16,8 +16,6 @@ import sys
 import types
 from typing import Any, Callable, Iterator, List, Tuple
 
-__all__ = ["HOOKS", "never_compiled", "run_by_python"]
-
 _NEVER_TRACED = (
     "multinode_batches",
     "multinode_cards",

@@ -19,8 +19,6 @@ from multinode_guard import Guard, Hooks
 from multinode_power_sgd import PowerSgd, is_worth_it, read_choice
 from multinode_steps import Steps
 
-__all__ = ["VARIABLE", "hooks"]
-
 VARIABLE = "MULTINODE_GRAD_COMPRESS"
 """Environment variable that says how: `fp16`, `bf16` or `powersgd[:RANK[:START]]`."""
 

@@ -16,8 +16,6 @@ from multinode_collectives import CudaStream
 from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
-__all__ = ["around_preparation", "hooks", "sends_gradients"]
-
 # While these run, torch collects whatever rate it is told.
 _ALWAYS_COLLECTED = 10
 _INT32_BYTES = 4

@@ -11,8 +11,6 @@ from typing import Any, Callable, Optional
 
 from multinode_guard import Hooks
 
-__all__ = ["hooks"]
-
 _Watch = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # FSDPModule is fully_shard's; it lived in the second place in torch 2.4 and 2.5.

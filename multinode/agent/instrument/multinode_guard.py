@@ -15,8 +15,6 @@ from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 import multinode_compiler
 import multinode_recorder
 
-__all__ = ["AfterImport", "Guard", "Hooks", "add_trainer_callback"]
-
 _MOST_WORDS = 500
 
 Hooks = List[Tuple[str, Callable[[Any], None]]]

@@ -31,8 +31,6 @@ from multinode_guard import AfterImport, Guard, Hooks, add_trainer_callback
 from multinode_steps import Steps, memory_meter
 from multinode_traffic import Traffic
 
-__all__ = ["install"]
-
 
 def install() -> None:
     """Put the hooks in place, to act when their libraries are imported."""

@@ -15,8 +15,6 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
-__all__ = ["hooks"]
-
 _MIB = 2**20
 # Endless data sets say that they have as many as can be counted.
 _MOST_SAMPLES = 2**60

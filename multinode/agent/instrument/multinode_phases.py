@@ -15,8 +15,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import multinode_forward
 from multinode_guard import Guard, Hooks
 
-__all__ = ["CoreWait", "PhaseClock", "hooks"]
-
 # Module, class (none: the module's own function), function, phase. What some release does not have is passed over.
 _ENTRY_POINTS = (
     ("torch.utils.data.dataloader", "DataLoader", "__iter__", "data"),

@@ -12,8 +12,6 @@ import concurrent.futures
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-__all__ = ["Choice", "PowerSgd", "is_worth_it", "read_choice"]
-
 _NAME = "powersgd"
 # torch's: what does not become half as large stays as it is.
 _LEAST_RATE = 2

@@ -16,8 +16,6 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Set, Union
 
-__all__ = ["SCHEMA", "Recorder", "record_exceptions"]
-
 SCHEMA = 1
 _MAX_TRACEBACK = 16384
 _FLUSH_DEADLINE_S = 2.0

@@ -14,8 +14,6 @@ import sys
 import threading
 from typing import Optional
 
-__all__ = ["start"]
-
 _INTERVAL_S = 1.0
 _JOIN_DEADLINE_S = 5.0
 

@@ -15,8 +15,6 @@ import multinode_guard
 import multinode_recorder
 from multinode_phases import PhaseClock
 
-__all__ = ["Meter", "Steps", "memory_meter"]
-
 # Best first: the Trainer counts optimizer steps itself; under ZeRO the optimizer hook fires once per parameter group.
 _SOURCES = ("trainer", "deepspeed", "optimizer")
 _MEMORY_INTERVAL_S = 1.0

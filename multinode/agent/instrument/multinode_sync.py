@@ -24,8 +24,6 @@ from multinode_compiler import never_compiled
 from multinode_guard import Hooks
 from multinode_steps import Steps
 
-__all__ = ["VARIABLE", "Averaging", "RefusedError", "Round", "Settings", "hooks", "read_settings"]
-
 VARIABLE = "MULTINODE_SYNC"
 """Environment variable with the fields of Settings, as JSON."""
 

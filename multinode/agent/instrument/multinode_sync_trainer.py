@@ -13,8 +13,6 @@ from multinode_checkpoint import around_checkpoints, read_state, write_state
 from multinode_guard import Hooks
 from multinode_sync import Averaging
 
-__all__ = ["hooks"]
-
 # A node's state in a checkpoint's directory, by the global rank of its first worker.
 _STATE_FILE = "multinode_sync_%d.pt"
 _SEAMS = {"evaluate": "evaluation", "predict": "evaluation", "_load_best_model": "best model"}

@@ -21,8 +21,6 @@ from typing import Any, Callable, Dict, Optional
 from multinode_guard import Guard, Hooks, add_trainer_callback
 from multinode_steps import Steps
 
-__all__ = ["Tracer", "hooks"]
-
 # The marks that the controller cuts a trace into steps by (profile/trace_events.py).
 _MARK = "multinode step %d ends"
 _LARGEST_CHUNK = 1 << 20

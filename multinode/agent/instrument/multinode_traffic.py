@@ -16,8 +16,6 @@ from multinode_collectives import CollectiveHooks, CudaStream, DeviceWaits
 from multinode_guard import Guard, Hooks
 from multinode_steps import Steps
 
-__all__ = ["Traffic"]
-
 # Rows of one record; a step that calls more sizes is told by their means.
 _MOST_ROWS = 64
 _MOST_SIZES = 1024

@@ -17,8 +17,6 @@ from ..channel import Channel, Record
 from ..facts import files
 from ..kernel_files import list_names, read_mounts, read_object
 
-__all__ = ["look_at", "run"]
-
 # A training that keeps more has its newest looked at.
 _MOST_CHECKPOINTS = 50
 _MOST_FILES = 4096

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from ..channel import AgentError, Channel, Record
 
-__all__ = ["run"]
-
 _CHUNK_BYTES = 1 << 18
 _MOST_FILES = 100_000
 

@@ -19,8 +19,6 @@ from .processes import Family
 from .status import has_ended, is_lost, other_machine, read_status
 from .stop import Recovery, order_stop
 
-__all__ = ["Follower", "run", "say_hello"]
-
 _POLL_S = 0.1
 _ALIVE_S = 0.9
 _CHUNK_BYTES = 1 << 16

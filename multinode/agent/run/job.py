@@ -17,8 +17,6 @@ from ..channel import AgentError, Record
 from ..programs import find_program
 from ..rundir import RunDir
 
-__all__ = ["Job", "become_job", "hold_files", "prelude_trouble", "prepare_job", "start_job"]
-
 # Where a program finds what it is handed beside its environment.
 _HANDED_FD = 9
 _RUN_DIR_MARK = "{run_dir}"

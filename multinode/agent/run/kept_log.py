@@ -17,8 +17,6 @@ from typing import NamedTuple, Optional
 from ..channel import Record
 from ..rundir import RunDir
 
-__all__ = ["INDEX", "KEPT", "PIECE", "TAIL", "KeptLog", "LogIndex", "open_own"]
-
 INDEX = "log.json"
 KEPT = "log.kept"
 TAIL = "log.tail"

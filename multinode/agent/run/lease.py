@@ -7,8 +7,6 @@ from typing import Optional
 
 from ..rundir import RunDir
 
-__all__ = ["Lease", "grant_lease", "read_lease_s", "renew_lease"]
-
 _FILE = "lease.json"
 
 

@@ -17,8 +17,6 @@ from typing import Optional
 from ..rundir import RunDir
 from .kept_log import INDEX, KEPT, PIECE, TAIL, KeptLog, LogIndex, open_own
 
-__all__ = ["LogLimit", "punch_hole"]
-
 _HEAD_BYTES = 16 << 20
 _TAIL_BYTES = 16 << 20
 # Beginning and passages have so much of the limit at the most, each.

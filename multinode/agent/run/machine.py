@@ -16,8 +16,6 @@ from ..channel import Record
 from ..kernel_files import try_read
 from .processes import boot_id
 
-__all__ = ["hold_lock", "is_locked", "may_have_been", "shows_processes_of", "this_machine"]
-
 # struct flock of fcntl(2): type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -15,25 +15,6 @@ from typing import NamedTuple, Optional
 
 from ..kernel_files import try_read
 
-__all__ = [
-    "Family",
-    "Process",
-    "adopt_orphans",
-    "boot_id",
-    "command_of",
-    "environ_of",
-    "find_process",
-    "fork_child",
-    "is_running",
-    "list_pids",
-    "list_processes",
-    "parse_process",
-    "reap_children",
-    "split_stat",
-    "stat_fields",
-    "user_name",
-]
-
 _PR_SET_CHILD_SUBREAPER = 36
 
 

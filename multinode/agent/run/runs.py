@@ -13,8 +13,6 @@ from .lease import read_lease_s
 from .processes import Family, command_of, environ_of, find_process, list_pids
 from .status import has_ended, is_watched, other_machine, read_status
 
-__all__ = ["clean", "find_run_processes", "list_runs", "run"]
-
 _MOST_RUNS = 1000
 _MOST_FILES = 100_000
 _MOST_PROCESSES = 256

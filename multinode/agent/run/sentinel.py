@@ -20,8 +20,6 @@ from .status import WATCHERS_STDERR, has_ended, read_status, signal_name
 from .stop import STEP_S, Recovery
 from .supervisor import start_supervisor
 
-__all__ = ["start_sentinel"]
-
 
 def start_sentinel(run: RunDir, request: Record, job: Job, started: int) -> int:
     """Fork the sentinel and through it the supervisor, which starts the job; returns the sentinel's pid.

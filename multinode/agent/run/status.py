@@ -14,20 +14,6 @@ from ..rundir import RunDir
 from .machine import is_locked, may_have_been, shows_processes_of
 from .processes import Family, is_running
 
-__all__ = [
-    "WATCHERS_STDERR",
-    "describe_exit",
-    "has_ended",
-    "is_lost",
-    "is_watched",
-    "new_status",
-    "note_exit",
-    "other_machine",
-    "read_status",
-    "signal_name",
-    "write_status",
-]
-
 WATCHERS_STDERR = "agent.err"
 """Where sentinel and supervisor print, and what they hold locked while one of them lives."""
 

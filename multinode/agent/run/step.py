@@ -18,8 +18,6 @@ from ..rundir import RunDir
 from .status import has_ended, is_lost, read_status
 from .stop import order_stop, recover
 
-__all__ = ["keep_step", "stay_in_step", "take_signals", "term_grace_s"]
-
 # What is left is for KILL, and for seeing that nothing is left.
 _GRACE_SHARE = 0.5
 _LOOK_S = 0.2

@@ -19,8 +19,6 @@ from ..rundir import RunDir
 from .processes import Family, Process, find_process
 from .status import has_ended, is_lost, new_status, note_exit, other_machine, read_status, write_status
 
-__all__ = ["STEP_S", "Ending", "Recovery", "StopOrders", "order_stop", "recover", "run"]
-
 STEP_S = 0.05
 """How long to wait between two steps of an ending."""
 

@@ -19,8 +19,6 @@ from .sentinel import start_sentinel
 from .status import new_status, write_status
 from .step import keep_step
 
-__all__ = ["run"]
-
 _START_S = 30.0
 _HANDED_ON = frozenset({"argv", "env", "prelude", "files"})
 

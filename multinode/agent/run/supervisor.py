@@ -28,8 +28,6 @@ from .status import describe_exit, new_status, note_exit, write_status
 from .step import term_grace_s
 from .stop import STEP_S, Ending, StopOrders
 
-__all__ = ["start_supervisor"]
-
 _POLL_S = 0.2
 _LEFTOVER_GRACE_S = 2.0
 # Waited for instead of handled: a handler would run at any point of the loop.

@@ -10,8 +10,6 @@ from typing import NamedTuple, Optional
 from ..kernel_files import read_text
 from ..run.processes import list_pids, stat_fields
 
-__all__ = ["JobClock", "Ticks", "read_ticks"]
-
 # Columns of the first line of /proc/stat (proc(5)). Guest time, after these, is counted in the first two already.
 _IDLE, _IOWAIT, _STEAL, _COLUMNS = 3, 4, 7, 8
 # Fields after the name in /proc/PID/stat (proc(5)): the parent; user and system time, then both of children waited for.

@@ -17,8 +17,6 @@ from ..run.processes import fork_child
 from ..rundir import RunDir
 from .sampler import SampleFile
 
-__all__ = ["start_gpu_sampler"]
-
 _GIB = 1 << 30
 _KB_PER_GB = 1e6
 _LEAST_INTERVAL_S = 0.1

@@ -14,8 +14,6 @@ from typing import Any, Dict, List, Optional
 
 from ..channel import Record
 
-__all__ = ["FOLDER", "InspectorReader", "shorten"]
-
 FOLDER = "nccl-inspector"
 """Below the run's directory (job/planning.py)."""
 _MOST_FILES = 64

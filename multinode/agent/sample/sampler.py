@@ -24,8 +24,6 @@ from ..rundir import RunDir, is_samples_name
 from .cpu_use import JobClock, Ticks, read_ticks
 from .nccl_inspector import InspectorReader
 
-__all__ = ["KernelLog", "NodeSampler", "SampleFile", "parse_snmp"]
-
 _GIB = 1 << 30
 _LEAST_INTERVAL_S = 0.1
 # What the cards carry before the first worker begins, some seconds from now, is nobody's of this job.

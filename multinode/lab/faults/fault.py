@@ -11,8 +11,6 @@ from multinode.lab.cluster import ns_command
 from multinode.lab.processes import is_alive, run_program
 from multinode.lab.state import Lab, LabNode
 
-__all__ = ["AnyFault", "Scene", "require", "run_in_node"]
-
 
 class AnyFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """Something that can be taken from a node. Each kind judges its own values when it is made.

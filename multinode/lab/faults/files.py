@@ -13,8 +13,6 @@ from multinode.lab.faults.fault import AnyFault, Scene, require, run_in_node
 from multinode.lab.processes import poll
 from multinode.lab.state import Lab, LabNode
 
-__all__ = ["DiskFull", "FileMissing", "FileText", "Package"]
-
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 # PEP 440 in outline: release, then pre-, post- and development release, then the local part.
 _VERSION = re.compile(

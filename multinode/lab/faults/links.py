@@ -15,8 +15,6 @@ from multinode.lab.network import DATA_BRIDGE, SWITCH_NAMESPACE, rate_text, set_
 from multinode.lab.processes import run_batch, run_program
 from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
 
-__all__ = ["Address", "Interface", "LinkDown", "LinkSlow", "Mtu", "Ports", "Route"]
-
 # What every port of the switch passes.
 _PORT_MTU = 1500
 # The second port of the card whose first is the training interface.

@@ -32,8 +32,6 @@ from multinode.lab.processes import (
 from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
 from multinode.units import format_size
 
-__all__ = ["Cpu", "Memory", "NodeState"]
-
 _NODE_WORDS = {"kill": "killed, links and all", "freeze": "all its processes are frozen"}
 _CARDS = (DATA_IFNAME, MANAGEMENT_IFNAME)
 _DEADLINE_S = 20.0

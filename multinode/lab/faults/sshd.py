@@ -31,8 +31,6 @@ from multinode.lab.processes import (
 from multinode.lab.requirements import SSHD
 from multinode.lab.state import Lab, LabNode, ProcessRef
 
-__all__ = ["INSTALL_CLOCK", "Clock", "SshdState", "Variable", "fault_config", "find_clock_library"]
-
 _SSHD_WORDS = {
     "stop": "is stopped",
     "freeze": "is frozen: it accepts and says nothing",
