@@ -20,7 +20,7 @@ from typing import Any
 
 from command import MULTINODE, run
 
-from multinode.traffic.collectives import bus_factor
+from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.size_curve import held_back, median_error
 
 PLAIN = Path(__file__).parent / "plain_all_reduce.py"

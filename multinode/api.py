@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multinode.check.check import CheckOptions, CheckReport
-    from multinode.check.finding import Finding
+    from multinode.check.rule import Finding
     from multinode.cluster.cluster import Cluster, Node
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
@@ -109,7 +109,7 @@ _FROM = {
     "network.size_scan": ("ScanReport",),
     "predict.forecast": ("Forecast", "ForecastRequest"),
     "profile.summary": ("Summary",),
-    "check.finding": ("Finding",),
+    "check.rule": ("Finding",),
     "cluster.cluster": ("Cluster", "Node"),
     "job.job": ("Job", "LlamaFactoryJob", "ScriptJob"),
     "job.job_environment": ("JobEnvironment",),

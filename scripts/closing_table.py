@@ -16,7 +16,7 @@ from multinode.contrast.judge import compare
 from multinode.contrast.measure import with_outlook
 from multinode.contrast.side import SideRun, make_side
 from multinode.contrast.words import with_words
-from multinode.predict.needed_words import link_words
+from multinode.predict.words import link_words
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.render.sheet import PLUS_MINUS, percent, plus_minus, range_of_times, times

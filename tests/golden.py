@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.render.screen import Part, screen_text
+from multinode.render.table import Part, screen_text
 
 __all__ = ["Golden"]
 

@@ -1,7 +1,7 @@
 """Bench causes: what differs between a slow device and its peers, or between all at once and one alone. Pure.
 
 Who is slow is `slow_devices`'. What machines and their GPUs say is judged by the table of `telemetry.likely_causes`.
-The words are `profile.cause_words`'.
+The words are `profile.words`'.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multinode.profile.likely_causes import (
     compare_machines,
     known_figures,
 )
-from multinode.stats.spread import known_median
+from multinode.stats.estimate import known_median
 
 _FULL_PERCENT = 90
 # Of the cores that a worker may run on: who has fewer of them, while all of the node are busy, shares them.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.profile.gpus import GpuUse
 from multinode.profile.likely_causes import LikelyCause, Peers
+from multinode.profile.machine_use import GpuUse
 from multinode.stats.estimate import Bounds
 
 

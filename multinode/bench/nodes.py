@@ -14,14 +14,12 @@ import msgspec
 from multinode.bench.figures import BenchNode, BenchTest, BenchWorker, Speed, WorkerUse
 from multinode.bench.work import TestKey, key_of, sheet_of, work_of
 from multinode.cluster.facts import NodeFacts
-from multinode.profile.gpus import use_of_gpus
-from multinode.profile.machine_use import figures_in
+from multinode.profile.machine_use import figures_in, use_of_gpus
 from multinode.profile.observed import ObservedNode
 from multinode.records.benchmark import LAUNCH_US
 from multinode.records.samples import DeviceSample, Sample, SpeedSample
 from multinode.stats.counter_rates import Span
-from multinode.stats.estimate import estimate_median, of_repeats
-from multinode.stats.spread import spread_of
+from multinode.stats.estimate import estimate_median, of_repeats, spread_of
 
 _Kind = TypeVar("_Kind")
 

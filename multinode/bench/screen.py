@@ -10,9 +10,8 @@ import msgspec
 from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, Speed
 from multinode.bench.words import describe_anomaly, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
-from multinode.render.screen import Part, labelled, paragraph
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
-from multinode.render.table import sheet_table
+from multinode.render.table import Part, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 
 # Of more rows the slowest are shown.

@@ -13,7 +13,7 @@ import msgspec
 from multinode.bench.figures import Anomaly, BelowSheet, BenchReport, Drop, Slow
 from multinode.bench.slow_devices import SLOW_BELOW
 from multinode.bench.work import KINDS
-from multinode.profile.cause_words import cause_with_words, peers_words
+from multinode.profile.words import cause_with_words, peers_words
 from multinode.records.benchmark import DeviceTest
 from multinode.units import format_count, format_list
 

@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from multinode.job.peak_flops import Peak, peak_of
+from multinode.job.flops import Peak, peak_of
 from multinode.records.benchmark import DEVICE_DTYPES
 from multinode.records.samples import SpeedSample
 

@@ -18,10 +18,9 @@ from multinode.check import (
     training,
     variables,
 )
-from multinode.check.finding import SEVERITIES, Finding
 from multinode.check.inspection import Inspection
 from multinode.check.probe import UNANSWERED, UNVERIFIED
-from multinode.check.rule import Check, Rule
+from multinode.check.rule import SEVERITIES, Check, Finding, Rule
 
 # Those of a module in the order in which they stand there.
 _MODULES = (software, machine, gpus, rdma, interfaces, variables, link, mtu, paths, training, strategy, ports)

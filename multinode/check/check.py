@@ -12,11 +12,11 @@ import msgspec
 from multinode.check.catalogue import CHECK_NAMES, check_all, sort_findings
 from multinode.check.connection_test import ConnectivityPlan, run_connectivity_test
 from multinode.check.connectivity import choose_pairs
-from multinode.check.finding import Finding, finding_of_error
 from multinode.check.inspection import Inspection
 from multinode.check.launch_checks import concerning
 from multinode.check.link import least_speeds
 from multinode.check.probe import Questions, check_host_keys, check_ssh, peer_addresses, probe
+from multinode.check.rule import Finding, finding_of_error
 from multinode.check.software import needed_tools
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import choose_endpoints
@@ -29,7 +29,7 @@ from multinode.job.rendezvous import candidate_ports, choose_master_port
 from multinode.job.stored_job import absent_files
 from multinode.job.training import with_accelerate
 from multinode.lab.cluster import refresh_lab
-from multinode.records.run_id import make_run_id
+from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
 

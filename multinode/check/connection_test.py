@@ -6,16 +6,17 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from multinode.check.connectivity import Attempted, ConnectivityResult, Listening, stream_pairs
+from multinode.check.connectivity import ALL_PAIRS_NODES, Attempted, ConnectivityResult, Listening, stream_pairs
 from multinode.cluster.cluster import Node
-from multinode.errors import ContactLost, MultinodeError, NodeFailed
+from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
 from multinode.records.samples import StreamResult
-from multinode.traffic.pair_speeds import Pair, PairSpeed, stream_speed
+from multinode.traffic.pair_speeds import Pair, PairSpeed, least_of_pairs, stream_speed
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.base import time_left
 from multinode.transport.fan_out import Outcomes, gather
@@ -231,3 +232,54 @@ class ConnectivityTest:
 
 def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:
     return read_answer({**record, "node": node, **more} if isinstance(record, dict) else record, kind, node)
+
+
+_PAIR_S = 0.5
+
+
+def require_pairs(names: Sequence[str]) -> None:
+    """Refuse to measure all pairs where they are too many, or none.
+
+    Raises:
+        UsageError: there are.
+    """
+    if len(names) > ALL_PAIRS_NODES:
+        raise UsageError(
+            f"--pairs measures every pair of up to {ALL_PAIRS_NODES} nodes, and these are {len(names)}",
+            hint=f"--nodes {ALL_PAIRS_NODES}, or a hostfile with some of them",
+        )
+    if len(names) < 2:  # noqa: PLR2004 - a pair is two
+        raise UsageError("--pairs needs two nodes, and this is one", hint="a hostfile with two nodes or more")
+
+
+def measure_pairs(
+    agent: AgentTransport,
+    nodes: Sequence[Node],
+    addresses: Mapping[str, str],
+    ceilings: Mapping[str, float],
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[PairSpeed, ...]:
+    """Stream between all pairs, both ways.
+
+    Args:
+        agent: the way to the nodes.
+        nodes: in node-rank order.
+        addresses: on the data plane, by name.
+        ceilings: payload in Gbit/s that the link of each node carries, of those whose link is known.
+        say: is told each stage in a few words.
+
+    Raises:
+        NodeError, NodeFailed: a node could not be asked.
+    """
+    plan = ConnectivityPlan(master_port=None, ephemeral=1)
+    with ConnectivityTest(agent, nodes, addresses, plan) as test:
+        _raise_first(test.errors)
+        stream = partial(test.stream, seconds=_PAIR_S)
+        found = stream_pairs([node.name for node in nodes], stream, partial(least_of_pairs, ceilings=ceilings), say)
+        _raise_first(test.errors)
+    return found
+
+
+def _raise_first(errors: Sequence[MultinodeError]) -> None:
+    for error in errors:
+        raise error

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from multinode.check.inspection import Inspection
-from multinode.check.nccl_sockets import select_interfaces
+from multinode.check.ports import select_interfaces
 from multinode.check.rule import Case, Check, Rule, listed
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts, Route

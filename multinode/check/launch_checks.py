@@ -9,8 +9,8 @@ import msgspec
 from multinode.check.catalogue import CHECKS, check_all, sort_findings
 from multinode.check.connection_test import ConnectivityPlan, run_connectivity_test
 from multinode.check.connectivity import launch_pairs
-from multinode.check.finding import Finding
 from multinode.check.inspection import Inspection
+from multinode.check.rule import Finding
 from multinode.cluster.cluster import Cluster
 from multinode.errors import NodeFailed
 from multinode.job.planning import LaunchOptions

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.check.finding import Finding, finding_of_error
-from multinode.check.rule import Rule
+from multinode.check.rule import Finding, Rule, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError

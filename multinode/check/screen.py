@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from multinode.check.finding import SEVERITIES, Finding
-from multinode.render.screen import Command, Part, labelled, labelled_parts, paragraph
-from multinode.render.table import make_table
+from multinode.check.rule import SEVERITIES, Finding
+from multinode.render.table import Command, Part, labelled, labelled_parts, make_table, paragraph
 from multinode.units import format_count, format_list
 
 _MARKS = {"error": "[bold red]ERROR[/]", "warning": "[yellow]warn[/]", "note": "note", None: "[green]ok[/]"}

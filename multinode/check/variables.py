@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from multinode.check.inspection import Inspection
-from multinode.check.nccl_sockets import select_interfaces, takes_by_prefix
+from multinode.check.ports import select_interfaces, takes_by_prefix
 from multinode.check.rule import Case, Check, Rule, disagreements, launch_check, listed
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.cluster import Node

@@ -113,7 +113,7 @@ def advise(
     recommendations = _recommendations(run_ids, link, link_measured)
     if try_ is None:
         from multinode.predict.advice import pays
-        from multinode.predict.advice_sheet import is_one_node
+        from multinode.predict.advice_screen import is_one_node
         from multinode.predict.words import launch_command
 
         again = f"multinode advise{given_options(ctx)} --details"
@@ -130,7 +130,7 @@ def advise(
     from multinode.job.job import LlamaFactoryJob
     from multinode.predict.advice import best_tried
     from multinode.predict.try_advice import Trials, try_advice
-    from multinode.profile.steady import steps_to_run
+    from multinode.profile.observed import steps_to_run
 
     there = read_cluster(hosts, nodes)
     script = ctx.meta[SCRIPT]

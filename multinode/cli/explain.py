@@ -16,7 +16,7 @@ from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
     from multinode.diagnose.explanation import Explanation, LogFailure
-    from multinode.render.screen import Part
+    from multinode.render.table import Part
 
 _TELL_EVERY_S = 5.0
 
@@ -60,7 +60,7 @@ class _Progress:
 
 
 def _parts(explanation: Explanation) -> Iterator[Part]:
-    from multinode.render.screen import labelled, paragraph
+    from multinode.render.table import labelled, paragraph
 
     first = explanation.first_failure
     if first is None:

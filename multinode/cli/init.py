@@ -13,7 +13,7 @@ from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
-from multinode.records.text_file import write_new_text
+from multinode.records.files import write_new_text
 
 
 def register(app: typer.Typer) -> None:

@@ -15,7 +15,7 @@ from multinode.job.engine_commands import Engine, choose_engine, parse_accelerat
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.job_environment import JobEnvironment, parse_job_environment
 from multinode.launch.change import Change, parse_change
-from multinode.records.text_file import read_text
+from multinode.records.files import read_text
 
 if TYPE_CHECKING:
     from multinode.launch.nodes import Nodes

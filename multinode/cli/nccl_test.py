@@ -28,7 +28,7 @@ from multinode.cluster.hostfile import with_variables
 from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
-from multinode.records.text_file import read_text, write_text
+from multinode.records.files import read_text, write_text
 from multinode.units import parse_size
 
 if TYPE_CHECKING:

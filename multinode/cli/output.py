@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from multinode.errors import UsageError, printable, printable_line
+from multinode.records.files import require_directory
 from multinode.records.run import Failure
 from multinode.records.run_directory import RunDirectory
-from multinode.records.text_file import require_directory
-from multinode.render.screen import WIDE, Part, print_parts, screen_text
+from multinode.render.table import WIDE, Part, print_parts, screen_text
 from multinode.secret_values import redact_text
 
 # Notes are INFO, what --verbose adds is DEBUG.

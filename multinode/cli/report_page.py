@@ -12,7 +12,7 @@ from multinode.cli.reported_run import ReportedRun
 from multinode.cli.run_markdown import run_markdown
 from multinode.contrast.compare import load_contrast
 from multinode.errors import UsageError
-from multinode.experiment.cell_export import cell_csv, cell_markdown
+from multinode.experiment.cell_sheet import cell_csv, cell_markdown
 from multinode.experiment.cell_words import combined
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep_table import load_table
@@ -20,9 +20,9 @@ from multinode.launch.observe import observe_run
 from multinode.launch.runs import StoredRun, load_run
 from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
+from multinode.records.files import write_text
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
-from multinode.records.text_file import write_text
 
 _CELLS = "cells.csv"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from multinode.bench.screen import bench_lines, bench_sheets
 from multinode.cli.reported_run import ReportedRun
 from multinode.contrast.screen import contrast_markdown
-from multinode.experiment.cell_export import cell_markdown
+from multinode.experiment.cell_sheet import cell_markdown
 from multinode.launch.outcome import attempt_sheet, failure_notes
 from multinode.network.screen import scan_lines
 from multinode.profile.summary_sheets import summary_sheets

@@ -12,8 +12,8 @@ from multinode.cli.inputs import parse_option
 from multinode.cli.options import Deadline, Details, Json, PricesFile, RunIds, Where, expand_options
 from multinode.cli.output import choose_form, print_document, print_screen
 from multinode.errors import UsageError
+from multinode.records.files import write_text
 from multinode.records.run_directory import runs_root
-from multinode.records.text_file import write_text
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def print_cells(
 
     from multinode.experiment.cell_screen import cell_parts
     from multinode.experiment.cells import our_name
-    from multinode.render.screen import WIDE
+    from multinode.render.table import WIDE
 
     if form != "table":
         typer.echo(_text(found, form), nl=False)
@@ -152,9 +152,9 @@ def _text(found: CellTable, form: str) -> str:
         return cell_page(found)
     if form == "table":
         from multinode.experiment.cell_screen import cell_parts
-        from multinode.render.screen import WIDE, screen_text
+        from multinode.render.table import WIDE, screen_text
 
         return screen_text(cell_parts(found, WIDE, details=True))
-    from multinode.experiment.cell_export import cell_csv, cell_markdown
+    from multinode.experiment.cell_sheet import cell_csv, cell_markdown
 
     return cell_csv(found) if form == "csv" else "".join(cell_markdown(found))

@@ -28,11 +28,11 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import is_quiet, note, print_directory, print_document, print_screen
 from multinode.cli.running import open_context
+from multinode.job.job_environment import parse_learning_rates
 from multinode.job.planning import LaunchOptions
-from multinode.job.trial_job import parse_learning_rates
 from multinode.launch.request import ExecuteOptions
+from multinode.records.files import require_directory
 from multinode.records.run_directory import runs_root
-from multinode.records.text_file import require_directory
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def tune(
 
 
 def _print_plan(asked: AskedTuning, resume: Resume, *, as_json: bool) -> None:
-    from multinode.experiment.tuning_plan import plan_tuning
+    from multinode.experiment.asked_tuning import plan_tuning
     from multinode.experiment.tuning_screen import plan_parts
 
     planned = plan_tuning(asked, runs_root(), resume)

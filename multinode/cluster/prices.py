@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from multinode.cluster.device_name import device_key
+from multinode.cluster.accelerators import device_key
 from multinode.strict_yaml import WrongValue, decode_yaml
 
 _HINT = "a file to start from: configs/figures/gpu_prices.yaml, which multinode init --example writes"

@@ -11,8 +11,7 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import Disturbance
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
-from multinode.stats.estimate import Estimate
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Estimate, Spread
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,8 @@ from multinode.cluster.facts import NodeFacts
 from multinode.contrast.compare import load_side_run
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
-from multinode.contrast.mode_words import ASKED, enough_words, named_words, too_few_words, uneven_words
 from multinode.contrast.side import SideRun, make_side
-from multinode.contrast.words import with_words
+from multinode.contrast.words import ASKED, enough_words, named_words, too_few_words, uneven_words, with_words
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, limit_steps, override_job
@@ -37,11 +36,10 @@ from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
 from multinode.predict.run_selection import changed_algorithm
-from multinode.profile.steady import steps_to_run
+from multinode.profile.observed import steps_to_run
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import Run
+from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.records.run_id import make_run_id
 from multinode.units import format_count
 
 Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]

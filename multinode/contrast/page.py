@@ -19,10 +19,10 @@ from multinode.contrast.sheets import (
     side_sheet,
     small_sheet,
 )
-from multinode.predict.advice_sheet import advice_sheet
+from multinode.predict.advice_screen import advice_sheet
 from multinode.predict.forecast import PredictedScenario
-from multinode.predict.needed_words import link_words
 from multinode.predict.sheets import break_even_sheet, what_if_sheet
+from multinode.predict.words import link_words
 from multinode.profile.summary_sheets import PARTS
 from multinode.render.charts import GREY, PALETTE, error_bars, stacked_bars, with_axes
 from multinode.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html

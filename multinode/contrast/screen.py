@@ -19,17 +19,14 @@ from multinode.contrast.sheets import (
     side_sheet,
     small_sheet,
 )
-from multinode.contrast.side_words import capitalised
-from multinode.contrast.words import network_words, prefers_one_node
+from multinode.contrast.words import capitalised, network_words, prefers_one_node
 from multinode.predict.advice import Advice, pays, shortlist
-from multinode.predict.advice_sheet import advice_sheet, gain_words, gains_sheet
-from multinode.predict.needed_words import break_even_words
+from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.sheets import break_even_sheet, what_if_sheet
-from multinode.predict.words import short_error_words
+from multinode.predict.words import break_even_words, short_error_words
 from multinode.render.markdown import code_markdown, sheet_markdown, text_markdown
-from multinode.render.screen import Part, labelled, paragraph
 from multinode.render.sheet import Sheet, span_of_times, times
-from multinode.render.table import sheet_table
+from multinode.render.table import Part, labelled, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.units import format_count
 

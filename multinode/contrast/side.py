@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from multinode.contrast.cost import hourly_costs
 from multinode.contrast.figures import Side
+from multinode.contrast.judge import hourly_costs
 from multinode.errors import UsageError
 from multinode.job.workload import Settings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
@@ -17,8 +17,7 @@ from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.machine_use import energy_of
 from multinode.profile.repeated_split import average_splits
 from multinode.profile.summary import Summary
-from multinode.stats.estimate import Estimate, of_repeats, of_scatter
-from multinode.stats.spread import Spread, known_mean
+from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, of_scatter
 
 # What is plausible at all; far enough from what a float can hold that no ratio and no product leaves it.
 _LEAST, _MOST = 1e-6, 1e12

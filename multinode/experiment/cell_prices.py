@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from multinode.cluster.device_name import short_device_name
+from multinode.cluster.accelerators import short_device_name
 from multinode.cluster.prices import Price, Prices
 from multinode.experiment.cells import (
     MEASURED,
@@ -26,7 +26,7 @@ from multinode.experiment.cells import (
     untold,
     value_of,
 )
-from multinode.stats.unknown import UnknownError, attempt
+from multinode.stats.estimate import UnknownError, attempt
 
 # What each price of a row is called in a prices file, and in the hostfile.
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
@@ -45,7 +45,7 @@ _EQUAL = 1e-6
 def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
     """The table with its rows' prices, and what follows from them: cost, samples for money, speed for money.
 
-    What is to be noted of them is `experiment.price_notes`'.
+    What is to be noted of them is `experiment.cell_words`'.
 
     Args:
         table: with the figures of its rows; prices of an earlier file in it give way to those of this one.

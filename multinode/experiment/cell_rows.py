@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from multinode.cluster.facts import NodeFacts
-from multinode.contrast.cost import asked_epochs, asked_steps, dataset_size, full_run_s
 from multinode.contrast.figures import Side
+from multinode.contrast.judge import asked_epochs, asked_steps, dataset_size, full_run_s
 from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
 from multinode.experiment.cells import MEASURED, CellRow, has_speed
@@ -25,7 +25,7 @@ from multinode.experiment.grid import CellRecord
 from multinode.job.workload import FullRun, Settings, global_batch
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.plausible import plausible_count
-from multinode.stats.unknown import UnknownError, attempt
+from multinode.stats.estimate import UnknownError, attempt
 
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
 # Figures of a Side, by its names, that a row has under the same ones.

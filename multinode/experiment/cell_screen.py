@@ -23,9 +23,8 @@ from multinode.experiment.cell_sheet import (
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.columns import COLUMNS, CellColumn
 from multinode.render.escaping import sanitize
-from multinode.render.screen import Part, labelled, paragraph
 from multinode.render.sheet import Sheet, plus_minus
-from multinode.render.table import sheet_table
+from multinode.render.table import Part, labelled, paragraph, sheet_table
 
 _LABEL = COLUMNS["label"]
 _SHORT_WIDTH = 100

@@ -5,15 +5,19 @@ No figure is made here.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from multinode.cluster.device_name import short_device_name
+from multinode.cluster.accelerators import short_device_name
 from multinode.experiment.cells import (
     MEASURED,
+    RANGED,
+    VALUES,
     CellRow,
     CellTable,
     currencies,
@@ -25,7 +29,9 @@ from multinode.experiment.cells import (
     value_of,
 )
 from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
+from multinode.profile.export import harmless
 from multinode.render.escaping import sanitize
+from multinode.render.markdown import sheet_markdown, text_markdown
 from multinode.render.sheet import RANGES, UNKNOWN, Column, Sheet, format_sig, percent
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_duration, format_list
@@ -309,3 +315,56 @@ def _listed(labels: Sequence[str]) -> str:
     more = [f"and {len(labels) - _MOST_LABELS} more"] if len(labels) > _MOST_LABELS + 1 else []
     shown = [*labels[:_MOST_LABELS], *more] if more else labels
     return ("; " if any("," in one for one in shown) else ", ").join(shown)
+
+
+_LISTS = ("run_ids", "node_names", "filed_prices", "disturbances", "contradictions")
+
+
+def cell_csv(table: CellTable) -> str:
+    """The file's text; what the sweep set stands under `set.` and the key's name."""
+    keys = tuple(dict.fromkeys(key for row in table.cells for key in row.varied))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for number, row in enumerate(table.cells):
+        cells = list(_cells(row, keys))
+        if not number:
+            writer.writerow([harmless(name) for name, _ in cells])
+        writer.writerow([harmless(_written(value)) for _, value in cells])
+    if not table.cells:
+        writer.writerow(map(_name, VALUES))
+    return text.getvalue()
+
+
+def _cells(row: CellRow, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for name in VALUES:
+        yield _name(name), value_of(row, name)
+        if name in RANGED:
+            measured = getattr(row, name)
+            for end in ("low", "high"):
+                yield f"{_name(name)}_{end}", getattr(measured, end, None)
+    yield "repeats", row.samples_per_s.repeats if row.samples_per_s is not None else None
+    for name in _LISTS:
+        yield name, "; ".join(getattr(row, name))
+    for key in keys:
+        yield f"set.{key}", row.varied.get(key)
+
+
+def _name(value: str) -> str:
+    """With the unit that the value's name leaves to its description."""
+    return COLUMNS[value].csv or value
+
+
+def _written(value: Any) -> object:
+    """What CSV has a form for as it is; lists and such as JSON."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return msgspec.json.encode(value).decode()
+
+
+def cell_markdown(table: CellTable) -> Iterator[str]:
+    """Its parts: the sentence, the table with all its columns, what was not measured, what is marked."""
+    yield f"{text_markdown(lead(table))}\n\n"
+    if table.cheapest is not None:
+        yield f"{text_markdown(table.cheapest.sentence)}\n\n"
+    for sheet in (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table)):
+        yield sheet_markdown(sheet)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.cluster.device_name import device_key
+from multinode.cluster.accelerators import device_key
 from multinode.cluster.prices import Prices
 from multinode.errors import UsageError
 from multinode.experiment.cell_prices import cheapest, with_prices

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from multinode.cluster.prices import Prices
+from multinode.experiment.cell_prices import lack_currency, unpriced_devices
 from multinode.experiment.cell_rows import FullRunSamples
 from multinode.experiment.cell_table import combine
 from multinode.experiment.cells import (
@@ -21,7 +23,7 @@ from multinode.experiment.cells import (
 )
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.contradictions import Contradiction
-from multinode.profile.cause_words import disturbance_words
+from multinode.profile.words import disturbance_words
 from multinode.units import format_duration, format_list
 
 _BATCH = (
@@ -193,3 +195,29 @@ def _cost(offer: Offer) -> str:
     cost = offer.cost or 0.0
     figure = f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
     return figure if offer.currency is None else f"{figure} {offer.currency}"
+
+
+_FILE, _UNPRICED = "Prices of the file are in ", "The prices file has no price of "
+_TAKEN = "Prices that came without a currency, of a hostfile or an imported table, are taken to be in "
+
+
+def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None) -> CellTable:
+    """The table with what is to be noted of its prices; notes of an earlier file give way to those of this one.
+
+    Args:
+        shown: with the prices, and the rows that are left of it.
+        before: all of its rows as they were before they got this file's prices.
+        prices: the file; None leaves the prices at what the rows have.
+    """
+    notes = [note for note in shown.notes if _UNPRICED not in note]
+    if prices is not None:
+        notes = [note for note in notes if _FILE not in note]
+        if any(row.filed_prices for row in shown.cells):
+            about = ", ".join(part for part in (prices.date, prices.source) if part)
+            notes.append(f"{_FILE}{prices.currency}{f' ({about})' if about else ''}.")
+        if shown.cells and lack_currency(before.cells):
+            notes.append(f"{_TAKEN}{prices.currency}.")
+    unpriced = unpriced_devices(shown.cells, prices) if prices is not None or len(notes) < len(shown.notes) else ()
+    if unpriced:
+        notes.append(f"{_UNPRICED}{', '.join(unpriced)}: their cells have none.")
+    return msgspec.structs.replace(shown, notes=tuple(dict.fromkeys(notes)))

@@ -14,8 +14,7 @@ from multinode.experiment.contradictions import Contradiction
 from multinode.experiment.imported_columns import IMPORTED, column_name
 from multinode.job.workload import BATCH_NAMES, Settings
 from multinode.profile.likely_causes import Disturbance
-from multinode.stats.estimate import Estimate
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Estimate, Spread
 from multinode.units import format_list
 
 MEASURED = "measured"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.records.rounded import Rounded, exactly, product
+from multinode.records.plausible import Rounded, exactly, product
 
 # How far apart two ways to one figure may be, beyond what the rounding of the published digits explains.
 _TOLERANCE = 0.02

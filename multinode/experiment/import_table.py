@@ -10,18 +10,16 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.experiment.cell_prices import with_prices
 from multinode.experiment.cell_table import relative_to
-from multinode.experiment.cell_words import with_words
+from multinode.experiment.cell_words import with_price_notes, with_words
 from multinode.experiment.cells import CellTable
 from multinode.experiment.imported_forms import FORMS, HINT
 from multinode.experiment.imported_rows import imported_rows
 from multinode.experiment.imported_table import Extras, parse_table
-from multinode.experiment.price_notes import with_price_notes
 from multinode.experiment.sweep_table import TABLE_FILE
+from multinode.records.files import read_text
 from multinode.records.hostfile import load_prices
-from multinode.records.run import Run
+from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.records.run_id import make_run_id
-from multinode.records.text_file import read_text
 
 _RULE = "Figures as the table has them; what it does not have follows from them by arithmetic, or is missing."
 

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from multinode.experiment.columns import COLUMNS, CellColumn, ColumnKind
 from multinode.experiment.imported_units import find_unit, fits, parse_unit
-from multinode.predict.published import parse_period, parse_published, plain_text
-from multinode.predict.published_words import WORDS, any_of
-from multinode.records.rounded import Rounded, exactly, parse_count
+from multinode.predict.published import WORDS, any_of, parse_period, parse_published, plain_text
+from multinode.records.plausible import Rounded, exactly, parse_count
 from multinode.units import parse_clock
 
 

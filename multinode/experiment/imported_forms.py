@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from multinode.experiment.imported_titles import read_title, settings_of
-from multinode.predict.published_words import WORDS
+from multinode.predict.published import WORDS
 from multinode.strict_yaml import yaml_nodes
 
 HINT = (

@@ -12,15 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from multinode.cluster.device_name import short_device_name
+from multinode.cluster.accelerators import short_device_name
 from multinode.experiment.cells import MEASURED, RANGED, CellRow
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.contradictions import Contradiction, find_contradictions
 from multinode.experiment.imported_columns import IMPORTED
 from multinode.experiment.imported_table import ImportedRow
 from multinode.job.workload import Settings
-from multinode.records.plausible import plausible_count
-from multinode.records.rounded import Rounded, product
+from multinode.records.plausible import Rounded, plausible_count, product
 from multinode.stats.estimate import Estimate
 
 _OUT_OF = {"gpu": "the GPU's memory did not suffice, says the table", "node": "the node's did not, says the table"}

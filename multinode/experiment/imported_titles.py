@@ -13,8 +13,7 @@ from typing import NamedTuple
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.imported_columns import IMPORTED, ImportedColumn, column_name, imported_column
 from multinode.experiment.imported_units import OF_DEVICE, Unit, find_unit, is_rate, parse_unit, unit_of_device
-from multinode.predict.published import parse_published, plain_text
-from multinode.predict.published_words import WORDS, any_of
+from multinode.predict.published import WORDS, any_of, parse_published, plain_text
 
 _MOST_SUGGESTED = 4
 _SHORTEST_SUGGESTED = 5

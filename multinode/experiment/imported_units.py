@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from multinode.experiment.columns import CellColumn
-from multinode.predict.published_words import WORDS, any_of
+from multinode.predict.published import WORDS, any_of
 
 OF_DEVICE = {"tokens_per_s": "tgs", "samples_per_s": "samples_per_s_per_gpu"}
 """Speeds of all workers, and what that of one of them is called."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from multinode.check.finding import Finding
+from multinode.check.rule import Finding
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
 from multinode.errors import Interrupted
@@ -20,8 +20,8 @@ from multinode.job.synthetic import with_synthetic
 from multinode.launch.attach import Known, find_known, stop
 from multinode.launch.clean import cleanup_nodes
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
-from multinode.launch.free_gpus import PATIENCE_S, wait_for_gpus
 from multinode.launch.launch import benchmark_mode, prepare, run_prepared
+from multinode.launch.nodes import PATIENCE_S, wait_for_gpus
 from multinode.launch.observe import summarise_run
 from multinode.launch.request import StopRequest
 from multinode.profile.summary import Summary

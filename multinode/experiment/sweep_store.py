@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import MultinodeError
-from multinode.experiment.grid import BATCH, CellRecord, GridRecord
-from multinode.experiment.grid_fingerprint import fingerprint
+from multinode.experiment.grid import BATCH, CellRecord, GridRecord, fingerprint
 from multinode.experiment.grid_state import without_runs
 from multinode.experiment.sweep_cell import AskedGrid
 from multinode.job.engine_commands import choose_engine

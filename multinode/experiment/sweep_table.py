@@ -15,10 +15,9 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.experiment.cell_prices import with_prices
 from multinode.experiment.cell_rows import MeasuredCell, devices_of
 from multinode.experiment.cell_table import Look, SweptCells, look_at, table_of_sweep
-from multinode.experiment.cell_words import combined, sweep_with_words, with_words
+from multinode.experiment.cell_words import combined, sweep_with_words, with_price_notes, with_words
 from multinode.experiment.cells import MEASURED, CellTable
 from multinode.experiment.grid import CellRecord, GridRecord
-from multinode.experiment.price_notes import with_price_notes
 from multinode.experiment.sweep_store import GRID_FILE
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run

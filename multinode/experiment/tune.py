@@ -25,32 +25,30 @@ from multinode.experiment.asked_tuning import (
     with_expected,
     with_seeds,
 )
-from multinode.experiment.budget import fits, spent_s
 from multinode.experiment.grid import Cell, CellRecord, Grid, GridRecord
 from multinode.experiment.grid_plan import Turn
 from multinode.experiment.grid_progress import state_line
 from multinode.experiment.grid_state import due_turns, retry_failed
-from multinode.experiment.losses import PARTS
 from multinode.experiment.series import Measure, Series
-from multinode.experiment.shortlist import Candidate
+from multinode.experiment.shortlist import Candidate, fits, spent_s
 from multinode.experiment.sweep import Resume
 from multinode.experiment.sweep_cell import measure_cell
 from multinode.experiment.sweep_store import create_grid, find_sweep, keep_status
-from multinode.experiment.trial import at_best_rate
+from multinode.experiment.trial import PARTS, at_best_rate
 from multinode.experiment.tuned_runs import list_candidates, trial_of
 from multinode.experiment.tuning import TunedRow, Tuning, judge
-from multinode.experiment.tuning_words import with_words
+from multinode.experiment.tuning_screen import with_words
 from multinode.job.engine_commands import choose_engine
 from multinode.job.job import LlamaFactoryJob, describe_job, override_job, override_text
+from multinode.job.job_environment import DEFAULT_SEED, TrialTraining, trial_job
 from multinode.job.planning import workers_per_node
-from multinode.job.trial_job import DEFAULT_SEED, TrialTraining, trial_job
 from multinode.job.workload import global_batch, read_settings
 from multinode.launch.change import Change, change_text
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import benchmark_mode, probe_nodes
 from multinode.predict.try_advice import changed_launch
+from multinode.records.files import write_text
 from multinode.records.run_directory import RunDirectory
-from multinode.records.text_file import write_text
 from multinode.traffic.algorithms import Layout
 
 _WINNER = "tuned.yaml"

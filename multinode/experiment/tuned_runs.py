@@ -8,15 +8,14 @@ from pathlib import Path
 
 from multinode.errors import MultinodeError
 from multinode.experiment.grid import CellRecord
-from multinode.experiment.losses import read_losses
 from multinode.experiment.shortlist import Candidate, LeftOut, candidate_of, make_shortlist
-from multinode.experiment.trial import Trial, TrialRun
+from multinode.experiment.trial import Trial, TrialRun, read_losses
 from multinode.job.job import Job
-from multinode.job.trial_job import DEFAULT_SEED
+from multinode.job.job_environment import DEFAULT_SEED
 from multinode.job.workload import Settings, global_batch, read_settings
 from multinode.launch.observe import observe_run
 from multinode.predict.advice import rank_options
-from multinode.predict.advice_words import with_words
+from multinode.predict.advice_screen import with_words
 from multinode.predict.advise import training_today
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record

@@ -10,7 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from multinode.experiment.losses import samples_to
 from multinode.experiment.shortlist import Candidate, LeftOut
 from multinode.experiment.trial import (
     LossOf,
@@ -21,6 +20,7 @@ from multinode.experiment.trial import (
     first_seed_losses,
     loss_of_all,
     points_of,
+    samples_to,
 )
 from multinode.stats.estimate import Estimate, of_repeats, ratio
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from multinode.errors import printable
 from multinode.export.target import Target
-from multinode.records.private_file import open_private
+from multinode.records.files import open_private
 
 _LOOK_S = 0.05
 _NICENESS = 10

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from multinode.export.exporter import EndedRun, Exporter
 from multinode.profile.export import csv_files, sample_tables
-from multinode.records.text_file import write_text
+from multinode.records.files import write_text
 
 
 class CsvFiles(Exporter):

@@ -14,7 +14,6 @@ from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
-from multinode.job.averaging import refuse_averaging
 from multinode.job.engine_commands import (
     JOB_FILE,
     Engine,
@@ -26,13 +25,13 @@ from multinode.job.engine_commands import (
 )
 from multinode.job.job import Job, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_environment import JobEnvironment
-from multinode.job.node_groups import node_groups_of
+from multinode.job.node_groups import node_groups_of, refuse_averaging
 from multinode.job.rendezvous import choose_master_port
 from multinode.job.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.records.averaging import Averaging, averaging_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
-from multinode.records.run_id import node_run_id
+from multinode.records.run import node_run_id
 
 _DEEPSPEED_FILE = "deepspeed.json"
 _FEWER = "--workers-per-node {}, or equal slots= in the hostfile"

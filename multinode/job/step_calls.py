@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.job.step_messages import StepMessages
-from multinode.traffic.algorithms import Layout
-from multinode.traffic.collectives import bus_factor
+from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, step_exchanges
 
 SMALL_BYTES = 1 << 10

@@ -71,7 +71,7 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepNote(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the truth is known to differ from the messages; the words are `network.step_notes`'.
+    """Where the truth is known to differ from the messages; the words are `network.screen`'.
 
     Attributes:
         kind: `reduced_to_owners`: measured as a broadcast; `cut_at_owners`: gradients above the cap; `filled`: what

@@ -12,7 +12,7 @@ from multinode.decoding import decode_json
 from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedEdit, diff_deepspeed, edit_deepspeed
 from multinode.job.job import LlamaFactoryJob, named_paths, parse_llamafactory
-from multinode.records.text_file import read_text
+from multinode.records.files import read_text
 
 
 def load_job(

@@ -9,7 +9,7 @@ import msgspec
 from multinode.lab.gpus import GPU_ENVIRONMENT
 from multinode.lab.processes import run_all
 from multinode.lab.state import STATE_DIR, LabSpec, NodeAddresses, node_addresses, node_dir, node_name
-from multinode.records.private_file import replace_file
+from multinode.records.files import replace_file
 
 HOSTFILE = STATE_DIR / "hostfile"
 SSH_CONFIG = STATE_DIR / "ssh_config"

@@ -17,7 +17,7 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.records.private_file import replace_file
+from multinode.records.files import replace_file
 
 STATE_DIR = Path("/run/multinode/lab")
 

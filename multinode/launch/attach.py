@@ -20,9 +20,8 @@ from multinode.launch.observe import summarise_run
 from multinode.launch.request import STOP_FILE, ExecuteOptions, StopOrder, StopRequest
 from multinode.launch.runs import PLAN_FILE
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import NodeRun, Run, new_run
+from multinode.records.run import NodeRun, Run, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.records.run_id import node_run_id
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import Outcomes, gather
 from multinode.units import format_count

@@ -10,8 +10,8 @@ import msgspec
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
 from multinode.launch.context import Launched, RunContext
+from multinode.records.run import match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.records.run_id import match_runs, node_run_id, parse_node_run_id
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import gather
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.check.finding import Finding
+from multinode.check.rule import Finding
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.job.job import Job

@@ -15,9 +15,8 @@ from multinode.diagnose.hang_words import stall_cause
 from multinode.diagnose.stall import find_hang
 from multinode.launch.session import Chunk, Event, Hello, Status
 from multinode.records.plan import LaunchPlan, NodePlan
-from multinode.records.run import NodeDiagnosis, Stall, StallRecord
+from multinode.records.run import NodeDiagnosis, Stall, StallRecord, node_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.records.run_id import node_run_id
 from multinode.transport.agent import AgentTransport, read_answer
 from multinode.transport.fan_out import gather
 

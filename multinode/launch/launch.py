@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from multinode.check.catalogue import sort_findings
-from multinode.check.finding import Finding
 from multinode.check.inspection import Inspection
 from multinode.check.launch_checks import (
     check_connectivity,
@@ -19,6 +18,7 @@ from multinode.check.launch_checks import (
     with_connectivity,
 )
 from multinode.check.probe import Questions, peer_addresses, probe
+from multinode.check.rule import Finding
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import NodeFacts
@@ -40,8 +40,8 @@ from multinode.launch.request import ExecuteOptions
 from multinode.profile.utilisation import read_model_work
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import LaunchPlan, redact_plan
+from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.records.run_id import make_run_id
 from multinode.traffic.algorithms import Layout
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.units import format_count

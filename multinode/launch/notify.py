@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from multinode.errors import UsageError, printable
-from multinode.records.private_file import open_private
+from multinode.records.files import open_private
 from multinode.transport.base import time_left
 
 # What the commands print goes into this file of the run's directory.

@@ -9,10 +9,10 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
 from multinode.errors import MultinodeError
 from multinode.launch.fetch import read_traces
-from multinode.profile.bottleneck_words import with_words
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.summary import Summary, summarise
 from multinode.profile.utilisation import ModelWork
+from multinode.profile.words import with_words
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.sample_files import EvenStretches

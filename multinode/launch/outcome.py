@@ -19,10 +19,9 @@ from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import measured, step_sheet
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Attempt, Failure, NodeRun, Run, Stall
 from multinode.render.escaping import sanitize
-from multinode.render.screen import Part, labelled, paragraph
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent
-from multinode.render.table import make_table, sheet_table
-from multinode.stats.spread import Spread
+from multinode.render.table import Part, labelled, make_table, paragraph, sheet_table
+from multinode.stats.estimate import Spread
 from multinode.units import format_count, format_duration
 
 

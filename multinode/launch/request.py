@@ -10,7 +10,7 @@ import msgspec
 
 from multinode.launch.lease import LEASE_S
 from multinode.records.plan import LaunchPlan, PlanFile, redact_plan
-from multinode.records.run_id import node_run_id
+from multinode.records.run import node_run_id
 from multinode.secret_values import redact_file
 
 

@@ -34,9 +34,8 @@ from multinode.launch.restart import (
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import LaunchPlan
 from multinode.records.progress import RunProgress
-from multinode.records.run import Attempt, Run, new_run
+from multinode.records.run import Attempt, Run, make_run_id, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.records.run_id import make_run_id, node_run_id
 from multinode.transport.fan_out import gather
 from multinode.units import format_count, format_duration
 

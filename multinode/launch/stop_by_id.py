@@ -6,7 +6,7 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
-from multinode.records.run_id import match_runs, parse_node_run_id
+from multinode.records.run import match_runs, parse_node_run_id
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import gather
 

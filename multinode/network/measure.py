@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.check.pairs import measure_pairs, require_pairs
+from multinode.check.connection_test import measure_pairs, require_pairs
 from multinode.check.probe import Questions, probe
 from multinode.errors import Interrupted, UsageError
 from multinode.job.job import Job
@@ -17,13 +17,12 @@ from multinode.job.step_messages import StepMessages, messages_to_test, step_mes
 from multinode.lab.cluster import refresh_lab
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
-from multinode.network.change_words import changes_with_words
 from multinode.network.raw_ring import read_ring
 from multinode.network.scan_changes import compare_scans
 from multinode.network.scan_verdict import card_ceilings
+from multinode.network.screen import step_notes
 from multinode.network.size_scan import ScanReport, cards_of, estimate_step, summarise_scan
-from multinode.network.step_notes import step_notes
-from multinode.network.words import with_words
+from multinode.network.words import changes_with_words, with_words
 from multinode.records.benchmark import CollectiveTest, in_turns
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import parse_samples

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.samples import PingSample, Sample, StreamSample
-from multinode.stats.spread import spread_of
+from multinode.stats.estimate import spread_of
 from multinode.traffic.pair_speeds import Pair, PairSpeed, RawTcp, RoundTrip, stream_speed
 
 

@@ -1,7 +1,7 @@
 """compare_scans: two size scans -> ScanChanges: what changed between them, in the nodes and in the speeds.
 
 A speed has changed where the confidence interval of the ratio of both does not contain 1, by 5 % at least; by 20 % of
-fewer than 5 iterations. Judges neither of the two by itself. The words are `network.change_words`'.
+fewer than 5 iterations. Judges neither of the two by itself. The words are `network.words`'.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.stats.estimate import Estimate, of_scatter, ratio
-from multinode.traffic.collectives import CollectiveRow
+from multinode.traffic.algorithms import CollectiveRow
 
 _LEAST_CHANGE = 0.05
 _LEAST_CHANGE_OF_FEW = 0.2

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from multinode.render.charts import with_axes
 from multinode.render.plotting import Figure, Scatter
-from multinode.traffic.collectives import CollectiveRow
+from multinode.traffic.algorithms import CollectiveRow
 
 
 def scan_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str) -> Figure:

@@ -12,7 +12,7 @@ from rich.table import Table
 from multinode.records.benchmark import CollectiveTest
 from multinode.render.sheet import UNKNOWN
 from multinode.render.table import make_table
-from multinode.traffic.collectives import CollectiveRow
+from multinode.traffic.algorithms import CollectiveRow
 from multinode.traffic.pair_speeds import Odd, PairSpeed
 
 _COLUMNS = (

@@ -16,6 +16,7 @@ import msgspec
 from multinode.cluster.facts import Interface
 from multinode.network.nic_path_check import NicPathCheck
 from multinode.traffic.algorithms import (
+    CollectiveRow,
     Layout,
     algorithms_of,
     card_factor,
@@ -23,7 +24,6 @@ from multinode.traffic.algorithms import (
     message_steps,
     steps_us,
 )
-from multinode.traffic.collectives import CollectiveRow
 from multinode.traffic.pair_speeds import Odd, PairSpeed, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
 from multinode.units import goodput_gb_per_s
 

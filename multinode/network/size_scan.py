@@ -22,8 +22,7 @@ from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.records.log import clean_log
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.samples import BenchmarkSample, CollectiveSample, CpuSample, NcclSample, Sample
-from multinode.traffic.algorithms import Layout
-from multinode.traffic.collectives import CollectiveRow, collective_rows, with_shares
+from multinode.traffic.algorithms import CollectiveRow, Layout, collective_rows, with_shares
 from multinode.traffic.pair_speeds import Odd, PairSpeed, RawTcp, slowest_gb_per_s
 from multinode.traffic.size_curve import ScanCurves, SizeCurve, fit_curve
 from multinode.units import format_count

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from multinode.network.nccl_tuning import AXES, TunedSetting, TuneReport
-from multinode.render.screen import Part, labelled, paragraph
 from multinode.render.sheet import UNKNOWN, Column, Sheet, plus_minus, range_of_times, times
-from multinode.render.table import sheet_table
+from multinode.render.table import Part, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_list, format_rate
 

@@ -14,8 +14,8 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.job.workload import Settings
 from multinode.launch.change import Change
+from multinode.predict.break_even import Gain, gain, gain_over_measured, own_error
 from multinode.predict.forecast import PredictedScenario
-from multinode.predict.gain import Gain, gain, gain_over_measured, own_error
 from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options

@@ -15,7 +15,7 @@ from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.job import LlamaFactoryJob, named_paths
 from multinode.predict.advice import Recommendations, rank_options
-from multinode.predict.advice_words import advice_notes, with_words
+from multinode.predict.advice_screen import advice_notes, with_words
 from multinode.predict.evidence import Evidence
 from multinode.predict.forecast import back_tested, trusted
 from multinode.predict.request import evidence_of, hosts_of, read_record, runs_of

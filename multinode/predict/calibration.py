@@ -30,7 +30,7 @@ from multinode.predict.network_model import CommTimes, Link, NetworkModel, Uncer
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
-from multinode.stats.spread import known_mean
+from multinode.stats.estimate import known_mean
 from multinode.traffic.algorithms import Layout, MessageSteps, between_us, message_steps
 from multinode.traffic.traffic import TrafficInputs
 

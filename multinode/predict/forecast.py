@@ -11,11 +11,10 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.planning import power_sgd_rank
-from multinode.predict.break_even import BreakEven, break_even, on_one_node
+from multinode.predict.break_even import BreakEven, break_even, gain, gain_over_measured, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
 from multinode.predict.evidence import Evidence
-from multinode.predict.gain import gain, gain_over_measured
 from multinode.predict.leave_one_out import BackTest, Trial, back_test
 from multinode.predict.network_model import UncertaintySource, why_measure
 from multinode.predict.predict import Basis, predict

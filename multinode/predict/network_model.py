@@ -17,13 +17,13 @@ from multinode.traffic.algorithms import (
     Layout,
     algorithms_of,
     between_us,
+    bus_factor,
     card_factor,
     link_share,
     message_steps,
     node_flows,
     steps_us,
 )
-from multinode.traffic.collectives import bus_factor
 from multinode.traffic.size_curve import SizeCurve, fit_curve, held_back, median_error
 from multinode.traffic.traffic import GroupScope
 from multinode.units import format_count, format_rate, goodput_gb_per_s

@@ -19,7 +19,7 @@ from multinode.predict.published_form import Model, Network, PublishedBenchmarks
 from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Summary
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs
 from multinode.units import format_rate, goodput_gb_per_s

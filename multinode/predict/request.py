@@ -20,9 +20,9 @@ from multinode.predict.published_form import PublishedBenchmarks
 from multinode.predict.run_selection import Record, could_be_single
 from multinode.predict.words import with_words
 from multinode.profile.summary import Summary
+from multinode.records.files import load_yaml, read_text
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.records.text_file import load_yaml, read_text
 
 _BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml, which multinode init --example writes"
 

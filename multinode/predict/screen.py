@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import msgspec
 
 from multinode.predict.forecast import Forecast, PredictedScenario
-from multinode.predict.needed_words import break_even_words, link_words
 from multinode.predict.sheets import (
     break_even_sheet,
     forecast_notes,
@@ -15,10 +14,9 @@ from multinode.predict.sheets import (
     rows_words,
     shared_settings,
 )
-from multinode.predict.words import error_words, launch_command
-from multinode.render.screen import Command, Part, labelled_parts, paragraph
+from multinode.predict.words import break_even_words, error_words, launch_command, link_words
 from multinode.render.sheet import format_sig, times
-from multinode.render.table import sheet_table
+from multinode.render.table import Command, Part, labelled_parts, paragraph, sheet_table
 from multinode.units import format_count, format_rate
 
 _MOST_ROWS = 20

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from multinode.predict.forecast import Forecast, PredictedScenario
 from multinode.predict.leave_one_out import LEAST_RUNS
-from multinode.predict.needed_words import accumulation_words, link_words
+from multinode.predict.words import accumulation_words, link_words
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times
 from multinode.units import format_count, format_rate
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.job.deepspeed import DeepSpeedConfig, fixed_edits
-from multinode.job.memory_need import MemoryNeed, StatePlacement, memory_need
+from multinode.job.model_size import MemoryNeed, StatePlacement, memory_need
 from multinode.job.workload import Settings
 from multinode.launch.change import Change
 from multinode.predict.calibration import Calibration, sent_as

@@ -29,9 +29,8 @@ from multinode.predict.advice import Advice, Recommendations, Tried
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.run_selection import CONTRAST
 from multinode.records.benchmark import Benchmark
-from multinode.records.run import Run
+from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.records.run_id import make_run_id
 from multinode.traffic.algorithms import Layout
 
 _FILE = "advice.json"

@@ -13,8 +13,7 @@ import msgspec
 
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CallCount, GroupSample, ModelSample, TrafficSample
-from multinode.traffic.algorithms import algorithms_of
-from multinode.traffic.collectives import bus_factor
+from multinode.traffic.algorithms import algorithms_of, bus_factor
 
 
 def last_models(observed: Observed) -> dict[int, ModelSample]:

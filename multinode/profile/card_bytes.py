@@ -24,7 +24,7 @@ from multinode.profile.cards import (
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CardBytes, StepSample
 from multinode.stats.counter_rates import Span
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import UnknownError
 
 LEAST_BYTES_A_WORKER = 64 << 10
 """Gloo heads each step of a collective with up to 300 bytes (measured), and there are up to two steps a worker: below

@@ -15,7 +15,7 @@ import msgspec
 from multinode.profile.calls import Group, Kind, WorkerCalls
 from multinode.profile.cards import Carried
 from multinode.profile.observed import Observed
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import UnknownError
 from multinode.traffic.algorithms import Layout, algorithms_of, rank_flows
 
 _UNEVEN = 0.03

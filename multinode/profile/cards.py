@@ -15,7 +15,7 @@ import msgspec
 from multinode.profile.observed import ObservedNode
 from multinode.records.samples import CardBytes, NicSample, StepSample, WorkerSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
-from multinode.stats.unknown import UnknownError, attempt
+from multinode.stats.estimate import UnknownError, attempt
 
 LOOPBACK = "lo"
 Counters = Sequence[tuple[int, CardBytes]]

@@ -17,7 +17,7 @@ from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
-from multinode.stats.unknown import UnknownError, attempt
+from multinode.stats.estimate import UnknownError, attempt
 
 # A checkpoint now and then is not what a step spends its time on. What comes more often than in one step of twenty is
 # the training's own rhythm (a loader that refills its queue), and stays.

@@ -14,8 +14,8 @@ from multinode.profile.inspector_view import view_inspector
 from multinode.profile.observed import Observed
 from multinode.profile.trace_view import TraceView
 from multinode.records.samples import DdpSample, NcclOpSample
-from multinode.stats.unknown import UnknownError, attempt
-from multinode.traffic.collectives import bus_factor
+from multinode.stats.estimate import UnknownError, attempt
+from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.size_curve import SizeCurve
 
 _GB_PER_S = 1e-3  # of bytes in a microsecond

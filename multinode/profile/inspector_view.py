@@ -15,8 +15,8 @@ import msgspec
 
 from multinode.profile.observed import Observed
 from multinode.records.samples import NcclOpSample
-from multinode.stats.unknown import UnknownError
-from multinode.traffic.collectives import bus_factor
+from multinode.stats.estimate import UnknownError
+from multinode.traffic.algorithms import bus_factor
 
 # b3aeda4a of NCCL gave it a ring of operations; it loads into NCCL 2.28 and newer.
 NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, whichever NCCL runs"

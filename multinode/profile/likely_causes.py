@@ -2,7 +2,7 @@
 
 A cause has figures of both sides: what is the same everywhere makes nobody slow. A disturbance marks a figure as
 measured under conditions that another time may not have. Codes and figures: the words are
-`profile.cause_words`'.
+`profile.words`'.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.profile.gpus import GpuUse
-from multinode.profile.machine_use import NodeUse
-from multinode.stats.spread import known_max, known_median
+from multinode.profile.machine_use import GpuUse, NodeUse
+from multinode.stats.estimate import known_max, known_median
 
 Figures = dict[str, float | str]
 """What was seen, each with its unit in its name; that of the peers begins with `peers_`."""
@@ -47,7 +46,7 @@ class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cause: as Straggler and Slow have it.
-        code: which of the sentences that `profile.cause_words` has; empty in a record of an earlier release.
+        code: which of the sentences that `profile.words` has; empty in a record of an earlier release.
         node: that is slow.
         peers: that are not; None where it is looked at by itself.
         figures: of both.

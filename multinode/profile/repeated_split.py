@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.profile.step_split import WorkerSplit
 from multinode.profile.summary import Summary
-from multinode.stats.spread import known_mean
+from multinode.stats.estimate import known_mean
 
 # Eleven days, and a nanosecond, in ms: what a step can take. Summaries may be of stored runs, whoever wrote them.
 _LONGEST_MS, _SHORTEST_MS = 1e9, 1e-6

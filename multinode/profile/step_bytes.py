@@ -16,7 +16,7 @@ from multinode.profile.card_bytes import LEAST_BYTES_A_WORKER, NodeCards, find_c
 from multinode.profile.card_flows import CardFlows, Manner, Share, expect_flows
 from multinode.profile.cards import is_rdma
 from multinode.profile.observed import Observed
-from multinode.stats.unknown import UnknownError, attempt
+from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import algorithms_of, protocols_of
 from multinode.units import format_list
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from multinode.profile.exposure import Exposure, WorkerStep
-from multinode.stats.spread import known_mean
+from multinode.stats.estimate import known_mean
 
 _SOURCES = {
     "ddp": "communication is exposed where DDP's counters say that the backward pass did not overlap it",

@@ -1,7 +1,7 @@
 """Stragglers: workers that the others wait for, step after step, and what is the likely cause. Pure.
 
 How long a worker waited is `exposure`'s. A cause has figures of both sides: what is the same everywhere makes nobody
-late. Its words are `profile.cause_words`'.
+late. Its words are `profile.words`'.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import msgspec
 
 from multinode.profile.exposure import Exposure, WorkerStep
-from multinode.profile.gpus import GpuUse
 from multinode.profile.likely_causes import Beside, LikelyCause, Peers, compare_machines
-from multinode.profile.machine_use import NodeUse
+from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.stats.estimate import half_width
-from multinode.stats.spread import known_median
+from multinode.stats.estimate import half_width, known_median
 
 # Late by less than a twentieth of the step nobody would notice.
 _LATE = 0.05

@@ -24,9 +24,7 @@ from multinode.profile.trace_events import TraceEvents
 from multinode.profile.trace_view import TraceView, view_traces
 from multinode.profile.utilisation import ModelWork, utilisation_of
 from multinode.records.samples import LossSample, NoteSample, StepSample, TrainEndSample
-from multinode.stats.estimate import Bounds, Estimate, estimate_median, estimate_rate
-from multinode.stats.spread import Spread, spread_of
-from multinode.stats.unknown import attempt
+from multinode.stats.estimate import Bounds, Estimate, Spread, attempt, estimate_median, estimate_rate, spread_of
 from multinode.traffic.size_curve import ScanCurves
 
 # A node may note without end.

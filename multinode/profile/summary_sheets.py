@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from multinode.job.step_calls import SMALL_BYTES
-from multinode.profile.gpus import GpuUse
-from multinode.profile.machine_use import NodeUse
+from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.rounds import Rounds
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent, plus_minus
-from multinode.stats.estimate import Estimate
-from multinode.stats.spread import known_max
+from multinode.stats.estimate import Estimate, known_max
 
 _NODE = Column("node", words=True)
 

@@ -15,8 +15,7 @@ import msgspec
 from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.samples import Sample, StepSample
-from multinode.stats.estimate import Bounds, estimate_rate
-from multinode.stats.unknown import UnknownError, attempt
+from multinode.stats.estimate import Bounds, UnknownError, attempt, estimate_rate
 
 # On a GPU the tokens that are no padding become known some steps late. Between two records that tell some, the error is
 # the change of that delay: of fewer steps than this it is too large a part.

@@ -13,9 +13,9 @@ import msgspec
 
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.trace_events import CollectiveSpan, TraceEvents
+from multinode.stats.estimate import UnknownError, attempt
 from multinode.stats.time_spans import Interval, clip, intersect, length, merge, subtract
-from multinode.stats.unknown import UnknownError, attempt
-from multinode.traffic.collectives import bus_factor
+from multinode.traffic.algorithms import bus_factor
 
 # How far the window's exposed communication may be from the counters', as a part of the step, and be the same.
 _AGREES = 0.1
@@ -78,7 +78,7 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """How a window compares with the trace-free figures; the words are `profile.trace_words`'.
+    """How a window compares with the trace-free figures; the words are `profile.words`'.
 
     Attributes:
         outcome: `unknown` without such figures; `agrees`; else what sets them apart: the window's `few_steps`, `slowed`

@@ -11,17 +11,16 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError
-from multinode.job.flops import Utilisation, flops_per_token, utilisation
+from multinode.job.flops import Utilisation, flops_per_token, mean_peak, utilisation
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.model_size import ModelShape, parse_model
-from multinode.job.peak_flops import mean_peak
 from multinode.job.training import read_trained, refuse_unknown
 from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.profile.throughput import Throughput
 from multinode.records.benchmark import Benchmark
 from multinode.records.samples import ModelSample
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import UnknownError
 
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # They change the weights' type in memory, what the optimizer does, or who starts the workers, and no matrix.

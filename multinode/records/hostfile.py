@@ -13,9 +13,8 @@ from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostf
 from multinode.cluster.inventory import is_inventory, parse_inventory
 from multinode.cluster.prices import Prices, parse_prices
 from multinode.errors import HostfileError, UsageError, printable
-from multinode.records.ownership import describe_stranger
+from multinode.records.files import MAX_BYTES, describe_stranger, read_text
 from multinode.records.settings import Settings
-from multinode.records.text_file import MAX_BYTES, read_text
 from multinode.units import format_list
 
 _HINT = "one node a line, the first is node rank 0: node1 slots=2; files to start from: multinode init --example"

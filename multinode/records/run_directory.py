@@ -22,9 +22,16 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import redact_hostfile
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
-from multinode.records.ownership import describe_stranger, ownership_fix
-from multinode.records.private_file import DIRECTORY_MODE, append, open_private, replace_file, writing
-from multinode.records.run_id import match_runs
+from multinode.records.files import (
+    DIRECTORY_MODE,
+    append,
+    describe_stranger,
+    open_private,
+    ownership_fix,
+    replace_file,
+    writing,
+)
+from multinode.records.run import match_runs
 from multinode.records.sample_files import LONGEST_LINE, EvenStretches, read_lines, read_tail
 from multinode.secret_values import redact
 

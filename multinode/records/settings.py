@@ -13,8 +13,7 @@ import msgspec
 
 from multinode.decoding import convert
 from multinode.errors import UsageError
-from multinode.records.ownership import describe_stranger, ownership_fix
-from multinode.records.text_file import read_text
+from multinode.records.files import describe_stranger, ownership_fix, read_text
 
 _LOG = logging.getLogger(__name__)
 _FILE = "multinode.toml"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -135,3 +136,61 @@ def _student(freedom: int) -> float:
 def _around(value: float, spread: float) -> Bounds:
     factor = math.exp(min(_WIDEST, spread))
     return value / factor, value * factor
+
+
+_Found = TypeVar("_Found")
+
+
+class UnknownError(ValueError):
+    """A figure is not known; the message is the reason, as people read it."""
+
+
+def attempt(missing: dict[str, str], name: str, find: Callable[[], _Found]) -> _Found | None:
+    """What is found; None where it is not known, with the reason put into `missing`."""
+    try:
+        return find()
+    except UnknownError as error:
+        missing[name] = str(error)
+        return None
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """A distribution in three figures: median, 95th percentile, and cv (standard deviation over mean)."""
+
+    median: float
+    p95: float
+    cv: float
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Median, p95 (nearest rank) and cv of at least one value."""
+    ordered = sorted(values)
+    p95 = ordered[min(len(ordered) - 1, -(-95 * len(ordered) // 100) - 1)]
+    mean = statistics.fmean(ordered)
+    deviation = statistics.stdev(ordered) if len(ordered) > 1 else 0.0
+    return Spread(median=statistics.median(ordered), p95=p95, cv=deviation / mean if mean else 0.0)
+
+
+def known_median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def known_max(values: Iterable[float | None]) -> float | None:
+    """The greatest of those that are known; None where none is."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """The sum; None where one of them is not known, or there is none."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return math.fsum(known) if known and len(known) == len(every) else None
+
+
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """The mean; None where one of them is not known, or there is none."""
+    every = list(values)
+    total = known_sum(every)
+    return total / len(every) if total is not None else None

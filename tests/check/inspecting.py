@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from multinode.check.finding import SEVERITIES, Finding
 from multinode.check.inspection import Inspection
+from multinode.check.rule import SEVERITIES, Finding
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface, NodeFacts

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.check.finding import Finding
 from multinode.check.launch_checks import check_launch, raise_first_error
+from multinode.check.rule import Finding
 from multinode.errors import NodeFailed
 
 from .inspecting import but, inspection

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.check.nccl_sockets import MAX_INTERFACES, select_interfaces, takes_by_prefix
+from multinode.check.ports import MAX_INTERFACES, select_interfaces, takes_by_prefix
 from multinode.cluster.facts import Interface
 
 NAMES = ["lo", "eth0", "eth1", "eth10", "docker0", "ens1f0"]

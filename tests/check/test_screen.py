@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from multinode.check.catalogue import CHECK_NAMES, RULES
-from multinode.check.finding import Finding
+from multinode.check.rule import Finding
 from multinode.check.screen import check_parts, next_step
-from multinode.render.screen import screen_text
+from multinode.render.table import screen_text
 from tests.check.inspecting import command_in_words
 from tests.golden import Golden
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.check.connectivity import ConnectivityResult
-from multinode.check.finding import Finding
 from multinode.check.inspection import Inspection
+from multinode.check.rule import Finding
 from multinode.check.strategy import check_sharding, check_strategy
 from multinode.cluster.facts import Gpu
 from multinode.job.job import LlamaFactoryJob

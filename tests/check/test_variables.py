@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.check.catalogue import check_all
-from multinode.check.finding import Finding
 from multinode.check.inspection import Inspection
+from multinode.check.rule import Finding
 from multinode.check.variables import (
     check_agreement,
     check_hidden_gpus,

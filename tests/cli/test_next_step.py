@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from multinode.cli.main import build_app, load_verb
 from multinode.cli.running import tell_result
-from multinode.contrast.contrast_of_launch import contrast_of_launch
+from multinode.contrast.compare import contrast_of_launch
 from multinode.decoding import decode_json
 from multinode.launch.context import Launched
 from multinode.records.plan import LaunchPlan

@@ -13,7 +13,7 @@ from multinode.network.size_scan import ScanReport
 from multinode.profile.observed import observe
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import CollectiveTest, scan_messages
-from multinode.traffic.collectives import CollectiveRow
+from multinode.traffic.algorithms import CollectiveRow
 from tests.bench.made_up_bench import gpu, on_gpu, part, report, speeds
 from tests.network.test_nccl_tests_text import row
 from tests.profile.observing import RUN, SUMMARY, observed

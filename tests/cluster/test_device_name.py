@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.cluster.device_name import device_key, short_device_name
+from multinode.cluster.accelerators import device_key, short_device_name
 
 
 @pytest.mark.parametrize(

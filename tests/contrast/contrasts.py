@@ -22,8 +22,7 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run import NodeRun, Run
-from multinode.stats.estimate import Estimate, of_repeats, ratio
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Estimate, Spread, of_repeats, ratio
 
 __all__ = ["CONTRAST", "CONTRAST_RUN", "CURVE", "outlook", "side"]
 

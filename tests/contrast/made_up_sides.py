@@ -13,8 +13,7 @@ from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Comm, Summary
-from multinode.stats.estimate import Estimate
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Estimate, Spread
 
 SETTINGS = Settings(
     model="tiny",

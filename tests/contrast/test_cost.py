@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.contrast.cost import with_full_run
+from multinode.contrast.judge import with_full_run
 from multinode.job.workload import FullRun
 from tests.contrast.made_up_sides import side_of
 

@@ -9,7 +9,7 @@ import pytest
 from multinode.contrast import comparability
 from multinode.contrast.comparability import require_alike
 from multinode.contrast.figures import Side
-from multinode.contrast.side_words import difference_words, name_side
+from multinode.contrast.words import difference_words, name_side
 from multinode.errors import UsageError
 from tests.contrast.made_up_sides import SETTINGS, side_of
 

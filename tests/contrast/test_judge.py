@@ -20,8 +20,8 @@ from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Comm
-from multinode.render.screen import screen_text
-from multinode.stats.spread import Spread
+from multinode.render.table import screen_text
+from multinode.stats.estimate import Spread
 from tests.contrast.made_up_sides import SETTINGS, node_use, side_of, summary_of
 
 MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")

@@ -15,7 +15,7 @@ from multinode.predict.advice_screen import advice_parts
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.screen import forecast_parts
 from multinode.predict.words import with_words as forecast_with_words
-from multinode.render.screen import Part, screen_text
+from multinode.render.table import Part, screen_text
 from tests.contrast.contrasts import CONTRAST, CURVE, outlook
 from tests.contrast.made_up_sides import side_of, split_of
 from tests.contrast.test_words import CASES

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from multinode.contrast.figures import Contrast, Side
-from multinode.contrast.judge import compare
-from multinode.contrast.verdict import judge
+from multinode.contrast.judge import compare, judge
 from multinode.contrast.words import prefers_one_node, with_words
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep

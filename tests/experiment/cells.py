@@ -16,19 +16,16 @@ from multinode.contrast.side import SideRun
 from multinode.experiment.cell_prices import with_prices
 from multinode.experiment.cell_rows import MeasuredCell
 from multinode.experiment.cell_table import SweptCells, relative_to, table_of_sweep
-from multinode.experiment.cell_words import sweep_with_words, with_words
+from multinode.experiment.cell_words import sweep_with_words, with_price_notes, with_words
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.grid import Cell, CellRecord
-from multinode.experiment.price_notes import with_price_notes
 from multinode.job.flops import Utilisation
 from multinode.job.workload import FullRun, Settings, Workload
-from multinode.profile.gpus import GpuUse
-from multinode.profile.machine_use import NodeUse
+from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.run import NodeRun, Run
-from multinode.stats.estimate import Estimate
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Estimate, Spread
 
 __all__ = ["PRICES", "PUBLISHED", "SWEEP", "SWEEP_RUN", "measured_cell", "swept"]
 

@@ -22,7 +22,7 @@ from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.run_directory import RunDirectory
-from multinode.stats.spread import spread_of
+from multinode.stats.estimate import spread_of
 from multinode.transport.fake import FakeTransport
 
 HOSTS = "a slots=2\nb slots=2\n"

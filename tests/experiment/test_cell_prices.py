@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from multinode.cluster.prices import Price, Prices
 from multinode.experiment.cell_prices import cheapest, with_prices
-from multinode.experiment.cell_words import with_words
+from multinode.experiment.cell_words import with_price_notes, with_words
 from multinode.experiment.cells import CellRow, CellTable, Cheapest
-from multinode.experiment.price_notes import with_price_notes
 from multinode.job.workload import Settings
 from multinode.stats.estimate import Estimate
 

@@ -7,10 +7,11 @@ import re
 import msgspec
 import pytest
 
-from multinode.experiment.cell_export import cell_csv, cell_markdown
 from multinode.experiment.cell_screen import cell_parts
 from multinode.experiment.cell_sheet import (
     cell_columns,
+    cell_csv,
+    cell_markdown,
     cells_sheet,
     constants_line,
     lead,
@@ -20,7 +21,7 @@ from multinode.experiment.cell_sheet import (
 from multinode.experiment.cell_table import Look, look_at
 from multinode.experiment.cell_words import with_words
 from multinode.experiment.cells import VALUES, CellRow, CellTable, Cheapest, our_name
-from multinode.render.screen import screen_text
+from multinode.render.table import screen_text
 from multinode.stats.estimate import Estimate
 from tests.experiment.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from multinode.experiment.cell_words import contradiction_words
 from multinode.experiment.contradictions import Contradiction, find_contradictions
-from multinode.records.rounded import Rounded, exactly, parse_rounded
+from multinode.records.plausible import Rounded, exactly, parse_rounded
 
 
 def figures(**texts: str | int) -> dict[str, Rounded]:

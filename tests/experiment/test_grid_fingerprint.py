@@ -7,8 +7,7 @@ import pytest
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.experiment.grid import Grid
-from multinode.experiment.grid_fingerprint import fingerprint
+from multinode.experiment.grid import Grid, fingerprint
 from multinode.job.engine_commands import Engine
 from multinode.job.job import Job, ScriptJob, override_job, parse_llamafactory
 from multinode.job.job_environment import JobEnvironment

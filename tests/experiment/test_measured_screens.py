@@ -14,7 +14,7 @@ from multinode.network.nccl_tuning import TunedSetting, TuneReport
 from multinode.network.tune_screen import tune_parts
 from multinode.profile.likely_causes import Disturbance
 from multinode.records.benchmark import CollectiveTest, scan_messages
-from multinode.render.screen import Part, screen_text
+from multinode.render.table import Part, screen_text
 from multinode.stats.estimate import Estimate
 from tests.experiment.cells import PUBLISHED, SWEEP, renamed
 from tests.golden import Golden

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
-from multinode.experiment.asked_tuning import TUNING_FILE, require_tunable
+from multinode.experiment.asked_tuning import TUNING_FILE, plan_tuning, require_tunable
 from multinode.experiment.grid import GridRecord
 from multinode.experiment.sweep import Resume
 from multinode.experiment.tune import find_tuned
 from multinode.experiment.tuning import Tuning
-from multinode.experiment.tuning_plan import plan_tuning
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.launch.change import parse_change
 from multinode.records.averaging import Averaging

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.experiment.losses import PARTS, Losses, read_losses, samples_to
-from multinode.experiment.trial import Trial, TrialRun
+from multinode.experiment.trial import PARTS, Losses, Trial, TrialRun, read_losses, samples_to
 from multinode.experiment.tuning import SAME_LOSS, Tuning, judge
 from multinode.profile.observed import ObservedNode, observe
 from multinode.records.samples import EvaluationSample, LossSample, Sample

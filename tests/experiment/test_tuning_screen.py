@@ -5,12 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.experiment.losses import Losses
 from multinode.experiment.shortlist import Candidate, LeftOut
-from multinode.experiment.trial import Trial
+from multinode.experiment.trial import Losses, Trial
 from multinode.experiment.tuning import Tuning, judge
-from multinode.experiment.tuning_screen import plan_parts, tuning_parts
-from multinode.experiment.tuning_words import with_words
+from multinode.experiment.tuning_screen import plan_parts, tuning_parts, with_words
 from multinode.launch.change import Change
 from multinode.records.averaging import Averaging
 from tests.experiment.trials import curve, trial

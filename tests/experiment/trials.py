@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from multinode.experiment.losses import Losses, LossPoint
 from multinode.experiment.shortlist import Candidate
-from multinode.experiment.trial import Trial, TrialRun
+from multinode.experiment.trial import Losses, LossPoint, Trial, TrialRun
 
 __all__ = ["SAMPLES", "curve", "trial"]
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from multinode.cluster.device_name import short_device_name
-from multinode.job.flops import Flops, flops_per_token, utilisation
+from multinode.cluster.accelerators import short_device_name
+from multinode.job.flops import Flops, flops_per_token, mean_peak, peak_of, utilisation
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
-from multinode.job.peak_flops import mean_peak, peak_of
 
 
 def shape_of(**sizes: Any) -> ModelShape:

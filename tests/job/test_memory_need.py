@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.memory_need import StatePlacement, memory_need
-from multinode.job.model_size import lora_parameters, parse_model
+from multinode.job.model_size import StatePlacement, lora_parameters, memory_need, parse_model
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs
 from tests.job.trainings import LLAMA_3_8B

@@ -12,8 +12,8 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run, Stall
-from multinode.render.screen import screen_text
-from multinode.stats.spread import Spread
+from multinode.render.table import screen_text
+from multinode.stats.estimate import Spread
 from tests.golden import Golden
 from tests.profile.observing import RUN as TRAINING
 from tests.profile.observing import SUMMARY as TRAINING_SUMMARY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multinode.network.scan_tables import nccl_tests_text
 from multinode.records.benchmark import CollectiveTest, Message
-from multinode.traffic.collectives import CollectiveRow
+from multinode.traffic.algorithms import CollectiveRow
 
 # Printed by all_reduce_perf 2.13.
 HEAD = """\

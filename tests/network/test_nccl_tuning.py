@@ -15,7 +15,7 @@ from multinode.network.nccl_tuning import (
 )
 from multinode.network.tune_screen import tune_parts
 from multinode.records.benchmark import CollectiveTest, scan_messages
-from multinode.render.screen import screen_text
+from multinode.render.table import screen_text
 from multinode.stats.estimate import of_repeats, ratio
 from tests.network.test_size_scan import measured, plan, report
 

@@ -10,8 +10,7 @@ from multinode.cluster.facts import Interface, RdmaPort
 from multinode.network.nic_path_check import MessagePath, NicPathCheck
 from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.network.words import verdict_with_words
-from multinode.traffic.algorithms import Layout
-from multinode.traffic.collectives import CollectiveRow, bus_factor
+from multinode.traffic.algorithms import CollectiveRow, Layout, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp
 
 MIB = 1 << 20

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from multinode.cluster.facts import Gpu, Interface, NodeFacts
-from multinode.network.change_words import RULE, changes_with_words
 from multinode.network.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
 from multinode.network.scan_changes import compare_scans as find_changes
-from multinode.traffic.collectives import CollectiveRow
+from multinode.network.words import RULE, changes_with_words
+from multinode.traffic.algorithms import CollectiveRow
 
 MIB = 1 << 20
 BOX = NodeState(name="node3", ifname="ens1f0", link_gbit_per_s=10.0, mtu=9000, duplex="full", torch="2.7.1", cores=8)

@@ -10,7 +10,7 @@ from multinode.cluster.facts import Interface
 from multinode.network.nic_path_check import NicPathCheck
 from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.network.words import verdict_with_words
-from multinode.traffic.collectives import CollectiveRow, bus_factor
+from multinode.traffic.algorithms import CollectiveRow, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.units import goodput_gb_per_s
 

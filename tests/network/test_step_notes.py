@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from multinode.job.step_messages import NoteKind, StepMessages, StepNote
-from multinode.network.step_notes import step_notes
+from multinode.network.screen import step_notes
 
 
 @pytest.mark.parametrize(

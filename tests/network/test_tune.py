@@ -22,7 +22,7 @@ from multinode.network.tune import nccl_tune
 from multinode.network.tune_screen import env_keys, tune_parts
 from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.records.run import Run
-from multinode.render.screen import screen_text
+from multinode.render.table import screen_text
 from multinode.transport.fake import FakeTransport
 from tests.network.test_size_scan import measured, plan, report
 

@@ -18,7 +18,7 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import CollectiveTest
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Spread
 from multinode.strict_yaml import dump_yaml
 from multinode.traffic.size_curve import fit_curve
 from multinode.units import goodput_gb_per_s

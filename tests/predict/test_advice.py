@@ -15,7 +15,7 @@ from multinode.job.step_calls import Work
 from multinode.job.workload import Settings
 from multinode.launch.change import Change
 from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
-from multinode.predict.advice_words import advice_notes, with_words
+from multinode.predict.advice_screen import advice_notes, with_words
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel

@@ -15,15 +15,14 @@ from multinode.job.step_calls import Work
 from multinode.job.workload import Settings, Workload
 from multinode.predict.advice import Recommendations, shortlist
 from multinode.predict.advise import advise_runs, measured_job
-from multinode.profile.gpus import GpuUse
-from multinode.profile.machine_use import NodeUse
+from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Spread
 from multinode.traffic.traffic import Strategy, TrafficInputs
 
 NAMES = ("a", "b")

@@ -11,7 +11,7 @@ from multinode.predict.network_model import Link, NetworkModel
 from multinode.predict.predict import predict
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import fit_curve
 from multinode.traffic.traffic import Strategy, TrafficInputs

@@ -14,7 +14,7 @@ from multinode.predict.network_model import Link
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Comm
 from multinode.records.averaging import Averaging
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy
 from tests.predict.stored import (

@@ -14,7 +14,7 @@ from multinode.predict.forecast import ForecastRequest, make_forecast
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Comm, Summary
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Spread
 from multinode.traffic.size_curve import SizeCurve
 from multinode.traffic.traffic import Strategy
 from tests.predict.stored import sweep_record, training_record

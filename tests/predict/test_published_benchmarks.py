@@ -8,10 +8,10 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
-from multinode.predict.needed_words import why_words
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.published_form import PublishedBenchmarks
 from multinode.predict.request import load_published_benchmarks
+from multinode.predict.words import why_words
 from multinode.traffic.traffic import Strategy
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"

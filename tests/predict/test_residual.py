@@ -14,7 +14,7 @@ from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, PredictedScenario, make_forecast
 from multinode.predict.run_selection import Record
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Spread
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, renamed, sweep_record, training_record
 
 OWN_MS = COMPUTE_MS + OPTIMIZER_MS

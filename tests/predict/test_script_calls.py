@@ -7,7 +7,7 @@ import pytest
 
 from multinode.launch.change import Change
 from multinode.predict.advice import rank_options
-from multinode.predict.advice_words import advice_notes, with_words
+from multinode.predict.advice_screen import advice_notes, with_words
 from multinode.predict.evidence import gather
 from multinode.predict.predict import Prediction, predict
 from multinode.predict.run_selection import Record

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from multinode.job.flops import Utilisation
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.cards import CardUse
-from multinode.profile.gpus import GpuUse
 from multinode.profile.in_training import Alone, InTraining
-from multinode.profile.machine_use import NodeUse
+from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_bytes import BytesPerStep, SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
@@ -35,7 +34,7 @@ from multinode.records.samples import (
     TrafficSample,
     WorkerSample,
 )
-from multinode.stats.spread import Spread
+from multinode.stats.estimate import Spread
 
 __all__ = ["NAMES", "RUN", "STEPS", "SUMMARY", "collective_samples", "observed"]
 

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
-from multinode.profile.bottleneck_words import bottleneck_words, straggler_with_words
 from multinode.profile.exposure import find_exposure
 from multinode.profile.step_split import StepSplit, split_steps
 from multinode.profile.stragglers import find_stragglers, find_waiting
+from multinode.profile.words import bottleneck_words, straggler_with_words
 from tests.profile.made_up_steps import MadeUp, always
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.profile.gpus import GpuUse, use_of_gpus
+from multinode.profile.machine_use import GpuUse, use_of_gpus
 from multinode.profile.observed import ObservedNode
 from multinode.records.samples import GpuSample
 from multinode.stats.counter_rates import Span

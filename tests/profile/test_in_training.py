@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from multinode.profile.in_training import InTraining, beside, in_training
-from multinode.profile.in_training_words import in_training_words
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.trace_view import TraceView
+from multinode.profile.words import in_training_words
 from multinode.records.samples import DdpSample, ModelSample, Sample
 from multinode.traffic.size_curve import fit_curve
 

@@ -10,12 +10,12 @@ import pytest
 
 from multinode.agent.sample.nccl_inspector import shorten
 from multinode.profile.in_training import in_training, reconciled
-from multinode.profile.in_training_words import in_training_words
 from multinode.profile.inspector_view import busbw_gb_per_s, total_bytes, view_inspector
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.trace_view import TraceView
+from multinode.profile.words import in_training_words
 from multinode.records.samples import DdpSample, NcclOpSample, Sample, StepSample, parse_samples
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import UnknownError
 
 from .inspector_records import ALL_REDUCE, REDUCE_SCATTER, line
 

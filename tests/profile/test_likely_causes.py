@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from multinode.profile.cause_words import disturbance_words
-from multinode.profile.gpus import GpuUse
 from multinode.profile.likely_causes import find_disturbances
+from multinode.profile.machine_use import GpuUse
+from multinode.profile.words import disturbance_words
 from tests.contrast.made_up_sides import node_use
 
 CORES = {"n1": 8}

@@ -9,8 +9,7 @@ import pytest
 
 from multinode.contrast.side import make_side
 from multinode.profile.cards import CardUse
-from multinode.profile.gpus import GpuUse
-from multinode.profile.machine_use import NodeUse, energy_of, use_of
+from multinode.profile.machine_use import GpuUse, NodeUse, energy_of, use_of
 from multinode.profile.observed import ObservedNode, observe
 from multinode.records.samples import (
     CardBytes,

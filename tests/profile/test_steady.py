@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.profile.steady import find_steady_state
+from multinode.profile.observed import find_steady_state
 
 times = st.lists(st.floats(min_value=1.0, max_value=1e9), max_size=200)
 

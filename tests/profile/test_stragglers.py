@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.profile.bottleneck_words import straggler_with_words
 from multinode.profile.calls import read_calls, rooted_part
 from multinode.profile.exposure import find_exposure
-from multinode.profile.gpus import GpuUse
-from multinode.profile.machine_use import NodeUse
+from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import split_steps
 from multinode.profile.stragglers import Straggler, Waiting, find_stragglers, find_waiting
+from multinode.profile.words import straggler_with_words
 from multinode.records.samples import CallCount, DdpSample, GroupSample, Sample, StepSample, TrafficSample
 from tests.profile.made_up_steps import Duration, MadeUp, always, changed
 

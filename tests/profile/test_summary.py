@@ -8,8 +8,7 @@ import pytest
 from multinode.profile.observed import ObservedNode, observe
 from multinode.profile.summary import Summary, summarise
 from multinode.records.samples import LossSample, ModelSample, Sample, StepSample, TrainEndSample
-from multinode.stats.estimate import estimate_median, estimate_rate
-from multinode.stats.spread import spread_of
+from multinode.stats.estimate import estimate_median, estimate_rate, spread_of
 
 
 def steps(rank: int, times_ms: Sequence[float | None], samples: int | None = 8) -> list[Sample]:

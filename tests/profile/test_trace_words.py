@@ -4,7 +4,7 @@ import pytest
 
 from multinode.profile.step_split import WorkerSplit
 from multinode.profile.trace_view import Agreement, Outcome, WorkerTrace
-from multinode.profile.trace_words import agreement_words
+from multinode.profile.words import agreement_words
 
 WORKER = WorkerTrace(rank=0, steps=2, step_ms=2.0, comm_ms=0.5, exposed_ms=0.3, overlap=0.4, compute_ms=0.5)
 COUNTED = WorkerSplit(rank=-1, step_ms=1.0, exposed_ms=0.1)

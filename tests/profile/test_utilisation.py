@@ -12,7 +12,7 @@ from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.throughput import Throughput
 from multinode.profile.utilisation import read_model_work, utilisation_of
 from multinode.records.samples import ModelSample
-from multinode.stats.unknown import UnknownError
+from multinode.stats.estimate import UnknownError
 from tests.job.trainings import FULL, LORA, TINY, training_job
 
 SPEED = Throughput(tgs=8000.0, tokens_per_sample=512.0, attention_length=512.0)

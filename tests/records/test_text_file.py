@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
-from multinode.records.text_file import read_text, require_directory, write_text
+from multinode.records.files import read_text, require_directory, write_text
 
 
 def complaint(path: Path, hint: str = "see hostfiles/") -> UsageError:

@@ -5,6 +5,7 @@ import pytest
 from multinode.records.benchmark import BACKENDS, COLLECTIVES
 from multinode.traffic.algorithms import (
     Layout,
+    bus_factor,
     card_factor,
     link_share,
     message_steps,
@@ -12,7 +13,6 @@ from multinode.traffic.algorithms import (
     rank_flows,
     worker_factor,
 )
-from multinode.traffic.collectives import bus_factor
 
 FOUR = Layout(nodes=4)
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from multinode.records.samples import CollectiveSample
-from multinode.traffic.collectives import bus_factor, collective_rows, with_shares
+from multinode.traffic.algorithms import bus_factor, collective_rows, with_shares
 
 MIB = 1 << 20
 

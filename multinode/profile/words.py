@@ -1,13 +1,20 @@
-"""The words of likely causes and disturbances: what was seen on a machine, beside peers or by itself, and the fix."""
+"""The bandwidth of a training's own all-reduces in a sentence, beside nccl-test's, and the bytes by two counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from multinode.profile.bottleneck import WORTH, Bottleneck, is_bound
+from multinode.profile.in_training import InTraining
+from multinode.profile.inspector_view import NEWER_PLUGIN
 from multinode.profile.likely_causes import Disturbance, LikelyCause, Peers
+from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.stragglers import Straggler
+from multinode.profile.summary import Summary
+from multinode.profile.trace_view import Agreement, compare_window
 from multinode.units import format_list
 
 _MOST_NAMED = 4
@@ -214,3 +221,160 @@ def _part(texts: tuple[str, str], words: dict[str, object]) -> str:
         return known.format_map(words)
     except KeyError:
         return unknown
+
+
+# Steps and records do not end at the same moment.
+_ALIKE = 0.05
+_SPOKEN = {
+    "trace": "by the transfers of the profiler's window",
+    "nccl inspector": "by the records of NCCL's Inspector plugin, each by the worker that waited least",
+    "ddp span": "by DDP's counters: first bucket to last, waiting for buckets included, so that it is a lower bound",
+}
+
+
+def in_training_words(training: InTraining) -> str:
+    """Its sentence; empty where no bandwidth is known."""
+    if training.busbw_gb_per_s is None or training.source is None:
+        return ""
+    parts = [f"The training's all-reduces reach {training.busbw_gb_per_s:.3g} GB/s busbw, {_SPOKEN[training.source]}"]
+    if training.recorded < 1.0:
+        parts.append(f"these are samples: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")
+    if training.alone is not None and training.alone.busbw_gb_per_s > 0:
+        share = training.busbw_gb_per_s / training.alone.busbw_gb_per_s
+        parts.append(
+            f"that is {share:.0%} of the {training.alone.busbw_gb_per_s:.3g} GB/s that nccl-test "
+            f"({training.alone.run_id}) measured for the same sizes"
+        )
+    if training.bytes_per_step is not None and training.asked_bytes:
+        counted = f"{training.bytes_per_step / 1e6:.3g} MB per step by NCCL"
+        alike = abs(training.bytes_per_step / training.asked_bytes - 1) <= _ALIKE
+        parts.append(f"{counted}, {'as' if alike else 'and'} {training.asked_bytes / 1e6:.3g} MB by the calls")
+    return f"{'; '.join(parts)}."
+
+
+def agreement_words(found: Agreement | None) -> str:
+    """Its sentence; empty without a window."""
+    if found is None:
+        return ""
+    worker, counted = found.worker, found.counted
+    window = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms"
+    if counted is None or counted.exposed_ms is None:
+        return f"Exposed communication: {window} per step in the window; it is unknown outside of it."
+    both = (
+        f"Exposed communication per step: {window} in the window, "
+        f"{counted.exposed_ms:.1f} ms of {counted.step_ms:.1f} ms by the counters"
+    )
+    if found.outcome == "agrees":
+        return f"{both}: they agree, {found.apart:.1%} of the step apart."
+    return f"{both}: {found.apart:.0%} of the step apart, {_reason(found, counted.step_ms)}."
+
+
+def _reason(found: Agreement, step_ms: float) -> str:
+    worker = found.worker
+    match found.outcome:
+        case "few_steps":
+            return f"and the window has too few steps ({worker.steps}) to tell"
+        case "slowed":
+            return f"as the profiler made a step {worker.step_ms / step_ms - 1:.0%} longer"
+        case "host_bound":
+            busy = worker.compute_ms / worker.step_ms
+            return f"as the GPU computed {busy:.0%} of the time and waited for the host in the rest"
+    return "and nothing recorded says why"
+
+
+_TAKES = {
+    "network": "exposed communication takes {share}",
+    "data": "waiting for batches takes {share}",
+    "host": "time outside compute, communication, data and optimizer takes {share}",
+}
+_TURNS = "waiting for slower workers takes {share}; they take turns: no single one is to blame"
+_NO_ONE = "waiting for other workers takes {share}; none of them stands out as the slow one"
+_THREE_DIGITS = 100
+
+
+def with_words(
+    summary: Summary, write_hint: Callable[[str], str] = str, devices: Mapping[int, str] | None = None
+) -> Summary:
+    """The summary with the sentences of its stragglers, its bandwidth, its traces and its bottleneck.
+
+    Args:
+        summary: by codes.
+        write_hint: a hint as the nodes are reached.
+        devices: of the traced workers, by rank, as their traces have them.
+    """
+    stragglers = tuple(straggler_with_words(one, write_hint) for one in summary.stragglers)
+    training = summary.comm.in_training
+    training = msgspec.structs.replace(training, sentence=in_training_words(training))
+    comm = msgspec.structs.replace(summary.comm, in_training=training)
+    trace = summary.trace
+    if trace is not None:
+        agreement = agreement_words(compare_window(trace, summary.split, devices or {}))
+        trace = msgspec.structs.replace(trace, agreement=agreement)
+    summary = msgspec.structs.replace(summary, stragglers=stragglers, comm=comm, trace=trace)
+    found = summary.bottleneck
+    if found is None:
+        return summary
+    sentence = (
+        summary.strategy.replace("no communication", "no gradient synchronisation detected", 1)
+        if found.kind == "no_communication"
+        else bottleneck_words(found, summary.split, summary.stragglers)
+    )
+    return msgspec.structs.replace(summary, bottleneck=msgspec.structs.replace(found, sentence=sentence))
+
+
+def straggler_with_words(one: Straggler, write_hint: Callable[[str], str] = str) -> Straggler:
+    """The straggler with its evidence and its hint; as it is, where an earlier release has worded it."""
+    causes = tuple(cause_with_words(cause, write_hint) for cause in one.causes)
+    if not causes:
+        return one
+    evidence = tuple(cause.sentence for cause in causes)
+    return msgspec.structs.replace(one, causes=causes, evidence=evidence, hint=causes[0].hint)
+
+
+def bottleneck_words(found: Bottleneck, split: StepSplit, stragglers: Sequence[Straggler] = ()) -> str:
+    """What holds the training up most, with its figures.
+
+    Args:
+        found: in the split.
+        split: where a step's time goes.
+        stragglers: nodes that the others wait for.
+    """
+    mean = split.mean
+    if found.kind == "unknown" or mean is None:
+        return f"bottleneck unknown: {split.missing.get('exposed_ms', 'no measured step was recorded')}"
+    if found.kind == "compute":
+        return _compute_bound(found, split, mean)
+    if found.kind != "straggler":
+        words = _TAKES[found.kind]
+    elif stragglers:
+        worst = max(stragglers, key=lambda straggler: straggler.late_ms)
+        evidence = f": {worst.evidence[0]}" if worst.evidence else ""
+        return f"waiting for {worst.node} takes {_share(found, mean)}{evidence}"
+    else:
+        words = _TURNS if found.take_turns else _NO_ONE
+    return words.format(share=_share(found, mean))
+
+
+def _compute_bound(found: Bottleneck, split: StepSplit, mean: WorkerSplit) -> str:
+    threshold = f"{WORTH:.0%}"
+    if found.share is not None:
+        own = f"compute and optimizer take {_share(found, mean)}"
+        return f"compute-bound: {own}; nothing else takes more than {threshold}"
+    unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in split.missing]
+    sentence = f"nothing that was measured takes more than {threshold} of {_ms(mean.step_ms)} per step"
+    if unknown:
+        sentence += f"; not measured: {', '.join(unknown)}"
+    if is_bound(split) and mean.data_ms is not None and mean.data_ms > WORTH * mean.step_ms:
+        waited = f"{_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%})"
+        sentence += f"; the host waited {waited} for batches, during which the GPU may have computed"
+    return sentence
+
+
+def _share(found: Bottleneck, mean: WorkerSplit) -> str:
+    share = found.share or 0.0
+    return f"{_ms(share * mean.step_ms)} of {_ms(mean.step_ms)} per step ({share:.0%})"
+
+
+def _ms(time_ms: float) -> str:
+    """`512 ms`, `4.2 ms`: three significant digits."""
+    return f"{time_ms:.0f} ms" if time_ms >= _THREE_DIGITS else f"{time_ms:.3g} ms"

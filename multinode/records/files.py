@@ -1,0 +1,202 @@
+"""Private files: only their owner may read them; written whole or not at all, or line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import shlex
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from multinode.errors import MultinodeError, UsageError
+from multinode.strict_yaml import decode_yaml
+
+DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file in place, all of it or nothing, however many do so at once: the last one wins.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of the attempt.
+    """
+    fd, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, _FILE_MODE)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        Path(partial).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(partial).unlink()
+        raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What goes wrong with writing a file, as one clear line.
+
+    Raises:
+        MultinodeError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise MultinodeError(f"{path} cannot be written: {error.strerror}", hint=f"df -h {path.parent}") from error
+
+
+def append(path: Path, data: bytes, size: int | None = None) -> None:
+    """Add to a file, which is made if there is none.
+
+    Args:
+        path: the file.
+        data: what is added.
+        size: bytes that are in it; one that has more or fewer is put aside as `NAME.old`, as a gap would mislead. None
+            takes any.
+
+    Raises:
+        MultinodeError: it cannot be written, or has another size.
+    """
+    with writing(path), open(path, "ab", buffering=0, opener=open_private) as file:
+        there = os.fstat(file.fileno()).st_size
+        if size is not None and there != size:
+            path.replace(path.with_name(f"{path.name}.old"))
+            raise MultinodeError(f"{path} was changed by another program: {there} bytes where {size} were written")
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def open_private(path: str, flags: int) -> int:
+    """An opener for `open`: what it makes, only the owner may read."""
+    return os.open(path, flags, _FILE_MODE)
+
+
+T = TypeVar("T")
+MAX_BYTES = 16 << 20
+
+
+def read_text(path: Path, what: str, hint: str | None = None) -> str:
+    """The file's text; `what` names its role in the message.
+
+    Raises:
+        UsageError: it is missing, a directory, unreadable, too large or not UTF-8.
+    """
+    try:
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
+            raise UsageError(f"{what} {path} is larger than any of its kind", hint=hint)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{what} {path} does not exist", hint=hint) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{what} {path} is not text in UTF-8", hint="save it as UTF-8") from None
+    except ValueError:  # a NUL, which a quoted string of a YAML can hold
+        raise UsageError(f"{what} {str(path)!r} cannot be a path", hint=hint) from None
+    except OSError as error:
+        raise UsageError(f"{what} {path} cannot be read: {error.strerror}", hint=hint) from None
+
+
+def load_yaml(path: Path, what: str, kind: type[T], hint: str) -> T:
+    """A YAML file as `kind`, strict about every key.
+
+    Raises:
+        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong kind; the message has
+            its place.
+    """
+    return decode_yaml(read_text(path, what, hint), kind, path, hint)
+
+
+def write_new_text(path: Path, text: str) -> None:
+    """Write a file that does not exist yet; one that does is never overwritten.
+
+    Raises:
+        UsageError: it exists, or cannot be written.
+    """
+    _write(path, "x", text, "name another: -o FILE")
+
+
+def require_directory(path: Path) -> None:
+    """Refuse a place for output before the work that would be lost.
+
+    Raises:
+        UsageError: it is no directory, or not to be written to.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is no directory", hint=f"mkdir -p {shlex.quote(str(path))}")
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"{path} cannot be written to", hint=f"ls -ld {shlex.quote(str(path))}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named for output; one of an earlier time is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    _write(path, "w", text, f"ls -ld {path.parent}")
+
+
+def _write(path: Path, mode: str, text: str, hint: str) -> None:
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} already exists", hint=hint) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it cannot be a path"
+        raise UsageError(f"{path} cannot be written: {reason}", hint=hint) from None
+
+
+def describe_stranger(path: Path) -> str | None:
+    """Who else may have written a file or directory, as `is owned by alice, mode 0644`; None: we, or root, alone.
+
+    A private group of its owner may write, as some systems make one for each user. With sudo, the user who typed it
+    counts as we do. Of a symbolic link both it and its target count.
+
+    Raises:
+        OSError: there is none.
+    """
+    us = {os.getuid(), 0} | _sudo_user()
+    link, target = path.lstat(), path.stat()
+    for status in (link, target):
+        if status.st_uid not in us:
+            return f"is owned by {_user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}"
+    if target.st_mode & stat.S_IWOTH or (target.st_mode & stat.S_IWGRP and not _is_private(target)):
+        mode = stat.S_IMODE(target.st_mode)
+        return f"can be written by others: owned by {_user_name(target.st_uid)}, mode {mode:04o}"
+    return None
+
+
+def ownership_fix(path: Path) -> str:
+    """The command that makes a file or directory ours alone."""
+    whole = shlex.quote(str(path))
+    return f"if you trust what it says: sudo chown -R {_user_name(os.getuid())} {whole} && chmod -R go-w {whole}"
+
+
+def _sudo_user() -> set[int]:
+    """Who became root by sudo, and can have anything run as root."""
+    text = os.environ.get("SUDO_UID", "")
+    return {int(text)} if os.getuid() == 0 and text.isdecimal() else set()
+
+
+def _is_private(status: os.stat_result) -> bool:
+    try:
+        user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
