@@ -386,7 +386,13 @@ def _settled(fields: dict[str, object]) -> Node:
 
 _clusters = st.builds(
     Cluster,
-    nodes=st.lists(_optional_node.map(_settled), min_size=1, max_size=4, unique_by=lambda node: node.name).map(tuple),
+    # No two lines are one machine.
+    nodes=st.lists(
+        _optional_node.map(_settled),
+        min_size=1,
+        max_size=4,
+        unique_by=(lambda node: node.name.lower(), lambda node: str(node.addr or node.name)),
+    ).map(tuple),
     source=st.just("hosts.txt"),
 )
 
