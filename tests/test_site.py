@@ -84,6 +84,22 @@ def test_the_search_answers_what_people_ask(index: Any, question: str) -> None:
     assert f"docs/faq/#{QUESTIONS[question]}" in found
 
 
+def test_chinese_questions_are_found_by_their_words(site: Path) -> None:
+    fields = [{"field_name": "title", "boost": 1000}, {"field_name": "text"}]
+    # The theme sets the characters of a query apart as those of the index are.
+    shown = [
+        {name: one[name].replace("\u200b", " ") for name in ("location", "title", "text")}
+        for one in documents(site, "zh")
+    ]
+    index = lunr.lunr(ref="location", fields=fields, documents=shown)
+    questions = re.findall(r"^## (.+)", (_ROOT / "docs" / "faq.zh-CN.md").read_text(), re.MULTILINE)
+    assert len(questions) == len(re.findall(r"^## ", (_ROOT / "docs" / "faq.md").read_text(), re.MULTILINE))
+    for question in questions:
+        words = " ".join(re.findall("[\u4e00-\u9fff]", question))
+        titles = [one["title"] for one in shown if one["location"] in [hit["ref"] for hit in index.search(words)][:3]]
+        assert question.replace(" ", "") in [title.replace(" ", "") for title in titles]
+
+
 def test_versions_stand_beside_each_other_and_the_newest_is_first(site: Path) -> None:
     assert [one["version"] for one in json.loads((site / "versions.json").read_text())][1:] == ["0.0.9"]
     assert f"url={version(site)}/" in (site / "index.html").read_text()
