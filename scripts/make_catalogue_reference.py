@@ -1,14 +1,14 @@
 """Writes docs/reference/troubleshooting.md from the catalogue of errors, in English and in Chinese.
 
-With --check, says whether both pages are current. The Chinese texts are those of troubleshooting.zh-CN.yaml: every
-error has one, with the commands, options and variables of the English text.
+With --check, says whether both pages are current. A Chinese text has the commands, options and variables of the English
+one; what stands around the entries of the Chinese page is in troubleshooting.zh-CN.yaml.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import yaml
 from reference_pages import write_or_check
 
 from multinode.cli.main import VERBS
-from multinode.diagnose.known_errors import ERRORS, PROJECTS, KnownError
+from multinode.diagnose.known_errors import PROJECTS, KnownError, known_errors
 
 _FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 _CHINESE = _FOLDER / "troubleshooting.zh-CN.yaml"
@@ -54,45 +54,43 @@ _KEPT = re.compile(
 
 
 class Language(NamedTuple):
-    """A page in one language: `texts` has cause and fix by the id of the error."""
+    """A page in one language: `suffix` is that of the fields of an error that have its cause and fix."""
 
     header: str
     words: Mapping[str, str]
-    texts: Mapping[str, Sequence[str]]
+    suffix: str
     stop: str
 
 
 def main() -> int:
     """Write what is not current, or name it; nothing is written where a translation is not whole."""
-    chinese = yaml.safe_load(_CHINESE.read_text())
-    problems = [*check_translation(chinese["errors"])]
+    problems = [*check_translation(known_errors().values())]
     for problem in problems:
-        print(f"{_CHINESE.name}: {problem}")
+        print(problem)
     if problems:
         return 1
-    english = Language(_HEADER, _WORDS, {error.id: (error.cause, error.fix) for error in ERRORS}, ".")
-    translated = Language(chinese["header"], chinese["words"], chinese["errors"], "\N{IDEOGRAPHIC FULL STOP}")
-    pages = {"troubleshooting.md": english, "troubleshooting.zh-CN.md": translated}
+    chinese = yaml.safe_load(_CHINESE.read_text())
+    pages = {
+        "troubleshooting.md": Language(_HEADER, _WORDS, "", "."),
+        "troubleshooting.zh-CN.md": Language(**chinese, suffix="_zh", stop="\N{IDEOGRAPHIC FULL STOP}"),
+    }
     return write_or_check({_FOLDER / name: render_reference(page) for name, page in pages.items()}, __doc__)
 
 
-def check_translation(texts: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """What it lacks of the catalogue, or has beyond it."""
-    for error in ERRORS:
-        if error.id not in texts:
-            yield f"{error.id} is not translated"
-            continue
-        here, there = (set(_KEPT.findall(" ".join(text))) for text in (texts[error.id], (error.cause, error.fix)))
-        if here != there:
-            yield f"{error.id} differs from the English text in {', '.join(sorted(here ^ there))}"
-    yield from (f"{name} is no error of the catalogue" for name in texts if name not in {one.id for one in ERRORS})
+def check_translation(errors: Iterable[KnownError]) -> Iterator[str]:
+    """What Chinese texts lack of the English ones, or have beyond them."""
+    for error in errors:
+        texts = (f"{error.cause} {error.fix}", f"{error.cause_zh} {error.fix_zh}")
+        english, chinese = (set(_KEPT.findall(text)) for text in texts)
+        if english != chinese:
+            yield f"{error.id}: the Chinese text differs in {', '.join(sorted(english ^ chinese))}"
 
 
 def render_reference(language: Language) -> str:
     """The whole document."""
     parts = [language.header]
     for project in PROJECTS:
-        errors = [error for error in ERRORS if error.project == project]
+        errors = [error for error in known_errors().values() if error.project == project]
         parts += [f"\n## {project}\n", *(_section(error, language) for error in errors)]
     return "".join(parts)
 
@@ -100,7 +98,8 @@ def render_reference(language: Language) -> str:
 def _section(error: KnownError, language: Language) -> str:
     checks = ", ".join(f"[{name}](checks.md#{name})" for name in error.checks) or "-"
     kind = f"`{error.kind}`" if error.kind else "-"
-    words, (cause, fix) = language.words, language.texts[error.id]
+    words = language.words
+    cause, fix = (getattr(error, f"{name}{language.suffix}") for name in ("cause", "fix"))
     told = "".join(words[remark] for remark in _REMARKS if getattr(error, remark))
     return (
         f"\n### {error.id}\n\n"

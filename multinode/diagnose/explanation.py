@@ -13,7 +13,7 @@ import msgspec
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.failure import Evidence, first_failure
 from multinode.diagnose.failure_kinds import find_worker_death
-from multinode.diagnose.known_errors import ERRORS_BY_ID, KnownError, find_error
+from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.log_words import LogReading, LogWord, last_words
 from multinode.records.log import clean_log
 from multinode.records.run import Failure, NodeRun
@@ -120,7 +120,7 @@ def _describe(failure: Failure, node: Evidence) -> LogFailure:
     reading = node.reading or LogReading()
     death = find_worker_death(reading.report)
     aborted = death is not None and death.signal is not None
-    error = ERRORS_BY_ID[failure.error_id] if failure.error_id is not None else None
+    error = known_errors()[failure.error_id] if failure.error_id is not None else None
     word = _spoken(reading, failure, error, aborted=aborted)
     place = _REPORT_HOST.search(reading.report) or (_SLURM_HOST.search(reading.report) if word is None else None)
     host = word.host if word is not None and word.host is not None else place[1] if place is not None else None
@@ -204,6 +204,6 @@ def _next(first: LogFailure, readings: Sequence[LogReading]) -> Iterator[str]:
         peer = _PEER.search(first.message)
         whose = f"of the worker at {peer[1]}" if peer is not None else "of the other nodes"
         yield f"this is what is said of a worker that is gone or late: the log {whose} has the cause; give it as well"
-    error = ERRORS_BY_ID[first.error_id] if first.error_id is not None else None
+    error = known_errors()[first.error_id] if first.error_id is not None else None
     if error is not None and error.project == "NCCL" and error.is_general and not any(one.has_nccl for one in readings):
         yield "no log has NCCL's own words: run it again with NCCL_DEBUG=WARN, and give that log"

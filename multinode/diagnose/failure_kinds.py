@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from multinode.diagnose.known_errors import ERRORS_BY_ID, KnownError, find_error
+from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.log_words import LogReading, LogWord, last_words, rate, read_log
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Failure, NodeRun
@@ -46,7 +46,7 @@ _SIGNALS = {
     "SIGFPE": "crashed",
 }
 # Signals that say as much as a message would.
-_SIGNAL_ERRORS = {"SIGBUS": ERRORS_BY_ID["bus-error"], "SIGKILL": ERRORS_BY_ID["killed"]}
+_SIGNAL_ERRORS = {"SIGBUS": "bus-error", "SIGKILL": "killed"}
 _REPORT = re.compile(
     r"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d{1,6})\b.{0,200}?exitcode\s*:\s*(-?\d{1,6})",
     re.DOTALL,
@@ -134,7 +134,7 @@ def classify(
         failure = replace(failure, log_tail="\n".join([failure.log_tail, *nccl_warnings[-_LAST_WORDS:]]).lstrip("\n"))
     if kind is None and run is not None and run.disk_free_bytes is not None and run.disk_free_bytes < _FULL_BYTES:
         # Its own words had no room either.
-        kind, error = "disk_full", ERRORS_BY_ID["disk-full"]
+        kind, error = "disk_full", known_errors()["disk-full"]
     failure = replace(failure, kind=kind, message=f"{failure.message}: {said}" if said else failure.message)
     if error is None or failure.hint:
         return failure
@@ -150,7 +150,7 @@ def _find(
     failure: Failure, oom_kills: int | None, reading: LogReading
 ) -> tuple[str | None, KnownError | None, str | None]:
     """The kind, the error of the catalogue, and the line of the log that says it."""
-    starved, killed = ERRORS_BY_ID["oom-killer"], ERRORS_BY_ID["killed"]
+    starved, killed = known_errors()["oom-killer"], known_errors()["killed"]
     if failure.signal == "SIGKILL" and oom_kills:
         return starved.kind, starved, None
     # The sentence first: the log may speak of much else.
@@ -163,14 +163,15 @@ def _find(
             spoken = find_error(last_words(failure.log_tail, _LAST_WORDS))
         if error is None or (spoken is not None and rate(spoken) < rate(error)):
             error = spoken
-        if word is not None and word.error is error and (crashed or word.is_exception):
+        if word is not None and word.error == error and (crashed or word.is_exception):
             said = _sentence(word)
-    if oom_kills and error is killed:
+    if oom_kills and error == killed:
         error = starved
     if error is not None:
         return error.kind, error, said
     if failure.signal is not None:
-        return _SIGNALS.get(failure.signal, "killed"), _SIGNAL_ERRORS.get(failure.signal), said
+        told = known_errors().get(_SIGNAL_ERRORS.get(failure.signal, ""))
+        return _SIGNALS.get(failure.signal, "killed"), told, said
     return None, None, said
 
 

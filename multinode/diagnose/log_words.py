@@ -5,6 +5,7 @@ A log may have gigabytes and any content: most lines are alike but for their fig
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import string
@@ -15,7 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from multinode.diagnose.known_errors import ERRORS, ERRORS_BY_ID, KnownError, anchor, find_error, text_pattern
+from multinode.diagnose.known_errors import KnownError, anchor, find_error, known_errors, text_pattern
 from multinode.records.log import clean_log, last_lines
 
 _BLOCK_BYTES = 1 << 20
@@ -216,19 +217,24 @@ _ENDINGS = (b"error", b"exception", b"interrupt", b"timeout")
 _RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILINE)
 
 
-def _patterns() -> Mapping[bytes, re.Pattern[bytes]]:
-    """By a word that stands in it: what a shape has to match for its line to be looked at."""
-    texts: defaultdict[str, list[str]] = defaultdict(list)
-    for text in (*(text for error in ERRORS for text in error.texts), *_LAUNCHERS, *_ABORTS, *_OTHERS):
-        texts[anchor(text)].append("".join(char for char in text.lower() if not char.isdigit()))
-    return {
-        word.encode(): re.compile(text_pattern(tuple(of_word)).encode(), re.MULTILINE)
-        for word, of_word in texts.items()
-    }
+@functools.cache
+def _texts() -> Mapping[bytes, Sequence[str]]:
+    """By a word that stands in it: what a shape has to have one of for its line to be looked at."""
+    texts: defaultdict[bytes, list[str]] = defaultdict(list)
+    catalogue = (text for error in known_errors().values() for text in error.texts)
+    for text in (*catalogue, *_LAUNCHERS, *_ABORTS, *_OTHERS):
+        texts[anchor(text).encode()].append("".join(char for char in text.lower() if not char.isdigit()))
+    return texts
 
 
-_BY_WORD = _patterns()
-_WORDS = frozenset(_BY_WORD)
+@functools.cache
+def _words() -> frozenset[bytes]:
+    return frozenset(_texts())
+
+
+@functools.cache
+def _pattern(word: bytes) -> re.Pattern[bytes]:
+    return re.compile(text_pattern(_texts()[word]).encode(), re.MULTILINE)
 
 
 class _Reader:
@@ -334,13 +340,13 @@ def _telling(shapes: AbstractSet[bytes]) -> set[bytes]:
     """Those that may speak of a failure."""
     text = b"\n".join(shapes)
     # Few blocks have any of these, and few lines of those.
-    marks = [*_WORDS.intersection(text.translate(_NO_LETTER).split()), *(mark for mark in _ENDINGS if mark in text)]
+    marks = [*_words().intersection(text.translate(_NO_LETTER).split()), *(mark for mark in _ENDINGS if mark in text)]
     return {shape for shape in shapes if any(mark in shape for mark in marks) and _may_tell(shape)} if marks else set()
 
 
 def _may_tell(shape: bytes) -> bool:
-    words = _WORDS.intersection(shape.translate(_NO_LETTER).split())
-    return any(_BY_WORD[word].search(shape) for word in words) or _RAISED.search(shape) is not None
+    words = _words().intersection(shape.translate(_NO_LETTER).split())
+    return any(_pattern(word).search(shape) for word in words) or _RAISED.search(shape) is not None
 
 
 def _parts(piece: bytes) -> Iterator[bytes]:
@@ -408,7 +414,7 @@ def _read_line(number: int, line: str) -> LogWord | None:
     is_passed_over = "NCCL INFO " in line or _ends_nothing(line) or _ends_nothing(text)
     error = None if is_passed_over else find_error(line)
     if text == _KILLED:
-        error = ERRORS_BY_ID["killed"]
+        error = known_errors()["killed"]
     is_exception = _EXCEPTION.match(text) is not None and _LAUNCHERS_OWN.match(text) is None
     is_abort = any(words in line for words in _ABORTS)
     # A date in the words of an exception is not when it was raised.

@@ -3,13 +3,15 @@
 # ruff: noqa: E501 - lines stand here as they are printed
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
 from multinode.check.catalogue import CHECK_NAMES
 from multinode.diagnose.failure import Evidence, first_failure
 from multinode.diagnose.failure_kinds import classify
-from multinode.diagnose.known_errors import ERRORS, ERRORS_BY_ID, PROJECTS, find_error
+from multinode.diagnose.known_errors import PROJECTS, decode_catalogue, find_error, known_errors
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample
 
@@ -706,7 +708,7 @@ def failure(message: str = "the job ended with exit code 1", log: str = "") -> F
 
 @pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in LINES.items() for line in lines])
 def test_a_line_of_a_log_is_told_with_its_cause_and_what_fixes_it(name: str, line: str) -> None:
-    error = ERRORS_BY_ID[name]
+    error = known_errors()[name]
     for found in (classify(failure(f"rank 0 raised {line}")), classify(failure(log=f"step 3\n{line}\nend\n"))):
         assert (found.error_id, found.kind, found.cause) == (name, error.kind, error.cause)
         assert "{node}" not in str(found.hint)
@@ -715,18 +717,44 @@ def test_a_line_of_a_log_is_told_with_its_cause_and_what_fixes_it(name: str, lin
 
 @pytest.mark.parametrize(("name", "line"), HARMLESS.items())
 def test_a_line_that_also_stands_in_good_runs_is_on_the_page_and_explains_nothing(name: str, line: str) -> None:
-    assert ERRORS_BY_ID[name].matches(line)
+    assert known_errors()[name].matches(line)
     found = find_error(line)
     assert found is None or found.id == "connection"
 
 
 def test_every_error_has_a_line_here_a_section_and_checks_that_exist() -> None:
-    assert {*LINES, *HARMLESS} == {error.id for error in ERRORS}
-    assert len(ERRORS_BY_ID) == len(ERRORS)
-    for error in ERRORS:
+    assert {*LINES, *HARMLESS} == {*known_errors()}
+    for error in known_errors().values():
         assert error.is_harmless == (error.id in HARMLESS)
         assert error.project in PROJECTS
         assert {*error.checks} <= {*CHECK_NAMES}
+
+
+_ENTRY = """
+[told]
+project = 'System'
+texts = ['told']
+cause = 'It was told.'
+cause_zh = 'said'
+fix = 'listen'
+fix_zh = 'listen'
+source = 'errno(3)'
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        ("fix_zh = ", "# ", "told: Object missing required field `fix_zh`"),
+        ("source", "is_genral = true\nsource", "told: Object contains unknown field `is_genral`"),
+        ("['told']", "'told'", "told: Expected `array`, got `str` - at `$.texts`"),
+        ("source", "cause = 'twice'\nsource", "Cannot overwrite a value"),
+    ],
+)
+def test_an_entry_that_is_not_as_it_should_be_is_named(before: str, after: str, complaint: str) -> None:
+    assert [*decode_catalogue(_ENTRY)] == ["told"]
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        decode_catalogue(_ENTRY.replace(before, after, 1))
 
 
 def test_of_a_worker_that_aborted_itself_the_exception_behind_it_is_told() -> None:
