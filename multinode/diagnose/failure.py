@@ -29,7 +29,7 @@ class Evidence(msgspec.Struct, kw_only=True):
             `ended_heard_s` say when, on the controller's clock.
         faults: of its hardware, in the order in which they came.
         nccl_warnings: the last of each process, from NCCL's own logs.
-        log: its end; `reading` is what all of it says, None where that is not read yet.
+        log: its end; `reading` is what it says, None where that is not read yet.
     """
 
     run: NodeRun
@@ -43,6 +43,12 @@ class Evidence(msgspec.Struct, kw_only=True):
     reading: LogReading | None = None
     nccl_warnings: list[str] = []
     faults: Sequence[MachineFault] = ()
+
+    def read(self) -> LogReading:
+        """What the log says: only that of a job that failed is read."""
+        if self.reading is None:
+            self.reading = read_log(self.log)
+        return self.reading
 
 
 def first_failure(nodes: Sequence[Evidence], *, stop: str | None = None) -> Failure | None:
@@ -77,7 +83,7 @@ def _find(nodes: Sequence[Evidence]) -> Failure | None:
     node = _of(found, nodes)
     # What a worker raised says all; its log may speak of much else, and so may NCCL of what only follows from it.
     if not node.exceptions:
-        return classify(found, node.run, _read(node), node.nccl_warnings)
+        return classify(found, node.run, node.read(), node.nccl_warnings)
     about_nccl = any(_is_about_connection(sample) for sample in node.exceptions if sample.rank == found.rank)
     return classify(found, node.run, found.log_tail, node.nccl_warnings if about_nccl else ())
 
@@ -171,19 +177,23 @@ def _worker_killed(nodes: Sequence[Evidence]) -> Failure | None:
     NCCL's watchdog aborts a worker whose peer is gone: that is a consequence.
     """
     return _earliest_job(
-        [node for node in nodes if _death_signal(node) not in {None, "SIGTERM"} and not _is_of_peers(node)]
+        [
+            node
+            for node in nodes
+            if _failed(node.run) and _death_signal(node) not in {None, "SIGTERM"} and not _is_of_peers(node)
+        ]
     )
 
 
 def _death_signal(node: Evidence) -> str | None:
-    death = find_worker_death(_read(node).report)
+    death = find_worker_death(node.read().report)
     return death.signal if death is not None else None
 
 
 def _said_cause(node: Evidence) -> LogWord | None:
     """What the log of a node without an exception on record says."""
     aborted = node.run.signal is not None or _death_signal(node) is not None
-    return None if node.exceptions else _read(node).cause(aborted=aborted)
+    return None if node.exceptions else node.read().cause(aborted=aborted)
 
 
 def _is_of_peers(node: Evidence) -> bool:
@@ -194,7 +204,7 @@ def _is_of_peers(node: Evidence) -> bool:
 def _failed_by_own_words(nodes: Sequence[Evidence]) -> Failure | None:
     """Its log names a cause that is no consequence."""
     own = (0, 1)
-    said = [(node, _said_cause(node)) for node in nodes]
+    said = [(node, _said_cause(node)) for node in nodes if _failed(node.run)]
     return _earliest_job([node for node, word in said if word is not None and rate(word.error, word) in own])
 
 
@@ -256,12 +266,6 @@ def _is_about_connection(sample: ExceptionSample) -> bool:
     return error is not None and error.of_peers
 
 
-def _read(node: Evidence) -> LogReading:
-    if node.reading is None:
-        node.reading = read_log(node.log)
-    return node.reading
-
-
 def _ended_at(node: Evidence) -> float:
     return _at(node.run.ended_s, node) if node.run.ended_s is not None else float("inf")
 
@@ -319,7 +323,7 @@ def _job_failure(node: Evidence) -> Failure:
         "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
         "lease_expired": "the node had no word from the controller for the length of the lease, and stopped the job",
     }
-    death = find_worker_death(_read(node).report) if node.run.cause == "exited" else None
+    death = find_worker_death(node.read().report) if node.run.cause == "exited" else None
     if death is not None:
         message = f"{'a worker' if death.rank is None else f'rank {death.rank}'} {_how(death)}"
         tail = last_words(node.log, 20)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from multinode.diagnose.failure import Evidence
 from multinode.diagnose.failure_kinds import explain_timeout, link_share
+from multinode.diagnose.log_words import LogReading
 from multinode.diagnose.machine_faults import FaultWatch
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
 from multinode.launch.kept_files import KeptFiles, KeptLimits
@@ -42,6 +43,10 @@ class _NodeTrack(Evidence, kw_only=True):
     # When the last word came, where contact is lost now.
     heard_s: float | None = None
     over: bool = False
+
+    def read(self) -> LogReading:
+        """Of its log all that is kept, not its end alone."""
+        return self.files.reading()
 
 
 class Tracker:
@@ -99,7 +104,6 @@ class Tracker:
         """What is known of each node, for the search of the first failure."""
         for track in self._tracks:
             track.log = track.files.log_tail()
-            track.reading = track.files.reading()
         return self._tracks
 
     def explain(self, failure: Failure) -> Failure:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -755,6 +757,22 @@ def test_an_entry_that_is_not_as_it_should_be_is_named(before: str, after: str, 
     assert [*decode_catalogue(_ENTRY)] == ["told"]
     with pytest.raises(ValueError, match=re.escape(complaint)):
         decode_catalogue(_ENTRY.replace(before, after, 1))
+
+
+_WENT_WELL = """
+from multinode.diagnose import known_errors
+from multinode.diagnose.failure import Evidence, first_failure
+from multinode.launch import execute
+from multinode.records.run import NodeRun
+run = NodeRun(name="node0", node_rank=0, state="ended", cause="exited", exit_code=0, ended_s=1.0)
+assert first_failure([Evidence(run=run, log="step 3\\n")]) is None
+print(known_errors.known_errors.cache_info().currsize)
+"""
+
+
+def test_a_run_that_goes_well_does_not_read_the_catalogue() -> None:
+    said = subprocess.run([sys.executable, "-c", _WENT_WELL], capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == "0\n"
 
 
 def test_of_a_worker_that_aborted_itself_the_exception_behind_it_is_told() -> None:

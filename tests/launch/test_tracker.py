@@ -118,6 +118,17 @@ def test_the_log_becomes_evidence(tracker: Tracker, piece: Callable[[str, bytes]
     assert [evidence.log for evidence in tracker.evidence()] == ["", "boom\n"]
 
 
+def test_what_stands_before_the_end_of_a_long_log_is_evidence(
+    tracker: Tracker, piece: Callable[[str, bytes], Chunk]
+) -> None:
+    tell(tracker, piece("log", b"RuntimeError: CUDA out of memory\n" + b"loading\n" * 20_000))
+    evidence = tracker.evidence()[1]
+    assert "memory" not in evidence.log
+    word = evidence.read().cause()
+    assert word is not None
+    assert (word.line, word.text) == (1, "RuntimeError: CUDA out of memory")
+
+
 def test_the_clock_offset_is_the_nodes_clock_minus_ours(tracker: Tracker) -> None:
     tell(tracker, Hello(time_s=time.time() + 3600))
     offset_s = tracker.evidence()[1].clock_offset_s
