@@ -36,13 +36,16 @@ STRAY_VARIABLES = (
     "NPROC_PER_NODE",
     "MASTER_ADDR",
     "MASTER_PORT",
+    # With it LLaMA-Factory's own launcher starts an elastic rendezvous.
+    "RDZV_ID",
     "PET_*",
     "TORCHELASTIC_*",
     # With it torchrun takes this node's number of workers for that of every node.
     "TORCH_ELASTIC_WORKER_IDENTICAL",
 )
 _FLIGHT_RECORDS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_RAS_PORTS = range(20000, 28000)
+# Below those of the rendezvous.
+_RAS_PORTS = range(12000, 20000)
 _ACCELERATE_FILE = "accelerate.yaml"
 # Accelerate starts one process a node for these, and expects mpirun to have started the others.
 _ALONE = frozenset({"NO", "MULTI_CPU"})
