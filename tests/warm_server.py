@@ -195,7 +195,9 @@ def run(request: dict[str, Any], path: list[str]) -> None:
 
 def start() -> None:
     """Import the package, serve, and become the script."""
-    path = sys.path[1:]
+    # The folder of this file: its `profile` is not the standard library's.
+    del sys.path[0]
+    path = sys.path[:]
     order = Order()
     sys.meta_path.insert(0, order)
     for name in (PACKAGE, *FURTHER):

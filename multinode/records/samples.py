@@ -577,10 +577,10 @@ class StreamResult(msgspec.Struct, frozen=True, kw_only=True):
     """What arrived of a stream over one TCP connection, its beginning left out; None where it failed.
 
     Attributes:
-        port: of RDMA, that which sent it, `mlx5_0:1`.
+        rdma_port: that which sent it, `mlx5_0:1`; None of TCP.
     """
 
-    port: str | None = None
+    rdma_port: str | None = None
     size_bytes: Count | None = None
     time_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     error: str | None = None

@@ -126,7 +126,7 @@ def test_every_node_writes_to_the_next_over_the_ports_that_the_collective_used(f
     for (record,) in fabric.run():
         results = record["results"]
         assert isinstance(results, list)
-        assert [(one["port"], one["error"]) for one in results] == [("mlx5_0:1", None), ("mlx5_1:1", None)]
+        assert [(one["rdma_port"], one["error"]) for one in results] == [("mlx5_0:1", None), ("mlx5_1:1", None)]
         rates = [one["size_bytes"] * 8 / one["time_s"] / 1e9 for one in results]
         assert rates == pytest.approx([92.57, 97.28])
     commands = [line.split() for line in fabric.log.read_text().splitlines()]
@@ -162,7 +162,7 @@ def test_a_program_that_fails_is_told_with_its_words_and_the_test_goes_on(fabric
     for (record,) in fabric.run():
         assert record["results"] == [
             {
-                "port": "mlx5_0:1",
+                "rdma_port": "mlx5_0:1",
                 "error": "ib_write_bw ended with code 1: Unable to find the Infiniband/RoCE device",
             }
         ]

@@ -52,11 +52,11 @@ def test_the_turns_of_one_message_are_told_from_those_of_others() -> None:
 def test_raw_rdma_is_the_sum_of_a_nodes_ports_and_no_raw_tcp() -> None:
     def written(rank: int, *gbit_per_s: float) -> StreamSample:
         results = tuple(
-            StreamResult(port="mlx5_0:1", size_bytes=round(one * GBIT_BYTES), time_s=1) for one in gbit_per_s
+            StreamResult(rdma_port="mlx5_0:1", size_bytes=round(one * GBIT_BYTES), time_s=1) for one in gbit_per_s
         )
         return StreamSample(rank=rank, index=2, network="rdma", results=results)
 
-    failed = StreamSample(rank=1, index=2, network="rdma", results=(StreamResult(port="mlx5_0:1", error="no device"),))
+    failed = StreamSample(rank=1, index=2, network="rdma", results=(StreamResult(rdma_port="mlx5_0:1", error="no device"),))
     samples = {0: [written(0, 92.57, 97.28), stream(0.9)], 1: [failed]}
     assert speeds(read_rdma(plan(), samples)) == [("a", "b", 189.85, None), ("b", "a", None, "no device")]
     found = read_ring(plan(), samples)

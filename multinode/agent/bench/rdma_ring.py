@@ -118,11 +118,11 @@ def _read_answer(name: str, client: Query) -> Record:
     try:
         found = parse_report(client.answer())
     except QueryFailed as error:
-        return {"port": name, "error": str(error)}
+        return {"rdma_port": name, "error": str(error)}
     if found is None:
-        return {"port": name, "error": f"{_PROGRAM} printed no result"}
+        return {"rdma_port": name, "error": f"{_PROGRAM} printed no result"}
     size_bytes, gbit_per_s = found
-    return {"port": name, "size_bytes": size_bytes, "time_s": size_bytes * 8 / gbit_per_s / 1e9, "error": None}
+    return {"rdma_port": name, "size_bytes": size_bytes, "time_s": size_bytes * 8 / gbit_per_s / 1e9, "error": None}
 
 
 def _free_ports(addr: str, count: int) -> list[int]:
