@@ -56,7 +56,9 @@ def test_raw_rdma_is_the_sum_of_a_nodes_ports_and_no_raw_tcp() -> None:
         )
         return StreamSample(rank=rank, index=2, network="rdma", results=results)
 
-    failed = StreamSample(rank=1, index=2, network="rdma", results=(StreamResult(rdma_port="mlx5_0:1", error="no device"),))
+    failed = StreamSample(
+        rank=1, index=2, network="rdma", results=(StreamResult(rdma_port="mlx5_0:1", error="no device"),)
+    )
     samples = {0: [written(0, 92.57, 97.28), stream(0.9)], 1: [failed]}
     assert speeds(read_rdma(plan(), samples)) == [("a", "b", 189.85, None), ("b", "a", None, "no device")]
     found = read_ring(plan(), samples)

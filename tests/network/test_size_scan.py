@@ -262,7 +262,9 @@ def over_two_ports(*, log: bool, raw_gbit_per_s: float | None = None, raw_error:
             lines = tuple(f"n:1:1 [0] NCCL INFO {line}" for line in ("Using network IB", listed, *used))
             mine.append(NcclSample(rank=rank, lines=lines))
     size = round((raw_gbit_per_s or 1) * 1e9 / 8 / 2)
-    written = tuple(StreamResult(rdma_port=f"mlx5_{port}:1", size_bytes=size, time_s=1, error=raw_error) for port in (0, 1))
+    written = tuple(
+        StreamResult(rdma_port=f"mlx5_{port}:1", size_bytes=size, time_s=1, error=raw_error) for port in (0, 1)
+    )
     for rank, mine in samples.items() if raw_gbit_per_s or raw_error else ():
         mine.append(StreamSample(rank=rank, index=0, network="rdma", results=written))
     ports = tuple(RdmaPort(device=f"mlx5_{port}", port=1, rate_gbit_per_s=0.5) for port in range(3))
