@@ -1,12 +1,11 @@
 """Bench causes: what differs between a slow device and its peers, or between all at once and one alone. Pure.
 
 Who is slow is `slow_devices`'. What machines and their GPUs say is judged by the table of `telemetry.likely_causes`.
-The words are `profile.words`'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -17,7 +16,6 @@ from multinode.profile.likely_causes import (
     LikelyCause,
     Peers,
     compare_machines,
-    known_figures,
 )
 from multinode.stats.estimate import known_median
 
@@ -30,6 +28,7 @@ _THROTTLED = 0.2
 # Of the node's cores.
 _OTHERS_MORE = 0.25
 _FEWER_CORES = 0.9
+_HOLDER = "see whose process it is, and whether it may be ended: "
 _NOTHING = WorkerUse(seconds=0.0)
 
 
@@ -41,6 +40,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         phase: in which it was slow.
         they: the others; `peers` their workers.
         peer_phase: in which they were not slow; the same without.
+        write_hint: a hint as the node is reached.
     """
 
     node: str
@@ -49,6 +49,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     they: Peers
     peers: tuple[BenchWorker, ...]
     peer_phase: str | None = None
+    write_hint: Callable[[str], str] = str
 
     @property
     def use(self) -> WorkerUse:
@@ -71,6 +72,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             gpus=[self.use.gpu] if self.use.gpu is not None else [],
             peers=[use.gpu for use in self.others if use.gpu is not None],
             clocks_tell=False,
+            write_hint=self.write_hint,
         )
 
 
@@ -91,17 +93,49 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
     gpu = next((use.gpu for use in worker.use.values() if use.gpu is not None), None)
     if worker.gpu_holders:
         holders = ", ".join(worker.gpu_holders)
-        yield LikelyCause(cause="other_load", code="own_gpu_in_use", figures={"holders": holders})
+        yield LikelyCause(
+            cause="other_load",
+            code="own_gpu_in_use",
+            figures={"holders": holders},
+            sentence=f"before the measurement it was used by {holders}",
+            hint=f"{_HOLDER}nvidia-smi",
+        )
     if gpu is None:
         return
     for one in THROTTLES:
-        if one.share(gpu) >= _THROTTLED:
-            figures = known_figures(throttled_share=one.share(gpu))
-            yield LikelyCause(cause=one.cause, code=f"own_{one.cause}", figures=figures)
+        share = one.share(gpu)
+        if share >= _THROTTLED:
+            yield LikelyCause(
+                cause=one.cause,
+                code=f"own_{one.cause}",
+                figures={"throttled_share": share},
+                sentence=f"its clocks were throttled by {one.name} for {share:.0%} of the time",
+                hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
+            )
     clock, most = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
     if clock is not None and most is not None and clock < _SLOWER_THAN_MOST * most:
-        figures = known_figures(sm_clock_mhz=clock, sm_clock_max_mhz=most)
-        yield LikelyCause(cause="gpu_clocks", code="own_gpu_clocks", figures=figures)
+        yield LikelyCause(
+            cause="gpu_clocks",
+            code="own_gpu_clocks",
+            figures={"sm_clock_mhz": clock, "sm_clock_max_mhz": most},
+            sentence=f"it ran at {clock:.0f} of {most:.0f} MHz",
+            hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets clocks that were set by hand",
+        )
+
+
+def usual_cause(kind: str) -> LikelyCause:
+    """What most often holds a GPU below its data sheet in products (`matmul`) or in `memory`."""
+    clocks = kind == "matmul"
+    return LikelyCause(
+        cause="usual",
+        code=f"usual_{kind}",
+        sentence="usual reasons are a power limit below the GPU's own, heat, clocks that were set by hand, a GPU that "
+        "others use, and a torch that was built without kernels for it"
+        if clocks
+        else "usual reasons are memory clocks that were set by hand, error correction of GPUs that have it as an "
+        "option, and a GPU that others use",
+        hint=f"nvidia-smi -q -d CLOCK,{'POWER,PERFORMANCE' if clocks else 'ECC'} on the node while bench runs",
+    )
 
 
 def shared_processors(case: Case) -> LikelyCause | None:
@@ -111,28 +145,48 @@ def shared_processors(case: Case) -> LikelyCause | None:
         return None
     if busy < _FULL_PERCENT or got >= _SHARED_BELOW * worker.cores:
         return None
+    cores = worker.node_cores or worker.cores
+    # Where its workers may run on some of them only.
+    own = None if cores == worker.cores else worker.cores
+    used = f"{got:.1f} of {'them' if own is None else f'the {own} that they may run on'}"
     return case.beside.cause(
         "shared_processors",
         "shared_processors",
+        f"all {cores} cores that {case.node} sees were busy, and its own workers used {used}",
+        "nodes on one machine share its cores: compare them alone",
         job_cores=got,
-        node_cores=worker.node_cores or worker.cores,
-        # Where its workers may run on some of them only.
-        cores=None if worker.node_cores in {None, worker.cores} else worker.cores,
+        node_cores=cores,
+        cores=own,
     )
 
 
 def _threads(case: Case) -> Iterator[LikelyCause]:
     if case.me.device != "cpu":
         return
-    for name in ("threads", "cores"):
+    node = case.node
+    texts = {
+        "threads": (
+            "threads per worker",
+            f"set env.OMP_NUM_THREADS= in the hostfile to the same for every node, {node} included",
+        ),
+        "cores": (
+            "cores that a worker may use",
+            f"see what its workers may run on: ssh {node} nproc; a cpuset or taskset takes cores away",
+        ),
+    }
+    for name, (what, hint) in texts.items():
         mine, theirs = getattr(case.me, name), known_median(getattr(peer, name) for peer in case.peers)
         if mine is not None and theirs is not None and mine < _FEWER_CORES * theirs:
-            yield case.beside.cause("threads", f"few_{name}", **{name: mine, f"peers_{name}": theirs})
+            sentence = f"{what}: {mine} on {node}, {theirs:g} on {case.they}"
+            yield case.beside.cause("threads", f"few_{name}", sentence, hint, **{name: mine, f"peers_{name}": theirs})
 
 
 def _holders(case: Case) -> Iterator[LikelyCause]:
     if case.me.gpu_holders and not any(peer.gpu_holders for peer in case.peers):
-        yield case.beside.cause("other_load", "gpu_in_use", holders=", ".join(case.me.gpu_holders))
+        holders = ", ".join(case.me.gpu_holders)
+        sentence = f"before the measurement its GPU was used by {holders}"
+        hint = f"{_HOLDER}ssh {case.node} nvidia-smi"
+        yield case.beside.cause("other_load", "gpu_in_use", sentence, hint, holders=holders)
 
 
 def _others_load(case: Case) -> Iterator[LikelyCause]:
@@ -140,9 +194,12 @@ def _others_load(case: Case) -> Iterator[LikelyCause]:
     theirs = known_median(map(_others_cores, case.peers, case.others))
     if mine is None or case.me.node_cores is None or mine < (theirs or 0.0) + _OTHERS_MORE * case.me.node_cores:
         return
+    there = f", {theirs:.1f} of those of {case.they}" if theirs is not None else ""
     yield case.beside.cause(
         "other_load",
         "other_load",
+        f"other processes used {mine:.1f} of {case.node}'s {case.me.node_cores} cores{there}",
+        f"see what else runs there: ssh {case.node} top",
         others_cores=mine,
         peers_others_cores=theirs,
         node_cores=case.me.node_cores,
@@ -151,14 +208,25 @@ def _others_load(case: Case) -> Iterator[LikelyCause]:
 
 def _unlike(case: Case, cause: str) -> Iterator[LikelyCause]:
     """What none of the others has."""
-    for name in _UNLIKE[cause]:
+    hint = (
+        "in one training the slower device sets the pace: train on equal devices, or give it less work"
+        if cause == "device"
+        else f"install the same versions on {case.node} as on the others, and measure again"
+    )
+    for name, what in _UNLIKE[cause].items():
         mine, theirs = getattr(case.me, name), {getattr(peer, name) for peer in case.peers}
         if mine is not None and None not in theirs and mine not in theirs:
-            figures = {name: str(mine), f"peers_{name}": ", ".join(sorted(map(str, theirs)))}
-            yield case.beside.cause(cause, f"other_{name}", **figures)
+            others = ", ".join(sorted(map(str, theirs)))
+            sentence = f"{case.node} has {what}{mine}, {case.they} {others}"
+            yield case.beside.cause(
+                cause, f"other_{name}", sentence, hint, **{name: str(mine), f"peers_{name}": others}
+            )
 
 
-_UNLIKE = {"device": ("name",), "software": ("torch", "cuda", "capability")}
+_UNLIKE = {
+    "device": {"name": ""},
+    "software": {"torch": "torch ", "cuda": "torch built with CUDA ", "capability": "kernels for "},
+}
 
 
 def _others_cores(worker: BenchWorker, use: WorkerUse) -> float | None:

@@ -14,7 +14,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         value: in the test's unit: the median of the timings, of several repeats the mean of their medians.
-        interval: its 95 % confidence interval; None in a report of an earlier release.
+        interval: its 95 % confidence interval.
         cv: standard deviation of the timings over their mean.
         of_peak: as a share of the data sheet's figure; None where that is not known.
         of_peers: as a share of the median of like devices elsewhere; None where there is none.
@@ -149,7 +149,7 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Anomaly(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that is not as fast as it should be: a sentence once it is worded, and what differs, likeliest first."""
+    """A device that is not as fast as it should be: a sentence, and what differs, likeliest first."""
 
     text: str = ""
     likely_causes: tuple[LikelyCause, ...] = msgspec.field(name="clues")
@@ -161,7 +161,7 @@ class Slow(Anomaly, frozen=True, kw_only=True):
     Attributes:
         rank: the worker's, where the others of the node are not slow; None is all of them.
         ratios: by phase and kind of test, the median share of what the peers reach.
-        compared_with: who they are; None in a report of an earlier release. `peers` in words, once it is worded.
+        compared_with: who they are; `peers` in words.
         cause: the likeliest: `cpu`, `threads`, `gpu_heat`, `gpu_power`, `gpu_clocks`, `pcie`, `other_load`,
             `device`, `software`; `unknown` without any.
     """

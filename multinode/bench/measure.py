@@ -17,9 +17,8 @@ from functools import partial
 import msgspec
 
 from multinode.bench.figures import BenchReport
-from multinode.bench.judge import summarise_bench
+from multinode.bench.judge import summarise_bench, with_progress
 from multinode.bench.nodes import BenchPart
-from multinode.bench.words import with_progress, with_words
 from multinode.cluster.quoting import as_steps
 from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
 from multinode.launch.clean import cleanup_nodes
@@ -171,8 +170,9 @@ class _Series:
 
     def _keep(self, status: str, left: Sequence[_Step] = ()) -> BenchReport:
         """Store what there is, and what is left to be measured."""
-        report = summarise_bench(self._directory.run_id, [one.part for one in self._measured])
-        report = with_words(report, self._test, partial(as_steps, nodes=self._what.cluster.nodes))
+        parts = [one.part for one in self._measured]
+        as_reached = partial(as_steps, nodes=self._what.cluster.nodes)
+        report = summarise_bench(self._directory.run_id, parts, self._test, as_reached)
         report = msgspec.structs.replace(report, left=tuple(self._title(step) for step in left if self._able(step)))
         run = Run(
             run_id=report.run_id,

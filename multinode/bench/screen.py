@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, Speed
-from multinode.bench.words import describe_anomaly, describe_outcome
+from multinode.bench.judge import describe_outcome
+from multinode.bench.slow_devices import because
 from multinode.records.benchmark import LAUNCH_US
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
 from multinode.render.table import Part, labelled, paragraph, sheet_table
@@ -87,7 +88,8 @@ def _findings(report: BenchReport) -> list[tuple[str, _Rows]]:
     explained: set[str] = set()
     found: list[tuple[str, _Rows]] = []
     for one in report.anomalies:
-        found.append((describe_anomaly(one), () if _cause(one) in explained else _cause_rows(one)))
+        symptom = one.text.removesuffix(because(one.likely_causes))
+        found.append((symptom, () if _cause(one) in explained else _cause_rows(one)))
         explained.add(_cause(one))
     outcome = describe_outcome(report)
     # Failures, and what is left to be measured.

@@ -8,16 +8,17 @@ median, and in half of them the confidence interval of that share does not reach
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.bench.causes import Case, find_causes, sensor_causes, shared_processors
+from multinode.bench.causes import Case, find_causes, sensor_causes, shared_processors, usual_cause
 from multinode.bench.figures import BelowSheet, BenchNode, BenchTest, BenchWorker, Drop, Slow, Speed
 from multinode.bench.work import KINDS
 from multinode.profile.likely_causes import LikelyCause, Peers
 from multinode.records.benchmark import PHASES
 from multinode.stats.estimate import Estimate, ratio
+from multinode.units import format_list
 
 SLOW_BELOW = 0.9
 """Of the peers' median: what is below is slow."""
@@ -26,6 +27,7 @@ SLOW_BELOW = 0.9
 _LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
 # In smaller matrices, starting and ending weigh as much as the product.
 _LARGE_ROWS = 4096
+_MOST_NAMED = 4
 # By phase and kind of test, a median share of what the peers reach.
 _Ratios = dict[str, dict[str, float]]
 
@@ -54,11 +56,12 @@ def with_peers(nodes: Sequence[BenchNode]) -> tuple[BenchNode, ...]:
     )
 
 
-def find_slow(nodes: Sequence[BenchNode]) -> tuple[Slow, ...]:
+def find_slow(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> tuple[Slow, ...]:
     """Nodes and workers slower than their peers, the slowest first; a node whose workers all are is named as a whole.
 
     Args:
         nodes: as `with_peers` marked them.
+        write_hint: a hint as its node is reached.
     """
     placed = _placed(nodes)
     found = []
@@ -66,11 +69,11 @@ def find_slow(nodes: Sequence[BenchNode]) -> tuple[Slow, ...]:
         slow = [(each, ratios) for each in placed if each.node is node and (ratios := _slow_ratios(each.worker))]
         whole = len(slow) == len(node.workers)
         groups = [slow] if whole else [[one] for one in slow]
-        found += [_slow(members, placed, whole=whole) for members in groups if members]
+        found += [_slow(members, placed, write_hint, whole=whole) for members in groups if members]
     return tuple(sorted(found, key=lambda one: min(ratio for kinds in one.ratios.values() for ratio in kinds.values())))
 
 
-def find_drops(nodes: Sequence[BenchNode]) -> tuple[Drop, ...]:
+def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> tuple[Drop, ...]:
     """Nodes slower while all workers measure than each alone; the ones with the same cause are named together."""
     placed = _placed(nodes)
     by_cause: dict[str, list[tuple[_Placed, float, tuple[LikelyCause, ...]]]] = {}
@@ -78,7 +81,7 @@ def find_drops(nodes: Sequence[BenchNode]) -> tuple[Drop, ...]:
         pairs = [(test.together, test.alone) for test in each.worker.tests]
         ratios = [ratio(_estimate(late), _estimate(early)) for late, early in pairs if late and early]
         if ratios and _is_slow(ratios):
-            causes = _drop_causes(each, alone=len(placed) == 1)
+            causes = _drop_causes(each, write_hint, alone=len(placed) == 1)
             share = statistics.median(one.value for one in ratios)
             by_cause.setdefault(_cause(causes), []).append((each, share, causes))
     return tuple(_drop(cause, members) for cause, members in by_cause.items())
@@ -149,7 +152,13 @@ def _slow_ratios(worker: BenchWorker) -> _Ratios:
     return found
 
 
-def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed], *, whole: bool) -> Slow:
+def _slow(
+    members: Sequence[tuple[_Placed, _Ratios]],
+    placed: Sequence[_Placed],
+    write_hint: Callable[[str], str],
+    *,
+    whole: bool,
+) -> Slow:
     worst: _Ratios = {}
     for _, ratios in members:
         for phase, kinds in ratios.items():
@@ -164,22 +173,31 @@ def _slow(members: Sequence[tuple[_Placed, _Ratios]], placed: Sequence[_Placed],
     causes: dict[str, LikelyCause] = {}
     for each, _ in members:
         case = Case(
-            node=each.node.node, me=each.worker, phase=phase, they=they, peers=tuple(peer.worker for peer in peers)
+            node=each.node.node,
+            me=each.worker,
+            phase=phase,
+            they=they,
+            peers=tuple(peer.worker for peer in peers),
+            write_hint=write_hint,
         )
         for cause in find_causes(case):
             causes.setdefault(cause.cause, cause)
     found = tuple(causes.values())
+    node, rank = first.node.node, None if whole else first.worker.rank
+    who = node if rank is None else f"worker {rank} of {node}"
     return Slow(
-        node=first.node.node,
-        rank=None if whole else first.worker.rank,
+        text=f"{who} is slow: {_ratios_text(worst, they)}" + because(found),
+        node=node,
+        rank=rank,
         ratios=worst,
         compared_with=they,
+        peers=str(they),
         cause=_cause(found),
         likely_causes=found,
     )
 
 
-def _drop_causes(each: _Placed, *, alone: bool) -> tuple[LikelyCause, ...]:
+def _drop_causes(each: _Placed, write_hint: Callable[[str], str], *, alone: bool) -> tuple[LikelyCause, ...]:
     worker, name = each.worker, each.node.node
     case = Case(
         node=name,
@@ -188,6 +206,7 @@ def _drop_causes(each: _Placed, *, alone: bool) -> tuple[LikelyCause, ...]:
         they=Peers(kind="alone"),
         peers=(worker,),
         peer_phase="alone",
+        write_hint=write_hint,
     )
     shared = None if alone else shared_processors(case)
     found = find_causes(case)
@@ -199,7 +218,9 @@ def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[LikelyCause,
     names = tuple(dict.fromkeys(each.node.node for each, _, _ in members))
     ratio = statistics.median(ratio for _, ratio, _ in members)
     causes = members[0][2]
+    verb = "drops" if len(names) == 1 else "drop"
     return Drop(
+        text=f"{format_list(names, _MOST_NAMED)} {verb} to {ratio:.0%} under full load" + because(causes),
         nodes=names,
         ratio=ratio,
         cause=cause,
@@ -216,14 +237,31 @@ def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]
 
 def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
     best, test, share = max(members, key=lambda one: one[2])
-    causes = (*sensor_causes(best.worker), LikelyCause(cause="usual", code=f"usual_{kind}"))
+    causes = (*sensor_causes(best.worker), usual_cause(kind))
+    workers = tuple(each.name for each, _, _ in members)
+    where = f"{device} of {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
     return BelowSheet(
+        text=f"{where} reaches at most {share:.0%} of its data sheet ({test.label})" + because(causes),
         device=device,
         label=test.label,
         of_peak=share,
-        workers=tuple(each.name for each, _, _ in members),
+        workers=workers,
         likely_causes=causes,
     )
+
+
+def _ratios_text(ratios: _Ratios, peers: Peers) -> str:
+    """`31% of the speed of node0 in matrix products and 33% in memory (alone)`."""
+    said = "; ".join(
+        f"{format_list([f'{ratio:.0%} in {KINDS[kind]}' for kind, ratio in kinds.items()])} ({phase})"
+        for phase, kinds in ratios.items()
+    )
+    return said.replace("%", f"% of the speed of {peers}", 1)
+
+
+def because(causes: Sequence[LikelyCause]) -> str:
+    """How the sentence about a device ends."""
+    return f"; likely because {causes[0].sentence}" if causes else "; nothing that was recorded explains it"
 
 
 def _cause(causes: Sequence[LikelyCause]) -> str:

@@ -42,7 +42,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         dataset_samples: samples of the data set, as the training had it.
         whole_s: time that the user's full run would take; `whole_cost` its price.
         cost_per_million_tokens: price of a million tokens, padding counted.
-        disturbed: other load and thermals that were seen; `disturbances` a sentence each, once it is worded.
+        disturbed: other load and thermals that were seen; `disturbances` a sentence each.
         missing: reason by name of every figure that is None.
     """
 

@@ -80,6 +80,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     reason = next((one.reason for one in energy if one.reason), "")
     missing |= split.missing | {name: reason for name, value in power.items() if value is None and reason}
     cores = {name: count for name, count in zip(last.node_names, last.cores, strict=False) if count}
+    disturbances = find_disturbances([summary.nodes for summary in summaries], cores)
     figures: dict[str, Any] = {
         **tokens,
         **power,
@@ -109,7 +110,8 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         late_ms=split.late_ms,
         whole=workload.whole,
         dataset_samples=last.summary.dataset_samples,
-        disturbed=find_disturbances([summary.nodes for summary in summaries], cores),
+        disturbed=tuple(disturbances.values()),
+        disturbances=tuple(disturbances),
         **figures,
         missing=missing,
     )

@@ -21,7 +21,6 @@ from multinode.contrast.slowdown_attribution import (
     network_ms_of,
     reference_of,
 )
-from multinode.profile.words import disturbance_words
 from multinode.render.sheet import range_of_times, times
 from multinode.stats.estimate import Estimate, inverse
 from multinode.units import format_count, format_list, format_rate, goodput_gb_per_s
@@ -144,17 +143,9 @@ def with_words(contrast: Contrast) -> Contrast:
         for side in (contrast.candidate, *contrast.others)
         for one in find_differences(baseline, side, contrast.mode)
     ]
-    baseline, candidate, *others = (_side_with_words(one) for one in (baseline, contrast.candidate, *contrast.others))
-    contrast = msgspec.structs.replace(contrast, baseline=baseline, candidate=candidate, others=tuple(others))
     loss = msgspec.structs.replace(contrast.loss, sentence=_loss(contrast.loss, case_of(contrast)))
     contrast = msgspec.structs.replace(contrast, loss=loss, differences=tuple(dict.fromkeys(differences)))
     return msgspec.structs.replace(contrast, verdict=_verdict(contrast), reasons=_reasons(contrast))
-
-
-def _side_with_words(side: Side) -> Side:
-    """The side with what disturbed it; as it is, where an earlier release has worded it."""
-    said = tuple(map(disturbance_words, side.disturbed))
-    return msgspec.structs.replace(side, disturbances=said) if said else side
 
 
 def _verdict(contrast: Contrast) -> str:

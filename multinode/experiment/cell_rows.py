@@ -46,6 +46,7 @@ _FROM_SIDE = (
     "price_per_hour",
     "cost_per_million_tokens",
     "disturbed",
+    "disturbances",
 )
 # What no figure here can be above.
 _MOST = 1e12

@@ -23,7 +23,6 @@ from multinode.experiment.cells import (
 )
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.contradictions import Contradiction
-from multinode.profile.words import disturbance_words
 from multinode.units import format_duration, format_list
 
 _BATCH = (
@@ -70,7 +69,6 @@ def with_words(table: CellTable) -> CellTable:
     rows = (
         msgspec.structs.replace(
             row,
-            disturbances=tuple(map(disturbance_words, row.disturbed)) or row.disturbances,
             contradictions=tuple(map(contradiction_words, row.contradicted)) or row.contradictions,
         )
         for row in table.cells

@@ -55,7 +55,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
         samples_per_s_per_purchase: samples per second for a unit of money that the devices cost.
         cost_per_million_tokens: by the hour.
         relative: samples_per_s over the table's baseline's.
-        disturbed: other load and thermals that were seen; `disturbances` a sentence each, once it is worded.
+        disturbed: other load and thermals that were seen; `disturbances` a sentence each.
         contradicted: what of an imported row does not fit together; `contradictions` likewise.
         missing: reason by name of every figure of a measured row that is None.
     """

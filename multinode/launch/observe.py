@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
 from multinode.errors import MultinodeError
@@ -12,7 +14,6 @@ from multinode.launch.fetch import read_traces
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.summary import Summary, summarise
 from multinode.profile.utilisation import ModelWork
-from multinode.profile.words import with_words
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.sample_files import EvenStretches
@@ -71,7 +72,9 @@ def observe_run(
 
 def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str], None] = lambda _: None) -> Summary:
     """Summarise a run's stored samples, and keep the summary beside them; `say` as `observe_run` has it."""
-    observed = observe_run(directory, plan, say)
+    cluster = directory.read("cluster.json", Cluster)
+    as_reached = partial(as_steps, nodes=cluster.nodes if cluster is not None else ())
+    observed = msgspec.structs.replace(observe_run(directory, plan, say), write_hint=as_reached)
     traces, unread = read_traces(directory, plan.trace.ranks if plan.trace else ())
     summary = summarise(
         observed,
@@ -80,10 +83,6 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
         scan=_latest_scan(directory, plan),
         unread=unread,
     )
-    cluster = directory.read("cluster.json", Cluster)
-    nodes = cluster.nodes if cluster is not None else ()
-    devices = {rank: events.device for rank, events in traces.items()}
-    summary = with_words(summary, partial(as_steps, nodes=nodes), devices)
     directory.write("summary.json", summary)
     return summary
 

@@ -13,7 +13,7 @@ from multinode.predict.break_even import beats_one
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.training_state import DEEPSPEED, TrainingState, TuningOption
 from multinode.predict.tuning_options import lacking_nodes, repeated_calls, script_ms, short_nodes
-from multinode.predict.words import error_words, launch_command, link_words, scenario_with_words
+from multinode.predict.words import error_words, launch_command, link_words
 from multinode.profile.summary_sheets import SMALLER
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, span_of_times, times
 from multinode.render.table import Command, Part, labelled_parts, paragraph, sheet_table
@@ -264,7 +264,6 @@ def with_words(ranked: Sequence[RankedOption], now: PredictedScenario) -> tuple[
     return tuple(
         msgspec.structs.replace(
             advice,
-            outlook=scenario_with_words(advice.outlook),
             meaning=_meaning(option),
             command=_command(option),
             why=_why(now, option, advice.outlook),

@@ -20,7 +20,7 @@ from multinode.predict.evidence import Evidence
 from multinode.predict.forecast import back_tested, trusted
 from multinode.predict.request import evidence_of, hosts_of, read_record, runs_of
 from multinode.predict.training_state import GpuMemoryBudget, TrainingState
-from multinode.predict.words import back_test_with_words, scenario_with_words
+from multinode.predict.words import back_test_with_words
 from multinode.profile.summary import Summary
 from multinode.records.run_directory import RunDirectory, list_runs
 
@@ -64,7 +64,7 @@ def advise_runs(
         runs=tuple(names),
         sources=evidence.sources,
         settings=today.settings,
-        today=scenario_with_words(now),
+        today=now,
         measured_samples_per_s=today.measured_samples_per_s,
         advice=advice,
         notes=tuple(dict.fromkeys(notes)),

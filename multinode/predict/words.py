@@ -10,10 +10,8 @@ import msgspec
 
 from multinode.cluster.quoting import hosts_option
 from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed, NodeGain
-from multinode.predict.forecast import Forecast, PredictedScenario
+from multinode.predict.forecast import Forecast
 from multinode.predict.leave_one_out import BackTest
-from multinode.predict.predict import split_of
-from multinode.profile.words import bottleneck_words
 from multinode.units import format_count, format_rate
 
 # A narrower range is one figure.
@@ -112,16 +110,9 @@ def with_words(forecast: Forecast) -> Forecast:
     """The forecast with its sentences."""
     return msgspec.structs.replace(
         forecast,
-        scenarios=tuple(map(scenario_with_words, forecast.scenarios)),
         break_even=_break_even(forecast.break_even) if forecast.break_even is not None else None,
         back_test=back_test_with_words(forecast.back_test),
     )
-
-
-def scenario_with_words(one: PredictedScenario) -> PredictedScenario:
-    """A scenario with the sentence of its bottleneck."""
-    sentence = bottleneck_words(one.bottleneck, split_of(one.parts))
-    return msgspec.structs.replace(one, bottleneck=msgspec.structs.replace(one.bottleneck, sentence=sentence))
 
 
 def back_test_with_words(tested: BackTest) -> BackTest:

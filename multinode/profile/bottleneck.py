@@ -1,4 +1,4 @@
-"""Bottleneck: what a step spends most of its time on that is not compute. Its words are `report`'s. Pure."""
+"""Bottleneck: what a step spends most of its time on that is not compute. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.profile.step_split import StepSplit
+from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.stragglers import Straggler, Waiting
 
 WORTH = 0.05
 """Of the step: below it there is nothing to win that a user would notice."""
+_TAKES = {
+    "network": "exposed communication",
+    "data": "waiting for batches",
+    "host": "time outside compute, communication, data and optimizer",
+}
+_TURNS = "waiting for slower workers takes {share}; they take turns: no single one is to blame"
+_NO_ONE = "waiting for other workers takes {share}; none of them stands out as the slow one"
+_THREE_DIGITS = 100
 
 
 class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +29,7 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
             `no_communication`: each worker trains alone; or `unknown`.
         share: of the step that it takes.
         take_turns: whether stragglers are late in turns, so that none of them is to blame.
-        sentence: with its figures, written by `report`.
+        sentence: with its figures.
     """
 
     kind: str
@@ -43,7 +51,8 @@ def find_bottleneck(
     waiting = waiting or Waiting()
     mean = split.mean
     if mean is None or mean.exposed_ms is None or mean.step_ms <= 0:
-        return Bottleneck(kind="unknown")
+        why = split.missing.get("exposed_ms", "no measured step was recorded")
+        return Bottleneck(kind="unknown", sentence=f"bottleneck unknown: {why}")
     lost_ms = {
         "network": mean.exposed_ms,
         "straggler": max((straggler.late_ms for straggler in stragglers), default=waiting.late_ms or 0.0),
@@ -53,13 +62,49 @@ def find_bottleneck(
     kind = max(lost_ms, key=lambda name: lost_ms[name])
     share = lost_ms[kind] / mean.step_ms
     if share > WORTH:
-        return Bottleneck(
-            kind=kind, share=share, take_turns=kind == "straggler" and not stragglers and waiting.take_turns
-        )
+        take_turns = kind == "straggler" and not stragglers and waiting.take_turns
+        takes = _share(lost_ms[kind], mean)
+        if stragglers and kind == "straggler":
+            worst = max(stragglers, key=lambda straggler: straggler.late_ms)
+            evidence = f": {worst.evidence[0]}" if worst.evidence else ""
+            sentence = f"waiting for {worst.node} takes {takes}{evidence}"
+        elif kind == "straggler":
+            sentence = _TURNS.format(share=takes) if take_turns else _NO_ONE.format(share=takes)
+        else:
+            sentence = f"{_TAKES[kind]} takes {takes}"
+        return Bottleneck(kind=kind, share=share, take_turns=take_turns, sentence=sentence)
     own_ms = None if mean.compute_ms is None else mean.compute_ms + (mean.optimizer_ms or 0.0)
-    return Bottleneck(kind="compute", share=None if own_ms is None else own_ms / mean.step_ms)
+    return Bottleneck(
+        kind="compute",
+        share=None if own_ms is None else own_ms / mean.step_ms,
+        sentence=_compute_bound(own_ms, split, mean),
+    )
 
 
 def is_bound(split: StepSplit) -> bool:
     """Whether the host's waits for batches are but an upper bound: a GPU may have computed all the while."""
     return split.mean is not None and split.mean.compute_ms is None and split.device != "cpu"
+
+
+def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) -> str:
+    threshold = f"{WORTH:.0%}"
+    if own_ms is not None:
+        own = f"compute and optimizer take {_share(own_ms, mean)}"
+        return f"compute-bound: {own}; nothing else takes more than {threshold}"
+    unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in split.missing]
+    sentence = f"nothing that was measured takes more than {threshold} of {_ms(mean.step_ms)} per step"
+    if unknown:
+        sentence += f"; not measured: {', '.join(unknown)}"
+    if is_bound(split) and mean.data_ms is not None and mean.data_ms > WORTH * mean.step_ms:
+        waited = f"{_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%})"
+        sentence += f"; the host waited {waited} for batches, during which the GPU may have computed"
+    return sentence
+
+
+def _share(time_ms: float, mean: WorkerSplit) -> str:
+    return f"{_ms(time_ms)} of {_ms(mean.step_ms)} per step ({time_ms / mean.step_ms:.0%})"
+
+
+def _ms(time_ms: float) -> str:
+    """`512 ms`, `4.2 ms`: three significant digits."""
+    return f"{time_ms:.0f} ms" if time_ms >= _THREE_DIGITS else f"{time_ms:.3g} ms"

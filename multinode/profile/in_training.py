@@ -10,15 +10,22 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from multinode.profile.calls import last_models
-from multinode.profile.inspector_view import view_inspector
+from multinode.profile.inspector_view import NEWER_PLUGIN, view_inspector
 from multinode.profile.observed import Observed
 from multinode.profile.trace_view import TraceView
 from multinode.records.samples import DdpSample, NcclOpSample
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import bus_factor
-from multinode.traffic.size_curve import SizeCurve
+from multinode.traffic.size_curve import ScanCurves
 
 _GB_PER_S = 1e-3  # of bytes in a microsecond
+# Steps and records do not end at the same moment.
+_ALIKE = 0.05
+_SOURCES = {
+    "trace": "by the transfers of the profiler's window",
+    "nccl inspector": "by the records of NCCL's Inspector plugin, each by the worker that waited least",
+    "ddp span": "by DDP's counters: first bucket to last, waiting for buckets included, so that it is a lower bound",
+}
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +53,7 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
             known, and neither sizes nor bytes.
         asked_bytes: that the calls asked for, of a worker in a step, beside it.
         alone: nccl-test's figure, where a run of the same nodes and workers is stored.
-        sentence: both in words, written by `report`.
+        sentence: both in words; empty without a bandwidth.
         reason: why there is none.
     """
 
@@ -61,8 +68,27 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
-    """The bandwidth by the best source: a window of the profiler, else NCCL's Inspector, else DDP's counters."""
+def in_training(
+    observed: Observed, trace: TraceView | None, asked_bytes: float = 0.0, scan: ScanCurves | None = None
+) -> InTraining:
+    """The bandwidth by the best source: a window of the profiler, else NCCL's Inspector, else DDP's counters.
+
+    Args:
+        observed: the run.
+        trace: the profiler's window.
+        asked_bytes: of all-reduces of all workers, by the calls of a worker in a step; 0 is unknown.
+        scan: an nccl-test of the same nodes and workers, to stand beside it.
+    """
+    found = _by_best_source(observed, trace)
+    if found.busbw_gb_per_s is None:
+        return found
+    asked = asked_bytes if found.bytes_per_step is not None and asked_bytes else None
+    alone = _alone(found.sizes_bytes, scan, observed.world_size) if scan is not None else None
+    found = msgspec.structs.replace(found, asked_bytes=asked, alone=alone)
+    return msgspec.structs.replace(found, sentence=_sentence(found))
+
+
+def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
     if observed.world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
         return InTraining(reason="one worker has nobody to talk to")
     if trace is not None and trace.busbw_gb_per_s is not None:
@@ -79,11 +105,31 @@ def in_training(observed: Observed, trace: TraceView | None) -> InTraining:
     return InTraining(reason="; ".join(reasons))
 
 
-def reconciled(training: InTraining, asked_bytes: float | None) -> InTraining:
-    """The same beside what the calls asked for, where the source counts bytes, with whether they differ."""
-    if training.bytes_per_step is None or not asked_bytes:
-        return training
-    return msgspec.structs.replace(training, asked_bytes=asked_bytes)
+def _alone(sizes_bytes: Sequence[int], scan: ScanCurves, world_size: int) -> Alone | None:
+    """What the scan measured for the sizes of a step, one after the other."""
+    curve, sizes = scan.curves.get("all_reduce"), [size for size in sizes_bytes if size > 0]
+    took_us = sum(curve.predict_us(size) for size in sizes) if curve is not None else 0.0
+    if not 0 < took_us < math.inf:
+        return None
+    return Alone(run_id=scan.run_id, busbw_gb_per_s=_busbw(sizes, took_us, world_size))
+
+
+def _sentence(training: InTraining) -> str:
+    busbw = training.busbw_gb_per_s or 0.0
+    parts = [f"The training's all-reduces reach {busbw:.3g} GB/s busbw, {_SOURCES[training.source or '']}"]
+    if training.recorded < 1.0:
+        parts.append(f"these are samples: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")
+    if training.alone is not None and training.alone.busbw_gb_per_s > 0:
+        share = busbw / training.alone.busbw_gb_per_s
+        parts.append(
+            f"that is {share:.0%} of the {training.alone.busbw_gb_per_s:.3g} GB/s that nccl-test "
+            f"({training.alone.run_id}) measured for the same sizes"
+        )
+    if training.bytes_per_step is not None and training.asked_bytes:
+        counted = f"{training.bytes_per_step / 1e6:.3g} MB per step by NCCL"
+        alike = abs(training.bytes_per_step / training.asked_bytes - 1) <= _ALIKE
+        parts.append(f"{counted}, {'as' if alike else 'and'} {training.asked_bytes / 1e6:.3g} MB by the calls")
+    return f"{'; '.join(parts)}."
 
 
 def _by_inspector(observed: Observed) -> InTraining:
@@ -95,25 +141,6 @@ def _by_inspector(observed: Observed) -> InTraining:
         bytes_per_step=view.bytes_per_step,
         recorded=view.recorded,
     )
-
-
-def beside(training: InTraining, run_id: str, curve: SizeCurve, world_size: int) -> InTraining:
-    """The same beside what a size scan of all-reduces measured: the sizes of a step, one after the other.
-
-    Args:
-        training: as `in_training` has it; without sizes it stays as it is.
-        run_id: of the nccl-test.
-        curve: time over size of its all-reduce, of as many workers on the same nodes.
-        world_size: workers in all.
-    """
-    sizes = [size for size in training.sizes_bytes if size > 0]
-    if training.busbw_gb_per_s is None or not sizes:
-        return training
-    took_us = sum(curve.predict_us(size) for size in sizes)
-    if not 0 < took_us < math.inf:
-        return training
-    alone = Alone(run_id=run_id, busbw_gb_per_s=_busbw(sizes, took_us, world_size))
-    return msgspec.structs.replace(training, alone=alone)
 
 
 def _by_counters(observed: Observed) -> InTraining:

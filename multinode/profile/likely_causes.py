@@ -1,20 +1,20 @@
 """Likely causes: what slows a machine or its GPUs, beside its peers or by itself (disturbances). Pure.
 
 A cause has figures of both sides: what is the same everywhere makes nobody slow. A disturbance marks a figure as
-measured under conditions that another time may not have. Codes and figures: the words are
-`profile.words`'.
+measured under conditions that another time may not have.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.stats.estimate import known_max, known_median
+from multinode.units import format_list
 
 Figures = dict[str, float | str]
 """What was seen, each with its unit in its name; that of the peers begins with `peers_`."""
@@ -27,6 +27,7 @@ _THROTTLED = 0.05
 _HOT_C = 85
 _LITTLE_MEMORY_GIB = 1.0
 _OTHERS_PERCENT = 25
+_MOST_NAMED = 4
 
 
 class Peers(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,17 +41,22 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "nodes"
     names: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        if self.kind == "nodes":
+            return format_list(self.names, _MOST_NAMED)
+        return "the other workers of its node" if self.kind == "workers" else "the same device alone"
+
 
 class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that may make a machine slow.
 
     Attributes:
         cause: as Straggler and Slow have it.
-        code: which of the sentences that `profile.words` has; empty in a record of an earlier release.
+        code: what tells it from others of the same cause.
         node: that is slow.
         peers: that are not; None where it is looked at by itself.
         figures: of both.
-        sentence: what was seen; likewise `hint`, what to do about it. Empty until it is worded.
+        sentence: what was seen; likewise `hint`, what to do about it.
     """
 
     cause: str
@@ -77,16 +83,48 @@ class _Condition(msgspec.Struct, frozen=True, kw_only=True):
     more: float = math.inf  # Than the peers' median, to be a cause.
     beyond: float = math.inf  # To be a disturbance.
     cause: str = ""
-    unlike: bool = False  # Whether it is a cause where no peer has the figure.
+    # Filled with `node`, `they`, the figure (`mine`), their median (`theirs`) and the node's limit.
+    sentence: str = ""
+    alone: str = ""  # The sentence where no peer has the figure; empty where it is no cause then.
+    hint: str = ""
+    disturbance: str = ""  # Its sentence as such, filled with the figure.
 
 
 _PROCESSORS = (
-    _Condition(figure="throttled_share", more=0.1, beyond=0.02, cause="cpu", unlike=True),
-    _Condition(figure="cpu_steal_percent", more=5, beyond=2, cause="cpu"),
+    _Condition(
+        figure="throttled_share",
+        more=0.1,
+        beyond=0.02,
+        cause="cpu",
+        sentence="CPU throttled (cgroup) on {node}{limit} for {mine:.0%} of the time, on {they} for {theirs:.0%}",
+        alone="CPU throttled (cgroup) on {node}{limit} for {mine:.0%} of the time, no limit on {they}",
+        hint="raise the CPU limit of the job on {node}: CPUQuota= of systemd, --cpus of docker, limits.cpu of a pod, "
+        "--cpus-per-task of Slurm",
+        disturbance="CPU throttled (cgroup) for {:.0%} of the time",
+    ),
+    _Condition(
+        figure="cpu_steal_percent",
+        more=5,
+        beyond=2,
+        cause="cpu",
+        sentence="CPU steal {mine:.0f} % on {node}, {theirs:.0f} % on {they}",
+        hint="{node} shares its CPUs with other virtual machines: give it dedicated ones, or leave it out",
+        disturbance="CPU steal {:.0f}%",
+    ),
 )
 _REST = (
-    _Condition(figure="cpu_iowait_percent", more=10, cause="disk"),
-    _Condition(figure="retransmitted_share", beyond=0.001),
+    _Condition(
+        figure="cpu_iowait_percent",
+        more=10,
+        cause="disk",
+        sentence="iowait {mine:.0f} % on {node}, {theirs:.0f} % on {they}",
+        hint="see which disk it is: ssh {node} iostat -x 1 5",
+    ),
+    _Condition(
+        figure="retransmitted_share",
+        beyond=0.001,
+        disturbance="TCP retransmits: {:.2%} of the segments that it sent",
+    ),
 )
 
 
@@ -95,13 +133,28 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: str
     reason: str
+    name: str
+    hint: str  # Filled with `node`.
 
     def share(self, gpu: GpuUse) -> float:
         """Part of the time in which it throttled the clocks."""
         return max((share for reason, share in gpu.throttle.items() if self.reason in reason), default=0.0)
 
 
-THROTTLES = (Throttle(cause="gpu_heat", reason="thermal"), Throttle(cause="gpu_power", reason="power"))
+THROTTLES = (
+    Throttle(
+        cause="gpu_heat",
+        reason="thermal",
+        name="heat",
+        hint="cool it better: fans, dust, the GPUs next to it; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
+    ),
+    Throttle(
+        cause="gpu_power",
+        reason="power",
+        name="a power limit",
+        hint="compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
+    ),
+)
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +165,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
         use: as NodeUse, or with some of its fields; likewise `others`.
         gpus: those of it that are looked at; `peers` those that they are compared with.
         clocks_tell: whether what holds clocks down delays nobody where they are as fast.
+        write_hint: a hint as the node is reached.
     """
 
     node: str
@@ -121,10 +175,19 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Sequence[GpuUse]
     peers: Sequence[GpuUse]
     clocks_tell: bool = True
+    write_hint: Callable[[str], str] = str
 
-    def cause(self, cause: str, code: str, **figures: float | str | None) -> LikelyCause:
+    def cause(self, cause: str, code: str, sentence: str, hint: str, **figures: float | str | None) -> LikelyCause:
         """A cause of its being slow, with the figures that are known."""
-        return LikelyCause(cause=cause, code=code, node=self.node, peers=self.they, figures=known_figures(**figures))
+        return LikelyCause(
+            cause=cause,
+            code=code,
+            node=self.node,
+            peers=self.they,
+            figures=known_figures(**figures),
+            sentence=sentence,
+            hint=self.write_hint(hint),
+        )
 
 
 def known_figures(**figures: float | str | None) -> Figures:
@@ -139,39 +202,52 @@ def compare_machines(beside: Beside) -> Iterator[LikelyCause]:
     yield from _compare(_REST, beside)
     left, left_there = _figure(beside.use, "memory_available_gib"), _median_of(beside.others, "memory_available_gib")
     if left is not None and left_there is not None and left < _LITTLE_MEMORY_GIB <= left_there:
-        yield beside.cause("memory", "little_memory", memory_available_gib=left, peers_memory_available_gib=left_there)
+        yield beside.cause(
+            "memory",
+            "little_memory",
+            f"{beside.node} had {left:.2f} GiB of memory left, {beside.they} {left_there:.2f} GiB",
+            f"see what uses it, and whether it swaps: ssh {beside.node} 'free -h; ps aux --sort=-rss | head'; what a "
+            "container may use is not in `free`, but in multinode check",
+            memory_available_gib=left,
+            peers_memory_available_gib=left_there,
+        )
 
 
-def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, int]) -> tuple[Disturbance, ...]:
-    """Other load, thermals and losses that were seen on the nodes of repeated runs; of the same, the strongest.
+def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, int]) -> dict[str, Disturbance]:
+    """Other load, thermals and losses seen on the nodes of repeated runs, by their sentence; of the same the strongest.
 
     Args:
         repeats: what the nodes of each run did.
         cores: processors of each node, by its name; of others, load beside the job's is not known.
     """
-    strongest: dict[tuple[str, str], tuple[float, Disturbance]] = {}
+    strongest: dict[tuple[str, str], tuple[float, str, Disturbance]] = {}
     for use in (use for uses in repeats for use in uses):
-        for kind, strength, figures in _disturbances(use, cores.get(use.node)):
+        for kind, strength, sentence, figures in _disturbances(use, cores.get(use.node)):
             found = Disturbance(node=use.node, code=kind.partition(" ")[0], figures=figures)
-            seen = (strength if math.isfinite(strength) else 0.0, found)
+            seen = (strength if math.isfinite(strength) else 0.0, f"{use.node}: {sentence}", found)
             strongest[use.node, kind] = max(strongest.get((use.node, kind), seen), seen, key=lambda one: one[0])
-    return tuple(found for _, found in strongest.values())
+    return {sentence: found for _, sentence, found in strongest.values()}
 
 
 def _compare(conditions: Iterable[_Condition], beside: Beside) -> Iterator[LikelyCause]:
     for one in conditions:
         figure, there = _figure(beside.use, one.figure), _median_of(beside.others, one.figure)
-        is_alone = there is None and one.unlike and bool(beside.others)
-        if figure is not None and (there is not None or is_alone) and figure >= (there or 0.0) + one.more:
-            code = f"{one.figure}_alone" if is_alone else one.figure
-            quota = _figure(beside.use, "quota_cores") if one.unlike else None
-            known = known_figures(quota_cores=quota, **{one.figure: figure, f"peers_{one.figure}": there})
-            yield beside.cause(one.cause, code, **known)
+        sentence = one.sentence if there is not None else one.alone if beside.others else ""
+        if figure is not None and sentence and figure >= (there or 0.0) + one.more:
+            quota = _figure(beside.use, "quota_cores") if one.alone else None
+            limit = f" ({quota:.2f} cores)" if quota is not None else ""
+            yield beside.cause(
+                one.cause,
+                one.figure if there is not None else f"{one.figure}_alone",
+                sentence.format(node=beside.node, they=beside.they, mine=figure, theirs=there, limit=limit),
+                one.hint.format(node=beside.node),
+                **known_figures(quota_cores=quota, **{one.figure: figure, f"peers_{one.figure}": there}),
+            )
 
 
 def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
     """Clocks and NVML's reasons for them: a power cap that costs no clocks, or is reached everywhere, delays nobody."""
-    gpus, peers = beside.gpus, beside.peers
+    gpus, peers, node, they = beside.gpus, beside.peers, beside.node, beside.they
     if not peers:
         return
     slowest = min(gpus, key=lambda gpu: math.inf if gpu.sm_clock_mhz is None else gpu.sm_clock_mhz, default=None)
@@ -179,21 +255,28 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
     clock_there = known_median(gpu.sm_clock_mhz for gpu in peers)
     hot, hot_there = known_max(gpu.temperature_c for gpu in gpus), known_median(gpu.temperature_c for gpu in peers)
     slower = None if clock is None or clock_there is None else clock < _SLOWER_CLOCK * clock_there
+    degrees = f" ({hot:.0f} C and {hot_there:.0f} C)" if hot is not None and hot_there is not None else ""
     for one in THROTTLES if slower is not False or not beside.clocks_tell else ():
         held, held_there = max(map(one.share, gpus), default=0.0), statistics.median(map(one.share, peers))
         if held >= held_there + _THROTTLED_MORE:
             yield beside.cause(
                 one.cause,
                 one.cause,
+                f"clocks of a GPU of {node} throttled ({one.name}) for {held:.0%} of the time, of {they} for "
+                f"{held_there:.0%}{degrees}",
+                one.hint.format(node=node),
                 throttled_share=held,
                 peers_throttled_share=held_there,
                 temperature_c=hot,
                 peers_temperature_c=hot_there,
             )
     if slower and slowest is not None:
+        most = f" of {slowest.sm_clock_max_mhz:.0f}" if slowest.sm_clock_max_mhz is not None else ""
         yield beside.cause(
             "gpu_clocks",
             "gpu_clocks",
+            f"GPU {slowest.index} of {node} ran at {clock:.0f}{most} MHz, {they} at {clock_there:.0f} MHz",
+            f"see what throttles its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
             gpu=slowest.index,
             sm_clock_mhz=clock,
             sm_clock_max_mhz=slowest.sm_clock_max_mhz,
@@ -202,26 +285,39 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
     wide = next((gpu for gpu in peers if gpu.pcie is not None and not gpu.pcie_reduced), None)
     narrow = next((gpu for gpu in gpus if wide is not None and gpu.is_narrower(wide)), None)
     if wide is not None and narrow is not None:
-        yield beside.cause("pcie", "pcie", gpu=narrow.index, pcie=narrow.pcie, peers_pcie=wide.pcie)
+        yield beside.cause(
+            "pcie",
+            "pcie",
+            f"GPU {narrow.index} of {node} had PCIe {narrow.pcie}, {they} {wide.pcie}",
+            f"reseat the GPU, or give it a slot with all lanes; see ssh {node} nvidia-smi "
+            "--query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
+            gpu=narrow.index,
+            pcie=narrow.pcie,
+            peers_pcie=wide.pcie,
+        )
 
 
-def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float, Figures]]:
-    """A code, and what tells two of it apart; strength in a unit of its own, and figures."""
+def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float, str, Figures]]:
+    """A code, and what tells two of it apart; strength in a unit of its own, sentence and figures."""
     for one in (*_PROCESSORS, *_REST):
         figure = _figure(use, one.figure)
         if figure is not None and figure > one.beyond:
-            yield one.figure, figure, {one.figure: figure}
+            yield one.figure, figure, one.disturbance.format(figure), {one.figure: figure}
     if use.cpu_busy_percent is not None and use.job_cores is not None and cores:
         others = use.cpu_busy_percent - 100 * use.job_cores / cores
         if others > _OTHERS_PERCENT:
-            yield "other_load", others, {"others_percent": others, "node_cores": float(cores)}
+            sentence = f"other processes used {others:.0f}% of its {cores} CPU cores"
+            yield "other_load", others, sentence, {"others_percent": others, "node_cores": float(cores)}
     for gpu in use.gpus:
-        if gpu.temperature_c is not None and gpu.temperature_c >= _HOT_C:
-            yield f"heat {gpu.index}", gpu.temperature_c, {"gpu": gpu.index, "temperature_c": gpu.temperature_c}
+        heat = gpu.temperature_c
+        if heat is not None and heat >= _HOT_C:
+            sentence = f"its GPU {gpu.index} reached {heat:.0f} C"
+            yield f"heat {gpu.index}", heat, sentence, {"gpu": gpu.index, "temperature_c": heat}
         for reason, part in gpu.throttle.items():
             if part >= _THROTTLED and any(one.reason in reason for one in THROTTLES):
+                sentence = f"clocks of its GPU {gpu.index} throttled ({reason}) for {part:.0%} of the time"
                 figures: Figures = {"gpu": gpu.index, "reason": reason, "throttled_share": part}
-                yield f"throttled_clocks {gpu.index} {reason}", part, figures
+                yield f"throttled_clocks {gpu.index} {reason}", part, sentence, figures
 
 
 def _figure(use: object, name: str) -> float | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -108,6 +108,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         rule: which those are, in words.
         syncs: those of the measured steps in which nodes averaged their parameters; the measured steps are whole
             rounds then, and the last one ends with the last of these.
+        write_hint: a hint as its node is reached.
     """
 
     run_id: str
@@ -118,6 +119,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     counted: tuple[int, ...]
     rule: str
     syncs: tuple[int, ...] = ()
+    write_hint: Callable[[str], str] = str
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
         """Samples of one kind, of all nodes."""

@@ -1,7 +1,7 @@
 """Stragglers: workers that the others wait for, step after step, and what is the likely cause. Pure.
 
 How long a worker waited is `exposure`'s. A cause has figures of both sides: what is the same everywhere makes nobody
-late. Its words are `profile.words`'.
+late.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _FULL_PERCENT = 90
 _FEWER_CORES = 0.8
 # Of a worker that waits nearly always, nothing can be said about the time in which it does not.
 _LEAST_BUSY = 0.02
+_COMPARED = {"data": "waits for batches", "cpus": "processors", "gpus": "GPUs", "disk": "waits for a disk"}
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +49,8 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
         share: of the step.
         cause: `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (it has more
             tokens) or `unknown`.
-        causes: what says so, the first that of the cause; where it is unknown, what was looked at. None in a record of
-            an earlier release.
-        evidence: the same, a sentence each; likewise `hint`, what to do about it. Empty until the summary is worded.
+        causes: what says so, the first that of the cause; where it is unknown, what was looked at.
+        evidence: the same, a sentence each; likewise `hint`, what to do about it.
     """
 
     node: str
@@ -196,9 +196,10 @@ def _merged(late: Sequence[_Late], node: str) -> _Late:
 def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | None:
     """The straggler with its cause; without any, with what was looked at. None where it may be a root alone."""
     case = _case(late, slow, seen)
-    causes = _find_causes(case)
-    if not causes and not _compute_longer(case) and seen.rooted >= _ROOTED:
+    found = _find_causes(case)
+    if not found and not _compute_longer(case) and seen.rooted >= _ROOTED:
         return None
+    causes = found or (_nothing_differs(case),)
     return Straggler(
         node=late.node,
         ranks=late.ranks,
@@ -206,17 +207,29 @@ def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | N
         share=statistics.median(
             late_us / _step_us(step) for late_us, step in zip(late.late_us, seen.exposure.steps, strict=True)
         ),
-        cause=causes[0].cause if causes else "unknown",
-        causes=causes or (_nothing_differs(case),),
+        cause=causes[0].cause,
+        causes=causes,
+        evidence=tuple(cause.sentence for cause in causes),
+        hint=causes[0].hint,
     )
 
 
 def _nothing_differs(case: _Case) -> LikelyCause:
-    compared = _name_compared(case)
+    compared, figures = _name_compared(case), _compute_longer(case)
+    longer = ""
+    if figures:
+        mine, theirs = figures["compute_ms"], figures["peers_compute_ms"]
+        longer = f"{case.workers} computed {mine:.0f} ms per step, {case.they} {theirs:.0f} ms; "
+    looked_at = ", ".join(_COMPARED.get(name, name) for name in compared)
+    watch = "top -b -n 1" if case.on_cpu else "nvidia-smi dmon -c 10"
     return case.beside.cause(
         "unknown",
         "nothing_differs" if compared else "nothing_to_compare",
-        **_compute_longer(case),
+        f"{longer}no difference from {case.they} explains it; compared: {looked_at}"
+        if compared
+        else f"{longer}nothing else that was recorded of {case.node} can be compared with {case.they}",
+        f"look at it while it trains: ssh {case.node} {watch}",
+        **figures,
         compared=", ".join(compared) or None,
         device="cpu" if case.on_cpu else "gpu",
     )
@@ -240,6 +253,7 @@ def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
         work_unit=unit,
         use=next((use for use in seen.uses if use.node == late.node), None),
         others=tuple(use for use in seen.uses if use.node in names),
+        write_hint=seen.observed.write_hint,
     )
 
 
@@ -276,6 +290,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     work_unit: str = "tokens"
     use: NodeUse | None = None
     others: tuple[NodeUse, ...] = ()
+    write_hint: Callable[[str], str] = str
 
     @property
     def beside(self) -> Beside:
@@ -287,12 +302,18 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
             others=self.others,
             gpus=self.use.gpus if self.use is not None else (),
             peers=_peers(self, self.use) if self.use is not None else (),
+            write_hint=self.write_hint,
         )
 
     @property
     def ranks(self) -> str:
         """Of the late workers, as `2, 3`."""
         return ", ".join(str(worker.rank) for worker in self.mine)
+
+    @property
+    def workers(self) -> str:
+        """The same with their node, as `ranks 2, 3 on node1`."""
+        return f"rank{'s' if len(self.mine) > 1 else ''} {self.ranks} on {self.node}"
 
 
 def _find_causes(case: _Case) -> tuple[LikelyCause, ...]:
@@ -338,15 +359,32 @@ def _more_work(case: _Case) -> Iterator[LikelyCause]:
         return
     busy_ms = max(_busy_ms(worker) for worker in case.mine)
     if busy_ms * (1 - theirs / max(mine)) >= _EXPLAINS * case.late_ms:
-        work = {f"{case.work_unit}_per_step": max(mine), f"peers_{case.work_unit}_per_step": theirs}
-        yield case.beside.cause("work", f"more_{case.work_unit}", ranks=case.ranks, **work)
+        unit = case.work_unit
+        yield case.beside.cause(
+            "work",
+            f"more_{unit}",
+            f"{case.workers} had {max(mine):.0f} {unit} per step, {case.they} {theirs:.0f}",
+            "give every worker the same amount of work: the same batch size on every node, and samples of similar "
+            "length together (group_by_length) or packed (packing)",
+            ranks=case.ranks,
+            **{f"{unit}_per_step": max(mine), f"peers_{unit}_per_step": theirs},
+        )
 
 
 def _data(case: _Case) -> Iterator[LikelyCause]:
     mine = max((worker.data_ms for worker in case.mine if worker.data_ms is not None), default=None)
     theirs = known_median(worker.data_ms for worker in case.theirs)
     if mine is not None and theirs is not None and mine - theirs >= _EXPLAINS * case.late_ms:
-        yield case.beside.cause("data", "slow_data", ranks=case.ranks, data_ms=mine, peers_data_ms=theirs)
+        yield case.beside.cause(
+            "data",
+            "slow_data",
+            f"{case.workers} waited {mine:.0f} ms per step for batches, {case.they} {theirs:.0f} ms",
+            f"look at where {case.node} reads its data, and how fast: ssh {case.node} iostat -x 1 5; more loader "
+            "workers (dataloader_num_workers) hide a slow disk",
+            ranks=case.ranks,
+            data_ms=mine,
+            peers_data_ms=theirs,
+        )
 
 
 def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
@@ -356,14 +394,24 @@ def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
     # A GPU's host has cores to spare: fewer say something only where there are none left.
     if mine is None or theirs is None or mine >= _FEWER_CORES * theirs or not (crowded or case.on_cpu):
         return
+    node, while_computing = case.node, " during compute" if case.on_cpu else ""
+    used = f"{node}'s job used {_count(mine)} cores{while_computing}, {_count(theirs)} on {case.they}"
     yield case.beside.cause(
         "cpu",
         "busy_cpus" if crowded else "fewer_cores",
+        f"{used}, and its CPUs are {use.cpu_busy_percent:.0f} % busy" if crowded else used,
+        f"see what else runs there: ssh {node} top -b -n 1"
+        if crowded
+        else f"see whether the job may use fewer cores on {node}: a cgroup, taskset, OMP_NUM_THREADS",
         job_cores=mine,
         peers_job_cores=theirs,
         cpu_busy_percent=use.cpu_busy_percent if crowded else None,
         device="cpu" if case.on_cpu else "gpu",
     )
+
+
+def _count(cores: float) -> str:
+    return f"{cores:.2f}" if cores < 1000 else f"{cores:.3g}"  # noqa: PLR2004 - decimals say nothing
 
 
 def _cores(case: _Case, use: NodeUse) -> float | None:

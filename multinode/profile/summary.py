@@ -11,7 +11,7 @@ from multinode.job.flops import Utilisation
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.calls import read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
-from multinode.profile.in_training import InTraining, beside, in_training, reconciled
+from multinode.profile.in_training import InTraining, in_training
 from multinode.profile.machine_use import NodeUse, use_of
 from multinode.profile.observed import Observed
 from multinode.profile.rounds import Rounds, round_times_ms, see_rounds
@@ -126,7 +126,9 @@ def summarise(
     split = split_steps(exposure)
     uses = tuple(use_of(node, observed) for node in observed.nodes)
     stragglers = find_stragglers(observed, exposure, split, uses, rooted_part(calls.values()))
-    trace = view_traces(traces, observed.world_size) if traces else None
+    trace = view_traces(traces, observed.world_size, split.mean) if traces else None
+    reductions = [one for one in seen.calls if one.op == "all_reduce" and one.ranks == observed.world_size]
+    asked_bytes = sum(one.count * one.size_bytes for one in reductions)
     missing: dict[str, str] = {}
     used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
     model = model_of(observed)
@@ -151,7 +153,7 @@ def summarise(
         trainer_samples_per_s=_trainers_own(observed),
         first_loss=losses[0].loss if losses else None,
         last_loss=losses[-1].loss if losses else None,
-        comm=_comm(seen, split, _in_training(observed, trace, scan, seen.calls)),
+        comm=_comm(seen, split, in_training(observed, trace, asked_bytes, scan)),
         split=split,
         bottleneck=_bottleneck(strategy, split, stragglers, find_waiting(observed, exposure)),
         stragglers=stragglers,
@@ -165,7 +167,8 @@ def summarise(
 def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting) -> Bottleneck:
     """Workers that train alone are held up by nobody, and that is the trouble."""
     if strategy.startswith("no communication"):
-        return Bottleneck(kind="no_communication")
+        sentence = strategy.replace("no communication", "no gradient synchronisation detected", 1)
+        return Bottleneck(kind="no_communication", sentence=sentence)
     return find_bottleneck(split, stragglers, waiting)
 
 
@@ -188,17 +191,6 @@ def _intervals(times_ms: Sequence[float], exposure: Exposure) -> dict[str, Bound
 def _trainers_own(observed: Observed) -> float | None:
     ends = observed.of(TrainEndSample)
     return next((end.train_samples_per_s for end in ends if end.train_samples_per_s), None)
-
-
-def _in_training(
-    observed: Observed, trace: TraceView | None, scan: ScanCurves | None, calls: Sequence[SeenCall]
-) -> InTraining:
-    asked = [one for one in calls if one.op == "all_reduce" and one.ranks == observed.world_size]
-    found = reconciled(in_training(observed, trace), sum(one.count * one.size_bytes for one in asked))
-    curve = scan.curves.get("all_reduce") if scan is not None else None
-    if scan is None or curve is None:
-        return found
-    return beside(found, scan.run_id, curve, observed.world_size)
 
 
 def _comm(seen: SeenTraffic, split: StepSplit, bandwidth: InTraining) -> Comm:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
-from multinode.profile.step_split import StepSplit, WorkerSplit
+from multinode.profile.step_split import WorkerSplit
 from multinode.profile.trace_events import CollectiveSpan, TraceEvents
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.stats.time_spans import Interval, clip, intersect, length, merge, subtract
@@ -28,7 +27,6 @@ _GB_PER_S = 1e-3
 _PAIRWISE = frozenset({"send", "recv", "sendrecv", "unknown"})
 
 _Key = tuple[int, str, str, int | None, int]
-Outcome = Literal["unknown", "agrees", "few_steps", "slowed", "host_bound", "unexplained"]
 
 
 class WorkerTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,24 +75,7 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
 
 
-class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """How a window compares with the trace-free figures; the words are `profile.words`'.
-
-    Attributes:
-        outcome: `unknown` without such figures; `agrees`; else what sets them apart: the window's `few_steps`, `slowed`
-            by the profiler, `host_bound` where a GPU waited for the host, or `unexplained`.
-        worker: that waited least, whose window it is.
-        counted: the trace-free figures; None where they are unknown.
-        apart: what exposed communication differs by, as a part of the step.
-    """
-
-    outcome: Outcome
-    worker: WorkerTrace
-    counted: WorkerSplit | None = None
-    apart: float = 0.0
-
-
-def view_traces(traces: Mapping[int, TraceEvents], world_size: int) -> TraceView:
+def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: WorkerSplit | None = None) -> TraceView:
     """The windows of the workers that were traced, by rank, side by side.
 
     The k-th call of one kind and size in a step is the same collective in every worker. Waiting, for a straggler or for
@@ -105,6 +86,7 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int) -> TraceView
     Args:
         traces: by rank, what was read of each.
         world_size: workers in all; those of a group whose size the trace does not tell.
+        counted: the mean step by the counters, which the window is held against.
     """
     if not traces:
         return TraceView(missing={"trace": "no window was recorded"})
@@ -121,6 +103,7 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int) -> TraceView
         overlap=least.overlap,
         busbw_gb_per_s=attempt(missing, "busbw_gb_per_s", lambda: _busbw(traces, least.rank, world_size)),
         message_bytes=_usual_sizes(reductions),
+        agreement=_agreement(least, counted, traces[least.rank].device),
         missing=missing,
     )
 
@@ -197,32 +180,30 @@ def _usual_sizes(reductions: Sequence[CollectiveSpan]) -> tuple[int, ...]:
     return usual[0][0] if usual else ()
 
 
-def compare_window(view: TraceView, split: StepSplit, devices: Mapping[int, str]) -> Agreement | None:
-    """Exposed communication of the window beside that of the counters; None without a window.
-
-    Args:
-        view: the windows.
-        split: of the whole run, by the counters.
-        devices: by rank, as the traces have them.
-    """
-    if not view.workers:
-        return None
-    worker, counted = _waited_least(view.workers), split.mean
+def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str) -> str:
+    """Exposed communication of the window beside that of the counters, and what sets them apart."""
+    window = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms"
     if counted is None or counted.exposed_ms is None or counted.step_ms <= 0:
-        return Agreement(outcome="unknown", worker=worker)
+        return f"Exposed communication: {window} per step in the window; it is unknown outside of it."
+    both = (
+        f"Exposed communication per step: {window} in the window, "
+        f"{counted.exposed_ms:.1f} ms of {counted.step_ms:.1f} ms by the counters"
+    )
     apart = abs(worker.exposed_ms - counted.exposed_ms) / counted.step_ms
-    outcome: Outcome = "agrees" if apart <= _AGREES else _why_apart(worker, counted.step_ms, devices.get(worker.rank))
-    return Agreement(outcome=outcome, worker=worker, counted=counted, apart=apart)
+    if apart <= _AGREES:
+        return f"{both}: they agree, {apart:.1%} of the step apart."
+    return f"{both}: {apart:.0%} of the step apart, {_why_apart(worker, counted.step_ms, device)}."
 
 
-def _why_apart(worker: WorkerTrace, step_ms: float, device: str | None) -> Outcome:
+def _why_apart(worker: WorkerTrace, step_ms: float, device: str) -> str:
     if worker.steps < _FEW_STEPS:
-        return "few_steps"
+        return f"and the window has too few steps ({worker.steps}) to tell"
     if worker.step_ms > _SLOWED * step_ms:
-        return "slowed"
+        return f"as the profiler made a step {worker.step_ms / step_ms - 1:.0%} longer"
     if device == "cuda" and worker.compute_ms < _BUSY * worker.step_ms:
-        return "host_bound"
-    return "unexplained"
+        busy = worker.compute_ms / worker.step_ms
+        return f"as the GPU computed {busy:.0%} of the time and waited for the host in the rest"
+    return "and nothing recorded says why"
 
 
 def _waited_least(workers: Sequence[WorkerTrace]) -> WorkerTrace:

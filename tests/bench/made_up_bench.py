@@ -8,7 +8,6 @@ from typing import Any
 from multinode.bench.figures import BenchReport
 from multinode.bench.judge import summarise_bench
 from multinode.bench.nodes import BenchPart
-from multinode.bench.words import with_words
 from multinode.records.benchmark import DeviceTest
 from multinode.records.samples import CgroupSample, CpuSample, DeviceSample, GpuSample, Sample, SpeedSample
 
@@ -113,4 +112,4 @@ def part(node_rank: int, samples: Sequence[Sample], phase: str = "alone", **more
 
 def report(*parts: BenchPart) -> BenchReport:
     """The report of these parts."""
-    return with_words(summarise_bench("r", parts), DeviceTest())
+    return summarise_bench("r", parts, DeviceTest())

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from multinode.bench.figures import Speed
+from multinode.bench.judge import summarise_bench, with_progress
 from multinode.bench.screen import bench_sheets
-from multinode.bench.words import with_progress
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts
+from multinode.records.benchmark import DeviceTest
 from multinode.records.samples import Sample, parse_samples
 from multinode.stats.estimate import of_repeats
 
@@ -322,3 +323,9 @@ def test_of_much_that_is_left_the_next_is_named_and_the_rest_counted() -> None:
     named = "node2 alone; node3 alone; node4 alone"
     assert told == f"interrupted while measuring node1 alone; not measured yet: {named}; 3 more"
     assert tuple(verdict) == found.verdict
+
+
+def test_a_hint_says_how_the_node_is_reached() -> None:
+    parts = [part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)))]
+    (slow,) = summarise_bench("r", parts, DeviceTest(), lambda hint: hint.replace("ssh node1", "ssh -p 2 n")).slow
+    assert slow.likely_causes[0].hint == "see what throttles its clocks: ssh -p 2 n nvidia-smi -q -d CLOCK,PERFORMANCE"

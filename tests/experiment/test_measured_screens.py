@@ -12,19 +12,17 @@ from multinode.experiment.cell_words import with_words
 from multinode.experiment.cells import Cheapest
 from multinode.network.nccl_tuning import TunedSetting, TuneReport
 from multinode.network.tune_screen import tune_parts
-from multinode.profile.likely_causes import Disturbance
 from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.render.table import Part, screen_text
 from multinode.stats.estimate import Estimate
 from tests.experiment.cells import PUBLISHED, SWEEP, renamed
 from tests.golden import Golden
 
-STEAL = Disturbance(node="box1", code="cpu_steal_percent", figures={"cpu_steal_percent": 6.2})
 CELLS = {
     "sweep": with_words(
         msgspec.structs.replace(
             SWEEP,
-            cells=(msgspec.structs.replace(SWEEP.cells[0], disturbed=(STEAL,)), *SWEEP.cells[1:]),
+            cells=(msgspec.structs.replace(SWEEP.cells[0], disturbances=("box1: CPU steal 6%",)), *SWEEP.cells[1:]),
             cheapest=Cheapest(
                 deadline_s=60.0,
                 label="1x2-lora-batch8",

@@ -7,7 +7,6 @@ from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.exposure import find_exposure
 from multinode.profile.step_split import StepSplit, split_steps
 from multinode.profile.stragglers import find_stragglers, find_waiting
-from multinode.profile.words import bottleneck_words, straggler_with_words
 from tests.profile.made_up_steps import MadeUp, always
 
 
@@ -15,9 +14,8 @@ def bottleneck(made_up: MadeUp) -> Bottleneck:
     observed = made_up.observed()
     exposure = find_exposure(observed)
     split = split_steps(exposure)
-    stragglers = tuple(map(straggler_with_words, find_stragglers(observed, exposure, split, (), rooted=0.0)))
-    found = find_bottleneck(split, stragglers, find_waiting(observed, exposure))
-    return msgspec.structs.replace(found, sentence=bottleneck_words(found, split, stragglers))
+    stragglers = find_stragglers(observed, exposure, split, (), rooted=0.0)
+    return find_bottleneck(split, stragglers, find_waiting(observed, exposure))
 
 
 def test_a_slow_network_is_told_with_its_figures() -> None:

@@ -3,17 +3,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.profile.in_training import InTraining, beside, in_training
+from multinode.profile.in_training import InTraining, in_training
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.trace_view import TraceView
-from multinode.profile.words import in_training_words
 from multinode.records.samples import DdpSample, ModelSample, Sample
-from multinode.traffic.size_curve import fit_curve
+from multinode.traffic.size_curve import ScanCurves, fit_curve
 
 MB = 1_000_000
 BUCKETS = (3 * MB, MB)
 # 1 GB/s and 100 us for each message.
 CURVE = fit_curve((size, 100 + size / 1000) for size in (1000, MB, 10 * MB))
+SCAN = ScanCurves(run_id="20260101-nccl", world_size=2, nodes=("node0",), curves={"all_reduce": CURVE})
 
 
 def ddp(rank: int, step: int, comm_us: float, sizes: tuple[int, ...] = BUCKETS) -> DdpSample:
@@ -40,7 +40,7 @@ def test_a_window_of_the_profiler_goes_before_ddps_counters() -> None:
     trace = TraceView(busbw_gb_per_s=0.118, message_bytes=(MB,))
     found = in_training(observed(ddp(0, 6, 100), ddp(1, 6, 100)), trace)
     assert (found.busbw_gb_per_s, found.source, found.sizes_bytes) == (0.118, "trace", (MB,))
-    assert in_training_words(found) == (
+    assert found.sentence == (
         "The training's all-reduces reach 0.118 GB/s busbw, by the transfers of the profiler's window."
     )
 
@@ -52,7 +52,7 @@ def test_ddps_counters_give_the_median_over_steps_of_the_worker_that_waited_leas
     # 4 MB, factor 1 among two, in 50 ms; step 5 does not count.
     assert found.busbw_gb_per_s == pytest.approx(0.08)
     assert (found.source, found.sizes_bytes) == ("ddp span", BUCKETS)
-    assert "lower bound" in in_training_words(found)
+    assert "lower bound" in found.sentence
 
 
 def test_the_factor_is_that_of_all_workers() -> None:
@@ -102,18 +102,20 @@ def test_a_communication_hook_makes_buckets_no_measure_of_what_travels() -> None
     assert "hook" in found.reason
 
 
+def beside(sizes: tuple[int, ...]) -> InTraining:
+    trace = TraceView(busbw_gb_per_s=0.5, message_bytes=sizes)
+    return in_training(observed(), trace, scan=SCAN)
+
+
 def test_nccl_test_stands_beside_it_for_the_same_sizes() -> None:
-    training = InTraining(busbw_gb_per_s=0.5, source="trace", sizes_bytes=BUCKETS)
-    found = beside(training, "20260101-nccl", CURVE, 2)
+    found = beside(BUCKETS)
     assert found.alone is not None
     assert found.alone.run_id == "20260101-nccl"
     # 3 MB and 1 MB, one after the other: 3100 and 1100 us.
     assert found.alone.busbw_gb_per_s == pytest.approx(4000 / 4200)
-    assert "that is 52% of the 0.952 GB/s that nccl-test (20260101-nccl) measured" in in_training_words(found)
+    assert "that is 52% of the 0.952 GB/s that nccl-test (20260101-nccl) measured" in found.sentence
 
 
 @pytest.mark.parametrize("sizes", [(), (0,)])
 def test_without_sizes_nothing_stands_beside_it(sizes: tuple[int, ...]) -> None:
-    training = InTraining(busbw_gb_per_s=0.5, source="trace", sizes_bytes=sizes)
-    assert beside(training, "run", CURVE, 2) == training
-    assert beside(InTraining(reason="none"), "run", CURVE, 2) == InTraining(reason="none")
+    assert beside(sizes).alone is None

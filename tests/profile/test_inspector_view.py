@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from multinode.agent.sample.nccl_inspector import shorten
-from multinode.profile.in_training import in_training, reconciled
+from multinode.profile.in_training import in_training
 from multinode.profile.inspector_view import busbw_gb_per_s, total_bytes, view_inspector
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.trace_view import TraceView
-from multinode.profile.words import in_training_words
 from multinode.records.samples import DdpSample, NcclOpSample, Sample, StepSample, parse_samples
 from multinode.stats.estimate import UnknownError
 
@@ -116,10 +115,11 @@ def test_a_plugin_that_keeps_one_operation_between_two_writes_samples_them() -> 
     view = view_inspector(seen(*written_by("2.29.7", 0, 1), world_size=2))
     assert (view.operations, view.bytes_per_step, view.sizes_bytes) == (7, None, ())
     assert view.recorded == pytest.approx(7 / 102, rel=0.1)
-    found = in_training(seen(*written_by("2.29.7", 0, 1), world_size=2), None)
-    assert reconciled(found, 1e6).asked_bytes is None
-    words = in_training_words(found)
-    assert "these are samples: 7% of the operations were recorded, and a plugin built from NCCL 2.30.3" in words
+    found = in_training(seen(*written_by("2.29.7", 0, 1), world_size=2), None, asked_bytes=1e6)
+    assert found.asked_bytes is None
+    assert (
+        "these are samples: 7% of the operations were recorded, and a plugin built from NCCL 2.30.3" in found.sentence
+    )
 
 
 def test_ranks_that_kept_other_operations_say_that_they_are_samples() -> None:
@@ -173,7 +173,7 @@ def test_it_stands_above_ddps_counters_and_below_a_trace() -> None:
     found = in_training(observed, None)
     assert found.source == "nccl inspector"
     assert found.busbw_gb_per_s == pytest.approx(485.119, rel=1e-4)
-    assert "by the records of NCCL's Inspector plugin" in in_training_words(found)
+    assert "by the records of NCCL's Inspector plugin" in found.sentence
     trace = TraceView(busbw_gb_per_s=0.118, message_bytes=(1_000_000,))
     assert in_training(observed, trace).source == "trace"
     # Where its records tell nothing, DDP's counters do.
@@ -185,6 +185,6 @@ def test_it_stands_above_ddps_counters_and_below_a_trace() -> None:
 def test_the_bytes_by_nccl_stand_beside_those_of_the_calls(share: float, word: str) -> None:
     found = in_training(seen(*on_all_ranks()), None)
     assert found.bytes_per_step is not None
-    both = reconciled(found, share * found.bytes_per_step)
-    assert f"MB per step by NCCL, {word} " in in_training_words(both)
-    assert reconciled(found, None) == found
+    assert "by NCCL" not in found.sentence
+    both = in_training(seen(*on_all_ranks()), None, asked_bytes=share * found.bytes_per_step)
+    assert f"MB per step by NCCL, {word} " in both.sentence

@@ -6,7 +6,6 @@ import pytest
 
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.machine_use import GpuUse
-from multinode.profile.words import disturbance_words
 from tests.contrast.made_up_sides import node_use
 
 CORES = {"n1": 8}
@@ -33,7 +32,7 @@ def hot(**known: Any) -> dict[str, Any]:
 )
 def test_what_disturbs_is_said_with_its_node_and_its_figure(use: dict[str, Any], said: str) -> None:
     (found,) = find_disturbances([[node_use(**use)]], CORES)
-    assert disturbance_words(found).startswith(said)
+    assert found.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +48,14 @@ def test_what_disturbs_is_said_with_its_node_and_its_figure(use: dict[str, Any],
     ],
 )
 def test_what_is_usual_disturbs_nobody(use: dict[str, Any]) -> None:
-    assert find_disturbances([[node_use(**use)]], CORES) == ()
+    assert find_disturbances([[node_use(**use)]], CORES) == {}
 
 
 def test_other_load_is_unknown_without_the_number_of_cores() -> None:
     busy = [node_use(cpu_busy_percent=100.0, job_cores=1.0)]
-    assert find_disturbances([busy], {}) == ()
+    assert find_disturbances([busy], {}) == {}
 
 
 def test_repeats_that_saw_the_same_say_it_once_at_its_strongest() -> None:
     repeats = [[node_use(cpu_steal_percent=part)] for part in (3.0, 9.0, 4.0)]
-    assert [disturbance_words(one) for one in find_disturbances(repeats, CORES)] == ["n1: CPU steal 9%"]
+    assert list(find_disturbances(repeats, CORES)) == ["n1: CPU steal 9%"]

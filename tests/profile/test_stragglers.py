@@ -14,7 +14,6 @@ from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import split_steps
 from multinode.profile.stragglers import Straggler, Waiting, find_stragglers, find_waiting
-from multinode.profile.words import straggler_with_words
 from multinode.records.samples import CallCount, DdpSample, GroupSample, Sample, StepSample, TrafficSample
 from tests.profile.made_up_steps import Duration, MadeUp, always, changed
 
@@ -27,8 +26,7 @@ LATE_GPU = msgspec.structs.replace(LATE, device="cuda")
 def find(made_up: MadeUp | Observed, *uses: NodeUse) -> tuple[Straggler, ...]:
     observed = made_up.observed() if isinstance(made_up, MadeUp) else made_up
     exposure = find_exposure(observed)
-    found = find_stragglers(observed, exposure, split_steps(exposure), uses, rooted_part(read_calls(observed).values()))
-    return tuple(map(straggler_with_words, found))
+    return find_stragglers(observed, exposure, split_steps(exposure), uses, rooted_part(read_calls(observed).values()))
 
 
 def waiting(made_up: MadeUp) -> Waiting:
@@ -377,3 +375,11 @@ def test_renaming_ranks_renames_the_stragglers_and_changes_nothing_else(order: l
     before = {one.ranks: (one.node, one.late_ms, one.share) for one in find(made_up)}
     after = {(order.index(one.ranks[0]),): (one.node, one.late_ms, one.share) for one in find(renamed)}
     assert after == before
+
+
+def test_a_hint_says_how_the_node_is_reached() -> None:
+    observed = msgspec.structs.replace(
+        LATE.observed(), write_hint=lambda hint: hint.replace("ssh node1", "ssh -p 2201 n")
+    )
+    (late,) = find(observed)
+    assert late.hint == late.causes[0].hint == "look at it while it trains: ssh -p 2201 n top -b -n 1"

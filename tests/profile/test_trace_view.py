@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.trace_events import CollectiveSpan, TraceEvents, TraceStep, read_trace
-from multinode.profile.trace_view import compare_window, view_traces
+from multinode.profile.trace_view import view_traces
 from multinode.stats.time_spans import merge
 
 TRACES = Path(__file__).parent / "traces"
@@ -128,36 +128,39 @@ def test_no_traces_and_one_worker_are_said_plainly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "outcome"),
-    [(StepSplit(), "unknown"), (counters(0.25, 1.0), "agrees"), (counters(0.1, 1.0), "few_steps")],
+    ("split", "said"),
+    [
+        (StepSplit(), "per step in the window; it is unknown outside of it."),
+        (
+            counters(0.25, 1.0),
+            "in the window, 0.2 ms of 1.0 ms by the counters: they agree, 5.0% of the step apart.",
+        ),
+        (
+            counters(0.1, 1.0),
+            "by the counters: 20% of the step apart, and the window has too few steps (1) to tell.",
+        ),
+    ],
 )
-def test_the_window_stands_beside_the_counters(split: StepSplit, outcome: str) -> None:
-    events = window(span(0, 300))
-    found = compare_window(view_traces({0: events}, 2), split, {0: events.device})
-    assert found is not None
-    assert (found.outcome, found.worker.exposed_ms) == (outcome, 0.3)
-    assert found.counted == (None if outcome == "unknown" else split.mean)
-
-
-def test_without_a_window_nothing_is_compared() -> None:
-    assert compare_window(view_traces({}, 2), counters(0.1, 1.0), {}) is None
+def test_the_window_stands_beside_the_counters(split: StepSplit, said: str) -> None:
+    agreement = view_traces({0: window(span(0, 300))}, 2, split.mean).agreement
+    assert agreement.startswith("Exposed communication")
+    assert " 0.3 ms of 1.0 ms " in agreement
+    assert agreement.endswith(said)
 
 
 @pytest.mark.parametrize(
-    ("split", "device", "outcome"),
+    ("split", "device", "said"),
     [
-        (counters(0.1, 0.5), "cpu", "slowed"),
-        (counters(0.1, 1.0), "cuda", "host_bound"),
-        (counters(0.1, 1.0), "cpu", "unexplained"),
+        (counters(0.1, 0.5), "cpu", "100% of the step apart, as the profiler made a step 100% longer."),
+        (counters(0.1, 1.0), "cuda", "as the GPU computed 0% of the time and waited for the host in the rest."),
+        (counters(0.1, 1.0), "cpu", "and nothing recorded says why."),
     ],
 )
-def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, outcome: str) -> None:
+def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, said: str) -> None:
     steps = tuple(TraceStep(step=1 + k, start_us=1000.0 * k, end_us=1000.0 * (k + 1)) for k in range(4))
     spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
     events = TraceEvents(device=device, steps=steps, collectives=spans, computing=(), hiding=())
-    found = compare_window(view_traces({0: events}, 2), split, {0: device})
-    assert found is not None
-    assert found.outcome == outcome
+    assert view_traces({0: events}, 2, split.mean).agreement.endswith(said)
 
 
 def test_real_traces_of_two_workers_have_a_bandwidth_and_figures_that_fit_together() -> None:
