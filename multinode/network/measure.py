@@ -22,7 +22,6 @@ from multinode.network.scan_changes import compare_scans
 from multinode.network.scan_verdict import card_ceilings
 from multinode.network.screen import step_notes
 from multinode.network.size_scan import ScanReport, cards_of, estimate_step, summarise_scan
-from multinode.network.words import changes_with_words, with_words
 from multinode.records.benchmark import CollectiveTest, in_turns
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import parse_samples
@@ -62,9 +61,7 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
     before = _load(context.runs, extent.compare) if extent.compare is not None else None
     report, launched = run_scan(what, extent, context)
     if before is not None:
-        report = msgspec.structs.replace(
-            report, changes=changes_with_words(compare_scans(before.record, report.record))
-        )
+        report = msgspec.structs.replace(report, changes=compare_scans(before.record, report.record))
     launched.directory.write(_REPORT, report)
     return report
 
@@ -98,7 +95,7 @@ def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanRep
     if step is not None:
         estimate = estimate_step(step, report.rows, report.curves)
         report = msgspec.structs.replace(report, like=msgspec.structs.replace(estimate, notes=step_notes(step)))
-    return with_words(report), launched
+    return report, launched
 
 
 def load_scan(directory: RunDirectory) -> ScanReport | None:

@@ -1,14 +1,14 @@
 """NicPathCheck: by the counters of their NICs, which way the bytes of a collective took from node to node.
 
 Compares what passed each NIC with what the algorithm moves. What the counters are is `records.samples`' matter, what an
-algorithm moves that of `algorithms`; the words are `network.words`'.
+algorithm moves that of `algorithms`.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -17,6 +17,7 @@ from multinode.profile.card_bytes import LEAST_BYTES_A_WORKER, find_carrier
 from multinode.profile.cards import LOOPBACK, Carried, is_rdma, payload
 from multinode.records.samples import CollectiveSample
 from multinode.traffic.algorithms import Layout, NodeFlow, algorithms_of, node_flows, protocols_of
+from multinode.units import format_list, format_size
 
 # Counters agreed with the table within 0.02 % for large messages; an IPv6 header or a lost packet adds a per cent.
 _AGREES = 0.03
@@ -26,6 +27,8 @@ _TRIFLE = 0.05
 _SAME_FIT = 0.002
 # Barriers, ARP and keepalives are in the window as well.
 _LEAST_WINDOW_BYTES = 1 << 20
+_MIB = 1 << 20
+_PER_CENT = 100
 
 
 class Way(StrEnum):
@@ -98,7 +101,7 @@ class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ok: whether all that could be judged took the cards of the data plane; None where nothing could be, or
             counters neither confirm it nor show another way.
-        sentences: the findings in words, the gravest first; empty until the report is worded.
+        sentences: the findings in words, the gravest first.
         messages: in the order in which they were measured.
     """
 
@@ -155,7 +158,7 @@ def check_nic_path(
     )
     ways = {load.way for message in messages for load in message.loads if load.way is not None}
     ok = False if Way.OTHER in ways else True if ways == {Way.CARD} else None
-    return NicPathCheck(ok=ok, messages=messages)
+    return NicPathCheck(ok=ok, messages=messages, sentences=tuple(_sentences(messages, backend)))
 
 
 class _Models:
@@ -289,3 +292,69 @@ def _lacks_sending(seen: Carried, expected: Carried) -> bool:
     """Whether more is missing of what was to be sent, or as much: a few bytes of difference decide nothing."""
     less = (expected.received - seen.received) - (expected.sent - seen.sent)
     return less <= _AGREES * expected.busier
+
+
+def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
+    """What the counters show, the gravest first."""
+    loads = [load for message in messages for load in message.loads]
+    for way in (Way.OTHER, Way.RDMA, Way.UNSEEN, Way.DIFFERS):
+        nodes: dict[str, list[str]] = {}
+        for message, load in _largest(messages, way).values():
+            nodes.setdefault(_load_words(way, message, load), []).append(load.node)
+        yield from (f"{format_list(names)} {text}" for text, names in nodes.items())
+    judged = [load for load in loads if load.way is not None]
+    if judged and all(load.way is Way.CARD for load in judged):
+        names = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
+        within = _PER_CENT * max(load.deviation or 0.0 for load in judged)
+        yield f"NIC counters match the expected traffic ({names}, within {within:.2g} %)."
+    elif not judged and loads:
+        yield "Path not checked: no message was large enough for the NIC counters, or too little is known."
+    if backend == "nccl":
+        yield from _algorithms(messages)
+
+
+def _largest(messages: Iterable[MessagePath], way: Way) -> dict[str, tuple[MessagePath, CardLoad]]:
+    """By node, its largest message that took this way."""
+    largest: dict[str, tuple[MessagePath, CardLoad]] = {}
+    for message in sorted(messages, key=lambda one: one.size_bytes):
+        largest.update({load.node: (message, load) for load in message.loads if load.way is way})
+    return largest
+
+
+def _load_words(way: Way, message: MessagePath, load: CardLoad) -> str:
+    """What is to be said of a node, less its name."""
+    seen, expected = load.passed or Carried(), load.expected or Carried()
+    call = f"per iteration ({message.collective} of {format_size(message.size_bytes)})"
+    if way is Way.DIFFERS:
+        sends = load.gap.sent >= load.gap.received
+        return (
+            f"{'sent' if sends else 'received'} {_size(seen.one_way(sends=sends))} {call} over {load.ifname}, expected "
+            f"are {_size(expected.one_way(sends=sends))}: other traffic, or another algorithm of the backend."
+        )
+    sends, other = load.lacks_sending, load.detour
+    verb, should = "sent" if sends else "received", _size(expected.one_way(sends=sends))
+    if other is None:
+        return f"{verb} {should} {call}, and no counter saw it."
+    text = f"{verb} {_size(load.others[other].one_way(sends=sends))} of {should} {call} over"
+    if way is Way.RDMA:
+        return f"{text} the RDMA port {other}: the counters of {load.ifname} do not see RDMA."
+    return (
+        f"{text} {other}, not over {load.ifname}: the kernel's routes to the other nodes lead there, or the backend "
+        f"is set to use {other}."
+    )
+
+
+def _algorithms(messages: Iterable[MessagePath]) -> Iterator[str]:
+    """What ran of each collective that may run in several ways, at its largest size that shows it."""
+    shown = {
+        message.collective: message
+        for message in sorted(messages, key=lambda one: one.size_bytes)
+        if message.algorithm is not None and len(algorithms_of("nccl", message.collective)) > 1
+    }
+    for message in shown.values():
+        size = format_size(message.size_bytes)
+        yield f"NCCL ran the {message.collective} of {size} as a {message.algorithm}, by the NIC counters."
+
+
+def _size(size_bytes: float) -> str:
+    return format_size(round(size_bytes)) if size_bytes < _MIB else f"{size_bytes / _MIB:.1f} MiB"

@@ -1,7 +1,7 @@
 """compare_scans: two size scans -> ScanChanges: what changed between them, in the nodes and in the speeds.
 
 A speed has changed where the confidence interval of the ratio of both does not contain 1, by 5 % at least; by 20 % of
-fewer than 5 iterations. Judges neither of the two by itself. The words are `network.words`'.
+fewer than 5 iterations. Judges neither of the two by itself.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ import msgspec
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.stats.estimate import Estimate, of_scatter, ratio
 from multinode.traffic.algorithms import CollectiveRow
+from multinode.units import format_count, format_rate, format_size
 
 _LEAST_CHANGE = 0.05
 _LEAST_CHANGE_OF_FEW = 0.2
 _FEW_ITERS = 5
 # Sizes are rounded down to what divides among the workers: with other nodes they differ by a few elements.
 _SAME_SIZE = 0.001
+RULE = (
+    "a speed has changed where the 95 % confidence interval of the ratio of both, by their iterations, does not "
+    "contain 1, and by 5% at least; by 20% where fewer than 5 iterations were timed"
+)
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +85,7 @@ class RowChange(ScannedMessage, frozen=True, kw_only=True):
         change: of busbw, as a fraction: -0.5 is half of what it was; 0 where it is within the noise.
         noise: how far off the ratio of both speeds may be, as a fraction of it.
         wrong_before: values that were wrong; likewise `wrong_now`. None where that was not checked.
-        text: empty until it is worded.
+        text: what changed.
     """
 
     before_gb_per_s: float
@@ -119,7 +124,7 @@ class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
         rows: what changed; `unchanged` counts the messages that did not.
         messages_before: that only the earlier one has; likewise `messages_now`.
         text: all of it in a sentence; likewise `environment` of the differences, `only_before` and `only_now` of the
-            messages, and `rule`, what counts as a change. Empty until it is worded.
+            messages, and `rule`, what counts as a change.
     """
 
     before: str
@@ -165,22 +170,47 @@ def compare_scans(before: ScanRecord, now: ScanRecord) -> ScanChanges:
     new = {node.name: node for node in now.nodes}
     pairs, only_before, only_now = _match(before.rows, now.rows)
     rows = tuple(change for one, other in pairs if (change := _change(one, other)) is not None)
+    differences = (*_terms(before, now), *_environment(old, new))
+    messages_before, messages_now = tuple(map(_message, only_before)), tuple(map(_message, only_now))
     return ScanChanges(
         before=before.run_id,
         now=now.run_id,
-        differences=(*_terms(before, now), *_environment(old, new)),
+        differences=differences,
         came=tuple(name for name in new if name not in old),
         gone=tuple(name for name in old if name not in new),
         rows=rows,
         unchanged=len(pairs) - len(rows),
-        messages_before=tuple(map(_message, only_before)),
-        messages_now=tuple(map(_message, only_now)),
+        messages_before=messages_before,
+        messages_now=messages_now,
+        text=_summary(rows, len(pairs)),
+        environment=tuple(map(_difference, differences)),
+        only_before=tuple(map(_named, messages_before)),
+        only_now=tuple(map(_named, messages_now)),
+        rule=RULE,
     )
 
 
-_TERMS = ("backend", "workers_per_node")
-_CARD = ("link_gbit_per_s", "mtu", "duplex", "driver")
-_NODE = ("ifname", "python", "torch", "nccl", "cuda", "gpu", "gpu_driver", "cores")
+_TERMS = {
+    "backend": "measured with {now} now",
+    "workers_per_node": "measured with {now} workers on each node now",
+}
+_CARD = {
+    "link_gbit_per_s": "{nic} now negotiates {now}",
+    "mtu": "{nic} now has an MTU of {now}",
+    "duplex": "{nic} now runs in {now} duplex",
+    "driver": "{nic} is now of driver {now}",
+}
+_NODE = {
+    "ifname": "{node} now uses {now}",
+    "python": "{node} now has Python {now}",
+    "torch": "{node} now has torch {now}",
+    "nccl": "{node} now has NCCL {now}",
+    "cuda": "{node} now has CUDA {now}",
+    "gpu": "{node} now has {now}",
+    "gpu_driver": "{node} now has GPU driver {now}",
+    "cores": "{node} now has {now} cores",
+}
+_NOW = {**_TERMS, **_CARD, **_NODE, "order": "the order of the nodes is now {now}"}
 
 
 def _terms(before: ScanRecord, now: ScanRecord) -> Iterator[Difference]:
@@ -253,14 +283,16 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> RowChange | None:
     is_other = bool(now.num_wrong) != bool(before.num_wrong) and None not in (now.num_wrong, before.num_wrong)
     if not has_changed and not is_other:
         return None
+    message = _message(now)
     return RowChange(
-        **msgspec.structs.asdict(_message(now)),
+        **msgspec.structs.asdict(message),
         before_gb_per_s=before.busbw_gb_per_s,
         now_gb_per_s=now.busbw_gb_per_s,
         change=change if has_changed else 0.0,
         noise=noise,
         wrong_before=before.num_wrong,
         wrong_now=now.num_wrong,
+        text="; ".join(_told(_named(message), before, now, change if has_changed else 0.0, is_wrong=is_other)),
     )
 
 
@@ -273,3 +305,45 @@ def _time_us(row: CollectiveRow) -> Estimate:
 
 def _message(row: CollectiveRow) -> ScannedMessage:
     return ScannedMessage(collective=row.collective, dtype=row.dtype, redop=row.redop, size_bytes=row.size_bytes)
+
+
+def _difference(one: Difference) -> str:
+    before, now = (
+        format_rate(float(value)) if one.what == "link_gbit_per_s" else str(value) for value in (one.before, one.now)
+    )
+    nic = "the NIC of every node" if one.node is None else f"{one.node}'s {one.ifname or 'NIC'}"
+    sentence = _NOW[one.what].format(node=one.node or "every node", nic=nic, now=now)
+    return f"{sentence}, was {before}"
+
+
+def _told(message: str, before: CollectiveRow, now: CollectiveRow, change: float, *, is_wrong: bool) -> Iterator[str]:
+    if change:
+        way = "faster" if change > 0 else "slower"
+        figures = f"{now.busbw_gb_per_s:.3g} GB/s, was {before.busbw_gb_per_s:.3g} GB/s ({change:+.0%})"
+        yield f"{message} is {way}: {figures}"
+    if is_wrong:
+        yield f"{now.num_wrong} values of {message} are wrong now, {before.num_wrong} were"
+
+
+def _named(one: ScannedMessage) -> str:
+    redop = "" if one.redop in {"sum", "none"} else f" {one.redop}"
+    dtype = "" if one.dtype == "float" else f" of {one.dtype}"
+    return f"{one.collective}{redop} {format_size(one.size_bytes)}{dtype}"
+
+
+def _summary(rows: Sequence[RowChange], compared: int) -> str:
+    if not compared:
+        return "The two scans have no message in common."
+    if not rows:
+        return f"No speed changed beyond the noise of both ({format_count(compared, 'message')} compared)."
+    said = [f"{len(rows)} of {compared} messages changed"]
+    ways = {"slower": [one for one in rows if one.change < 0], "faster": [one for one in rows if one.change > 0]}
+    for way, some in ways.items():
+        if some:
+            most = max(some, key=lambda one: abs(one.change))
+            size = format_size(most.size_bytes)
+            said.append(f"{len(some)} {way}, most: {most.collective} {size} ({most.change:+.0%})")
+    wrong = len(rows) - sum(map(len, ways.values()))
+    if wrong:
+        said.append(f"{wrong} only in its values")
+    return f"{'; '.join(said)}."

@@ -1,7 +1,7 @@
 """Speeds between pairs of nodes, and what explains the slow ones: a node, one of its directions, or a cable.
 
 `blame_pairs` is told which pairs are slow; `find_odd` decides that too, against the other pairs and the links.
-Measures nothing; the words are `network.words`'.
+Measures nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.records.samples import StreamResult
+from multinode.units import format_rate
 
 Pair = tuple[str, str]
 
@@ -30,6 +31,7 @@ _BITS_PER_BYTE = 8
 _GIGA = 1e9
 # What arrived in less tells no rate.
 _LEAST_STREAM_S = 1e-3
+_LOST = "nstat -az TcpRetransSegs"
 
 
 class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +108,7 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
         usual_gbit_per_s: median of the streams that are well; where none is, what the links carry.
         due_gbit_per_s: what the links carry, where it falls short of that and not only of the others.
         error: of streams that did not run, why.
-        text: it in words; likewise `hint`, what to look at. Empty until the report is worded.
+        text: it in words; likewise `hint`, what to look at.
     """
 
     kind: str
@@ -255,12 +257,17 @@ class _Field:
         slow = self.slow()
         well = [speed for pair, speed in self._speeds.items() if not slow[pair]]
         usual = statistics.median(well) if well else self._dues.get(best, self._usual)
+        due = self._dues[best] if self._speeds[best] < self._least_of_due(best) else None
+        measure = f"{format_rate(due)} expected of the link" if due is not None else f"{format_rate(usual)} is usual"
+        text, hint = _told(blame, format_rate(self._speeds[best]), measure)
         return Odd(
             kind=blame.kind,
             nodes=blame.nodes,
             best_gbit_per_s=self._speeds[best],
             usual_gbit_per_s=usual,
-            due_gbit_per_s=self._dues[best] if self._speeds[best] < self._least_of_due(best) else None,
+            due_gbit_per_s=due,
+            text=text,
+            hint=hint,
         )
 
     def _least_of_usual(self, pair: Pair) -> float:
@@ -272,6 +279,37 @@ class _Field:
         if due is None:
             return 0.0
         return least_of_due(due, _CPU_BOUND_GBIT if due >= _CPU_BOUND_GOODPUT_GBIT else due)
+
+
+def _told(blame: Blame, best: str, measure: str) -> tuple[str, str]:
+    """What is slow, and what to look at."""
+    node, peer = (blame.nodes[0], blame.nodes[-1]) if blame.nodes else ("", "")
+    return {
+        "node": (
+            f"{node} sends and receives no more than {best} with any peer, {measure}",
+            f"cable, switch port, or other traffic of {node}; on {node}: ip -s link; tc -s qdisc",
+        ),
+        "sends": (
+            f"{node} sends no more than {best} to any peer, {measure}, and receives at full speed",
+            f"a traffic shaper or other traffic on {node}; there: tc -s qdisc; ip -s link",
+        ),
+        "receives": (
+            f"{node} receives no more than {best} from any peer, {measure}, and sends at full speed",
+            f"lost packets, a policer, or other traffic to {node}; there: ip -s link; {_LOST} on its peers",
+        ),
+        "cable": (
+            f"between {node} and {peer} a stream reaches {best} at most, either way, {measure}",
+            f"cable, NIC or switch port of {node} or {peer}, or what is between; on both: ip -s link; change one cable",
+        ),
+        "one-way": (
+            f"from {node} to {peer} a stream reaches {best}, {measure}",
+            f"what {node} sends is shaped, or lost on the way to {peer}; on {node}: tc -s qdisc; on {peer}: ip -s link",
+        ),
+        "all": (
+            f"no stream between the nodes reaches more than {best}, {measure}",
+            "the switch they share, other traffic on it, or CPUs too busy to keep up: measure on a quiet network",
+        ),
+    }[blame.kind]
 
 
 def _find_odd(
@@ -340,12 +378,19 @@ def _failed(tried: Sequence[PairSpeed]) -> Iterator[Odd]:
     """Streams that did not run: told once for a node whose streams all failed, else one by one."""
     left = [one for one in tried if one.gbit_per_s is None]
     if len(tried) > 1 and len(left) == len(tried):
-        yield Odd(kind="failed", nodes=(), error=left[0].error)
+        yield _not_run("no stream between the nodes ran", (), left[0].error)
         return
     for name in dict.fromkeys(name for one in left for name in (one.source, one.target)):
         mine = [one for one in tried if name in (one.source, one.target)]
         if len(mine) > _PAIR and all(one in left for one in mine):
             left = [one for one in left if one not in mine]
-            yield Odd(kind="failed", nodes=(name,), error=mine[0].error)
+            yield _not_run(f"no stream to or from {name} ran", (name,), mine[0].error)
     for one in left:
-        yield Odd(kind="failed", nodes=(one.source, one.target), error=one.error)
+        text = f"the stream from {one.source} to {one.target} did not run"
+        yield _not_run(text, (one.source, one.target), one.error)
+
+
+def _not_run(text: str, nodes: tuple[str, ...], error: str | None) -> Odd:
+    why = "no reason is known" if error is None else error
+    hint = "a firewall, or a node that went away: multinode check"
+    return Odd(kind="failed", nodes=nodes, error=error, text=f"{text}: {why}", hint=hint)

@@ -9,7 +9,6 @@ import pytest
 from multinode.cluster.facts import Interface, RdmaPort
 from multinode.network.nic_path_check import MessagePath, NicPathCheck
 from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
-from multinode.network.words import verdict_with_words
 from multinode.traffic.algorithms import CollectiveRow, Layout, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp
 
@@ -59,7 +58,7 @@ def judged(
         tcp=RawTcp(one=streams(one) if one else (), several=streams(several) if several else (), connections=4),
         **({"backend": "nccl"} | changes),
     )
-    return verdict_with_words(judge_scan(evidence), evidence.path, evidence.backend, evidence.link_gbit_per_s)
+    return judge_scan(evidence)
 
 
 def codes(verdict: Verdict) -> list[str]:

@@ -6,9 +6,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.facts import Gpu, Interface, NodeFacts
-from multinode.network.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
-from multinode.network.scan_changes import compare_scans as find_changes
-from multinode.network.words import RULE, changes_with_words
+from multinode.network.scan_changes import RULE, NodeState, ScanRecord, compare_scans, node_state
 from multinode.traffic.algorithms import CollectiveRow
 
 MIB = 1 << 20
@@ -34,11 +32,6 @@ def row(time_us: float = 1000.0, **changes: Any) -> CollectiveRow:
 
 def record(*rows: CollectiveRow, nodes: tuple[NodeState, ...] = (OTHER, BOX), run_id: str = "r1") -> ScanRecord:
     return ScanRecord(run_id=run_id, rows=rows, nodes=nodes)
-
-
-def compare_scans(before: ScanRecord, now: ScanRecord) -> ScanChanges:
-    """What changed, with its words."""
-    return changes_with_words(find_changes(before, now))
 
 
 def test_a_sweep_has_not_changed_from_itself() -> None:

@@ -9,7 +9,6 @@ import pytest
 from multinode.cluster.facts import Interface
 from multinode.network.nic_path_check import NicPathCheck
 from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
-from multinode.network.words import verdict_with_words
 from multinode.traffic.algorithms import CollectiveRow, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.units import goodput_gb_per_s
@@ -91,11 +90,7 @@ def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
         "busy_percent_by_node": {"a": 30.0, "b": 35.0},
         "cards": cards(),
     }
-    return worded(Evidence(**(everything | changes)))
-
-
-def worded(evidence: Evidence) -> Verdict:
-    return verdict_with_words(judge_scan(evidence), evidence.path, evidence.backend, evidence.link_gbit_per_s)
+    return judge_scan(Evidence(**(everything | changes)))
 
 
 SLOW = 0.3 * GIGABIT
@@ -138,7 +133,7 @@ def test_wrong_values_come_before_everything() -> None:
 
 def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judgement() -> None:
     assert judged(rows=()).text == "no result: no size was measured by all workers"
-    verdict = worded(Evidence(rows=rows(5.0)))
+    verdict = judge_scan(Evidence(rows=rows(5.0)))
     assert "neither the link rate nor raw TCP is known" in verdict.text
     assert verdict.causes == ()
 

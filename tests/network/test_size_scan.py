@@ -13,7 +13,6 @@ from multinode.job.planning import LaunchOptions, plan_launch
 from multinode.job.step_messages import StepMessage, StepMessages
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport, estimate_step, summarise_scan
-from multinode.network.words import with_words
 from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.records.plan import LaunchPlan
 from multinode.records.samples import (
@@ -100,7 +99,7 @@ def measured(
 
 
 def report(of: LaunchPlan, samples: dict[int, list[Sample]], tcp: RawTcp = TCP, **card: Any) -> ScanReport:
-    return with_words(summarise_scan(of, facts(**card), tcp, samples, "/runs/r"))
+    return summarise_scan(of, facts(**card), tcp, samples, "/runs/r")
 
 
 def test_a_full_link_is_normal_and_every_figure_stands_beside_it() -> None:
@@ -269,7 +268,7 @@ def over_two_ports(*, log: bool, raw_gbit_per_s: float | None = None, raw_error:
         mine.append(StreamSample(rank=rank, index=0, network="rdma", results=written))
     ports = tuple(RdmaPort(device=f"mlx5_{port}", port=1, rate_gbit_per_s=0.5) for port in range(3))
     known = {name: msgspec.structs.replace(each, rdma=ports) for name, each in facts().items()}
-    return with_words(summarise_scan(of, known, TCP, samples, "/runs/r"))
+    return summarise_scan(of, known, TCP, samples, "/runs/r")
 
 
 def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used() -> None:
@@ -311,7 +310,7 @@ def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() 
     known = {
         name: msgspec.structs.replace(each, interfaces=(*each.interfaces, second)) for name, each in facts().items()
     }
-    said = with_words(summarise_scan(of, known, TCP, samples, "/runs/r"))
+    said = summarise_scan(of, known, TCP, samples, "/runs/r")
     assert said.path is not None
     assert said.path.ok is True
     assert (said.link_gbit_per_s, said.verdict.nics) == (2.0, 2)

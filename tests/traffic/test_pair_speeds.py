@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.network.words import odd_with_words
 from multinode.traffic.pair_speeds import Odd, PairSpeed, fastest_of, find_odd, least_of_pairs
 
 GIGABIT = 0.941
@@ -58,12 +57,11 @@ def test_who_is_slow_is_the_only_one_told(
     pairs = measured("abcd", lambda a, b: 0.094 if is_slow(a, b) else 0.93 if a < b else 0.935)
     (odd,) = find_odd(pairs, links("abcd") if known else None)
     assert (odd.kind, odd.nodes) == who
-    worded = odd_with_words(odd)
-    assert words in worded.text
-    assert ("941 Mbit/s expected of the link" in worded.text) is known
+    assert words in odd.text
+    assert ("941 Mbit/s expected of the link" in odd.text) is known
     assert odd.best_gbit_per_s == 0.094
     assert odd.usual_gbit_per_s == pytest.approx(0.93, abs=0.01)
-    assert worded.hint
+    assert odd.hint
 
 
 def test_two_nodes_are_a_pair() -> None:
@@ -114,7 +112,7 @@ def test_streams_that_a_processor_bounds_may_differ_and_a_tenth_is_still_told() 
 def test_a_stream_that_did_not_run_is_told_with_its_reason() -> None:
     odd = find_odd(measured("abc", lambda a, b: None if (a, b) == ("a", "c") else 0.93))
     assert blamed(odd) == [("failed", ("a", "c"))]
-    assert "from a to c did not run: refused" in odd_with_words(odd[0]).text
+    assert "from a to c did not run: refused" in odd[0].text
     assert odd[0].best_gbit_per_s is None
 
 
@@ -123,7 +121,7 @@ def test_a_node_to_which_nothing_runs_is_told_once() -> None:
     assert blamed(node) == [("failed", ("b",))]
     everything = find_odd(measured("abcd", lambda _a, _b: None))
     assert blamed(everything) == [("failed", ())]
-    assert "no stream between the nodes ran: refused" in odd_with_words(everything[0]).text
+    assert "no stream between the nodes ran: refused" in everything[0].text
 
 
 @pytest.mark.parametrize(
