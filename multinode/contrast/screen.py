@@ -23,7 +23,7 @@ from multinode.contrast.words import capitalised, network_words, prefers_one_nod
 from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.sheets import break_even_sheet, what_if_sheet
-from multinode.predict.words import break_even_words, short_error_words
+from multinode.predict.words import break_even_words
 from multinode.render.markdown import code_markdown, sheet_markdown, text_markdown
 from multinode.render.sheet import Sheet, span_of_times, times
 from multinode.render.table import Part, labelled, paragraph, sheet_table
@@ -134,7 +134,7 @@ def _to_try(contrast: Contrast) -> list[str]:
         told = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster than {now}, measured", *told]
         told = told[:_MOST_ADVICE]
     tested = contrast.forecast.back_test if fitting and contrast.forecast is not None else None
-    error = [f"(predicted, {short_error_words(tested)})"] if tested is not None else []
+    error = [f"(predicted, {tested.brief})"] if tested is not None else []
     return [*told, *error]
 
 

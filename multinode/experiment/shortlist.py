@@ -116,7 +116,7 @@ def steps_needed(one: RankedOption) -> int:
     return math.ceil(least * after.samples / before.samples)
 
 
-def candidate_of(one: RankedOption, label: str, meaning: str) -> Candidate:
+def candidate_of(one: RankedOption, label: str) -> Candidate:
     """A ranked change as what is tried."""
     advice = one.advice
     return Candidate(
@@ -130,7 +130,7 @@ def candidate_of(one: RankedOption, label: str, meaning: str) -> Candidate:
         predicted_interval=advice.outlook.interval,
         against_one_node=advice.against_one_node,
         against_one_node_interval=advice.against_one_node_interval,
-        meaning=meaning,
+        meaning=advice.meaning,
     )
 
 

@@ -15,7 +15,6 @@ from multinode.job.job_environment import DEFAULT_SEED
 from multinode.job.workload import Settings, global_batch, read_settings
 from multinode.launch.observe import observe_run
 from multinode.predict.advice import rank_options
-from multinode.predict.advice_screen import with_words
 from multinode.predict.advise import training_today
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
@@ -41,14 +40,9 @@ def list_candidates(
         UsageError: they tell too little.
         MultinodeError: a file of one cannot be read.
     """
-    today = training_today(root, names)
-    ranked = rank_options(today)
-    meanings = {one.name: one.meaning for one in with_words(ranked, today.outlook())}
-    found = make_shortlist(ranked, steps=steps, most=most)
+    found = make_shortlist(rank_options(training_today(root, names)), steps=steps, most=most)
     labels = _labels([one.advice.name for one in found.chosen])
-    chosen = tuple(
-        candidate_of(one, label, meanings[one.advice.name]) for one, label in zip(found.chosen, labels, strict=True)
-    )
+    chosen = tuple(map(candidate_of, found.chosen, labels))
     return chosen, found.left_out
 
 

@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from multinode.units import format_count
+
 LEAST_STEPS = 15
 """Recorded steps from which on there is a verdict; the first of them are warm-up, as of any run."""
 CERTAIN_STEPS = 120
@@ -81,7 +83,7 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
         needed_gib: that a worker would have allocated on one node, where `too_small`; `gpu_gib` what its GPU has.
         core_wait_ms: of a step, what the first node's workers waited for cores that others had, where it matters.
         reason: why there is no prediction; else empty.
-        sentence: the verdict in one line, written by `report`.
+        sentence: the verdict in one line.
     """
 
     schema: str = "multinode.early-verdict/1"
@@ -108,4 +110,6 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
 
 def unknown_verdict(steps: RunSteps, reason: str) -> EarlyVerdict:
     """Nothing can be said, for this reason."""
-    return EarlyVerdict(**msgspec.structs.asdict(steps), reason=reason)
+    said = f"unknown whether 1 node would be faster than {steps.nodes}: {reason}"
+    sentence = f"Early verdict ({format_count(steps.recorded, 'step')}): {said}"
+    return EarlyVerdict(**msgspec.structs.asdict(steps), reason=reason, sentence=sentence)

@@ -1,7 +1,6 @@
 """Advice: which change pays, by how much, and what it costs; ranked by the predicted gain. Pure.
 
-Asks `predict` for each option and for the best pairs; which options there are is not decided here. The words are
-`report`'s.
+Asks `predict` for each option and for the best pairs; which options there are is not decided here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from multinode.launch.change import Change
 from multinode.predict.break_even import Gain, gain, gain_over_measured, own_error
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.leave_one_out import BackTest
-from multinode.predict.training_state import TrainingState, TuningOption
+from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
 
 # Settings that go together; of two of one kind there is but one.
@@ -67,8 +66,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         outlook: the scenario behind it.
         memory_gib: that a worker needs more, or less; None is unknown.
         fits: whether the GPUs have room for it; None is unknown.
-        meaning: what it changes in the training's meaning, or its costs; `nothing` where it changes none. Written by
-            `report`, likewise `command` and `why`.
+        meaning: what it changes in the training's meaning, or its costs; `nothing` where it changes none.
         change: how a machine makes it; None where it takes a person (a switch, a NIC).
         command: the exact command or YAML lines for a person.
         why: why it pays or does not, in a sentence with figures.
@@ -123,7 +121,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankedOption(NamedTuple):
-    """An advice without its words, and the option that they are of."""
+    """An advice and the option that it is of."""
 
     advice: Advice
     option: TuningOption
@@ -140,8 +138,9 @@ def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
     """
     try:
         options = [*setting_options(today), *cluster_options(today)]
-        given = [_advice(today, option) for option in options]
-        given += _best_pairs(today, options, given)
+        now = today.outlook()
+        given = [_advice(today, now, option) for option in options]
+        given += [_advice(today, now, pair) for pair in _best_pairs(today, options, given)]
     except ValueError as error:
         raise UsageError(
             f"nothing can be advised: {error}", hint="use a run whose model's config.json could be read"
@@ -189,11 +188,12 @@ def best_tried(advice: Sequence[Advice]) -> Advice | None:
     return next(one for one in advice if one.name == best)
 
 
-def _advice(today: TrainingState, option: TuningOption) -> RankedOption | None:
+def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) -> RankedOption | None:
     """None where it gives too little to be worth a line."""
     found, beside = _gain(today, option), _beside_one_node(today, option)
     if found.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
         return None
+    then = option.after.outlook()
     advice = Advice(
         name=option.name,
         kind=option.kind,
@@ -202,12 +202,35 @@ def _advice(today: TrainingState, option: TuningOption) -> RankedOption | None:
         measured=_is_measured(today, option),
         against_one_node=beside.value if beside is not None else None,
         against_one_node_interval=(beside.low, beside.high) if beside is not None else None,
-        outlook=option.after.outlook(),
+        outlook=then,
         memory_gib=option.more_memory_gib,
         fits=option.fits,
+        meaning=option.meaning,
         change=option.change,
+        command=option.change.options if option.change is not None else option.person,
+        why=_why(now, option, then),
     )
     return RankedOption(advice, option)
+
+
+def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
+    """The same quantities before and after."""
+    told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
+    if then.nodes > 1:
+        sent, before = (f"{one.sample_mb():.3g} MB" for one in (option.after, option.before))
+        was = f" instead of {before}" if sent != before else ""
+        told += (
+            f"; a worker sends {sent} per sample{was}, and {_exposed(then):.0%} of the step is exposed communication "
+            f"instead of {_exposed(now):.0%}"
+        )
+    # What accumulation alone does not cut, it may cut together with another strategy.
+    parts = [one for one in option.parts if one.kind != "accumulation"] or ([] if option.parts else [option])
+    remarks = [remark for one in parts if (remark := one.remark(one))]
+    return "; ".join([told, *remarks])
+
+
+def _exposed(outlook: PredictedScenario) -> float:
+    return outlook.parts.exposed_ms / outlook.step_time_ms
 
 
 def _gain(today: TrainingState, option: TuningOption) -> Gain:
@@ -253,10 +276,10 @@ def _is_measured(today: TrainingState, option: TuningOption) -> bool:
 
 def _best_pairs(
     today: TrainingState, options: Sequence[TuningOption], alone: Sequence[RankedOption | None]
-) -> list[RankedOption]:
+) -> list[TuningOption]:
     """The best combinations of two settings, of those that fit and are better than either."""
     gains = {one.advice.name: one.advice.gain for one in alone if one is not None}
-    pairs: dict[frozenset[str], RankedOption] = {}
+    pairs: dict[frozenset[str], tuple[float, TuningOption]] = {}
     for first in options:
         if not _combines(first):
             continue
@@ -264,12 +287,12 @@ def _best_pairs(
             names = frozenset({first.name, second.name})
             if names in pairs or second.kind == first.kind or not _combines(second):
                 continue
-            found = _advice(today, _paired(first, second))
-            if found is None or found.advice.fits is False:
-                continue
-            if found.advice.gain > max(gains.get(name, 1.0) for name in names) * (1 + _WORTH_A_LINE):
-                pairs[names] = found
-    return sorted(pairs.values(), key=lambda one: -one.advice.gain)[:_MOST_PAIRS]
+            pair = _paired(first, second)
+            found = _gain(today, pair).value
+            better = found > max(gains.get(name, 1.0) for name in names) * (1 + _WORTH_A_LINE)
+            if better and found >= 1 + _WORTH_A_LINE and pair.fits is not False:
+                pairs[names] = found, pair
+    return [pair for _, pair in sorted(pairs.values(), key=lambda one: -one[0])[:_MOST_PAIRS]]
 
 
 def _combines(option: TuningOption) -> bool:
@@ -279,6 +302,7 @@ def _combines(option: TuningOption) -> bool:
 
 def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
     extra = None if first.extra_gib is None or second.extra_gib is None else first.extra_gib + second.extra_gib
+    meanings = [one.meaning for one in (first, second) if one.meaning != NOTHING]
     return TuningOption(
         name=f"{first.name} + {second.name}",
         kind="pair",
@@ -288,4 +312,5 @@ def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
         extra_gib=extra,
         doubt=(1 + first.doubt) * (1 + second.doubt) - 1,
         parts=(first, second),
+        meaning="; ".join(meanings) or NOTHING,
     )

@@ -15,12 +15,11 @@ from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.job import LlamaFactoryJob, named_paths
 from multinode.predict.advice import Recommendations, rank_options
-from multinode.predict.advice_screen import advice_notes, with_words
+from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import Evidence
 from multinode.predict.forecast import back_tested, trusted
 from multinode.predict.request import evidence_of, hosts_of, read_record, runs_of
 from multinode.predict.training_state import GpuMemoryBudget, TrainingState
-from multinode.predict.words import back_test_with_words
 from multinode.profile.summary import Summary
 from multinode.records.run_directory import RunDirectory, list_runs
 
@@ -54,11 +53,11 @@ def advise_runs(
     """
     names = list(dict.fromkeys(found for name in names for found in _sources(root, name)))
     evidence = evidence_of(root, names, link_measured)
-    tested = back_test_with_words(back_tested(evidence))
+    tested = back_tested(evidence)
     directories = [RunDirectory.open(root, name) for name in names]
     today = training_state(trusted(evidence, tested), directories, link_gbit_per_s=link_gbit_per_s)
     now = today.outlook()
-    advice = with_words(rank_options(today), now)
+    advice = tuple(one.advice for one in rank_options(today))
     notes = [*evidence.notes, *advice_notes(today, now), *([tested.sentence] if tested.tested else [])]
     return Recommendations(
         runs=tuple(names),

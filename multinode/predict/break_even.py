@@ -112,7 +112,7 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
         reason: of the value, or of None, as a code of `Reason`; empty in what earlier releases stored.
         ratio: the figure that belongs to it: of the global batch over today's, or of bytes that remain.
         strategy: that communicates in every micro-batch, where that is the reason.
-        why: the reason in words, written by `report`.
+        why: the reason in words.
         always: whether any amount is enough, so that `value` says nothing.
     """
 
@@ -135,7 +135,7 @@ class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
         tokens_per_s: likewise; None where samples have no known length.
         worth: of what one such node gives alone: 1 is a node that loses nothing.
         worth_range: low, high; None in what earlier releases stored.
-        sentence: whether to add it, written by `report`.
+        sentence: whether to add it.
     """
 
     nodes: int
@@ -209,7 +209,8 @@ def beats(calibration: Calibration, scenario: Scenario, one: Prediction) -> Need
     """The slowest link on which the scenario is faster than one node."""
     needed = link_for(calibration, scenario, lambda found: gain(found, one).reaches(1 + _ROUNDING))
     if needed.value is None and scenario.layout.workers <= one.scenario.layout.workers:
-        return Needed(reason="same_workers")
+        why = "never, at any bandwidth: one node has as many workers, and no network between them"
+        return Needed(reason="same_workers", why=why)
     return needed
 
 
@@ -238,7 +239,16 @@ def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Ne
         return enough(predict(calibration, msgspec.structs.replace(scenario, link=link)))
 
     low, value, high = (_slowest(lambda rate, end=end: is_enough(rate)[end]) for end in range(3))  # type: ignore[misc]
-    return _needed(low, value, high, reason=_reason(calibration, scenario, enough, value))
+    found = low, value, high
+    if value is not None and value <= SLOWEST_GBIT_PER_S:
+        return _needed(found, "any", "at any bandwidth")
+    if value is not None:
+        return _needed(found, "from", "from this link on")
+    if enough(_without_network(predict(calibration, scenario)))[1]:
+        remains = "the overhead of every message, or what the nodes get through, remains"
+        return _needed(found, "overhead", f"never, at any bandwidth: {remains}")
+    slow = "the nodes' own work, and waiting for each other, is too slow"
+    return _needed(found, "slow_nodes", f"never, at any bandwidth: {slow}")
 
 
 def _slowest(is_enough: Callable[[float], bool]) -> float | None:
@@ -254,25 +264,21 @@ def _slowest(is_enough: Callable[[float], bool]) -> float | None:
 
 
 def _needed(
-    low: float | None, value: float | None, high: float | None, *, reason: Reason, ratio: float | None = None
+    found: tuple[float | None, float | None, float | None], reason: Reason, why: str, ratio: float | None = None
 ) -> Needed:
-    """In order, whatever the search found."""
+    """In order, whatever the search found at best, in the middle and at worst."""
+    low, value, high = found
     if value is None:
-        return Needed(low=low, reason=reason)
+        return Needed(low=low, reason=reason, why=why)
     return Needed(
         value=value,
         low=value if low is None else min(low, value),
         high=None if high is None else max(high, value),
         reason=reason,
         ratio=ratio,
+        why=why,
         always=value <= SLOWEST_GBIT_PER_S,
     )
-
-
-def _reason(calibration: Calibration, scenario: Scenario, enough: Enough, value: float | None) -> Reason:
-    if value is not None:
-        return "any" if value <= SLOWEST_GBIT_PER_S else "from"
-    return "overhead" if enough(_without_network(predict(calibration, scenario)))[1] else "slow_nodes"
 
 
 def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: float) -> Needed:
@@ -288,8 +294,10 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
     if many is None:
         return msgspec.structs.replace(_never_enough(calibration, scenario), low=low)
     if many == scenario.accumulation:
-        return _needed(low, many, high, reason="as_now")
-    return _needed(low, many, high, reason="global_batch", ratio=many / scenario.accumulation)
+        return _needed((low, many, high), "as_now", "as it is now")
+    ratio = many / scenario.accumulation
+    why = f"the global batch {'becomes' if ratio > 1 else 'could be'} {ratio:.3g} times as large"
+    return _needed((low, many, high), "global_batch", why, ratio)
 
 
 def _fewest(is_enough: Callable[[int], bool]) -> int | None:
@@ -317,12 +325,16 @@ def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
     gained = (faster.value - 1) * now
     low, worth, high = ((one - 1) * now / alone for one in (faster.low, faster.value, faster.high))
     length = calibration.tokens_per_sample
+    told = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     return NodeGain(
         nodes=layout.nodes + 1,
         samples_per_s=gained,
         tokens_per_s=gained * length if length is not None else None,
         worth=worth,
         worth_range=(low, high),
+        sentence=f"do not add it: {layout.nodes + 1} nodes are no faster than {layout.nodes}"
+        if high <= 0
+        else f"{'it adds' if low > 0 else 'inconclusive:'} {told} of what one such node gives alone",
     )
 
 
@@ -343,12 +355,19 @@ def _efficiency(found: Prediction, one: Prediction) -> Gain:
 def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
     """The link from which on nothing of what can be hidden is exposed."""
     if not scenario.overlap:
-        return Needed(reason="overlap_off")
+        return Needed(reason="overlap_off", why="never: no communication is hidden, as overlap is off")
     if overlap_of(calibration, scenario) <= 0:
         known = calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy
         if known or calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None:
-            return Needed(reason="hid_nothing" if known else "sent_at_once")
-        return Needed(reason="uncut")
+            cause = "the measured run hid none" if known else "all of it is sent after the last gradient is there"
+            why = f"never: no communication is hidden, as {cause}"
+            return Needed(reason="hid_nothing" if known else "sent_at_once", why=why)
+        return Needed(
+            reason="uncut",
+            why="unknown: how much of it hides depends on the buckets that gradients are sent in, which are not known "
+            "(--bucket-mib 25 is torch's default); the prediction hides nothing, and the end of its range all that it "
+            "could",
+        )
     return link_for(calibration, scenario, _nothing_exposed)
 
 
@@ -375,5 +394,8 @@ def _never_enough(calibration: Calibration, scenario: Scenario) -> Needed:
     calls = calibration.work.calls_of(scenario.strategy, scenario.layout)
     once, twice = (passing_bytes(calls, accumulation, scenario.layout) for accumulation in (1, 2))
     if not any(call.per_micro_batch for call in calls) or not once:
-        return Needed(reason="no_accumulation")
-    return Needed(reason="micro_batches", ratio=(twice - once) / once, strategy=str(scenario.strategy))
+        return Needed(reason="no_accumulation", why="no accumulation is enough")
+    ratio, strategy = (twice - once) / once, str(scenario.strategy)
+    left = f"no accumulation leaves less than {ratio:.0%} of the bytes of a sample"
+    why = f"{strategy} communicates in every micro-batch: {left}"
+    return Needed(reason="micro_batches", ratio=ratio, strategy=strategy, why=why)

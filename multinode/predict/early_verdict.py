@@ -1,6 +1,6 @@
 """early verdict: the first steps of a run on several nodes -> whether one node alone would be faster. Pure.
 
-Asks the same model as `advise`, with nothing but what this run has recorded so far; the words are `report`'s.
+Asks the same model as `advise`, with nothing but what this run has recorded so far.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import msgspec
 
 from multinode.launch.early_verdict import BestChange, EarlyVerdict, Projection, RunSteps, unknown_verdict
 from multinode.predict.advice import NOTICEABLE, RankedOption, pays, rank_options
+from multinode.predict.early_verdict_words import verdict_line
 from multinode.predict.training_state import TrainingState, TuningOption
 from multinode.predict.tuning_options import one_node
 from multinode.profile.summary import Summary
@@ -45,7 +46,7 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
     found = alone.after.prediction()
     fits = _memory(alone)
     budget = today.gpu_memory
-    return EarlyVerdict(
+    verdict = EarlyVerdict(
         **msgspec.structs.asdict(steps),
         now=_projection((1.0, low / rate, high / rate), left_s),
         one_node=_projection((found.samples_per_s / rate, found.interval[0] / high, found.interval[1] / low), left_s),
@@ -55,6 +56,7 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
         gpu_gib=budget.total_gib if budget is not None and fits == "too_small" else None,
         core_wait_ms=_core_wait_ms(summary, alone.after.scenario.layout.workers, found.step_time_ms),
     )
+    return msgspec.structs.replace(verdict, sentence=verdict_line(verdict))
 
 
 def _by_time(rate: float, median_ms: float, summary: Summary) -> tuple[float, float]:

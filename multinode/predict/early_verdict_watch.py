@@ -10,7 +10,6 @@ from multinode.launch.early_verdict import CERTAIN_STEPS, LEAST_STEPS, EarlyVerd
 from multinode.launch.observe import observe_run
 from multinode.predict.advise import training_state
 from multinode.predict.early_verdict import early_verdict
-from multinode.predict.early_verdict_words import with_words
 from multinode.predict.evidence import gather, work_of_calls
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
@@ -57,7 +56,7 @@ def judge(directory: RunDirectory) -> Judged:
         recorded=len(recorded),
         measured=len(observed.counted),
     )
-    verdict = with_words(_judged(directory, record, steps, _by_step(summarise(observed))))
+    verdict = _judged(directory, record, steps, _by_step(summarise(observed)))
     return Judged(verdict=verdict, lacking=max(0, CERTAIN_STEPS - verdict.measured) if verdict.one_node else 0)
 
 

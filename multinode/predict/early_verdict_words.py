@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from multinode.launch.early_verdict import BestChange, EarlyVerdict, Projection
 from multinode.render.sheet import times
 from multinode.units import format_count, format_duration
-
-
-def with_words(verdict: EarlyVerdict) -> EarlyVerdict:
-    """The verdict with its sentence."""
-    return msgspec.structs.replace(verdict, sentence=verdict_line(verdict))
 
 
 def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
@@ -21,10 +14,10 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
         verdict: the verdict.
         step: where the run is by now, which is what the times are of; None is where it was.
     """
-    said = f"Early verdict ({format_count(verdict.recorded, 'step')})"
     now, alone = verdict.now, verdict.one_node
     if now is None or alone is None:
-        return f"{said}: unknown whether 1 node would be faster than {verdict.nodes}: {verdict.reason}"
+        return verdict.sentence
+    said = f"Early verdict ({format_count(verdict.recorded, 'step')})"
     part = _part_left(verdict, step)
     ways = [
         (now, f"on {verdict.nodes} nodes"),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.predict.network_model import UncertaintySource
-from multinode.units import format_count
+from multinode.units import format_count, format_rate
 
 _LEVEL = 0.9
 LEAST_RUNS = 9
@@ -107,7 +107,7 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
         worst: the trial that is furthest off.
         coverage: part of the trials whose assumed interval has what was measured.
         quantile: what follows for the intervals of predictions.
-        sentence: the same in words, written by `report`.
+        sentence: how far off the model was where that is known, and what says nothing of other places.
     """
 
     tested: tuple[Trial, ...] = ()
@@ -117,22 +117,53 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
     quantile: ResidualQuantile | None = None
     sentence: str = ""
 
+    @property
+    def brief(self) -> str:
+        """The same in a few words, to stand behind a figure."""
+        if self.worst is None:
+            return "not checked against a measured run"
+        only = "only " if len(_links(self.tested)) == 1 else ""
+        runs = format_count(len(self.tested), "run")
+        return f"checked {only}against {runs}{_where(self.tested)}: off by {abs(self.worst.error):.1%} at worst"
+
 
 def back_test(tested: Sequence[Trial]) -> BackTest:
     """Errors and coverage; pairs without a speed on either side are left out."""
     known = tuple(one for one in tested if one.predicted > 0 and one.measured > 0)
     if not known:
-        return BackTest()
+        return BackTest(sentence="not checked: no measured run to compare with")
     median = statistics.median(abs(one.error) for one in known)
     worst = max(known, key=lambda one: abs(one.error))
     covered = sum(one.is_covered for one in known)
+    off = f"{abs(worst.error):.1%}"
+    if len(known) > 1:
+        off = f"{median:.1%} (median), {off} at worst"
+    checked = f"checked against {format_count(len(known), 'measured run')}{_where(known)}"
+    only = "; at other links only the ranges say how sure it is" if len(_links(known)) == 1 else ""
     return BackTest(
         tested=known,
         median_error=median,
         worst=worst,
         coverage=covered / len(known),
         quantile=residual_quantile(known),
+        sentence=f"{checked}: step time off by {off}{only}",
     )
+
+
+def _links(tested: Sequence[Trial]) -> list[float]:
+    """Of all trials, slowest first; empty where one is not known."""
+    links = [one.link_gbit_per_s for one in tested]
+    return sorted({one for one in links if one is not None}) if None not in links else []
+
+
+def _where(tested: Sequence[Trial]) -> str:
+    """` on 2 nodes at 100 Mbit/s`; empty where it is not known."""
+    links, nodes = _links(tested), sorted({one.nodes for one in tested if one.nodes is not None})
+    if not links or not nodes:
+        return ""
+    count = format_count(nodes[0], "node") if len(nodes) == 1 else f"{nodes[0]} to {nodes[-1]} nodes"
+    rates = " to ".join(dict.fromkeys(map(format_rate, (links[0], links[-1]))))
+    return f" on {count} at {rates}"
 
 
 def residual_quantile(tested: Sequence[Trial]) -> ResidualQuantile:

@@ -18,7 +18,6 @@ from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast,
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.published_form import PublishedBenchmarks
 from multinode.predict.run_selection import Record, could_be_single
-from multinode.predict.words import with_words
 from multinode.profile.summary import Summary
 from multinode.records.files import load_yaml, read_text
 from multinode.records.plan import LaunchPlan
@@ -64,7 +63,7 @@ def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | N
     request = request or ForecastRequest()
     refuse_unusable(request)
     forecast = make_forecast(evidence_of(root, names, request.link_measured, request.stream), request)
-    return with_words(msgspec.structs.replace(forecast, hosts=hosts_of(root, names)))
+    return msgspec.structs.replace(forecast, hosts=hosts_of(root, names))
 
 
 def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> Forecast:
@@ -77,7 +76,7 @@ def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> F
         request = request or ForecastRequest()
         refuse_unusable(request)
         evidence = evidence_of_benchmarks(load_published_benchmarks(path), request.stream)
-        return with_words(make_forecast(evidence, request))
+        return make_forecast(evidence, request)
     except UsageError as error:
         if error.message.startswith(str(path)):
             raise

@@ -14,7 +14,7 @@ from multinode.predict.sheets import (
     rows_words,
     shared_settings,
 )
-from multinode.predict.words import break_even_words, error_words, launch_command, link_words
+from multinode.predict.words import break_even_words, launch_command, link_words
 from multinode.render.sheet import format_sig, times
 from multinode.render.table import Command, Part, labelled_parts, paragraph, sheet_table
 from multinode.units import format_count, format_rate
@@ -107,7 +107,7 @@ def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
     yield from _today(forecast)
     if forecast.break_even is not None:
         yield "Needed", f"{_target(forecast)}: {link_words(forecast.break_even.efficient)}"
-    yield "Model", error_words(forecast.back_test)
+    yield "Model", forecast.back_test.sentence
     if forecast.measure:
         yield "Measure", forecast.measure
 

@@ -5,7 +5,7 @@ Which options there are is `tuning_options`'; what one gains is `advice`'s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -154,8 +154,12 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         return sent_bytes(scenario, calls_of(self.calibration, scenario)) / samples / 1e6
 
 
+NOTHING = "nothing"
+"""What a change means that leaves the training as it is."""
+
+
 class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
-    """One change and where it leads; what it means in words is `report`'s.
+    """One change and where it leads.
 
     Attributes:
         name: in a few words, unique.
@@ -166,6 +170,9 @@ class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
         extra_gib: memory of a worker beyond that of its states; None is unknown.
         doubt: how far off its prediction may be beyond the model's own interval: 0.1 is 10 %.
         parts: of a pair, both.
+        meaning: what it changes beside the speed.
+        person: what a person does where no machine makes it.
+        remark: what the figures do not say.
     """
 
     name: str
@@ -177,6 +184,9 @@ class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
     extra_gib: float | None = 0.0
     doubt: float = 0.0
     parts: tuple[TuningOption, ...] = ()
+    meaning: str = NOTHING
+    person: str = ""
+    remark: Callable[[TuningOption], str] = lambda _: ""
 
     @property
     def more_memory_gib(self) -> float | None:

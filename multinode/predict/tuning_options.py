@@ -8,17 +8,20 @@ import msgspec
 
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
+from multinode.job.model_size import COUNTED
 from multinode.job.step_calls import StepCall
 from multinode.launch.change import Change
-from multinode.predict.break_even import on_one_node
+from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.levers import make_low_rank
 from multinode.predict.network_model import comm_times
-from multinode.predict.training_state import DEEPSPEED, TrainingState, TuningOption
+from multinode.predict.training_state import DEEPSPEED, NOTHING, TrainingState, TuningOption
 from multinode.predict.variants import vary
+from multinode.predict.words import link_words
+from multinode.profile.summary_sheets import SMALLER
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy
-from multinode.units import format_rate
+from multinode.units import format_count, format_rate
 
 _BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20
 _FP32_BYTES, _HALF_BYTES = 4, 2
@@ -56,6 +59,14 @@ _STAGE = {Strategy.ZERO1: 1, Strategy.ZERO2: 2}
 _STANDARD_GBIT_PER_S = (1, 2.5, 5, 10, 25, 40, 100)
 _MOST_LINKS = 4
 _CLEARLY_FASTER = 1.2
+_SAME = "the training stays as it is"
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
+# What papers publish of the loss; none of it was measured here.
+_APART = "another algorithm, whose loss may be worse: nodes train apart between averages"
+_LOW_RANK = (
+    "gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for convolutional "
+    "networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)"
+)
 _replace = msgspec.structs.replace
 
 
@@ -91,6 +102,9 @@ def _compress(state: TrainingState) -> Iterator[TuningOption]:
             # On a slow network the copies of all buckets are on their way at once.
             extra_gib=load.trainable * _HALF_BYTES / _BYTES_PER_GIB,
             doubt=_CAST_DOUBT,
+            meaning="gradients are rounded to 8 bits"
+            if dtype == "bf16"
+            else "gradients are rounded to 11 bits; one above 65504 overflows",
         )
 
 
@@ -109,6 +123,7 @@ def _approximate(state: TrainingState) -> Iterator[TuningOption]:
             change=Change(grad_compress=kind),
             # What it has lost so far.
             extra_gib=load.trainable * (1 - found.rest) * _FP32_BYTES / _BYTES_PER_GIB,
+            meaning=_LOW_RANK,
         )
 
 
@@ -128,6 +143,13 @@ def _average(state: TrainingState) -> Iterator[TuningOption]:
             after=state.with_({"averaging": averaging}, {"averaging": averaging.words}),
             change=Change(averaging=averaging),
             extra_gib=copies * load.trainable * _FP32_BYTES / _BYTES_PER_GIB,
+            meaning=f"{_APART}. Published: "
+            + (
+                "on par with synchronous training on C4, 8 workers (Douillard et al. 2023, arXiv:2311.08105)"
+                if outer
+                else "mini-batch SGD's rate for convex losses (Stich 2019, arXiv:1805.09767), a trade-off with "
+                "accuracy for networks (Lin et al. 2020, arXiv:1808.07217)"
+            ),
         )
 
 
@@ -142,7 +164,37 @@ def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
             before=state,
             after=after,
             change=Change(overrides=overrides, deepspeed=after.batch_edits()),
+            meaning=_fewer_steps(state, after),
+            person=f"{more['accumulation']} micro-batches per step in your script, all but the last of them under "
+            "no_sync()",
+            remark=_repeated,
         )
+
+
+def _batch(before: TrainingState, after: TrainingState) -> str:
+    was, now = before.scenario.samples, after.scenario.samples
+    return NOTHING if was == now else f"global batch {now:g} instead of {was:g}"
+
+
+def _fewer_steps(before: TrainingState, after: TrainingState) -> str:
+    return f"{_batch(before, after)}: fewer optimizer steps per epoch, and the learning rate may have to follow"
+
+
+def _repeated(option: TuningOption) -> str:
+    """Why accumulation does not cut the traffic where micro-batches communicate; else empty."""
+    collectives, strategy = repeated_calls(option.before), option.before.scenario.strategy
+    if not collectives:
+        return ""
+    engine = "DeepSpeed" if strategy in DEEPSPEED else "FSDP"
+    gathers = ["gathers the parameters"] if "all_gather" in collectives else []
+    reduces = ["reduces the gradients"] if _REDUCTIONS & set(collectives) else []
+    told = f"{option.before.sample_mb():.3g} MB per sample before and {option.after.sample_mb():.3g} MB after"
+    if strategy is Strategy.ZERO2:
+        told += ", less only by the gathering of the updated parameters, once per step"
+    return (
+        f"under {strategy} accumulation does not cut the traffic of a sample as it does under DDP: {engine} "
+        f"{' and '.join([*gathers, *reduces])} of every micro-batch, {told}"
+    )
 
 
 def repeated_calls(state: TrainingState) -> Collection[str]:
@@ -164,6 +216,11 @@ def _overlap(state: TrainingState) -> Iterator[TuningOption]:
             after=state.with_(on, on, deepspeed=_replace(deepspeed, overlap_comm=True)),
             change=Change(deepspeed=("zero_optimization.overlap_comm=true",)),
             extra_gib=None if elements is None else elements * width / _BYTES_PER_GIB,
+            person='"overlap_comm": true under "zero_optimization" of your DeepSpeed JSON',
+            remark=lambda _: (
+                "a single bucket as large as all gradients has nothing to overlap with: a smaller "
+                "reduce_bucket_size helps"
+            ),
         )
 
 
@@ -180,6 +237,8 @@ def _larger_buckets(state: TrainingState) -> Iterator[TuningOption]:
             before=state,
             after=state.with_({"bucket_bytes": _LARGE_BUCKET_MIB * _MIB}),
             change=Change(overrides=(f"ddp_bucket_cap_mb={_LARGE_BUCKET_MIB}",)),
+            person=f"DistributedDataParallel(..., bucket_cap_mb={_LARGE_BUCKET_MIB})",
+            remark=lambda _: "fewer messages, which begin later",
         )
 
 
@@ -205,7 +264,19 @@ def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
             before=state,
             after=state.with_(calibration=_replace(state.calibration, script=tuple(left))),
             change=Change(overrides=tuple(overrides)),
+            meaning="without average_tokens_across_devices each worker's mean loss weighs alike, however many tokens "
+            "it has",
+            person=SMALLER,
+            remark=lambda option: (
+                f"{per_step(option.after)} small collectives per step instead of {per_step(option.before)}, a round "
+                "trip each"
+            ),
         )
+
+
+def per_step(state: TrainingState) -> str:
+    """How many small calls the script itself makes in a step."""
+    return f"{sum(call.times for call in state.calibration.script):.3g}"
 
 
 def script_ms(state: TrainingState) -> float:
@@ -226,6 +297,9 @@ def _larger_batch(state: TrainingState) -> Iterator[TuningOption]:
         # Of a batch that is no whole number none was asked for.
         change=change if batch == int(batch) else None,
         extra_gib=None,
+        meaning=_fewer_steps(state, after),
+        person=f"{batch:g} samples per micro-batch in your script",
+        remark=lambda _: "activations take about twice the memory",
     )
 
 
@@ -239,12 +313,14 @@ def _lora(state: TrainingState) -> Iterator[TuningOption]:
     except UsageError:
         # Of a model whose shape is not known nothing is known.
         return
+    adapter = calibration.work.load.trainable / 1e6
     yield TuningOption(
         name=f"LoRA of rank {_LORA_RANK} (another training)",
         kind="method",
         before=state,
         after=state.with_(settings={"method": "lora", "lora_rank": _LORA_RANK}, calibration=calibration),
         change=Change(overrides=("finetuning_type=lora", f"lora_rank={_LORA_RANK}")),
+        meaning=f"another training: an adapter of {adapter:.3g} M parameters instead of the whole model",
     )
 
 
@@ -255,7 +331,9 @@ def _strategies(state: TrainingState) -> Iterator[TuningOption]:
         # ZeRO-1 and ZeRO-2 send alike unless micro-batches are accumulated.
         if strategy is Strategy.ZERO1 and state.scenario.accumulation == 1:
             continue
+        person = "wrap the model in torch's DistributedDataParallel in your script"
         if strategy in _STAGE:
+            person = f'"stage": {_STAGE[strategy]} under "zero_optimization" of your DeepSpeed JSON'
             change = Change(deepspeed=(f"zero_optimization.stage={_STAGE[strategy]}",))
         else:
             change = Change(overrides=("deepspeed=null",) if today in DEEPSPEED else ("fsdp=null", "fsdp_config=null"))
@@ -265,8 +343,29 @@ def _strategies(state: TrainingState) -> Iterator[TuningOption]:
             # What it would send is unknown.
             continue
         yield TuningOption(
-            name=f"{strategy} instead of {today}", kind="strategy", before=state, after=after, change=change
+            name=f"{strategy} instead of {today}",
+            kind="strategy",
+            before=state,
+            after=after,
+            change=change,
+            person=person,
+            remark=_memory,
         )
+
+
+def _memory(option: TuningOption) -> str:
+    """What it takes, and whether the GPUs have room for it, as far as that is known."""
+    old, new, memory = option.before.memory_need(), option.after.memory_need(), option.before.gpu_memory
+    if old is None or new is None:
+        return "whether it fits a worker's memory is unknown, as the model's size is"
+    needed = f"the model's states take {new.total_gib:.3g} GiB per worker instead of {old.total_gib:.3g} ({COUNTED})"
+    if memory is None:
+        return needed
+    fit = "do not fit" if option.fits is False else "fit"
+    told, expected = f"they {fit} a GPU of {memory.total_gib:.3g} GiB", option.expected_gib
+    if memory.peak_gib is not None and expected is not None:
+        return f"{needed}; with the activations that were measured, {expected:.3g} GiB, {told}"
+    return f"{needed}; {told}" + (", if activations fit beside them" if fit == "fit" else "")
 
 
 def _under(state: TrainingState, strategy: Strategy, change: Change) -> TrainingState:
@@ -326,7 +425,19 @@ def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
             kind="link",
             before=state,
             after=state.with_({"link": _replace(link, gbit_per_s=float(rate))}),
+            meaning=f"{_SAME}; the cost is NICs, a switch and cables; it cannot be tried from here",
+            person=f"NICs and a switch of {format_rate(rate)} instead of {format_rate(link.gbit_per_s)}",
+            remark=_worth,
         )
+
+
+def _worth(option: TuningOption) -> str:
+    """From which link on the nodes are worth it."""
+    needed, asked = beats_one(option.before.calibration, option.before.scenario)
+    workers = format_count(asked.layout.workers_per_node, "worker")
+    above = needed.high is not None and needed.high < option.before.scenario.link.gbit_per_s
+    told = f"break-even of {asked.layout.nodes} nodes with {workers} each against 1 node: {link_words(needed)}"
+    return f"{told}, which this link is above" if above else told
 
 
 def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
@@ -339,14 +450,26 @@ def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
         nodes=placed.nodes if placed.nodes != layout.nodes else None,
         workers_per_node=placed.workers_per_node if placed.workers_per_node != layout.workers_per_node else None,
     )
-    is_short = bool(lacking_nodes(state, placed) or short_nodes(state, placed))
+    meaning, workers = _batch(state, then), placed.workers_per_node
+    if placed.nodes < layout.nodes:
+        meaning = f"{_SAME if meaning == NOTHING else meaning}; the other nodes are free for other work"
+    short, person = short_nodes(state, placed), ""
+    if lacking_nodes(state, placed):
+        person = f"add a node like the others to the hostfile: {placed.nodes} in all"
+    elif short:
+        which = f"node {short[0]}" if len(short) == 1 else f"nodes {', '.join(map(str, short))}"
+        person = f"in the hostfile {workers} ids in gpus=, or slots={workers}, for {which}; then {change.options}"
+    is_full = placed.nodes == layout.nodes and workers > layout.workers_per_node
     return TuningOption(
         name=name,
         kind="nodes",
         before=state,
         after=then,
-        change=None if is_short else change,
-        by_hand=change if is_short else None,
+        change=None if person else change,
+        by_hand=change if person else None,
+        meaning=meaning,
+        person=person,
+        remark=lambda _: "assumes a device, or cores, for every worker" if is_full else "",
     )
 
 

@@ -17,7 +17,6 @@ from multinode.predict.cost_model import StepParts
 from multinode.predict.forecast import Forecast, PredictedScenario
 from multinode.predict.leave_one_out import Trial, back_test
 from multinode.predict.network_model import UncertaintySource
-from multinode.predict.words import with_words as forecast_with_words
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
@@ -129,7 +128,8 @@ def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumu
 _ONE = side("baseline", 1, 2, exposed_ms=0.0, rates=(23.9, 24.1, 24.3))
 _MANY = side("candidate", 2, 1, exposed_ms=1176.0, rates=(2.96, 2.98, 2.99))
 
-_FORECAST = forecast_with_words(Forecast(
+_OVERHEAD = "never, at any bandwidth: the overhead of every message, or what the nodes get through, remains"
+_FORECAST = Forecast(
     sources=("run 20260104-cc-baseline-1 on one node", "nccl-test 20260103-ff: 10 sizes of all_reduce at 100 Mbit/s"),
     scenarios=(
         outlook(None, 1),
@@ -139,16 +139,27 @@ _FORECAST = forecast_with_words(Forecast(
     break_even=BreakEven(
         target=0.9,
         one_node_workers=1,
-        nothing_exposed=Needed(reason="overhead"),
-        efficient=Needed(value=6.376, low=3.9, reason="from"),
-        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, reason="from"),
-        accumulation=Needed(value=64, reason="global_batch", ratio=64),
-        next_node=NodeGain(nodes=3, samples_per_s=1.49, tokens_per_s=190.7, worth=0.124),
+        nothing_exposed=Needed(reason="overhead", why=_OVERHEAD),
+        efficient=Needed(value=6.376, low=3.9, reason="from", why="from this link on"),
+        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, reason="from", why="from this link on"),
+        accumulation=Needed(
+            value=64,
+            reason="global_batch",
+            ratio=64,
+            why="the global batch becomes 64 times as large",
+        ),
+        next_node=NodeGain(
+            nodes=3,
+            samples_per_s=1.49,
+            tokens_per_s=190.7,
+            worth=0.124,
+            sentence="it adds 12% of what one such node gives alone",
+        ),
     ),
     break_even_of="2 nodes x 1 worker, DDP, batch 2",
     back_test=back_test([Trial(name="2 nodes at 1 Gbit/s", predicted=14.1, interval=(13.4, 14.8), measured=13.95)]),
     notes=("the link's rate is that of its NIC",),
-))  # fmt: skip
+)
 
 _ADVICE = (
     Advice(

@@ -14,7 +14,6 @@ from multinode.predict.advice import Recommendations, Tried
 from multinode.predict.advice_screen import advice_parts
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.screen import forecast_parts
-from multinode.predict.words import with_words as forecast_with_words
 from multinode.render.table import Part, screen_text
 from tests.contrast.contrasts import CONTRAST, CURVE, outlook
 from tests.contrast.made_up_sides import side_of, split_of
@@ -85,7 +84,7 @@ SLOW = {
 
 
 def predicted(**asked: object) -> Forecast:
-    return forecast_with_words(make_forecast(EVIDENCE, msgspec.convert(asked, ForecastRequest)))
+    return make_forecast(EVIDENCE, msgspec.convert(asked, ForecastRequest))
 
 
 def advised(recommendations: Recommendations, count: int = 3, *, details: bool = False) -> Iterable[Part]:

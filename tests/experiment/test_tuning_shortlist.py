@@ -88,9 +88,9 @@ def test_what_gains_little_or_does_not_fit_is_not_tried() -> None:
 
 def test_a_candidate_has_what_was_predicted_of_it() -> None:
     one = next(one for one in ranked() if one.advice.name == "gradients as fp16")
-    found = candidate_of(one, "fp16", "rounded")
+    found = candidate_of(one, "fp16")
     advice = named(tuple(each.advice for each in ranked()), "gradients as fp16")
-    assert (found.label, found.name, found.kind, found.meaning) == ("fp16", advice.name, "gradients", "rounded")
+    assert (found.label, found.name, found.kind, found.meaning) == ("fp16", advice.name, "gradients", advice.meaning)
     assert (found.nodes, found.workers_per_node) == (2, 1)
     assert found.change.options == "--grad-compress fp16"
     assert found.predicted_samples_per_s == advice.outlook.samples_per_s

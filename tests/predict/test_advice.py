@@ -15,7 +15,7 @@ from multinode.job.step_calls import Work
 from multinode.job.workload import Settings
 from multinode.launch.change import Change
 from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
-from multinode.predict.advice_screen import advice_notes, with_words
+from multinode.predict.advice_screen import advice_notes
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
@@ -73,7 +73,7 @@ def state(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **others: 
 
 def advise(today: TrainingState) -> tuple[Advice, ...]:
     """Ranked, with their words."""
-    return with_words(rank_options(today), today.outlook())
+    return tuple(one.advice for one in rank_options(today))
 
 
 def named(advice: tuple[Advice, ...], name: str) -> Advice:

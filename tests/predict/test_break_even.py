@@ -100,6 +100,7 @@ def test_the_accumulation_is_that_of_the_closed_form() -> None:
     needed = accumulation_for(calibration(costs), scenario(0.1), target=0.9)
     assert needed.value == -(-exposed_ms // ((1 / 0.9 - 1) * 150))
     assert (needed.reason, needed.ratio) == ("global_batch", needed.value)
+    assert needed.why == f"the global batch becomes {needed.value} times as large"
     assert needed.value is not None
     for now, reason in ((int(needed.value), ("as_now", None)), (2 * int(needed.value), ("global_batch", 0.5))):
         asked = msgspec.structs.replace(scenario(0.1), accumulation=now)
@@ -112,14 +113,18 @@ def test_no_accumulation_is_enough_where_every_micro_batch_is_sent(strategy: Str
     needed = accumulation_for(calibration(COSTS), scenario(0.1, strategy=strategy), target=0.5)
     assert (needed.value, needed.reason, needed.strategy) == (None, "micro_batches", str(strategy))
     assert needed.ratio == pytest.approx(left, abs=0.005)
+    assert needed.why.startswith(f"{strategy} communicates in every micro-batch: no accumulation leaves less than ")
+    assert needed.why.endswith(f" {left:.0%} of the bytes of a sample")
 
 
 def test_where_nothing_overlaps_or_the_nodes_are_the_limit_no_link_is_enough() -> None:
     nothing = StepCosts(compute_ms=150, overlap=0)
     told = break_even(calibration(nothing), scenario()).nothing_exposed
     assert (told.value, told.reason) == (None, "hid_nothing")
+    assert told.why == "never: no communication is hidden, as the measured run hid none"
     capped = break_even(calibration(nothing, cap=0.01), scenario(), target=0.9).efficient
     assert (capped.value, capped.reason) == (None, "overhead")
+    assert capped.why.startswith("never, at any bandwidth: the overhead of every message")
     assert link_for(calibration(nothing), scenario(), lambda _: (True, True, True)).always
 
 
@@ -161,7 +166,8 @@ def test_one_node_has_all_the_workers_that_it_was_measured_with() -> None:
 
 def test_where_nothing_is_ever_hidden_no_message_is_blamed() -> None:
     off = msgspec.structs.replace(scenario(), overlap=False)
-    assert break_even(calibration(COSTS), off).nothing_exposed.reason == "overlap_off"
+    never = break_even(calibration(COSTS), off).nothing_exposed
+    assert (never.reason, never.why) == ("overlap_off", "never: no communication is hidden, as overlap is off")
     one_bucket = calibration(StepCosts(compute_ms=150))
     told = break_even(one_bucket, msgspec.structs.replace(scenario(), bucket_bytes=1e9)).nothing_exposed
     assert (told.value, told.reason) == (None, "sent_at_once")
@@ -175,6 +181,7 @@ def test_where_the_nodes_are_slower_than_the_one_no_network_is_blamed() -> None:
     slow = msgspec.structs.replace(calibration(COSTS), residual=Residual(own=1.5))
     told = break_even(slow, scenario(), target=0.9).efficient
     assert (told.value, told.reason) == (None, "slow_nodes")
+    assert told.why.startswith("never, at any bandwidth: the nodes' own work")
     # They still beat one: two at two thirds of its speed.
     assert break_even(slow, scenario()).beats_one.value is not None
 

@@ -11,7 +11,6 @@ from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.published_form import PublishedBenchmarks
 from multinode.predict.request import load_published_benchmarks
-from multinode.predict.words import why_words
 from multinode.traffic.traffic import Strategy
 
 SEED = Path(__file__).parent.parent.parent / "configs" / "figures" / "two_boxes_lora.yaml"
@@ -271,4 +270,4 @@ def test_buckets_that_are_told_hide_what_their_timeline_hides() -> None:
     assert told.break_even is not None
     assert cut.break_even is not None
     assert (told.break_even.nothing_exposed.reason, cut.break_even.nothing_exposed.reason) == ("uncut", "from")
-    assert "--bucket-mib 25 is torch's default" in why_words(told.break_even.nothing_exposed)
+    assert "--bucket-mib 25 is torch's default" in told.break_even.nothing_exposed.why

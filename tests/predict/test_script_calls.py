@@ -7,7 +7,7 @@ import pytest
 
 from multinode.launch.change import Change
 from multinode.predict.advice import rank_options
-from multinode.predict.advice_screen import advice_notes, with_words
+from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import gather
 from multinode.predict.predict import Prediction, predict
 from multinode.predict.run_selection import Record
@@ -98,8 +98,7 @@ def state(*calls: SeenCall, beside_ms: float = 30.0) -> TrainingState:
 
 def test_advice_names_the_settings_that_remove_them_and_what_these_mean() -> None:
     today = state(COUNT, LOSS, BUFFERS)
-    ranked = rank_options(today)
-    advice = next(one for one in with_words(ranked, today.outlook()) if one.kind == "script")
+    advice = next(one.advice for one in rank_options(today) if one.option.kind == "script")
     assert advice.change == Change(overrides=("average_tokens_across_devices=false", "logging_steps=10"))
     step_ms = OWN_MS + comm_ms(1.0) + 30
     # One is left out, and one is made every tenth step.
@@ -114,7 +113,7 @@ def test_advice_names_the_settings_that_remove_them_and_what_these_mean() -> Non
 def test_a_script_is_told_the_settings_in_words() -> None:
     today = state(COUNT, LOSS)
     today = changed(today, settings=changed(today.settings, command="train.py"))
-    advice = next(one for one in with_words(rank_options(today), today.outlook()) if one.kind == "script")
+    advice = next(one.advice for one in rank_options(today) if one.option.kind == "script")
     assert (advice.change, advice.command) == (
         None,
         "HF: average_tokens_across_devices: false, a larger logging_steps",

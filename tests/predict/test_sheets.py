@@ -16,7 +16,6 @@ from multinode.predict.sheets import (
     rows_words,
     what_if_sheet,
 )
-from multinode.predict.words import with_words
 from multinode.render.table import sheet_table
 from tests.predict.stored import comm_ms, sweep_record, training_record
 
@@ -27,7 +26,7 @@ EVIDENCE = gather(
 
 
 def forecast(request: ForecastRequest) -> Forecast:
-    return with_words(make_forecast(EVIDENCE, request))
+    return make_forecast(EVIDENCE, request)
 
 
 def shown(found: Forecast, width: int = 100) -> str:
