@@ -15,7 +15,6 @@ from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.judge import compare
 from multinode.contrast.measure import with_outlook
 from multinode.contrast.side import SideRun, make_side
-from multinode.contrast.words import with_words
 from multinode.predict.words import link_words
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
@@ -59,7 +58,7 @@ def _contrast(one: Sequence[SideRun], two: Sequence[SideRun]) -> Contrast:
         job="the demo's training",
         rule=two[-1].summary.rule,
     )
-    return with_outlook(with_words(compared), runs_root())
+    return with_outlook(compared, runs_root())
 
 
 def _print_table(contrasts: Mapping[float, Contrast]) -> None:

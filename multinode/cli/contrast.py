@@ -141,7 +141,7 @@ def contrast(
 
 def one_node_command(contrast: Contrast, given: str) -> str | None:
     """The launch on one node where that was measured to be the better; `given` are the job and the hostfile."""
-    from multinode.contrast.words import prefers_one_node
+    from multinode.contrast.judge import prefers_one_node
 
     if not prefers_one_node(contrast) or not given:
         return None

@@ -16,7 +16,7 @@ from multinode.contrast.comparability import require_alike
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.side import SideRun, make_side
-from multinode.contrast.words import compared_words, with_words
+from multinode.contrast.words import compared_words
 from multinode.errors import UsageError
 from multinode.job.engine_commands import JOB_FILE
 from multinode.job.job import override_text
@@ -59,14 +59,13 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
     require_alike(baseline, candidate, anyway=anyway)
     rules = list(dict.fromkeys(run.summary.rule for run in runs))
     jobs = list(dict.fromkeys(_job(directory) for directory in directories))
-    compared = compare(
+    return compare(
         [baseline, candidate],
         mode="compare",
         why=compared_words(directories[1].run_id, directories[0].run_id),
         job=" against ".join(reversed(jobs)),
         rule="; ".join(rules),
     )
-    return with_words(compared)
 
 
 def load_side_run(directory: RunDirectory) -> SideRun:

@@ -120,7 +120,7 @@ class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
         network_ms: communication exposed on the candidate beyond the baseline's own.
         other_ms: what neither explains; below zero where they explain too much.
         cause: `network`, `node`, `none` (the candidate loses nothing that a user would notice) or `unknown`.
-        sentence: the same in one sentence, by `report`; likewise `verdict` and `reasons` of a Contrast.
+        sentence: the same in one sentence.
     """
 
     ideal_ms: float | None = None
@@ -149,9 +149,9 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
         curve: by nodes; empty without sides in between.
         each_node: every node alone; empty where that was not asked for.
         loss: where the candidate's time goes.
-        verdict: one sentence, written by `report`.
-        reasons: up to three more, with the figures behind it; likewise.
-        differences: what differs between the sides and is not under comparison, a sentence each; likewise.
+        verdict: one sentence.
+        reasons: up to three more, with the figures behind it.
+        differences: what differs between the sides and is not under comparison, a sentence each.
         forecast: what other networks and settings would give, by these runs; None with `forecast_reason`.
         advice: what would change the verdict, best first.
         rule: which steps are measured.

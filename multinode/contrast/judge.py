@@ -1,6 +1,6 @@
 """compare: the sides of a contrast -> Contrast: how much faster many nodes are than few, and why. Pure.
 
-Sides are made by `contrast_side`, causes found by `slowdown_attribution`; the words are `report`'s.
+Sides are made by `side`, what differs is found by `comparability`, causes by `slowdown_attribution`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,22 @@ from typing import Literal
 
 import msgspec
 
+from multinode.contrast.comparability import find_differences
 from multinode.contrast.figures import Contrast, CurvePoint, NodeSpeed, Side
-from multinode.contrast.slowdown_attribution import NOTICEABLE, Case, attribute_slowdown, sides_alone
+from multinode.contrast.slowdown_attribution import (
+    NOTICEABLE,
+    Case,
+    attribute_slowdown,
+    is_noticeable,
+    sides_alone,
+)
+from multinode.contrast.words import PARTS, capitalised, figure, milliseconds, name_nodes, name_side, network_words
 from multinode.errors import UsageError
 from multinode.job.workload import FullRun
 from multinode.records.plausible import plausible_count
+from multinode.render.sheet import range_of_times, times
 from multinode.stats.estimate import Estimate, UnknownError, inverse, ratio
+from multinode.units import format_count
 
 _MOST_PRICE = 1e6
 # More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.
@@ -24,6 +34,7 @@ _MOST_EPOCHS = 1e9
 _S_PER_HOUR = 3600
 _MS_PER_S = 1e3
 _MILLION = 1e6
+_MOST_NODES = 8
 
 
 def hourly_costs(
@@ -138,22 +149,26 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
     sides = with_full_run(sides, _of_role(sides, "candidate"))
     baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
     alone = sides_alone(sides, baseline)
+    others = tuple(side for side in sides if side is not baseline and side is not candidate)
+    differences = [one for side in (candidate, *others) for one in find_differences(baseline, side, mode)]
     speedup = ratio(candidate.samples_per_s, baseline.samples_per_s)
-    return Contrast(
+    contrast = Contrast(
         mode=mode,
         why=why,
         job=job,
         baseline=baseline,
         candidate=candidate,
-        others=tuple(side for side in sides if side is not baseline and side is not candidate),
+        others=others,
         speedup=speedup,
         efficiency=speedup.value / (candidate.world_size / baseline.world_size),
         scaling=_SCALING.get(mode) or _scaling(baseline, candidate),
         curve=_curve(sides),
         each_node=_each_node(alone),
         loss=attribute_slowdown(Case(baseline=baseline, candidate=candidate, alone=alone, mode=mode)),
+        differences=tuple(dict.fromkeys(differences)),
         rule=rule,
     )
+    return msgspec.structs.replace(contrast, verdict=_verdict(contrast), reasons=_reasons(contrast))
 
 
 def _of_role(sides: Sequence[Side], role: str) -> Side:
@@ -224,3 +239,135 @@ def unsynchronised_side(contrast: Contrast) -> Side | None:
     """A side whose workers exchange no gradients; None where there is none."""
     sides = (contrast.candidate, contrast.baseline)
     return next((one for one in sides if one.bottleneck.kind == "no_communication" and one.world_size > 1), None)
+
+
+def _verdict(contrast: Contrast) -> str:
+    """Which is faster, by how much, and what costs the difference, in one sentence."""
+    outcome = judge(contrast)
+    if outcome == "unsynchronised":
+        stranger = unsynchronised_side(contrast) or contrast.candidate
+        workers = f"the {stranger.world_size} workers on {name_side(stranger, contrast.mode)}"
+        return (
+            f"No gradient synchronisation detected: {workers} each train a model of their own, "
+            "which says nothing about the network."
+        )
+    if contrast.mode == "compare":
+        # Two stored runs may have any number of nodes: each is called by its id, and nothing is advised.
+        many, few, are = _name_run(contrast.candidate), _name_run(contrast.baseline), "is"
+    else:
+        many, few, are = name_nodes(contrast.candidate), name_nodes(contrast.baseline), "are"
+        if contrast.candidate.world_size == contrast.baseline.world_size:
+            few += f" with the same {format_count(contrast.baseline.world_size, 'worker')}"
+        elif outcome in {"equal", "slower"}:
+            slower = "no faster" if outcome == "equal" else _slower(contrast)
+            return f"Do not use {many} for this job: they are {slower} than {few}; {_culprit(contrast)}."
+    if outcome == "inconclusive":
+        spread = f"within noise (speed-up {range_of_times(contrast.speedup)})"
+        return f"Inconclusive: {many} against {few} is {spread}; measure with more --repeats or --steps."
+    return f"{capitalised(many)} {are} {_relation(contrast, outcome, few)}"
+
+
+def _relation(contrast: Contrast, outcome: Outcome, few: str) -> str:
+    """What the candidate is beside the baseline, which is called `few`."""
+    is_same = contrast.mode != "compare" and contrast.candidate.world_size == contrast.baseline.world_size
+    if outcome == "equal":
+        return f"as fast as {few}{': no network bottleneck' if is_same and contrast.loss.cause == 'none' else ''}."
+    if outcome == "slower":
+        return f"{_slower(contrast)} than {few}: {_culprit(contrast)}."
+    said = f"{times(contrast.speedup.value)} faster{_range(contrast.speedup)} than {few}"
+    if contrast.mode == "compare" or is_same:
+        return f"{said}."
+    is_lost = is_noticeable(1 - contrast.efficiency, 1.0) and contrast.loss.cause in {"node", "network"}
+    return f"{said} ({contrast.efficiency:.0%} scaling efficiency){f': {_culprit(contrast)}' if is_lost else ''}."
+
+
+def _slower(contrast: Contrast) -> str:
+    slower = inverse(contrast.speedup)
+    return f"{times(slower.value)} slower{_range(slower)}"
+
+
+def _range(measured: Estimate) -> str:
+    return f" ({range_of_times(measured)})" if measured.high > measured.low else ""
+
+
+def prefers_one_node(contrast: Contrast) -> bool:
+    """Whether several nodes were measured to be slower than one, or no faster with more workers."""
+    if contrast.mode == "compare" or contrast.baseline.nodes != 1:
+        return False
+    outcome, has_more = judge(contrast), contrast.candidate.world_size > contrast.baseline.world_size
+    return outcome == "slower" or (outcome == "equal" and has_more)
+
+
+def _name_run(side: Side) -> str:
+    return f"run {side.run_ids[-1]} ({name_nodes(side)}, {format_count(side.world_size, 'worker')})"
+
+
+def _culprit(contrast: Contrast) -> str:
+    """What costs the difference, in half a sentence."""
+    loss = contrast.loss
+    if loss.cause == "network":
+        return "the network is the bottleneck"
+    if loss.cause == "node":
+        rate = f" (at {loss.relative:.0%} of the others' speed)" if loss.relative is not None else ""
+        return f"{loss.node}{rate} is the bottleneck, not the network"
+    if loss.cause == "none" and contrast.scaling != "strong" and _has_fewer_workers(contrast):
+        return "it has fewer workers"
+    if loss.cause == "none":
+        return "costs per step that more workers do not share are the bottleneck"
+    return "the cause is unknown"
+
+
+def _has_fewer_workers(contrast: Contrast) -> bool:
+    return contrast.candidate.world_size < contrast.baseline.world_size
+
+
+def _reasons(contrast: Contrast) -> tuple[str, ...]:
+    """Where the step goes, what passes the network, and what the nodes do without it; as far as each is known."""
+    passes = network_words(contrast.candidate)
+    found = (_where_it_goes(contrast), f"Network: {passes}." if passes else "", _without_network(contrast))
+    return tuple(dict.fromkeys(reason for reason in found if reason))
+
+
+def _where_it_goes(contrast: Contrast) -> str:
+    told = []
+    for side in (contrast.candidate, contrast.baseline):
+        parts, takes = _told_parts(side), milliseconds(side.step_time_ms.value)
+        told.append(f"{takes} on {name_side(side, contrast.mode)}{f': {parts}' if parts else ''}")
+    if not _told_parts(contrast.candidate):
+        return f"{capitalised(contrast.loss.sentence)}."
+    return f"A step takes {'; '.join(told)}."
+
+
+def _told_parts(side: Side) -> str:
+    """The parts that anybody would notice, the largest first; empty where the steps were not split."""
+    split = side.split
+    if split is None:
+        return ""
+    shares = {
+        words: part / split.step_ms for name, words in PARTS.items() if (part := getattr(split, name)) is not None
+    }
+    noticed = [words for words in sorted(shares, key=lambda words: -shares[words]) if is_noticeable(shares[words], 1.0)]
+    return ", ".join(f"{shares[words]:.0%} {words}" for words in noticed)
+
+
+def _without_network(contrast: Contrast) -> str:
+    if contrast.each_node:
+        nodes = sorted(contrast.each_node, key=lambda node: -node.samples_per_s.value)
+        told = ", ".join(_told_node(node) for node in nodes[:_MOST_NODES])
+        more = f" and {len(nodes) - _MOST_NODES} more, the slowest at {nodes[-1].relative:.0%}"
+        return f"Alone: {told}{more if len(nodes) > _MOST_NODES else ''}."
+    ours, theirs = _compute_ms(contrast.baseline), _compute_ms(contrast.candidate)
+    if contrast.loss.cause != "network" or ours is None or theirs is None:
+        return f"{capitalised(contrast.loss.sentence)}."
+    left = milliseconds(contrast.candidate.step_time_ms.value - (contrast.loss.network_ms or 0.0))
+    on_both = f"{milliseconds(theirs)} on {name_side(contrast.candidate, contrast.mode)}, {milliseconds(ours)} on "
+    on_both += name_side(contrast.baseline, contrast.mode)
+    return f"Compute per step is {on_both}: without the network's cost a step would take about {left}."
+
+
+def _compute_ms(side: Side) -> float | None:
+    return side.split.compute_ms if side.split is not None else None
+
+
+def _told_node(node: NodeSpeed) -> str:
+    return f"{node.node} {figure(node.samples_per_s.value)} samples/s ({node.relative:.0%})"

@@ -14,7 +14,7 @@ from multinode.contrast.compare import load_side_run
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.side import SideRun, make_side
-from multinode.contrast.words import ASKED, enough_words, named_words, too_few_words, uneven_words, with_words
+from multinode.contrast.words import ASKED, enough_words, named_words, too_few_words, uneven_words
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, limit_steps, override_job
@@ -425,7 +425,7 @@ def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_
         make_side(side.role, [turn.measured for turn in turns if turn.side.label == side.label]) for side in sides.sides
     ]
     last = next(turn.launched for turn in reversed(turns) if turn.side.role == "candidate")
-    compared = with_words(compare(measured, mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule))
+    compared = compare(measured, mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule)
     directory = _keep(what, context, run_id, compared, turns)
     compared = with_outlook(compared, context.runs)
     directory.write(_FILE, compared)

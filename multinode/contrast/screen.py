@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from multinode.contrast.figures import Contrast, Side
+from multinode.contrast.judge import prefers_one_node
 from multinode.contrast.sheets import (
     each_node_sheet,
     measured_sides,
@@ -19,7 +20,7 @@ from multinode.contrast.sheets import (
     side_sheet,
     small_sheet,
 )
-from multinode.contrast.words import capitalised, network_words, prefers_one_node
+from multinode.contrast.words import capitalised, network_words
 from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.sheets import break_even_sheet, what_if_sheet

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.contrast.figures import Contrast, Side, SlowdownAttribution
+from multinode.contrast.figures import Side, SlowdownAttribution
+from multinode.contrast.words import PARTS, milliseconds, name_side
 from multinode.stats.estimate import Estimate, ratio
 
 NOTICEABLE = 0.05
@@ -19,7 +20,11 @@ _MS_PER_S = 1e3
 _IN_MICRO_BATCHES = ("ZeRO-2", "ZeRO-3", "FSDP")
 _SAME_WORK = ("same-workers", "scale-out")
 _GROWING = ("compute_ms", "data_ms")
-_PARTS = ("compute_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
+_GROWN = PARTS | {
+    "compute_ms": "slower compute",
+    "optimizer_ms": "a slower optimizer",
+    "host_ms": "host time outside compute, communication, data and optimizer",
+}
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +40,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Side
     alone: tuple[Side, ...] = ()
     mode: str
-
-
-def case_of(contrast: Contrast) -> Case:
-    """The case of a contrast that was made."""
-    alone = sides_alone((contrast.baseline, *contrast.others), contrast.baseline)
-    return Case(baseline=contrast.baseline, candidate=contrast.candidate, alone=alone, mode=contrast.mode)
 
 
 def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
@@ -125,8 +124,9 @@ def most_grown(case: Case, reference: Side) -> tuple[str, float] | None:
     """The part of the step that grew most, by the name of WorkerSplit's field, in ms; None if none did, or is known."""
     grown_ms = {
         name: now - before
-        for name in _PARTS
-        if (now := part_ms(case.candidate, name, case)) is not None
+        for name in _GROWN
+        if name != "exposed_ms"
+        and (now := part_ms(case.candidate, name, case)) is not None
         and (before := part_ms(reference, name, case)) is not None
     }
     most = max(grown_ms, key=lambda name: grown_ms[name], default=None)
@@ -155,8 +155,7 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
     ideal_ms = step_like(reference, case).value
     slowest = _slowest_alone(case, reference) if case.alone else _latest(case)
     if slowest is None:
-        loss = SlowdownAttribution(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference))
-        return msgspec.structs.replace(loss, cause=_cause(loss, step_ms))
+        return _explained(SlowdownAttribution(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference)), case)
     if not case.alone and slowest.node in reference.node_names:
         # The baseline's own node is the late one: an equal node would have taken that much less.
         ideal_ms = max(0.0, ideal_ms - slowest.adds_ms)
@@ -172,7 +171,7 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
         network_ms=network_ms,
         other_ms=None if network_ms is None else unexplained_ms - network_ms,
     )
-    return msgspec.structs.replace(loss, cause=_cause(loss, step_ms))
+    return _explained(loss, case)
 
 
 def reference_of(case: Case) -> Side:
@@ -207,6 +206,13 @@ def _latest(case: Case) -> _Slowest | None:
     return _Slowest(node=candidate.stragglers[0], adds_ms=candidate.late_ms, relative=relative)
 
 
+def _explained(loss: SlowdownAttribution, case: Case) -> SlowdownAttribution:
+    """With what costs most, in one sentence without its full stop."""
+    cause, reference = _cause(loss, case.candidate.step_time_ms.value), reference_of(case)
+    tell = {"node": _of_node, "network": _of_network, "none": _of_none}.get(cause, _of_unknown)
+    return msgspec.structs.replace(loss, cause=cause, sentence=tell(loss, case, reference))
+
+
 def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
     gap_ms = step_ms - (loss.ideal_ms or 0.0)
     node_ms = loss.node_ms or 0.0
@@ -217,3 +223,54 @@ def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
     if loss.network_ms is not None and is_noticeable(network_ms, step_ms):
         return "network"
     return "unknown" if is_noticeable(gap_ms, step_ms) else "none"
+
+
+def _of_node(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+    step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.node_ms or 0.0)
+    if case.alone:
+        said = f"alone, {loss.node} runs at {loss.relative or 0:.0%} of the speed of {reference.node_names[0]}"
+        said += f", which adds {adds} to each step of {step}"
+    else:
+        said = f"the other nodes wait {adds} per step of {step} for {loss.node}"
+        said += f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
+    return said + (f"; the network adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
+
+
+def _of_network(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+    step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.network_ms or 0.0)
+    if network_ms_of(case, reference) is None:
+        return f"the network adds {adds} to each step of {step}, inferred from the step times alone"
+    beyond = f" beyond that of {name_side(reference, case.mode)}" if exposed_ms(reference) else ""
+    said = f"exposed communication is {adds} of each step of {step}{beyond}"
+    return said + (f"; slow node {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
+
+
+def _of_none(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+    step_ms, ideal_ms = case.candidate.step_time_ms.value, loss.ideal_ms or 0.0
+    found = "nothing is lost" if is_noticeable(ideal_ms - step_ms, ideal_ms) else "no noticeable loss"
+    return f"{found}: a step takes {milliseconds(step_ms)}, and {milliseconds(ideal_ms)} with {_ideal(reference, case)}"
+
+
+def _of_unknown(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+    candidate = case.candidate
+    lost_ms = candidate.step_time_ms.value - (loss.ideal_ms or 0.0)
+    lost = f"a step takes {milliseconds(lost_ms)} more than with {_ideal(reference, case)}"
+    if loss.network_ms is not None and loss.node_ms is not None:
+        return f"{lost}, which neither communication nor a slow node explains{_grown(case, reference)}"
+    blind = next((side for side in (candidate, reference) if exposed_ms(side) is None), candidate)
+    reason = blind.missing.get("exposed_ms", "it was not timed")
+    advice = "" if case.alone else "; --each-node tells a slow node from a slow network"
+    return f"{lost}; how much of that is exposed communication is unknown: {reason}{advice}"
+
+
+def _grown(case: Case, reference: Side) -> str:
+    found = most_grown(case, reference)
+    if found is None:
+        return ""
+    name, grown_ms = found
+    late = f", {case.candidate.stragglers[0]} most" if name == "wait_ms" and case.candidate.stragglers else ""
+    return f": {milliseconds(grown_ms)} of it is {_GROWN[name]}{late}"
+
+
+def _ideal(reference: Side, case: Case) -> str:
+    return "ideal scaling" if reference.nodes == 1 else f"the network of {name_side(reference, case.mode)}"

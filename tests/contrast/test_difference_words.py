@@ -9,7 +9,7 @@ import pytest
 from multinode.contrast import comparability
 from multinode.contrast.comparability import require_alike
 from multinode.contrast.figures import Side
-from multinode.contrast.words import difference_words, name_side
+from multinode.contrast.words import name_side
 from multinode.errors import UsageError
 from tests.contrast.made_up_sides import SETTINGS, side_of
 
@@ -21,9 +21,7 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
     found = comparability.find_differences(baseline, candidate, mode)
     names = {name_side(baseline, mode): "A", name_side(candidate, mode): "B"}
     words = re.compile("|".join(map(re.escape, names)), re.IGNORECASE)
-    return tuple(
-        words.sub(lambda name: names[name.group().lower()], difference_words(one, baseline, mode)) for one in found
-    )
+    return tuple(words.sub(lambda name: names[name.group().lower()], one) for one in found)
 
 
 def pair(mode: str = "same-workers", **other: Any) -> tuple[Side, Side]:

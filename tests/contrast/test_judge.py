@@ -12,7 +12,6 @@ from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.screen import contrast_parts
 from multinode.contrast.side import SideRun, make_side
-from multinode.contrast.words import with_words
 from multinode.errors import UsageError
 from multinode.job.workload import FullRun, Settings, Workload
 from multinode.profile.bottleneck import Bottleneck
@@ -121,7 +120,7 @@ def test_the_whole_job_is_priced_on_both_sides() -> None:
 def test_what_differs_is_marked() -> None:
     other = msgspec.structs.replace(SETTINGS, precision="bf16")
     sides = [side_of("baseline", 1.0), side_of("candidate", 1.0, nodes=2, settings=other)]
-    contrast = with_words(compare(sides, **terms()))
+    contrast = compare(sides, **terms())
     assert "Precision differs: fp32 on 1 node, bf16 on 2 nodes." in contrast.differences
 
 
@@ -176,7 +175,7 @@ def test_any_figures_make_a_contrast_that_can_be_kept(data: st.DataObject, mode:
     further = data.draw(st.sampled_from([[], [("each-node", 1), ("point", 3)]]))
     roles = [("baseline", 1), ("candidate", 2), *further]
     sides = [make_side(role, [data.draw(runs(nodes)) for _ in range(repeats)]) for role, nodes in roles]
-    contrast = with_words(compare(sides, **terms(mode)))
+    contrast = compare(sides, **terms(mode))
     assert contrast.speedup.value * contrast.baseline.samples_per_s.value == pytest.approx(
         contrast.candidate.samples_per_s.value
     )

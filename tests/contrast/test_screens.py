@@ -9,7 +9,6 @@ import pytest
 
 from multinode.contrast.judge import compare
 from multinode.contrast.screen import contrast_parts
-from multinode.contrast.words import with_words
 from multinode.predict.advice import Recommendations, Tried
 from multinode.predict.advice_screen import advice_parts
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
@@ -25,17 +24,15 @@ MORE = "multinode show 20260104-cc --details"
 NEXT = "multinode advise 20260104-cc --try 2 --hosts lab"
 HOSTILE = "\x1b[2J[bold]\u202e"
 
-COMPARED = with_words(
-    compare(
-        [
-            side_of("baseline", 100.0, split=split_of(40.0), run_ids=("20260104-101500-abcd",)),
-            side_of("candidate", 78.4, 2, split=split_of(102.0, 61.0), run_ids=("20260105-101500-dcba",)),
-        ],
-        mode="compare",
-        why="run b against run a",
-        job="sft.yaml",
-        rule="all but the first 5",
-    )
+COMPARED = compare(
+    [
+        side_of("baseline", 100.0, split=split_of(40.0), run_ids=("20260104-101500-abcd",)),
+        side_of("candidate", 78.4, 2, split=split_of(102.0, 61.0), run_ids=("20260105-101500-dcba",)),
+    ],
+    mode="compare",
+    why="run b against run a",
+    job="sft.yaml",
+    rule="all but the first 5",
 )
 UNKNOWN = msgspec.structs.replace(
     CONTRAST,

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from multinode.contrast.figures import Contrast, Side
-from multinode.contrast.judge import compare, judge
-from multinode.contrast.words import prefers_one_node, with_words
+from multinode.contrast.judge import compare, judge, prefers_one_node
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
 from tests.contrast.made_up_sides import side_of, split_of
@@ -19,7 +17,7 @@ LATE: dict[str, Any] = {"stragglers": ("n2",), "late_ms": 60.0}
 
 
 def contrast_of(mode: str, *sides: Side) -> Contrast:
-    return with_words(compare(sides, mode=mode, why="asked", job="job", rule="all count"))
+    return compare(sides, mode=mode, why="asked", job="job", rule="all count")
 
 
 def same_workers(rate: float, **known: Any) -> Contrast:
@@ -123,11 +121,3 @@ def test_the_outcome_of_a_contrast_is_a_code(name: str, outcome: str) -> None:
 )
 def test_one_node_is_preferred_where_more_nodes_gain_nothing(name: str, is_preferred: bool) -> None:  # noqa: FBT001
     assert prefers_one_node(CASES[name]) is is_preferred
-
-
-def test_words_are_written_anew_from_the_figures_alone() -> None:
-    found = CASES["same workers, slower"]
-    bare = msgspec.structs.replace(
-        found, verdict="", reasons=(), loss=msgspec.structs.replace(found.loss, sentence="old")
-    )
-    assert with_words(bare) == found
