@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -27,6 +27,7 @@ from multinode.experiment.cells import (
     value_of,
 )
 from multinode.stats.estimate import UnknownError, attempt
+from multinode.units import format_duration
 
 # What each price of a row is called in a prices file, and in the hostfile.
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
@@ -184,7 +185,7 @@ def lack_currency(rows: Sequence[CellRow]) -> bool:
 def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     """The cheapest cell whose full run ends by the deadline; of equal ones the one that ends first.
 
-    Of cells whose full runs are different jobs none is the cheapest. Its words are `experiment.cell_words`'.
+    Of cells whose full runs are different jobs none is the cheapest.
 
     Args:
         table: with prices.
@@ -194,26 +195,35 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     rows = [row for row, _ in timed]
     if other := other_job(rows):
         column = next(iter((*differing(rows), *untold(rows))), "label")
-        return Cheapest(deadline_s=deadline_s, outcome="other_jobs", reason=other, column=column)
+        told = f"Cells {other}, so that their full runs are not the same one, and none is the cheapest"
+        sentence = f"{told}: --where {column}=... shows those of one."
+        return Cheapest(deadline_s=deadline_s, outcome="other_jobs", reason=other, column=column, sentence=sentence)
     if not timed:
         reasons = (row.missing.get("whole_s") for row in table.cells if row.state == MEASURED)
-        return Cheapest(deadline_s=deadline_s, outcome="untimed", reason=next(filter(None, reasons), ""))
+        reason = next(filter(None, reasons), "")
+        sentence = f"How long the full run takes is known of no cell: {reason or 'none was measured'}."
+        return Cheapest(deadline_s=deadline_s, outcome="untimed", reason=reason, sentence=sentence)
     all_offers = [
         Offer(label=row.label, time_s=time_s, cost=row.whole_cost, currency=row.currency) for row, time_s in timed
     ]
     early = [offer for offer in all_offers if offer.time_s.value <= deadline_s]
     if not early:
         fastest = min(all_offers, key=lambda offer: offer.time_s.value)
-        return Cheapest(deadline_s=deadline_s, outcome="too_late", best=fastest)
+        takes, within = format_duration(fastest.time_s.value), format_duration(deadline_s)
+        sentence = f"No cell ends within {within}: the fastest, {fastest.label}, takes {takes}."
+        return Cheapest(deadline_s=deadline_s, outcome="too_late", best=fastest, sentence=sentence)
     priced = [(offer.cost, offer) for offer in early if offer.cost is not None]
     if not priced:
-        return Cheapest(deadline_s=deadline_s, outcome="no_price", unpriced=len(early))
-    currencies = dict.fromkeys(offer.currency for _, offer in priced)
-    if len(currencies) > 1:
-        return Cheapest(deadline_s=deadline_s, outcome="currencies", currencies=tuple(currencies))
+        sentence = "No cell that ends in time has a price: price= in the hostfile, or a prices file."
+        return Cheapest(deadline_s=deadline_s, outcome="no_price", unpriced=len(early), sentence=sentence)
+    paid = tuple(dict.fromkeys(offer.currency for _, offer in priced))
+    if len(paid) > 1:
+        named = " and ".join(sorted(currency or "an unknown currency" for currency in paid))
+        sentence = f"Prices are in {named}: which cell is the cheapest is unknown."
+        return Cheapest(deadline_s=deadline_s, outcome="currencies", currencies=paid, sentence=sentence)
     priced.sort(key=lambda one: (one[0], one[1].time_s.value))
     (least, best), *others = priced
-    return Cheapest(
+    found = Cheapest(
         deadline_s=deadline_s,
         label=best.label,
         outcome="found",
@@ -223,3 +233,29 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
         in_time=len(priced),
         unpriced=len(early) - len(priced),
     )
+    return msgspec.structs.replace(found, sentence=" ".join(_found(found, best)))
+
+
+def _found(found: Cheapest, best: Offer) -> Iterator[str]:
+    takes = format_duration(best.time_s.value)
+    if found.equal:
+        also = f"{best.label} is the cheapest in time, with {', '.join(found.equal)}"
+        yield f"{also}: each costs {_amount(best)}; it takes least, {takes}."
+    else:
+        yield f"{best.label} is the cheapest in time: the full run costs {_amount(best)} and takes {takes}."
+    if best.time_s.high > found.deadline_s:
+        late = f"By its 95 % interval it may take {format_duration(best.time_s.high)}, and miss the deadline"
+        if found.safe is not None:
+            yield f"{late}; the cheapest that cannot is {found.safe.label}, for {_amount(found.safe)}."
+        else:
+            yield f"{late}; so may every other." if found.in_time > 1 else f"{late}."
+    if found.unpriced:
+        one = found.unpriced == 1
+        count = "1 cell that ends" if one else f"{found.unpriced} cells that end"
+        yield f"{count} in time {'has' if one else 'have'} no price."
+
+
+def _amount(offer: Offer) -> str:
+    cost = offer.cost or 0.0
+    figure = f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
+    return figure if offer.currency is None else f"{figure} {offer.currency}"

@@ -233,24 +233,9 @@ def _agreed(values: Iterable[T]) -> T | None:
     return found[0] if found and all(value == found[0] for value in found) else None
 
 
-class FullRunSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """What the full run trains; the words are `experiment.cell_words`'.
-
-    Attributes:
-        samples: in every cell, of one epoch where it goes by epochs; None where cells pack their data otherwise.
-        steps: that it makes, of `worker_batch` samples on each of `workers`; 0 where it goes by `epochs`.
-    """
-
-    samples: int | None = None
-    steps: int = 0
-    worker_batch: int = 0
-    workers: int = 0
-    epochs: float = 0.0
-
-
 def with_full_run(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None = None, least_workers: int | None = None
-) -> tuple[tuple[CellRow, ...], FullRunSamples | None]:
+) -> tuple[tuple[CellRow, ...], str]:
     """The rows of one sweep with the time of the full run, at the rate of their steady state; and what it trains.
 
     Args:
@@ -266,7 +251,7 @@ def with_full_run(
     if asked is None:
         return tuple(
             msgspec.structs.replace(row, missing=row.missing | missing) if _is_timed(row) else row for row in rows
-        ), None
+        ), ""
     samples, trains = asked
     return tuple(
         msgspec.structs.replace(row, whole_s=full_run_s(row.samples_per_s, count))
@@ -278,8 +263,8 @@ def with_full_run(
 
 def _asked(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
-) -> tuple[Sequence[float], FullRunSamples]:
-    """How many samples the full run trains, by row, and in all.
+) -> tuple[Sequence[float], str]:
+    """How many samples the full run trains, by row, and in a sentence.
 
     Raises:
         UnknownError: that is not known.
@@ -287,13 +272,17 @@ def _asked(
     if (steps := asked_steps(whole)) is not None:
         own = _worker_batch(rows, worker_batch, workers)
         samples = steps * own * workers
-        trains = FullRunSamples(samples=samples, steps=steps, worker_batch=own, workers=workers)
-        return [float(samples)] * len(rows), trains
+        return [float(samples)] * len(rows), (
+            f"The full run is {samples:,} samples in every cell ({steps:,} steps of {own:,} samples per worker on "
+            f"{workers:,} workers), at the rate of the measured steps."
+        )
     epochs = asked_epochs(whole)
     # A cell that cuts or packs its data otherwise has another number of samples, and they are the same data.
     known = dataset_size(row.dataset_samples for row in rows)
     counts = [epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
-    return counts, FullRunSamples(samples=known if len(set(counts)) == 1 else None, epochs=epochs)
+    times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+    size = f" ({known:,} samples)" if len(set(counts)) == 1 else ""
+    return counts, f"The full run is {times} of the data set{size}, at the rate of the measured steps."
 
 
 def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:

@@ -15,7 +15,7 @@ from multinode.cluster.accelerators import device_key
 from multinode.cluster.prices import Prices
 from multinode.errors import UsageError
 from multinode.experiment.cell_prices import cheapest, with_prices
-from multinode.experiment.cell_rows import FullRunSamples, MeasuredCell, fill_rows, make_row, with_full_run
+from multinode.experiment.cell_rows import MeasuredCell, fill_rows, make_row, with_full_run
 from multinode.experiment.cells import (
     CellRow,
     CellTable,
@@ -44,8 +44,8 @@ class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
     most_workers: int | None = None
 
 
-def table_of_sweep(sweep: SweptCells) -> tuple[CellTable, FullRunSamples | None]:
-    """The table of a sweep: a row a cell, whatever became of it; and what its full run trains, None where unknown."""
+def table_of_sweep(sweep: SweptCells) -> CellTable:
+    """The table of a sweep: a row a cell, whatever became of it; what its full run trains is a note."""
     rows = fill_rows([make_row(cell) for cell in sweep.cells])
     whole = FullRun.first_of(cell.whole for cell in sweep.cells)
     rows, trains = with_full_run(rows, whole, sweep.worker_batch, sweep.most_workers)
@@ -54,8 +54,9 @@ def table_of_sweep(sweep: SweptCells) -> tuple[CellTable, FullRunSamples | None]
         job=sweep.job,
         rule=_rule([run.summary for cell in sweep.cells for run in cell.runs]),
         cells=rows,
+        notes=(trains,) if trains else (),
     )
-    return relative_to(table), trains
+    return relative_to(table)
 
 
 def combine(tables: Sequence[CellTable]) -> CellTable:

@@ -1,29 +1,23 @@
-"""The words of a table of cells: what disturbed its rows, what contradicts itself, which is the cheapest and why."""
+"""Notes on a table of cells: what its rows and their prices give occasion to say."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from multinode.cluster.prices import Prices
 from multinode.experiment.cell_prices import lack_currency, unpriced_devices
-from multinode.experiment.cell_rows import FullRunSamples
 from multinode.experiment.cell_table import combine
 from multinode.experiment.cells import (
     CellRow,
     CellTable,
-    Cheapest,
-    Offer,
     currencies,
     differing,
     has_speed,
     other_work,
 )
-from multinode.experiment.columns import COLUMNS
-from multinode.experiment.contradictions import Contradiction
-from multinode.units import format_duration, format_list
+from multinode.units import format_list
 
 _BATCH = (
     "Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed train_micro_batch_size_per_gpu; "
@@ -34,74 +28,18 @@ _IMPORTED = "Imported rows were measured elsewhere, by rules that are not known 
 _CURRENCIES = "Prices are in "
 # How the notes begin that follow from the rows alone; `tell` is of earlier releases.
 _GENERAL = (_BATCH, "Rows differ in ", "Rows do not all have ", "Rows do not all tell ", _IMPORTED, _CURRENCIES)
-# Ways to a figure, by their formulas.
-_WAYS = {
-    "global_batch": "the global batch",
-    "steps": "the number of steps",
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s*whole_s": "tokens/s x runtime",
-    "world_size*accumulation*per_device_batch": "GPUs x accumulation x batch of a GPU",
-    "all_devices_batch": "the batch of all GPUs",
-    "world_size*per_device_batch": "GPUs x batch of a GPU",
-    "all_devices_batch*accumulation": "batch of all GPUs x accumulation",
-    "world_size": "the number of GPUs",
-    "nodes*workers_per_node": "nodes x workers per node",
-    "samples_per_s*whole_s": "samples/s x runtime",
-    "dataset_samples*epochs": "samples x epochs",
-    "tokens*epochs": "tokens x epochs",
-    "steps_per_s*whole_s": "steps/s x runtime",
-    "dataset_samples*epochs/global_batch": "samples x epochs / global batch",
-    "samples_per_s/steps_per_s": "samples/s over steps/s",
-    "samples_per_s*step_time_ms": "samples/s x step time in ms",
-    "1000*global_batch": "1000 x the global batch",
-    "samples_per_s*tokens/dataset_samples": "samples/s x tokens / samples",
-    "samples_per_s*tokens_per_sample": "samples/s x tokens per sample",
-    "tokens_per_sample": "tokens per sample",
-    "tokens/dataset_samples": "tokens / samples",
-    "tgs*world_size": "tokens/s of a GPU x GPUs",
-    "mfu*hardware_tflops": "MFU x the hardware's TFLOP/s",
-    "hfu*model_tflops": "HFU x the model's TFLOP/s",
-}
 
 
-def with_words(table: CellTable) -> CellTable:
-    """The table with every sentence, from its codes and figures; what an earlier release has worded stays."""
-    rows = (
-        msgspec.structs.replace(
-            row,
-            contradictions=tuple(map(contradiction_words, row.contradicted)) or row.contradictions,
-        )
-        for row in table.cells
-    )
-    cheapest = table.cheapest
-    if cheapest is not None and cheapest.outcome:
-        cheapest = msgspec.structs.replace(cheapest, sentence=_cheapest(cheapest))
+def with_notes(table: CellTable) -> CellTable:
+    """The table with what its rows give occasion to say behind its own notes."""
     notes = tuple(dict.fromkeys((*_own_notes(table), *_general(table.cells))))
-    return msgspec.structs.replace(table, cells=tuple(rows), cheapest=cheapest, notes=notes)
-
-
-def sweep_with_words(table: CellTable, full_run: FullRunSamples | None) -> CellTable:
-    """Likewise of a sweep, with what its full run trains."""
-    told = (_full_run(full_run),) if full_run is not None else ()
-    return with_words(msgspec.structs.replace(table, notes=(*told, *table.notes)))
+    return msgspec.structs.replace(table, notes=notes)
 
 
 def combined(tables: Sequence[CellTable]) -> CellTable:
     """Several tables below each other in one, with the notes that all of its rows give occasion to."""
     own = [msgspec.structs.replace(table, notes=tuple(_own_notes(table))) for table in tables]
-    return with_words(combine(own))
-
-
-def _full_run(found: FullRunSamples) -> str:
-    if found.steps:
-        return (
-            f"The full run is {found.samples or 0:,} samples in every cell ({found.steps:,} steps of "
-            f"{found.worker_batch:,} samples per worker on {found.workers:,} workers), at the rate of the measured "
-            "steps."
-        )
-    times = "1 epoch" if found.epochs == 1 else f"{found.epochs:g} epochs"
-    size = f" ({found.samples:,} samples)" if found.samples is not None else ""
-    return f"The full run is {times} of the data set{size}, at the rate of the measured steps."
+    return with_notes(combine(own))
 
 
 def _own_notes(table: CellTable) -> list[str]:
@@ -133,66 +71,6 @@ def _so(rows: Sequence[CellRow]) -> str:
         return "a sample may not be the same work in each, and samples/s may compare different work"
     tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s compare different work"
     return f"a sample is not the same work in each, so {tokens}"
-
-
-def contradiction_words(found: Contradiction) -> str:
-    """What does not fit together; a formula that is not known here stands as it is."""
-    if len(found.values) < 2:  # noqa: PLR2004 - two ways to one figure
-        told = [COLUMNS[name].words if name in COLUMNS else name for name in found.sides[1:]]
-        return f"it ran out of memory, and has {' and '.join(told)} all the same"
-    (one, other), (left, right) = (_WAYS.get(side, side) for side in found.sides[:2]), found.values[:2]
-    apart = left / right - 1 if right else math.inf
-    size = f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'}"
-    return f"{one} is {_number(left)}, {other} is {_number(right)}: {size}"
-
-
-def _number(value: float) -> str:
-    """With as many digits as tell two figures apart that are a percent from each other."""
-    return f"{value:.6g}" if value < 1e6 else f"{value:,.0f}"  # noqa: PLR2004 - above it .6g would write 1e+06
-
-
-def _cheapest(found: Cheapest) -> str:
-    match found.outcome:
-        case "found" if found.best is not None:
-            return " ".join(_found(found, found.best))
-        case "too_late" if found.best is not None:
-            takes = format_duration(found.best.time_s.value)
-            within = format_duration(found.deadline_s)
-            return f"No cell ends within {within}: the fastest, {found.best.label}, takes {takes}."
-        case "other_jobs":
-            told = f"Cells {found.reason}, so that their full runs are not the same one, and none is the cheapest"
-            return f"{told}: --where {found.column}=... shows those of one."
-        case "currencies":
-            named = " and ".join(sorted(currency or "an unknown currency" for currency in found.currencies))
-            return f"Prices are in {named}: which cell is the cheapest is unknown."
-        case "no_price":
-            return "No cell that ends in time has a price: price= in the hostfile, or a prices file."
-    return f"How long the full run takes is known of no cell: {found.reason or 'none was measured'}."
-
-
-def _found(found: Cheapest, best: Offer) -> Iterator[str]:
-    takes = format_duration(best.time_s.value)
-    if found.equal:
-        also = f"{best.label} is the cheapest in time, with {', '.join(found.equal)}"
-        yield f"{also}: each costs {_cost(best)}; it takes least, {takes}."
-    else:
-        yield f"{best.label} is the cheapest in time: the full run costs {_cost(best)} and takes {takes}."
-    if best.time_s.high > found.deadline_s:
-        late = f"By its 95 % interval it may take {format_duration(best.time_s.high)}, and miss the deadline"
-        if found.safe is not None:
-            yield f"{late}; the cheapest that cannot is {found.safe.label}, for {_cost(found.safe)}."
-        else:
-            yield f"{late}; so may every other." if found.in_time > 1 else f"{late}."
-    if found.unpriced:
-        one = found.unpriced == 1
-        count = "1 cell that ends" if one else f"{found.unpriced} cells that end"
-        yield f"{count} in time {'has' if one else 'have'} no price."
-
-
-def _cost(offer: Offer) -> str:
-    cost = offer.cost or 0.0
-    figure = f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
-    return figure if offer.currency is None else f"{figure} {offer.currency}"
 
 
 _FILE, _UNPRICED = "Prices of the file are in ", "The prices file has no price of "

@@ -121,8 +121,7 @@ class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         label: the cell's; None where none ends in time or none has a price.
         outcome: `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`:
-            how long they take is known of none; `too_late`; `currencies`, which are several. Empty in a table of an
-            earlier release.
+            how long they take is known of none; `too_late`; `currencies`, which are several.
         best: that cell; of `too_late` the fastest one.
         equal: labels of those that cost the same.
         safe: the cheapest whose interval does not reach beyond the deadline.
@@ -130,7 +129,7 @@ class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
         reason: why it is not known how long they take, or in what their jobs differ.
         column: by which cells of one job can be chosen.
         currencies: of `currencies`; None is unknown.
-        sentence: which, when it ends and what it costs; or why none. Empty until it is worded.
+        sentence: which, when it ends and what it costs; or why none.
     """
 
     deadline_s: float

@@ -20,7 +20,7 @@ Figures = Mapping[str, Rounded]
 
 
 class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one row that do not fit together; the words are `experiment.cell_words`'.
+    """Figures of one row that do not fit together.
 
     Attributes:
         sides: two ways to one figure, as formulas of the names of `experiment.columns`: `samples_per_s*whole_s`,
@@ -35,6 +35,7 @@ class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
 class _Way(NamedTuple):
     """One way to a figure: as a product over another, or computed otherwise."""
 
+    words: str
     names: tuple[str, ...]
     under: tuple[str, ...] = ()
     compute: Callable[[Figures], Rounded] | None = None
@@ -52,16 +53,16 @@ class _Way(NamedTuple):
         return product((figures[name] for name in self.names), (figures[name] for name in self.under))
 
 
-def find_contradictions(figures: Figures) -> tuple[Contradiction, ...]:
-    """What does not fit together by more than the tolerance.
+def find_contradictions(figures: Figures) -> dict[str, Contradiction]:
+    """What does not fit together by more than the tolerance, by its sentence.
 
     Args:
         figures: of one row as they were published, by the names of `experiment.columns`.
     """
-    return tuple(_breaches(figures))
+    return dict(_breaches(figures))
 
 
-def _breaches(figures: Figures) -> Iterator[Contradiction]:
+def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
     for one, other in _SAME:
         needed = {*one.names, *one.under, *other.names, *other.under}
         # Samples/s tell more of the runtime than tokens/s.
@@ -69,7 +70,15 @@ def _breaches(figures: Figures) -> Iterator[Contradiction]:
             continue
         left, right = one.of(figures), other.of(figures)
         if max(left.low / right.high, right.low / left.high) > 1 + _TOLERANCE:
-            yield Contradiction(sides=(one.formula, other.formula), values=(left.value, right.value))
+            apart = left.value / right.value - 1 if right.value else math.inf
+            size = f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'}"
+            told = f"{one.words} is {_number(left.value)}, {other.words} is {_number(right.value)}: {size}"
+            yield told, Contradiction(sides=(one.formula, other.formula), values=(left.value, right.value))
+
+
+def _number(value: float) -> str:
+    """With as many digits as tell two figures apart that are a percent from each other."""
+    return f"{value:.6g}" if value < 1e6 else f"{value:,.0f}"  # noqa: PLR2004 - above it .6g would write 1e+06
 
 
 def _steps_for_samples(figures: Figures) -> Rounded:
@@ -92,58 +101,63 @@ def _samples_of_step(figures: Figures) -> Rounded:
     return Rounded(value=batch.value, low=min(batch.low, average.low), high=max(batch.high, average.high))
 
 
-_GLOBAL_BATCH = _Way(("global_batch",))
-_STEPS = _Way(("steps",))
-_TOKENS_PER_S = _Way(("tokens_per_s",))
-_TOKENS_OF_RUNTIME = _Way(("tokens_per_s", "whole_s"))
+_GLOBAL_BATCH = _Way("the global batch", ("global_batch",))
+_STEPS = _Way("the number of steps", ("steps",))
+_TOKENS_PER_S = _Way("tokens/s", ("tokens_per_s",))
+_TOKENS_OF_RUNTIME = _Way("tokens/s x runtime", ("tokens_per_s", "whole_s"))
 # Two ways each to one figure.
 _SAME = (
     (
         _GLOBAL_BATCH,
-        _Way(("world_size", "accumulation", "per_device_batch")),
+        _Way("GPUs x accumulation x batch of a GPU", ("world_size", "accumulation", "per_device_batch")),
     ),
     (
-        _Way(("all_devices_batch",)),
-        _Way(("world_size", "per_device_batch")),
+        _Way("the batch of all GPUs", ("all_devices_batch",)),
+        _Way("GPUs x batch of a GPU", ("world_size", "per_device_batch")),
     ),
-    (_GLOBAL_BATCH, _Way(("all_devices_batch", "accumulation"))),
-    (_Way(("world_size",)), _Way(("nodes", "workers_per_node"))),
+    (_GLOBAL_BATCH, _Way("batch of all GPUs x accumulation", ("all_devices_batch", "accumulation"))),
+    (_Way("the number of GPUs", ("world_size",)), _Way("nodes x workers per node", ("nodes", "workers_per_node"))),
     (
-        _Way(("samples_per_s", "whole_s")),
-        _Way(("dataset_samples", "epochs")),
+        _Way("samples/s x runtime", ("samples_per_s", "whole_s")),
+        _Way("samples x epochs", ("dataset_samples", "epochs")),
     ),
-    (_TOKENS_OF_RUNTIME, _Way(("tokens", "epochs"))),
-    (_Way(("steps_per_s", "whole_s")), _STEPS),
+    (_TOKENS_OF_RUNTIME, _Way("tokens x epochs", ("tokens", "epochs"))),
+    (_Way("steps/s x runtime", ("steps_per_s", "whole_s")), _STEPS),
     (
         _STEPS,
         _Way(
+            "samples x epochs / global batch",
             ("dataset_samples", "epochs", "global_batch"),
             compute=_steps_for_samples,
             computed="dataset_samples*epochs/global_batch",
         ),
     ),
     (
-        _Way(("samples_per_s",), ("steps_per_s",)),
-        _Way(("global_batch",), compute=_samples_of_step),
+        _Way("samples/s over steps/s", ("samples_per_s",), ("steps_per_s",)),
+        _Way("the global batch", ("global_batch",), compute=_samples_of_step),
     ),
     (
-        _Way(("samples_per_s", "step_time_ms")),
+        _Way("samples/s x step time in ms", ("samples_per_s", "step_time_ms")),
         _Way(
+            "1000 x the global batch",
             ("global_batch",),
             compute=lambda figures: _samples_of_step(figures) * exactly(1e3),
             computed="1000*global_batch",
         ),
     ),
-    (_TOKENS_PER_S, _Way(("samples_per_s", "tokens"), ("dataset_samples",))),
-    (_TOKENS_PER_S, _Way(("samples_per_s", "tokens_per_sample"))),
+    (_TOKENS_PER_S, _Way("samples/s x tokens / samples", ("samples_per_s", "tokens"), ("dataset_samples",))),
+    (_TOKENS_PER_S, _Way("samples/s x tokens per sample", ("samples_per_s", "tokens_per_sample"))),
     (
-        _Way(("tokens_per_sample",)),
-        _Way(("tokens",), ("dataset_samples",)),
+        _Way("tokens per sample", ("tokens_per_sample",)),
+        _Way("tokens / samples", ("tokens",), ("dataset_samples",)),
     ),
-    (_Way(("tgs", "world_size")), _TOKENS_PER_S),
-    (_Way(("samples_per_s_per_gpu", "world_size")), _Way(("samples_per_s",))),
+    (_Way("tokens/s of a GPU x GPUs", ("tgs", "world_size")), _TOKENS_PER_S),
     (
-        _Way(("mfu", "hardware_tflops")),
-        _Way(("hfu", "model_tflops")),
+        _Way("samples_per_s_per_gpu*world_size", ("samples_per_s_per_gpu", "world_size")),
+        _Way("samples_per_s", ("samples_per_s",)),
+    ),
+    (
+        _Way("MFU x the hardware's TFLOP/s", ("mfu", "hardware_tflops")),
+        _Way("HFU x the model's TFLOP/s", ("hfu", "model_tflops")),
     ),
 )

@@ -10,7 +10,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.experiment.cell_prices import with_prices
 from multinode.experiment.cell_table import relative_to
-from multinode.experiment.cell_words import with_price_notes, with_words
+from multinode.experiment.cell_words import with_notes, with_price_notes
 from multinode.experiment.cells import CellTable
 from multinode.experiment.imported_forms import FORMS, HINT
 from multinode.experiment.imported_rows import imported_rows
@@ -62,7 +62,7 @@ def import_table(
             notes=(f"Columns that were passed over: {', '.join(read.ignored)}.",) if read.ignored else (),
         )
     )
-    table = with_words(with_price_notes(with_prices(table, prices), table, prices))
+    table = with_notes(with_price_notes(with_prices(table, prices), table, prices))
     directory = RunDirectory.create(root, run_id)
     directory.write_bytes(f"imported{path.suffix.lower()}", path.read_bytes())
     if prices is not None:

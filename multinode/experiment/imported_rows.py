@@ -47,6 +47,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
     narrow = next((name for name in ("fp16", "bf16") if row.words.get(name) == "yes"), None)
     settings = {"precision": narrow} | {name: values[name] for name in Settings.__struct_fields__ if name in values}
     unknown = [name for name in CellRow.__struct_fields__ if name in _TOLD and known.get(name) is None]
+    contradictions = _contradictions(row)
     return CellRow(
         **known
         | {
@@ -55,7 +56,8 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "out_of": row.out_of,
             "reason": reason,
             "settings": Settings(**settings),
-            "contradicted": _contradictions(row),
+            "contradicted": tuple(contradictions.values()),
+            "contradictions": tuple(contradictions),
             "missing": dict.fromkeys(unknown, "it is not in the table") if state == MEASURED else {},
         }
     )
@@ -68,12 +70,14 @@ def _state(row: ImportedRow, figures: Mapping[str, Rounded]) -> tuple[str, str]:
     return ("skipped", "the table has no figures of it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
 
 
-def _contradictions(row: ImportedRow) -> tuple[Contradiction, ...]:
+def _contradictions(row: ImportedRow) -> dict[str, Contradiction]:
     found = find_contradictions(row.figures)
     speeds = ("samples_per_s", "tokens_per_s", "steps_per_s", "whole_s")
     told = [name for name in speeds if name in row.figures]
     if row.out_of is not None and told:
-        return (Contradiction(sides=("out_of_memory", *told)), *found)
+        figures = " and ".join(COLUMNS[name].words for name in told)
+        sentence = f"it ran out of memory, and has {figures} all the same"
+        return {sentence: Contradiction(sides=("out_of_memory", *told)), **found}
     return found
 
 

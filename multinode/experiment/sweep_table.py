@@ -15,7 +15,7 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.experiment.cell_prices import with_prices
 from multinode.experiment.cell_rows import MeasuredCell, devices_of
 from multinode.experiment.cell_table import Look, SweptCells, look_at, table_of_sweep
-from multinode.experiment.cell_words import combined, sweep_with_words, with_price_notes, with_words
+from multinode.experiment.cell_words import combined, with_notes, with_price_notes
 from multinode.experiment.cells import MEASURED, CellTable
 from multinode.experiment.grid import CellRecord, GridRecord
 from multinode.experiment.sweep_store import GRID_FILE
@@ -91,7 +91,7 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
             raise UsageError(f"run {run_id} has no table", hint="multinode sweep and multinode import make one")
         tables.append(table)
     whole, asked = combined(tables), look or Look()
-    return with_words(with_price_notes(look_at(whole, asked), whole, asked.prices))
+    return with_notes(with_price_notes(look_at(whole, asked), whole, asked.prices))
 
 
 def _open(root: Path, name: str) -> RunDirectory:
@@ -116,7 +116,7 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
             f"run {directory.run_id} is not a sweep: it has no {GRID_FILE}", hint="multinode runs lists them"
         )
     run = directory.read("run.json", Run)
-    table, full_run = table_of_sweep(
+    table = table_of_sweep(
         SweptCells(
             run_id=directory.run_id,
             job=record.command,
@@ -125,7 +125,7 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
             most_workers=run.world_size if run is not None else None,
         )
     )
-    return sweep_with_words(with_prices(table, None), full_run)
+    return with_notes(with_prices(table, None))
 
 
 def _measured(record: CellRecord, root: Path) -> MeasuredCell:

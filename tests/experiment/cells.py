@@ -16,7 +16,7 @@ from multinode.contrast.side import SideRun
 from multinode.experiment.cell_prices import with_prices
 from multinode.experiment.cell_rows import MeasuredCell
 from multinode.experiment.cell_table import SweptCells, relative_to, table_of_sweep
-from multinode.experiment.cell_words import sweep_with_words, with_price_notes, with_words
+from multinode.experiment.cell_words import with_notes, with_price_notes
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.grid import Cell, CellRecord
 from multinode.job.flops import Utilisation
@@ -117,7 +117,7 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
 def swept(*cells: MeasuredCell, run_id: str = "20260301-ab", **known: Any) -> CellTable:
     """The table of these cells."""
     sweep = SweptCells(run_id=run_id, job="sft.yaml (LLaMA-Factory sft)", cells=cells, **known)
-    return sweep_with_words(*table_of_sweep(sweep))
+    return with_notes(table_of_sweep(sweep))
 
 
 def _sixteen() -> list[MeasuredCell]:
@@ -199,7 +199,7 @@ def _published(row: tuple[str, int, str, int, float | None, float | None]) -> Ce
 _IMPORTED = relative_to(
     CellTable(run_id="20260302-cd", job="published.csv", cells=tuple(_published(row) for row in _PUBLISHED))
 )
-PUBLISHED = with_words(with_price_notes(with_prices(_IMPORTED, PRICES), _IMPORTED, PRICES))
+PUBLISHED = with_notes(with_price_notes(with_prices(_IMPORTED, PRICES), _IMPORTED, PRICES))
 
 
 def renamed(table: CellTable, text: str) -> CellTable:
@@ -220,4 +220,4 @@ def renamed(table: CellTable, text: str) -> CellTable:
         for number, row in enumerate(table.cells)
     ]
     named = msgspec.structs.replace(table, cells=tuple(rows), job=text, run_id=text, notes=(text,), rule=text)
-    return with_words(relative_to(named))
+    return with_notes(relative_to(named))

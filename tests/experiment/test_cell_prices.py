@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from multinode.cluster.prices import Price, Prices
 from multinode.experiment.cell_prices import cheapest, with_prices
-from multinode.experiment.cell_words import with_price_notes, with_words
+from multinode.experiment.cell_words import with_price_notes
 from multinode.experiment.cells import CellRow, CellTable, Cheapest
 from multinode.job.workload import Settings
 from multinode.stats.estimate import Estimate
@@ -212,10 +212,7 @@ def cell(label: str, hours: float, cost: float | None, *, late: float = 0.0, cur
 
 
 def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
-    table = CellTable(run_id="run", job="job", cells=cells)
-    worded = with_words(msgspec.structs.replace(table, cheapest=cheapest(table, hours * HOUR))).cheapest
-    assert worded is not None
-    return worded
+    return cheapest(CellTable(run_id="run", job="job", cells=cells), hours * HOUR)
 
 
 @pytest.mark.parametrize(

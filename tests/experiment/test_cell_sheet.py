@@ -19,7 +19,7 @@ from multinode.experiment.cell_sheet import (
     unmeasured_sheet,
 )
 from multinode.experiment.cell_table import Look, look_at
-from multinode.experiment.cell_words import with_words
+from multinode.experiment.cell_words import with_notes
 from multinode.experiment.cells import VALUES, CellRow, CellTable, Cheapest, our_name
 from multinode.render.table import screen_text
 from multinode.stats.estimate import Estimate
@@ -288,7 +288,7 @@ def test_a_price_without_a_currency_is_not_taken_for_one_of_anothers() -> None:
         msgspec.structs.replace(row, price_per_hour=2.0, currency=currency)
         for row, currency in zip(SWEEP.cells, ("EUR", None), strict=False)
     ]
-    table = with_words(msgspec.structs.replace(SWEEP, cells=tuple(priced), notes=()))
+    table = with_notes(msgspec.structs.replace(SWEEP, cells=tuple(priced), notes=()))
     assert any("EUR and an unknown currency" in note for note in table.notes)
     units = {column.unit for column in cells_sheet(table).columns}
     assert not any("EUR" in unit for unit in units)

@@ -7,7 +7,7 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.experiment.cell_table import Look, combine, look_at, relative_to
-from multinode.experiment.cell_words import combined, with_words
+from multinode.experiment.cell_words import combined, with_notes
 from multinode.experiment.cells import VALUES, CellRow, CellTable, value_names, value_of
 from multinode.job.workload import Settings, global_batch
 from multinode.stats.estimate import Estimate
@@ -121,7 +121,7 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
 )
 def test_rows_whose_samples_are_other_work_are_marked(other: Settings, said: str | None) -> None:
     rows = row("a", settings=Settings(model="m", sequence_length=4)), row("b", settings=other)
-    notes = with_words(table(*rows)).notes
+    notes = with_notes(table(*rows)).notes
     assert any(note.startswith("Rows ") for note in notes) == (said is not None)
     assert said is None or any(said in note for note in notes)
 
@@ -256,9 +256,9 @@ def test_notes_are_of_the_rows_that_are_shown() -> None:
         msgspec.structs.replace(row, settings=msgspec.structs.replace(row.settings, model=f"m{number % 2}"))
         for number, row in enumerate(PUBLISHED.cells)
     ]
-    table = with_words(relative_to(msgspec.structs.replace(PUBLISHED, cells=tuple(rows))))
+    table = with_notes(relative_to(msgspec.structs.replace(PUBLISHED, cells=tuple(rows))))
     assert any("Rows differ in model" in note for note in table.notes)
-    shown = with_words(look_at(table, Look(where=("model=m0",))))
+    shown = with_notes(look_at(table, Look(where=("model=m0",))))
     assert not any("Rows differ" in note for note in shown.notes)
     assert any("measured elsewhere" in note for note in shown.notes)
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.experiment.cell_table import relative_to
-from multinode.experiment.cell_words import contradiction_words
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.imported_columns import IMPORTED
 from multinode.experiment.imported_forms import Cell, Form, Line, TableError
@@ -17,10 +16,6 @@ from multinode.records.plausible import Rounded, exactly, parse_rounded
 
 def rows(text: str) -> tuple[CellRow, ...]:
     return imported_rows(parse_table(text, "table.csv", Extras()).rows)
-
-
-def told(row: CellRow) -> tuple[str, ...]:
-    return tuple(map(contradiction_words, row.contradicted))
 
 
 def test_a_row_is_a_cell_that_says_where_it_is_from() -> None:
@@ -69,7 +64,7 @@ def test_out_of_memory_is_a_state_and_not_a_figure() -> None:
 
 def test_a_row_that_ran_out_of_memory_and_has_a_speed_contradicts_itself() -> None:
     (row,) = rows("gpus,samples/s,memory_mb\n1,2.5,OOM\n")
-    assert told(row) == ("it ran out of memory, and has samples/s all the same",)
+    assert row.contradictions == ("it ran out of memory, and has samples/s all the same",)
 
 
 def test_a_row_without_figures_is_skipped_and_says_so() -> None:
@@ -79,7 +74,7 @@ def test_a_row_without_figures_is_skipped_and_says_so() -> None:
 
 def test_a_contradiction_is_named_and_the_figures_stand_as_they_were() -> None:
     (row,) = rows("gpus,samples,epochs,samples/s,runtime\n1,1000,1,10.00,150.0\n")
-    assert told(row) == ("samples/s x runtime is 1500, samples x epochs is 1000: 50.0 % more",)
+    assert row.contradictions == ("samples/s x runtime is 1500, samples x epochs is 1000: 50.0 % more",)
     assert row.samples_per_s is not None
     assert row.whole_s is not None
     assert (row.samples_per_s.value, row.whole_s.value) == (10.0, 150.0)
@@ -125,7 +120,7 @@ def test_utilisation_network_and_energy_are_taken_as_they_are_given() -> None:
 def test_shares_of_a_peak_have_to_fit_the_flops() -> None:
     (row,) = rows("gpus,mfu,hfu,model_tflops,hardware_tflops\n1,0.400,0.600,66.0,88.0\n")
     assert len(row.contradicted) == 1
-    assert told(row)[0].startswith("MFU x the hardware's TFLOP/s is 35.2")
+    assert row.contradictions[0].startswith("MFU x the hardware's TFLOP/s is 35.2")
 
 
 def row(words: dict[str, str], **counts: int) -> ImportedRow:

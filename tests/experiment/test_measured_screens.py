@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.experiment.cell_screen import cell_parts
-from multinode.experiment.cell_words import with_words
+from multinode.experiment.cell_words import with_notes
 from multinode.experiment.cells import Cheapest
 from multinode.network.nccl_tuning import TunedSetting, TuneReport
 from multinode.network.tune_screen import tune_parts
@@ -19,7 +19,7 @@ from tests.experiment.cells import PUBLISHED, SWEEP, renamed
 from tests.golden import Golden
 
 CELLS = {
-    "sweep": with_words(
+    "sweep": with_notes(
         msgspec.structs.replace(
             SWEEP,
             cells=(msgspec.structs.replace(SWEEP.cells[0], disturbances=("box1: CPU steal 6%",)), *SWEEP.cells[1:]),

@@ -9,7 +9,6 @@ import pytest
 from multinode.cluster.prices import Prices, parse_prices
 from multinode.experiment.cell_prices import cheapest, with_prices
 from multinode.experiment.cell_table import relative_to
-from multinode.experiment.cell_words import contradiction_words
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.imported_rows import imported_rows
 from multinode.experiment.imported_table import Extras, ImportedRow, parse_table
@@ -158,7 +157,7 @@ def test_exactly_the_rows_that_contradict_themselves_by_more_than_two_percent_ar
     # and those of the A100 among them, fit to 0.6 % in samples/s x runtime, steps/s x runtime, steps x batch and
     # samples/s over steps/s.
     named = {
-        row.label: tuple(map(contradiction_words, row.contradicted))
+        row.label: row.contradictions
         for rows in (FINETUNING.rows, TRAINER.rows)
         for row in imported_rows(rows)
         if row.contradicted
@@ -171,7 +170,7 @@ def test_exactly_the_rows_that_contradict_themselves_by_more_than_two_percent_ar
 def test_a_slip_of_the_pen_in_either_table_is_named() -> None:
     text = (CONFIGS / "published_batches.csv").read_text().replace("0.157,20.108", "0.175,20.108")
     slipped = imported_rows(parse_table(text, "published_batches.csv", Extras()).rows)[0]
-    assert tuple(map(contradiction_words, slipped.contradicted)) == (
+    assert slipped.contradictions == (
         "steps/s x runtime is 35.6467, the number of steps is 32: 11.4 % more",
         "samples/s over steps/s is 114.903, the global batch is 128: 10.2 % less",
     )
