@@ -13,8 +13,8 @@ from multinode.experiment.grid_state import due_turns
 from multinode.experiment.shortlist import Candidate, spent_s, time_needed_s
 from multinode.experiment.sweep import Resume
 from multinode.experiment.sweep_store import find_sweep
-from multinode.experiment.tuned_runs import find_runs_alike, list_candidates, run_s, trial_of
-from multinode.experiment.tuning import Tuning, judge
+from multinode.experiment.tuned_runs import find_runs_alike, list_candidates, run_s
+from multinode.experiment.tuning import Tuning, plan
 from multinode.job.job import LlamaFactoryJob, describe_job
 from multinode.job.planning import workers_per_node
 from multinode.job.workload import global_batch, read_settings
@@ -166,7 +166,7 @@ def plan_tuning(asked: AskedTuning, runs: Path, resume: Resume) -> Tuning:
             expected = [row.candidate.expected_s for row in tuning.rows]
             due = due_turns(record)
             return msgspec.structs.replace(
-                judge(tuning, [trial_of(runs, row.candidate, None) for row in tuning.rows]),
+                plan(tuning, [row.candidate for row in tuning.rows]),
                 seeds=asked.seeds,
                 budget_s=asked.budget_s,
                 spent_s=spent_s(record),
@@ -190,8 +190,7 @@ def _plan_from_others(asked: AskedTuning, runs: Path, layout: Layout) -> Tuning:
     alike = find_runs_alike(runs, job_of(asked), layout.nodes, layout.workers_per_node)
     known = alike.get(layout.nodes)
     if known is None:
-        trials = [trial_of(runs, one, None) for one in candidates]
-        return judge(planned, trials)
+        return plan(planned, candidates)
     names = [record.run_id for record in alike.values()]
     changes, left_out = list_candidates(runs, names, steps=asked.steps, most=asked.most)
     took_s, steps = run_s(runs, known.run_id), known.summary.steps if known.summary is not None else 0
@@ -213,4 +212,4 @@ def _plan_from_others(asked: AskedTuning, runs: Path, layout: Layout) -> Tuning:
         waiting=asked.runs_of_each * len(listed),
         notes=(f"from {', '.join(names)}",),
     )
-    return judge(planned, [trial_of(runs, one, None) for one in listed])
+    return plan(planned, listed)

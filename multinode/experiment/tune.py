@@ -36,8 +36,7 @@ from multinode.experiment.sweep_cell import measure_cell
 from multinode.experiment.sweep_store import create_grid, find_sweep, keep_status
 from multinode.experiment.trial import PARTS, at_best_rate
 from multinode.experiment.tuned_runs import list_candidates, trial_of
-from multinode.experiment.tuning import TunedRow, Tuning, judge
-from multinode.experiment.tuning_screen import with_words
+from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
 from multinode.job.engine_commands import choose_engine
 from multinode.job.job import LlamaFactoryJob, describe_job, override_job, override_text
 from multinode.job.job_environment import DEFAULT_SEED, TrialTraining, trial_job
@@ -174,7 +173,7 @@ class _Tuner:
             steps=asked.steps,
             learning_rates=asked.learning_rates,
         )
-        tuning = judge(tuning, [trial_of(self._context.runs, one, None) for one in first])
+        tuning = plan(tuning, first)
         self._directory.write(TUNING_FILE, tuning)
         return tuning
 
@@ -194,7 +193,7 @@ class _Tuner:
         listed = [with_expected(one, self._tuning.samples, around_s) for one in changes]
         candidates = (*self._candidates, *listed)
         tuning = msgspec.structs.replace(self._tuning, left_out=left_out)
-        self._tuning = judge(tuning, [trial_of(runs, one, None) for one in candidates])
+        self._tuning = plan(tuning, candidates)
         # In this order: a grid that is stored has its candidates.
         self._directory.write(TUNING_FILE, self._tuning)
         cells = tuple(CellRecord(cell=_cell(one)) for one in listed)
@@ -262,7 +261,6 @@ def _conclude(asked: AskedTuning, directory: RunDirectory, record: GridRecord, t
         said = f"By multinode tune {directory.run_id}: {winner.candidate.name}. multinode launch --with {path.name}"
         write_text(path, change_text(_whole_change(winner), said))
         judged = msgspec.structs.replace(judged, file=str(path))
-    judged = with_words(judged)
     directory.write(TUNING_FILE, judged)
     return Tuned(tuning=judged, directory=directory.path)
 

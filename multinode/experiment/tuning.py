@@ -1,6 +1,6 @@
 """Tuning: runs of each change beside the training as it stands and one node alone, judged by the loss they reach. Pure.
 
-Runs of one seed have the same data in the same order, and are compared with each other. The words are `report`'s.
+Runs of one seed have the same data in the same order, and are compared with each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from multinode.experiment.trial import (
     points_of,
     samples_to,
 )
+from multinode.render.sheet import times
 from multinode.stats.estimate import Estimate, of_repeats, ratio
+from multinode.units import format_count
 
 SAME_LOSS = 0.005
 """Losses that differ by less than this part are equal: what rounding of gradients alone changes."""
@@ -92,7 +94,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         budget_s: that was given; `spent_s` of it is used, also by earlier calls of the same command.
         waiting: runs that did not fit the budget, or are not yet made.
         needed_s: that these take, by the prediction; None where nothing is known.
-        verdict: one sentence, by `report`.
+        verdict: one sentence; empty of a plan.
         file: the winner as `launch --with` takes it; empty where there is none.
     """
 
@@ -138,6 +140,12 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
 _BySeed = dict[int, _Figures]
 
 
+def plan(tuning: Tuning, candidates: Iterable[Candidate]) -> Tuning:
+    """With a row for each that waits for its runs; nothing is judged."""
+    rows = tuple(TunedRow(candidate=one, state="waiting") for one in candidates)
+    return msgspec.structs.replace(tuning, rows=rows, loss_of="", outcome="no_loss", recommended=None, best=None)
+
+
 def judge(tuning: Tuning, trials: Sequence[Trial]) -> Tuning:
     """With its rows, what their losses are of, and which of them is recommended.
 
@@ -157,9 +165,10 @@ def judge(tuning: Tuning, trials: Sequence[Trial]) -> Tuning:
         for trial, mine, rates in zip(trials, figures, tried, strict=True)
     )
     outcome, recommended, best = _choose(rows)
-    return msgspec.structs.replace(
+    judged = msgspec.structs.replace(
         tuning, loss_of=loss_of, rows=rows, outcome=outcome, recommended=recommended, best=best
     )
+    return msgspec.structs.replace(judged, verdict=_verdict(judged))
 
 
 def _figures_of(run: TrialRun, loss_of: LossOf, targets: dict[int, float]) -> _Figures:
@@ -173,7 +182,7 @@ def _figures_of(run: TrialRun, loss_of: LossOf, targets: dict[int, float]) -> _F
 
 def _row(trial: Trial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of: LossOf) -> TunedRow:
     beside = _ratio(mine, baseline, lambda one: one.loss)
-    times = _estimate(one.time_s for one in mine.values())
+    time_s = _estimate(one.time_s for one in mine.values())
     diverged = bool(loss_of) and any(one.loss is None for one in mine.values())
     return TunedRow(
         candidate=trial.candidate,
@@ -185,10 +194,10 @@ def _row(trial: Trial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of
         against_baseline=beside,
         loss_verdict="diverged" if diverged else _loss_verdict(beside),
         samples_to_loss=_estimate(one.to_loss for one in mine.values()),
-        time_to_loss_s=times,
+        time_to_loss_s=time_s,
         reached=sum(one.to_loss is not None for one in mine.values()),
-        sooner=_ratio(alone, mine, lambda one: one.time_s) if times is not None else None,
-        sooner_than_baseline=_ratio(baseline, mine, lambda one: one.time_s) if times is not None else None,
+        sooner=_ratio(alone, mine, lambda one: one.time_s) if time_s is not None else None,
+        sooner_than_baseline=_ratio(baseline, mine, lambda one: one.time_s) if time_s is not None else None,
         learning_rate=trial.runs[0].learning_rate if trial.runs else None,
     )
 
@@ -252,3 +261,84 @@ def _is_sooner(row: TunedRow) -> bool:
 def _least(row: TunedRow, end: Callable[[Estimate], float]) -> float:
     """Over the training as it stands and one node alone, whichever is the faster."""
     return min((end(gain) for gain in (row.sooner, row.sooner_than_baseline) if gain is not None), default=0.0)
+
+
+def _verdict(tuning: Tuning) -> str:
+    unmeasured = [row for row in tuning.rows if row.state == "waiting"]
+    said = {
+        "change": _change,
+        "inconclusive": _inconclusive,
+        "one_node": _one_node,
+        "baseline": _baseline,
+        "no_loss": _no_loss,
+    }[tuning.outcome](tuning)
+    if unmeasured and tuning.outcome != "no_loss":
+        said += f" {format_count(len(unmeasured), 'change')} not measured yet."
+    return said
+
+
+def _change(tuning: Tuning) -> str:
+    row = tuning.row(tuning.recommended)
+    if row is None:
+        return ""
+    said = f"Recommended: {row.candidate.name}: {_sooner(row)}."
+    return said if _is_repeated(row) else f"{said} By one seed: how far seeds scatter is not known."
+
+
+def _inconclusive(tuning: Tuning) -> str:
+    row = tuning.row(tuning.best)
+    if row is None:
+        return ""
+    if _is_repeated(row):
+        return f"Inconclusive: {row.candidate.name} may be better: {_sooner(row)}. More seeds tell: --seeds."
+    return f"Inconclusive: {row.candidate.name}: {_sooner(row)}, by one seed. More seeds tell: --seeds."
+
+
+def _sooner(row: TunedRow) -> str:
+    """`it reaches the loss of the training as it stands 1.8x faster than one node alone (1.6x to 2.0x)`."""
+    reference, gain = "one node alone", row.sooner
+    if gain is None:
+        reference, gain = "the training as it stands", row.sooner_than_baseline
+    if gain is None:
+        return ""
+    loss = "that loss" if reference != "one node alone" else "the loss of the training as it stands"
+    return f"it reaches {loss} {times(gain.value)} faster than {reference}{_range(gain)}"
+
+
+def _range(estimate: Estimate) -> str:
+    low, high = times(estimate.low), times(estimate.high)
+    return "" if estimate.repeats == 1 or low == high else f" ({low} to {high})"
+
+
+def _one_node(tuning: Tuning) -> str:
+    gain = tuning.rows[1].sooner_than_baseline
+    faster = f"{times(gain.value)} faster{_range(gain)}" if gain is not None else "faster"
+    return f"Train on one node: it reaches the loss of the training as it stands {faster}, and {_no_change(tuning)}."
+
+
+def _baseline(tuning: Tuning) -> str:
+    rate = tuning.rows[0].learning_rate if tuning.rows[0].rates else None
+    at = "" if rate is None else f", at learning rate {rate:g}"
+    return f"Keep the training as it is{at}: {_no_change(tuning)}."
+
+
+def _no_change(tuning: Tuning) -> str:
+    """What became of the changes, of which none is better."""
+    measured = [row for row in tuning.rows[2:] if row.run_ids]
+    if not measured:
+        return "no change was measured" if tuning.rows[2:] else "no change is predicted to be worth a run"
+    return "no change that was measured is better"
+
+
+def _no_loss(tuning: Tuning) -> str:
+    baseline = tuning.rows[0]
+    if not baseline.run_ids:
+        why = baseline.reason or "it was not measured"
+        return f"Nothing is recommended: the training as it stands has no figures: {why}."
+    if not tuning.loss_of:
+        return "Nothing is recommended: not every run recorded a loss, and speed alone says nothing of it."
+    return "Nothing is recommended: the training as it stands diverged, and there is no loss to reach."
+
+
+def _is_repeated(row: TunedRow) -> bool:
+    return row.time_to_loss_s is not None and row.time_to_loss_s.repeats > 1

@@ -8,7 +8,7 @@ import pytest
 from multinode.experiment.shortlist import Candidate, LeftOut
 from multinode.experiment.trial import Losses, Trial
 from multinode.experiment.tuning import Tuning, judge
-from multinode.experiment.tuning_screen import plan_parts, tuning_parts, with_words
+from multinode.experiment.tuning_screen import plan_parts, tuning_parts
 from multinode.launch.change import Change
 from multinode.records.averaging import Averaging
 from tests.experiment.trials import curve, trial
@@ -111,7 +111,7 @@ TUNINGS = {
 @pytest.mark.parametrize("name", TUNINGS)
 def test_the_screen_of_a_tuning(golden: Golden, name: str) -> None:
     asked, trials = TUNINGS[name]
-    tuning = with_words(judge(asked, trials))
+    tuning = judge(asked, trials)
     command = "multinode launch --with runs/20261123-120000-abcd/tuned.yaml train.yaml --hosts hosts.txt"
     golden.check_screen(f"tuning_{name}", list(tuning_parts(tuning, next_command=command if name != "none" else "")))
 
@@ -152,4 +152,4 @@ ALONE_IS_FASTER = "Train on one node: it reaches the loss of the training as it 
     ],
 )  # fmt: skip
 def test_why_nothing_else_is_recommended(trials: tuple[Trial, ...], verdict: str) -> None:
-    assert with_words(judge(ASKED, trials)).verdict == verdict
+    assert judge(ASKED, trials).verdict == verdict
