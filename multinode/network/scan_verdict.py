@@ -413,8 +413,8 @@ def _slow_beside_raw_rdma(seen: Evidence, raw_gb_per_s: float) -> Cause:
         return Cause(
             code="slow_raw_rdma",
             figures={**figures},
-            text=f"ib_write_bw reaches {raw_gb_per_s:.3g} of {ceiling:.3g} GB/s as well: the network or the NIC's slot, "
-            "not NCCL",
+            text=f"ib_write_bw reaches {raw_gb_per_s:.3g} of {ceiling:.3g} GB/s as well: the network or the "
+            "NIC's slot, not NCCL",
             hint="the slot, the other half of a NIC and its network: multinode check; cable and switch port: ibstat; a "
             "NIC that started degraded: power both nodes off, and on again",
         )
