@@ -22,7 +22,7 @@ from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
 from multinode.records.files import write_text
 from multinode.records.plan import LaunchPlan
-from multinode.records.run_directory import RunDirectory
+from multinode.records.run_directory import RunDirectory, list_runs
 
 _CELLS = "cells.csv"
 
@@ -116,7 +116,9 @@ def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:
     directory = stored.directory
     attempts = stored.run.attempts
     # The figures of a run that was restarted are those of its last attempt.
-    measured = RunDirectory(directory.path.with_name(attempts[-1].run_id)) if attempts else directory
+    last = directory.path.with_name(attempts[-1].run_id) if attempts else None
+    # Another user's directory may have the name of an attempt that is no more.
+    measured = RunDirectory(last) if last is not None and last in list_runs(directory.path.parent) else directory
     plan = measured.read("plan.json", LaunchPlan)
     contrast, unread = load_contrast(directory)
     return ReportedRun(
