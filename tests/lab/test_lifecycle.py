@@ -73,7 +73,7 @@ def test_a_controller_that_was_killed_is_replaced_within_the_lease(command: Comm
 def test_whoever_takes_up_a_run_with_a_lease_from_another_machine_renews_it(
     command: Command, go_file: GoFile, tmp_path: Path
 ) -> None:
-    lease_s = 8.0
+    lease_s = 15.0
     with command.running(*LAUNCH, "--lease", str(lease_s), *COUNT, *go_file.argument) as controller:
         run_id = command.run_id()
         wait_for(lambda: lines(command, run_id).get(3, []))
