@@ -180,7 +180,7 @@ def test_with_a_fixed_global_batch_both_sides_make_the_same_steps(one_slot: str,
 def test_a_slow_node_is_told_from_a_slow_network_and_its_limit_is_named(
     one_slot: str, command: Command, fault: Callable[[Fault], None]
 ) -> None:
-    fault(Cpu(node="node1", share=0.4))
+    fault(Cpu(node="node1", share=0.25))
     arguments = ("--each-node", *REAL_TORCH, "--hosts", one_slot, "--", SCRIPT, "--steps", "12", "--batch", "512")
     document = measure(command, *CONTRAST, *arguments)
     alone = {one["node"]: one for one in document["each_node"]}
@@ -193,7 +193,7 @@ def test_a_slow_node_is_told_from_a_slow_network_and_its_limit_is_named(
     found = command.document("show", run_id, "--json")["summary"]
     (straggler,) = found["stragglers"]
     assert (straggler["node"], straggler["cause"]) == ("node1", "cpu")
-    assert "0.4" in " ".join(straggler["evidence"])
+    assert "0.25" in " ".join(straggler["evidence"])
     assert found["bottleneck"]["kind"] == "straggler"
     assert found["comm"]["exposed_ms"] < straggler["late_ms"]
 
