@@ -326,6 +326,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--json", type=Path, help="write the document there")
     arguments = parser.parse_args()
+    # Ignored under nohup, and then by the launches that it ends, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     bench = Bench(arguments.store)
     grid = list(chosen(arguments.part, arguments.rates.split(",")))
     if not arguments.report:
