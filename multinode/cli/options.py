@@ -42,7 +42,7 @@ def complete_hosts(incomplete: str) -> list[str]:
     found = [
         str(path) for pattern in ("*host*", "hostfiles/*") for path in sorted(Path().glob(pattern)) if path.is_file()
     ]
-    return [name for name in ("lab", "slurm", *found) if name.startswith(incomplete)]
+    return [name for name in ("lab", "auto", *found) if name.startswith(incomplete)]
 
 
 # Sections of a verb's help.
@@ -55,8 +55,8 @@ Hosts = Annotated[
         autocompletion=complete_hosts,
         rich_help_panel=_NODES,
         metavar="HOSTS",
-        help="Hostfile, PBS nodefile, INVENTORY:GROUP, `-` for stdin, `lab`, or `slurm` in an allocation; else "
-        "$MULTINODE_HOSTS, multinode.toml, a running lab.",
+        help="Hostfile, Ansible INVENTORY:GROUP, `-` for stdin, `lab`, or `auto`: what Slurm, dstack, SkyPilot, "
+        "Kubeflow, PBS or OAR gave; else $MULTINODE_HOSTS, multinode.toml, a running lab.",
     ),
 ]
 Nodes = Annotated[

@@ -1,6 +1,7 @@
-"""Slurm allocations as Slurm's programs describe them: node lists, jobs and nodes as text -> a Cluster.
+"""What a scheduler says of the nodes that this process was given, as text -> a Cluster.
 
-`scontrol show job --details` and `scontrol show node` of Slurm 22.05 or newer.
+Slurm: `scontrol show job --details` and `scontrol show node` of 22.05 or newer. dstack, SkyPilot, Kubeflow's MPI
+runtime, PBS and OAR: their variables and files, as their documentation and sources have them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -27,6 +28,19 @@ _ADDRESS = re.compile(r"\bNodeName=(\S+).*?\bNodeAddr=(\S+)", re.DOTALL)
 _GPU_NODE = re.compile(r"\bNodeName=(\S+).*?\bGres=\S*\bgpu:", re.DOTALL)
 _NODE_LIST = re.compile(r"^\s+NodeList=(\S+)", re.MULTILINE)
 _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
+# Kubeflow's MPI runtime mounts it in the launcher (mpi-operator, Trainer); sshd of its images listens on this port.
+MPI_HOSTFILE = "/etc/mpi/hostfile"
+_MPI_SSH_PORT = 2222
+# Nodes of a SkyPilot cluster reach each other with it.
+_SKYPILOT_KEY = "~/.ssh/sky-cluster-key"
+# Of a scheduler: its variable with a list of addresses, the one with the GPUs of each node.
+_ADDRESS_LISTS = {
+    "dstack": ("DSTACK_NODES_IPS", "DSTACK_GPUS_PER_NODE"),
+    "SkyPilot": ("SKYPILOT_NODE_IPS", "SKYPILOT_NUM_GPUS_PER_NODE"),
+}
+# Variables with the path of a file of names. OAR's has a line for each core, which says nothing of workers.
+_PBS_FILE, _OAR_FILES = "PBS_NODEFILE", ("OAR_NODEFILE", "OAR_NODE_FILE")
+
 # Slurm's words for a job that still holds its nodes.
 _HOLDS_NODES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED"})
 
@@ -131,6 +145,73 @@ def allocation_hostfile(
     text = f"# {source}\n{render_hostfile(Cluster(nodes=nodes, source=source))}"
     # Names and addresses are Slurm's: read back, they are what a hostfile may hold.
     return parse_hostfile(text, source), text
+
+
+def scheduled_hostfile(
+    environ: Mapping[str, str], is_there: Callable[[str], bool], read: Callable[[str], str]
+) -> tuple[str, Cluster, str] | None:
+    """Which of dstack, SkyPilot, Kubeflow, PBS and OAR gave this process its nodes; the nodes; their hostfile.
+
+    Args:
+        environ: the environment of a process that the scheduler started.
+        is_there: whether a file exists here; `~` begins the home directory.
+        read: its text.
+
+    Returns:
+        None if none of them did; the first if several did.
+
+    Raises:
+        UsageError: what one of them says cannot be understood.
+    """
+    found = _listed_addresses(environ, is_there) or _named_files(environ, is_there, read)
+    if found is None:
+        return None
+    scheduler, source, nodes = found
+    text = f"# {scheduler}: {source}\n{render_hostfile(Cluster(nodes=nodes, source=source))}"
+    return scheduler, parse_hostfile(text, source), text
+
+
+def _listed_addresses(
+    environ: Mapping[str, str], is_there: Callable[[str], bool]
+) -> tuple[str, str, tuple[Node, ...]] | None:
+    for scheduler, (variable, gpus) in _ADDRESS_LISTS.items():
+        addresses = environ.get(variable, "").replace(",", " ").split()
+        if not addresses:
+            continue
+        try:
+            names = [str(ipaddress.ip_address(address)) for address in addresses]
+        except ValueError as error:
+            raise UsageError(f"{variable} of {scheduler} cannot be understood: {error}") from None
+        count = environ.get(gpus, "")
+        slots = int(count) if count.isdecimal() and int(count) else None
+        key = _SKYPILOT_KEY if scheduler == "SkyPilot" and is_there(_SKYPILOT_KEY) else None
+        return scheduler, f"${variable}", tuple(Node(name=name, slots=slots, key=key) for name in names)
+    return None
+
+
+def _named_files(
+    environ: Mapping[str, str], is_there: Callable[[str], bool], read: Callable[[str], str]
+) -> tuple[str, str, tuple[Node, ...]] | None:
+    if is_there(MPI_HOSTFILE):
+        nodes = parse_hostfile(read(MPI_HOSTFILE), MPI_HOSTFILE).nodes
+        return "Kubeflow", MPI_HOSTFILE, tuple(_at_port(node, _MPI_SSH_PORT) for node in nodes)
+    for variable in (_PBS_FILE, *_OAR_FILES):
+        path = environ.get(variable)
+        if not path:
+            continue
+        if not is_there(path):
+            raise UsageError(
+                f"{variable}={path} does not exist here", hint="use it in the job's shell on its first node"
+            )
+        if variable == _PBS_FILE:
+            return "PBS", f"${variable}", parse_hostfile(read(path), path).nodes
+        names = dict.fromkeys(read(path).split())
+        return "OAR", f"${variable}", parse_hostfile("\n".join(names), path).nodes
+    return None
+
+
+def _at_port(node: Node, port: int) -> Node:
+    return node if node.port is not None else msgspec.structs.replace(node, port=port)
 
 
 _WHERE = "salloc -N2 multinode ..., or: multinode submit -N2 -- launch ..."

@@ -14,7 +14,7 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from multinode.decoding import convert
 from multinode.errors import HostfileError
 from multinode.secret_values import REDACTED, hides, redact_text
 
-MAX_NODES = 4096
+_MAX_NODES = 4096
 
 
 class Key(NamedTuple):
@@ -48,7 +48,7 @@ KEYS = {
     "key": Key("the path of a private key", "on the controller"),
     "jump": Key("one jump host, [user@]host[:port]", "several go into the SSH configuration"),
     "ssh_config": Key("the path of an SSH configuration", "on the controller"),
-    "slurm_job": Key("the id of a Slurm job", "of one that has the node; --hosts slurm writes it"),
+    "slurm_job": Key("the id of a Slurm job", "of one that has the node; --hosts auto writes it"),
     "python": Key("the path of an interpreter", "on the node"),
     "workdir": Key("the path of a directory", "on the node"),
     "price": Key("a price per hour such as 0.35", _ONE_CURRENCY),
@@ -112,45 +112,45 @@ class NodeList:
         self._source = source
         self._nodes: list[Node] = []
         # By name, by what else a name is the same as, and by `addr=` and the address.
-        self._lines: dict[str, tuple[int, Node]] = {}
+        self._lines: dict[str, tuple[str, Node]] = {}
 
     @contextlib.contextmanager
-    def line(self, number: int) -> Iterator[None]:
-        """While a line is being read.
+    def line(self, place: int | str) -> Iterator[None]:
+        """While a line, or the host of this name, is being read.
 
         Raises:
-            HostfileError: `source:line: what is wrong and what was expected`.
+            HostfileError: `source:place: what is wrong and what was expected`.
         """
         try:
             yield
         except WrongLine as wrong:
-            raise HostfileError(f"{self._source}:{number}: {wrong}", hint=wrong.hint) from None
+            raise HostfileError(f"{self._source}:{place}: {wrong}", hint=wrong.hint) from None
 
-    def add(self, number: int, node: Node) -> None:
-        """One more, of this line.
+    def add(self, place: int | str, node: Node) -> None:
+        """One more, of this line or host.
 
         Raises:
             WrongLine: it exists already, or there are too many.
         """
         if node.name in self._lines:
-            line, _ = self._lines[node.name]
+            where, _ = self._lines[node.name]
             hint = "one line a node; several workers on it are slots=2"
-            raise WrongLine(f"duplicate node {node.name!r} (line {line})", hint)
+            raise WrongLine(f"duplicate node {node.name!r} ({where})", hint)
         same = _canonical(node.name)
         if (first := self._lines.get(same)) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
-                f"{node.name!r} is the node {first[1].name!r} of line {first[0]} by another name",
+                f"{node.name!r} is the node {first[1].name!r} of {first[0]} by another name",
                 "one line a node; several workers on it are slots=2",
             )
         if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
-                f"addr={node.addr} is that of {first[1].name!r} in line {first[0]}, too",
+                f"addr={node.addr} is that of {first[1].name!r} in {first[0]}, too",
                 "each node has an address of its own on the network that the training uses: ip -br address, on each",
             )
-        if len(self._nodes) >= MAX_NODES:
-            raise WrongLine(f"there are more than {MAX_NODES} nodes")
+        if len(self._nodes) >= _MAX_NODES:
+            raise WrongLine(f"there are more than {_MAX_NODES} nodes")
         for name in (node.name, same, *([f"addr={node.addr}"] if node.addr is not None else [])):
-            self._lines.setdefault(name, (number, node))
+            self._lines.setdefault(name, (f"line {place}" if isinstance(place, int) else place, node))
         self._nodes.append(node)
 
     def cluster(self) -> Cluster:
@@ -234,28 +234,19 @@ def check_variable(name: str) -> bool:
     return _VARIABLE.fullmatch(name) is not None
 
 
-def expand_ranges(
-    pattern: str, limit: int, choices_of: Callable[[str, str, int], list[str]] | None = None
-) -> list[str]:
-    """The names that a pattern stands for; a number keeps the leading zeros of its range's first.
-
-    Args:
-        pattern: text with ranges in brackets.
-        limit: the most names.
-        choices_of: what the text between two brackets stands for, from pattern, text and limit; by default numbers and
-            ranges of numbers.
+def expand_ranges(pattern: str, limit: int) -> list[str]:
+    """The names that a pattern with ranges in brackets stands for; a number keeps the zeros of its range's first.
 
     Raises:
         ValueError: a range is wrong, or there would be more than `limit` names; the message names the pattern.
     """
-    choices_of = choices_of or _numbers
     pieces = _BRACKETS.split(pattern)
     if any("[" in piece or "]" in piece for piece in pieces[::2]):
         raise ValueError(f"{pattern!r}: a bracket has no partner")
     names = [""]
     for index, piece in enumerate(pieces):
         # re.split alternates between what stands outside the brackets and what stands inside.
-        choices = [piece] if index % 2 == 0 else choices_of(pattern, piece, limit)
+        choices = [piece] if index % 2 == 0 else _numbers(pattern, piece, limit)
         if len(names) * len(choices) > limit:
             raise ValueError(_too_many(pattern, limit))
         names = [name + choice for name in names for choice in choices]
@@ -298,7 +289,7 @@ def _redact_word(word: re.Match[str]) -> str:
 
 
 def _parse_line(line: str) -> Iterator[Node]:
-    words = split_words(line)
+    words = _split_words(line)
     if not words:
         return
     _refuse_other_forms(line, words)
@@ -387,7 +378,7 @@ def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
     return msgspec.structs.replace(_decode(texts, env), name=name)
 
 
-def split_words(line: str) -> list[str]:
+def _split_words(line: str) -> list[str]:
     """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself.
 
     Raises:
@@ -540,7 +531,7 @@ def _is_address(text: str) -> bool:
 
 def _expand(pattern: str) -> list[str]:
     try:
-        return expand_ranges(pattern, MAX_NODES)
+        return expand_ranges(pattern, _MAX_NODES)
     except ValueError as error:
         raise WrongLine(str(error)) from None
 

@@ -62,7 +62,7 @@ def batch_script(job: BatchJob) -> str:
         lines.insert(0, "--job-name=multinode")
     if "--signal" not in names:
         lines.append(f"--signal=B:TERM@{math.ceil(_grace_s(own)) + _VERIFY_S}")
-    command = (job.python, "-m", "multinode", verb, "--hosts", "slurm", *arguments)
+    command = (job.python, "-m", "multinode", verb, "--hosts", "auto", *arguments)
     return "\n".join(
         [
             "#!/bin/bash",

@@ -21,10 +21,9 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 from multinode.lab.cluster import lab_hostfile
 from multinode.launch.context import Prepared, RunContext
-from multinode.records.hostfile import find_hosts, load_hostfile
+from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile
 from multinode.records.plan import LaunchPlan
 from multinode.records.settings import load_settings
-from multinode.transport.slurm import read_allocation
 
 
 class Nodes(NamedTuple):
@@ -37,18 +36,19 @@ class Nodes(NamedTuple):
 def load_nodes(
     hosts: str | None = None, count: int | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Nodes:
-    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `FILE:GROUP`, `lab` or `slurm`.
+    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `FILE:GROUP`, `lab` or `auto`.
 
     Args:
         hosts: None takes $MULTINODE_HOSTS, else multinode.toml, else the running lab.
         count: only so many, the first ones; None is all.
-        note: is told which hostfile was taken where `hosts` names none, and what of an inventory is ignored.
+        note: is told which hostfile was taken where `hosts` names none, and what of an inventory is ignored; what a
+            scheduler gave, as a hostfile.
 
     Raises:
         UsageError: no hostfile, a wrong one, or fewer nodes than asked for.
     """
     path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
-    cluster, text = read_allocation(os.environ) if path is None else load_hostfile(path, note)
+    cluster, text = load_allocation(os.environ, note) if path is None else load_hostfile(path, note)
     if hosts is None:
         note(f"hostfile: {cluster.source} ({named_by})")
     else:

@@ -1,13 +1,16 @@
-"""What the user says of the nodes: the hostfile or inventory, found and read, and the file of prices."""
+"""What the user or a scheduler says of the nodes: the hostfile or inventory, found and read, and the file of prices."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from multinode.cluster.allocation import MPI_HOSTFILE, scheduled_hostfile
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
 from multinode.cluster.inventory import is_inventory, parse_inventory
@@ -15,6 +18,8 @@ from multinode.cluster.prices import Prices, parse_prices
 from multinode.errors import HostfileError, UsageError, printable
 from multinode.records.files import MAX_BYTES, describe_stranger, read_text
 from multinode.records.settings import Settings
+from multinode.transport.local import ask_program
+from multinode.transport.slurm import read_allocation
 from multinode.units import format_list
 
 _HINT = "one node a line, the first is node rank 0: node1 slots=2; files to start from: multinode init --example"
@@ -26,15 +31,20 @@ _RUNS_PROGRAMS = re.compile(
     r"PATH|(?:LD|DYLD|PYTHON)_?[A-Z_]*|(?:BASH_)?ENV|PROMPT_COMMAND|NCCL_\w*PLUGIN|\w*PRELOAD\w*"
 )
 
-# Files of these names are still found, as ./lab and ./slurm.
-_LAB, _SLURM = "lab", "slurm"
+# Files of these names are still found, as ./lab and ./auto.
+_LAB, _AUTO = "lab", "auto"
+_ANSIBLE_S = 60.0
+_NO_ANSIBLE = "pip install ansible-core, or where it is: ansible-inventory -i INVENTORY --list > listing.json"
+# More would push away what follows; a run keeps them all.
+_SHOWN_NODES = 32
 
 
 def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
     """The cluster and the text of a hostfile that gives it: verbatim, or made from the group of an inventory.
 
     Args:
-        path: a hostfile, `-` for standard input, or one of these with `:GROUP`, a group of an Ansible inventory.
+        path: a hostfile, `-` for standard input, or one of these with `:GROUP`, a group of an Ansible inventory, which
+            `ansible-inventory` reads; of standard input, what it has printed.
         note: is told what of an inventory is ignored.
 
     Raises:
@@ -43,7 +53,11 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
     """
     path, group = _split_group(path)
     source = _STDIN if str(path) == "-" else str(path)
-    text = _read_stdin(note) if source == _STDIN else read_text(path, "the hostfile", _hint(path))
+    if source == _STDIN:
+        text = _read_stdin(note)
+    else:
+        # Ansible also reads directories, and programs.
+        text = "" if group is not None and path.is_dir() else read_text(path, "the hostfile", _hint(path))
     if group is None and not is_inventory(text):
         cluster = parse_hostfile(text, source)
         _check_ownership(path, cluster)
@@ -51,17 +65,74 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
             repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
             note(f"{source}: it names {repeated}, once for each worker there")
         return cluster, text
-    cluster, ignored = parse_inventory(text, group, source)
-    _check_ownership(path, cluster)
+    listing = text if source == _STDIN or text.lstrip().startswith("{") else _ask_ansible(path)
+    cluster, ignored = parse_inventory(listing, group, source)
     if ignored:
         note(f"{source}: ignored: {printable(', '.join(ignored))}")
     head = f"# The group {group} of {source}.\n" if group is not None and group.isprintable() else ""
     return cluster, head + render_hostfile(cluster)
 
 
+def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> tuple[Cluster, str]:
+    """The nodes that a scheduler gave this process, and their hostfile, which `note` is told.
+
+    Raises:
+        UsageError: none did, or what it says cannot be understood.
+        ConnectError: slurmctld does not answer.
+    """
+    in_slurm = read_allocation(environ)
+    found = (
+        ("Slurm", *in_slurm)
+        if in_slurm is not None
+        else scheduled_hostfile(
+            environ,
+            lambda path: Path(path).expanduser().exists(),
+            lambda path: read_text(Path(path), "the scheduler's list of nodes", _HINT),
+        )
+    )
+    if found is None:
+        raise UsageError(
+            "--hosts auto: no scheduler gave nodes to this shell: SLURM_JOB_ID, DSTACK_NODES_IPS, SKYPILOT_NODE_IPS, "
+            f"PBS_NODEFILE and OAR_NODEFILE are not set, and there is no {MPI_HOSTFILE}",
+            hint="in Slurm: salloc -N2 multinode ..., or: multinode submit -N2 -- launch ...",
+        )
+    scheduler, cluster, text = found
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    more = [f"... and {len(lines) - _SHOWN_NODES} more"] if len(lines) > _SHOWN_NODES else []
+    note("\n  ".join([f"hostfile from {scheduler}:", *lines[:_SHOWN_NODES], *more]))
+    return cluster, text
+
+
+def _ask_ansible(path: Path) -> str:
+    """What Ansible makes of an inventory.
+
+    Raises:
+        UsageError: Ansible is not here, or cannot read it.
+        HostfileError: another user may have written it, and programs in it run as we do.
+    """
+    stranger = describe_stranger(path)
+    if stranger is not None:
+        raise HostfileError(f"{path} {stranger}, and Ansible runs programs that an inventory names", hint=_copy(path))
+    argv = ("ansible-inventory", f"--inventory={path}", "--list")
+    ran = shlex.join(argv)
+    environ = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true", "ANSIBLE_NOCOLOR": "true"}
+    try:
+        done = ask_program(argv, environ, deadline_s=_ANSIBLE_S)
+    except OSError as error:
+        why = f"{path} is an Ansible inventory, and ansible-inventory cannot be run: {error.strerror}"
+        raise UsageError(why, hint=_NO_ANSIBLE) from error
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"ansible-inventory did not answer within {_ANSIBLE_S:.0f} s", ran=ran) from None
+    if done.returncode:
+        raise UsageError(f"Ansible cannot read the inventory {path}", ran=ran, detail=printable(done.stderr), hint=ran)
+    return done.stdout
+
+
 def _hint(path: Path) -> str:
     """What helps where there is no such file: nodes may have been named in its place."""
     names = [name.partition(":")[0] for name in str(path).split(",")]
+    if str(path) == "slurm":
+        return "in an allocation: --hosts auto"
     if path.exists() or len(names) == 1 or not all(names):
         return _HINT
     return f"it is a file, with one node a line: printf '%s\\n' {shlex.join(names)} > hosts.txt"
@@ -78,8 +149,12 @@ def _check_ownership(path: Path, cluster: Cluster) -> None:
     if stranger is not None:
         raise HostfileError(
             f"{path} {stranger}, and {named}= in it has programs run as you",
-            hint=f"read it; if you trust it, take a copy: cp {shlex.quote(str(path))} my-hosts.txt",
+            hint=_copy(path),
         )
+
+
+def _copy(path: Path) -> str:
+    return f"read it; if you trust it, take a copy: cp -r {shlex.quote(str(path))} my-hosts"
 
 
 def _programs(node: Node) -> tuple[str, ...]:
@@ -115,7 +190,7 @@ def find_hosts(
     """The hostfile: `--hosts`, else $MULTINODE_HOSTS, else multinode.toml, else the running lab's; `lab` names the lab.
 
     Returns:
-        Its path, None where `slurm` names the allocation that we are in; and which of these named it.
+        Its path, None where `auto` names what a scheduler gave us; and which of these named it.
 
     Raises:
         UsageError: none of them says one, or the lab is named and none runs.
@@ -130,7 +205,7 @@ def find_hosts(
         if lab_hostfile is None:
             raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
         return lab_hostfile, by
-    if named == _SLURM:
+    if named == _AUTO:
         return None, by
     if named:
         return Path(named).expanduser(), by

@@ -187,19 +187,16 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OPTION_PREFIXES)}
 
 
-def read_allocation(environ: Mapping[str, str]) -> tuple[Cluster, str]:
-    """The nodes of the allocation that we are in, and a hostfile's text that says the same.
+def read_allocation(environ: Mapping[str, str]) -> tuple[Cluster, str] | None:
+    """The nodes of the Slurm allocation that we are in, and a hostfile's text that says the same; None: we are in none.
 
     Raises:
-        UsageError: we are in none, it has ended, or Slurm's programs are not here.
+        UsageError: it has ended, or Slurm's programs are not here.
         ConnectError: slurmctld does not answer.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id.isdecimal():
-        raise UsageError(
-            "--hosts slurm takes the nodes of a Slurm allocation, and this shell is in none (SLURM_JOB_ID is not set)",
-            hint="salloc -N2 multinode ..., or: multinode submit -N2 -- launch ...",
-        )
+        return None
     allocation = _read_job(int(job_id))
     if not allocation.holds_nodes:
         raise UsageError(f"Slurm job {job_id} is {allocation.state} and holds no nodes", hint=_NEW)

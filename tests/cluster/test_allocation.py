@@ -5,13 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.cluster.allocation import (
+    MPI_HOSTFILE,
     Allocation,
     allocation_hostfile,
     expand_node_list,
     parse_gpu_nodes,
     parse_job,
     parse_node_addresses,
+    scheduled_hostfile,
 )
+from multinode.cluster.cluster import Node
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 
@@ -121,3 +124,73 @@ def test_any_text_is_understood_or_refused(text: str) -> None:
             read(text)
         except ValueError:
             continue
+
+
+# The names in these as mpi-operator and Kubeflow's Trainer write them; a line of OAR's is a core, of PBS's a rank.
+MPI = "pi-worker-0.pi.ns.svc slots=2\npi-worker-1.pi.ns.svc slots=2\n"
+MPICH = "pi-worker-0.pi.ns.svc:2\n"
+FILES = {"/pbs": "n1\nn1\nn2\nn2\n", "/oar": "g-1.site\ng-1.site\ng-2.site\n", "~/.ssh/sky-cluster-key": "secret"}
+KEY = "~/.ssh/sky-cluster-key"
+
+
+def scheduled(environ: dict[str, str], files: dict[str, str]) -> tuple[str, tuple[Node, ...]] | None:
+    found = scheduled_hostfile(environ, files.__contains__, files.__getitem__)
+    if found is None:
+        return None
+    scheduler, cluster, text = found
+    assert parse_hostfile(text).nodes == cluster.nodes
+    return scheduler, cluster.nodes
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "scheduler", "nodes"),
+    [
+        (
+            {"DSTACK_NODES_IPS": "10.128.0.47\n10.128.0.48", "DSTACK_GPUS_PER_NODE": "8"},
+            {},
+            "dstack",
+            [Node(name="10.128.0.47", slots=8), Node(name="10.128.0.48", slots=8)],
+        ),
+        ({"DSTACK_NODES_IPS": "fd00::2", "DSTACK_GPUS_PER_NODE": "0"}, {}, "dstack", [Node(name="fd00::2")]),
+        (
+            {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NUM_GPUS_PER_NODE": "4"},
+            FILES,
+            "SkyPilot",
+            [Node(name=f"10.0.0.{n}", slots=4, key=KEY) for n in (1, 2)],
+        ),
+        ({"SKYPILOT_NODE_IPS": "10.0.0.1"}, {}, "SkyPilot", [Node(name="10.0.0.1")]),
+        (
+            {},
+            {MPI_HOSTFILE: MPI},
+            "Kubeflow",
+            [Node(name=f"pi-worker-{n}.pi.ns.svc", slots=2, port=2222) for n in (0, 1)],
+        ),
+        ({}, {MPI_HOSTFILE: MPICH}, "Kubeflow", [Node(name="pi-worker-0.pi.ns.svc", slots=2, port=2222)]),
+        ({"PBS_NODEFILE": "/pbs"}, FILES, "PBS", [Node(name="n1", slots=2), Node(name="n2", slots=2)]),
+        ({"OAR_NODEFILE": "/oar"}, FILES, "OAR", [Node(name="g-1.site"), Node(name="g-2.site")]),
+        ({"OAR_NODE_FILE": "/oar"}, FILES, "OAR", [Node(name="g-1.site"), Node(name="g-2.site")]),
+    ],
+)
+def test_what_a_scheduler_gave_is_a_hostfile(
+    environ: dict[str, str], files: dict[str, str], scheduler: str, nodes: list[Node]
+) -> None:
+    assert scheduled(environ, files) == (scheduler, tuple(nodes))
+
+
+def test_without_a_scheduler_there_is_none() -> None:
+    assert scheduled({"DSTACK_NODES_IPS": "", "PBS_NODEFILE": ""}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"DSTACK_NODES_IPS": "10.0.0.1\n-oProxyCommand=x"}, "DSTACK_NODES_IPS of dstack cannot be understood"),
+        ({"SKYPILOT_NODE_IPS": "node[1-3]"}, "SKYPILOT_NODE_IPS of SkyPilot cannot be understood"),
+        ({"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.1"}, "duplicate node"),
+        ({"PBS_NODEFILE": "/gone"}, "PBS_NODEFILE=/gone does not exist here"),
+        ({"OAR_NODEFILE": "/pbs-of-another"}, "OAR_NODEFILE=/pbs-of-another does not exist here"),
+    ],
+)
+def test_what_cannot_be_understood_of_a_scheduler_names_its_variable(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        scheduled(environ, FILES)

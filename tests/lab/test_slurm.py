@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.lab]
 SPEC = LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30, slurm=True)
 # On node 0's own disk, which is where it has its home directory, too.
 RUNS = "/var/tmp/runs"
-LAUNCH = ("launch", "--hosts", "slurm", "--json", "--no-check", "--env", f"PYTHONPATH={STAND_IN}")
+LAUNCH = ("launch", "--hosts", "auto", "--json", "--no-check", "--env", f"PYTHONPATH={STAND_IN}")
 SUBMIT = ("submit", "-N2", "--", "launch", "--no-check", "--env", f"PYTHONPATH={STAND_IN}", "--", TRAIN)
 GPUS = "".join(f"echo '{n}, Fake, 1000, 0, 550.1, GPU-{n}a'; " for n in range(2))
 NVIDIA_SMI = f"#!/bin/sh\ncase $1 in --query-gpu=*) {GPUS};; esac\n"
@@ -145,7 +145,7 @@ def controller_of(run_id: str, login: Login) -> int:
     found = [
         int(path.name)
         for path in Path("/proc").glob("[0-9]*")
-        if b"\0launch\0--hosts\0slurm\0" in read_bytes(path / "cmdline")
+        if b"\0launch\0--hosts\0auto\0" in read_bytes(path / "cmdline")
         and b"multinode" in read_bytes(path / "cmdline")
         and b"salloc" not in read_bytes(path / "cmdline")
     ]
@@ -168,9 +168,9 @@ def test_the_main_verbs_work_in_an_allocation(login: Login) -> None:
     real = f"--env PYTHONPATH={STAND_IN} --env REAL_TORCH=1 --env OMP_NUM_THREADS=1"
     job = f"--engine torchrun {real} --env DISABLE_VERSION_CHECK=1 --env DS_ACCELERATOR=cpu"
     verbs = {
-        "check": f"check --hosts slurm --json configs/tiny_sft.yaml {job}",
-        "nccl-test": f"nccl-test --hosts slurm --json -b 4M -e 4M --no-tcp --backend gloo {real}",
-        "launch": f"launch --hosts slurm --json configs/tiny_sft.yaml --set max_steps=12 {job}",
+        "check": f"check --hosts auto --json configs/tiny_sft.yaml {job}",
+        "nccl-test": f"nccl-test --hosts auto --json -b 4M -e 4M --no-tcp --backend gloo {real}",
+        "launch": f"launch --hosts auto --json configs/tiny_sft.yaml --set max_steps=12 {job}",
         "logs": "logs last --json",
     }
     script = "; ".join(f"{sys.executable} -m multinode {verb} > /var/tmp/{name}.json" for name, verb in verbs.items())
@@ -206,7 +206,7 @@ def test_the_time_limit_of_the_job_stops_the_run_in_order(login: Login) -> None:
 
 def test_a_contrast_takes_its_sides_from_the_allocation(login: Login) -> None:
     (login.root / "var/tmp/sft.yaml").write_text(QUICK_YAML)
-    contrast = ("contrast", "--hosts", "slurm", "--json", "--no-check", "--repeats", "1", "--steps", "3")
+    contrast = ("contrast", "--hosts", "auto", "--json", "--no-check", "--repeats", "1", "--steps", "3")
     words = (sys.executable, "-m", "multinode", *contrast, "--env", f"PYTHONPATH={STAND_IN}", "/var/tmp/sft.yaml")
     done = login.run("salloc", "-N2", *words)
     assert done.returncode == 0, done.stderr

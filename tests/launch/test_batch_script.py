@@ -22,7 +22,7 @@ def test_the_script_is_short_enough_to_be_read() -> None:
         "#SBATCH --signal=B:TERM@70\n"
         "# The shell becomes the controller, so that Slurm's SIGTERM before the time limit stops the run in order.\n"
         "export MULTINODE_RUNS='/home/me/my runs'\n"
-        "exec /venv/bin/python -m multinode launch --hosts slurm job.yaml --set 'a=b c'\n"
+        "exec /venv/bin/python -m multinode launch --hosts auto job.yaml --set 'a=b c'\n"
     )
 
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.errors import HostfileError, UsageError
-from multinode.records.hostfile import find_hosts, load_hostfile, load_prices
+from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile, load_prices
 from multinode.records.settings import Defaults, Settings
 
 NOTHING = Settings()
@@ -61,8 +63,36 @@ def _written(path: Path, text: str) -> Path:
 
 
 INVENTORY = "[gpu]\nn[1:2] ansible_host=10.0.0.9 weight=3\n[cpu]\nc1 ansible_user=bob weight=3\n"
+LISTING = json.dumps(
+    {
+        "_meta": {
+            "hostvars": {
+                "c1": {"ansible_user": "bob", "weight": 3},
+                **{name: {"ansible_host": "10.0.0.9", "weight": 3} for name in ("n1", "n2")},
+            }
+        },
+        "all": {"children": ["gpu", "cpu"]},
+        "gpu": {"hosts": ["n1", "n2"]},
+        "cpu": {"hosts": ["c1"]},
+    }
+)
 
 
+@pytest.fixture
+def ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`ansible-inventory` on PATH, which answers with the listing of these inventories, or fails."""
+    program = tmp_path / "bin" / "ansible-inventory"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!/bin/sh\ncase $1 in *broken*) echo '[ERROR]: no' >&2; exit 1;; esac\n"
+        f'[ "$2" = --list ] && cat <<E\n{LISTING}\nE\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return program
+
+
+@pytest.mark.usefixtures("ansible")
 def test_a_group_of_an_inventory_becomes_a_hostfile_and_what_is_ignored_is_told(tmp_path: Path) -> None:
     path, notes = tmp_path / "inventory.ini", list[str]()
     path.write_text(INVENTORY)
@@ -72,19 +102,41 @@ def test_a_group_of_an_inventory_becomes_a_hostfile_and_what_is_ignored_is_told(
     assert notes == [f"{path}: ignored: weight"]
 
 
-def test_an_inventory_without_a_group_is_no_hostfile(tmp_path: Path) -> None:
-    path = tmp_path / "inventory.ini"
-    path.write_text(INVENTORY)
+@pytest.mark.usefixtures("ansible")
+def test_an_inventory_may_be_a_directory_and_needs_a_group(tmp_path: Path) -> None:
+    path = tmp_path / "cluster"
+    path.mkdir()
+    assert load_hostfile(Path(f"{path}:cpu"))[0].nodes == (Node(name="c1", user="bob"),)
+    (path / "hosts").write_text(INVENTORY)
     with pytest.raises(UsageError, match="no group of it was named") as caught:
-        load_hostfile(path)
-    assert caught.value.hint == f"--hosts {path}:GROUP; its groups with hosts: all, gpu, cpu"
+        load_hostfile(path / "hosts")
+    assert caught.value.hint == f"--hosts {path / 'hosts'}:GROUP; its groups with hosts: all, gpu, cpu"
 
 
-def test_a_wrong_line_of_an_inventory_is_named_with_the_path_of_its_file(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ansible")
+def test_what_is_wrong_in_an_inventory_is_told(tmp_path: Path) -> None:
     path = tmp_path / "inventory.ini"
     path.write_text(INVENTORY)
-    with pytest.raises(HostfileError, match=f"^{path}:2: duplicate node '10.0.0.9' \\(line 2\\)"):
+    with pytest.raises(HostfileError, match=f"^{path}:n2: duplicate node '10.0.0.9' \\(n1\\)"):
         load_hostfile(Path(f"{path}:gpu"))
+    path = path.rename(tmp_path / "broken")
+    with pytest.raises(UsageError, match="Ansible cannot read the inventory") as caught:
+        load_hostfile(Path(f"{path}:gpu"))
+    assert caught.value.detail == "[ERROR]: no\n"
+    path.chmod(0o666)
+    with pytest.raises(HostfileError, match="can be written by others"):
+        load_hostfile(Path(f"{path}:gpu"))
+
+
+def test_without_ansible_an_inventory_says_how_to_get_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text(INVENTORY)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="ansible-inventory cannot be run: No such file") as caught:
+        load_hostfile(Path(f"{path}:gpu"))
+    assert "ansible-inventory -i INVENTORY --list" in str(caught.value.hint)
 
 
 def test_a_file_whose_name_has_a_colon_is_a_file(tmp_path: Path) -> None:
@@ -99,7 +151,7 @@ def test_a_file_whose_name_has_a_colon_is_a_file(tmp_path: Path) -> None:
     [
         ("-", b"node1 slots=4 max_slots=8\n", (Node(name="node1", slots=4),)),
         ("-", b"n1\nn1\n", (Node(name="n1", slots=2),)),
-        ("-:cpu", INVENTORY.encode(), (Node(name="c1", user="bob"),)),
+        ("-:cpu", LISTING.encode(), (Node(name="c1", user="bob"),)),
     ],
 )
 def test_standard_input_is_read(
@@ -138,15 +190,32 @@ def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
         (None, {"MULTINODE_HOSTS": "lab"}, TOML, RUNNING, (RUNNING, "$MULTINODE_HOSTS")),
         (None, {}, Settings(defaults=Defaults(hosts="lab")), RUNNING, (RUNNING, "multinode.toml")),
         ("./lab", {}, NOTHING, RUNNING, (Path("lab"), "--hosts")),
-        ("slurm", {}, TOML, RUNNING, (None, "--hosts")),
-        (None, {"MULTINODE_HOSTS": "slurm"}, NOTHING, None, (None, "$MULTINODE_HOSTS")),
-        ("./slurm", {}, NOTHING, None, (Path("slurm"), "--hosts")),
+        ("auto", {}, TOML, RUNNING, (None, "--hosts")),
+        (None, {"MULTINODE_HOSTS": "auto"}, NOTHING, None, (None, "$MULTINODE_HOSTS")),
+        ("./auto", {}, NOTHING, None, (Path("auto"), "--hosts")),
     ],
 )
 def test_the_nearest_word_wins(
     option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: tuple[Path | None, str]
 ) -> None:
     assert find_hosts(option, environ, settings, lab) == expected
+
+
+def test_what_a_scheduler_gave_is_shown_as_a_hostfile() -> None:
+    notes = list[str]()
+    cluster, text = load_allocation(
+        {"DSTACK_NODES_IPS": "192.0.2.1\n192.0.2.2", "DSTACK_GPUS_PER_NODE": "2"}, notes.append
+    )
+    assert [(node.name, node.slots) for node in cluster.nodes] == [("192.0.2.1", 2), ("192.0.2.2", 2)]
+    assert text == "# dstack: $DSTACK_NODES_IPS\n192.0.2.1 slots=2\n192.0.2.2 slots=2\n"
+    assert notes == ["hostfile from dstack:\n  192.0.2.1 slots=2\n  192.0.2.2 slots=2"]
+
+
+def test_without_a_scheduler_every_place_that_was_looked_at_is_named() -> None:
+    with pytest.raises(UsageError, match="no scheduler gave nodes to this shell") as caught:
+        load_allocation({}, lambda _: None)
+    for place in ("SLURM_JOB_ID", "DSTACK_NODES_IPS", "SKYPILOT_NODE_IPS", "PBS_NODEFILE", "/etc/mpi/hostfile"):
+        assert place in str(caught.value)
 
 
 def test_the_home_directory_may_be_written_short() -> None:
