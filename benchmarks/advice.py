@@ -2,7 +2,7 @@
 
 DDP at 100 Mbit/s with gradients as fp16 and with gradient accumulation 4; ZeRO-2 with accumulation, which does not cut
 what it reduces for each sample; ZeRO-3 moved to ZeRO-2 and to DDP. Of each training a contrast of one node and two,
-then `advise --try` with two repeats in turns.
+then `tune --from` with two repeats in turns.
 
 Run as root, with a lab of two nodes up and nothing else on the machine:
 
@@ -57,8 +57,8 @@ def measure(
     call("nccl-test", *scan, env=environment)
     call("contrast", job, *settings, *ENVIRONMENT, *steps, "--no-check", "--hosts", "lab", "--json", env=environment)
     picked = [word for pick in picks for word in ("--pick", pick)]
-    how = ("--try", str(len(picks)), *picked, "--job", job, *settings, *ENVIRONMENT, *steps, *repeats)
-    found = json.loads(call("advise", *how, "--no-check", "--hosts", "lab", "--json", env=environment))
+    how = ("--from", "last", "--candidates", str(len(picks)), *picked, job, *settings, *ENVIRONMENT, *steps, *repeats)
+    found = json.loads(call("tune", *how, "--no-check", "--hosts", "lab", "--json", env=environment))
     rows = [
         {
             "training": name,

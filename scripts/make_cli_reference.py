@@ -14,6 +14,7 @@ import typer.main
 from reference_pages import write_or_check
 
 from multinode.cli.main import VERBS, build_app, load_verb
+from multinode.cli.panels import default_text, metavar, range_text, spelling
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
@@ -22,8 +23,8 @@ _HEADER = """\
 
 <!-- Written by scripts/make_cli_reference.py. -->
 
-Results go to stdout; progress, notes and errors to stderr. Every verb also takes `-h` (`--help`), `-q` and `-v`. Exit
-codes:
+Results go to stdout; progress, notes and errors to stderr. Every verb also takes `-h` (`--help`), `-q` and `-v`. The
+help of a long verb shows everyday options; `--help-all` shows all. Exit codes:
 
 | code | meaning |
 |---|---|
@@ -89,8 +90,16 @@ def _render(name: str, command: Any) -> str:
     for title, parameters in (("argument", arguments), ("option", options)):
         if parameters:
             lines += ["", f"| {title} | meaning | default |", "|---|---|---|", *map(_row, parameters)]
-    lines += ["", _plain(command.epilog)] if command.epilog else []
+    lines += _end(command.epilog or "")
     return "\n".join(lines) + "\n"
+
+
+def _end(epilog: str) -> list[str]:
+    """What stands below the options, with commands as code."""
+    lines = [line for line in epilog.splitlines() if line.strip("\b")]
+    commands = [line.strip() for line in lines if line.startswith("  ")]
+    notes = [line for line in lines if not line.startswith("  ") and line != "Examples:"]
+    return [*(["", "```", *commands, "```"] if commands else []), *(["", *notes] if notes else [])]
 
 
 def _verbs() -> list[str]:
@@ -102,55 +111,16 @@ def _verbs() -> list[str]:
 def _usage(name: str, command: Any, arguments: list[Any], options: list[Any]) -> str:
     words = [name]
     words += ["[OPTIONS]"] if options else []
-    words += [_metavar(argument) if argument.required else f"[{_metavar(argument)}]" for argument in arguments]
+    words += [metavar(argument) if argument.required else f"[{metavar(argument)}]" for argument in arguments]
     words += ["COMMAND"] if hasattr(command, "commands") else []
     return f"    {' '.join(words)}"
 
 
 def _row(parameter: Any) -> str:
     meaning = _cell(parameter.help or "")
-    return f"| `{_spelling(parameter)}` | {meaning}{_range(parameter)} | {_default(parameter)} |"
-
-
-def _spelling(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return _metavar(parameter)
-    names = ", ".join(parameter.opts)
-    if parameter.secondary_opts:
-        return f"{names} / {', '.join(parameter.secondary_opts)}"
-    return names if parameter.is_flag else f"{names} {_metavar(parameter)}"
-
-
-def _metavar(parameter: Any) -> str:
-    bounded = _bounds(parameter) != (None, None)
-    name = str(parameter.metavar or ("N" if bounded else parameter.name.strip("_").upper().replace("_", "-")))
-    return f"{name}..." if parameter.nargs == -1 and not name.endswith("...") else name
-
-
-def _range(parameter: Any) -> str:
-    least, most = _bounds(parameter)
-    if least is None and most is None:
-        return ""
-    if most is None:
-        return f" At least {least:g}."
-    return f" At most {most:g}." if least is None else f" {least:g} to {most:g}."
-
-
-def _bounds(parameter: Any) -> tuple[float | None, float | None]:
-    """The least and the greatest value; some releases of Typer have them on the parameter, others on its type."""
-    holder = parameter if hasattr(parameter, "min") else parameter.type
-    return getattr(holder, "min", None), getattr(holder, "max", None)
-
-
-def _default(parameter: Any) -> str:
-    if parameter.required:
-        return "required"
-    if parameter.default is None or (parameter.default is False and not parameter.secondary_opts):
-        return ""
-    if isinstance(parameter.default, bool):
-        return f"`{(parameter.opts if parameter.default else parameter.secondary_opts)[0]}`"
-    value = f"{parameter.default:g}" if isinstance(parameter.default, float) else str(parameter.default)
-    return f"`{_cell(value)}`"
+    default = "required" if parameter.required else default_text(parameter)
+    told = f"`{_cell(default)}`" if default and not parameter.required else default
+    return f"| `{_cell(spelling(parameter))}` | {meaning}{range_text(parameter)} | {told} |"
 
 
 def _plain(text: str) -> str:

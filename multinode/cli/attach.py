@@ -24,7 +24,7 @@ from multinode.cli.options import (
     expand_options,
 )
 from multinode.cli.output import note, print_document
-from multinode.cli.panels import PanelCommand
+from multinode.cli.panels import examples
 from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.request import ExecuteOptions
@@ -47,7 +47,7 @@ _SECONDS_PER_DAY = 86400.0
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command."""
-    app.command(cls=PanelCommand)(expand_options(attach))
+    app.command(epilog=examples("attach", "attach last --fetch out"))(expand_options(attach))
     app.command()(stop)
     app.command()(clean)
 

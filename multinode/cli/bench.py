@@ -21,7 +21,7 @@ from multinode.cli.options import (
     given_options,
 )
 from multinode.cli.output import print_document, print_screen
-from multinode.cli.panels import PanelCommand
+from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
@@ -37,7 +37,7 @@ _SAMPLE_INTERVAL_S = 0.25
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command(cls=PanelCommand)(expand_options(bench))
+    app.command(epilog=examples("bench --hosts hosts.txt", "bench --local 1"))(expand_options(bench))
 
 
 def bench(

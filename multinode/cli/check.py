@@ -24,6 +24,7 @@ from multinode.cli.options import (
     given_options,
 )
 from multinode.cli.output import fail_gate, print_document, print_screen
+from multinode.cli.panels import examples
 from multinode.job.planning import LaunchOptions
 from multinode.units import format_count
 
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
     from multinode.job.job import Job
 
 # What `launch` does not take.
-_OWN = frozenset({"bandwidth", "strict", "details", "as_json"})
+_OWN = frozenset({"bandwidth", "force", "strict", "details", "as_json"})
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
-        cls=ScriptCommand, epilog="A plain script: multinode check --hosts H [OPTIONS] -- train.py --its --arguments"
+        cls=ScriptCommand,
+        epilog=examples("check --hosts hosts.txt train.yaml", "check --hosts hosts.txt -- train.py --lr 1e-4"),
     )(expand_options(check))
 
 
@@ -61,14 +63,20 @@ def check(
             show_default=False,
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if the lab is found by itself and a run is in progress there.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for a warning, too.")] = False,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Look at every node and at the network between them; say what would break a training, and what fixes it."""
     from multinode import api
+    from multinode.lab.cluster import require_idle
 
     cluster, _ = read_cluster(hosts, nodes)
+    if hosts is None and not force:
+        require_idle(cluster)
     options = training.with_environment(LaunchOptions(workers_per_node=workers_per_node))
     what: Job | None = None
     if job is not None or ctx.meta[SCRIPT] is not None or set_ or synthetic or training.concerns_job:

@@ -28,7 +28,9 @@ from multinode.cli.options import (
     given_options,
 )
 from multinode.cli.output import fail_gate, is_quiet, note, print_directory, print_document, print_screen
+from multinode.cli.panels import examples
 from multinode.cli.running import open_context
+from multinode.cli.table import print_cells
 from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.records.run_directory import runs_root
@@ -40,13 +42,16 @@ if TYPE_CHECKING:
 
 _RUNS = {"run_a", "run_b"}
 _FOR_LAUNCH = {"job", "hosts", "set_", *(field.name for field in dataclasses.fields(TrainingOptions))}
-_FOR_ADVISE = {"hosts", *(field.name for field in dataclasses.fields(TrainingOptions))}
+_FOR_TUNE = {"hosts", *(field.name for field in dataclasses.fields(TrainingOptions))}
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command."""
-    app.command(cls=ScriptCommand)(expand_options(contrast))
-    app.command()(compare)
+    app.command(
+        cls=ScriptCommand,
+        epilog=examples("contrast --hosts hosts.txt train.yaml", "contrast --hosts hosts.txt --repeats 3 -- train.py"),
+    )(expand_options(contrast))
+    app.command(epilog=examples("compare 20260104 last"))(compare)
 
 
 def contrast(
@@ -122,8 +127,8 @@ def contrast(
     with open_context(what.cluster) as context:
         contrasted = api.contrast(what, context, request, repeats=repeats)
     name = contrasted.directory.name
-    advise = f"multinode advise {name} --try 2{given_options(ctx, _FOR_ADVISE)}"
-    following = advise if contrasted.contrast.advice else f"multinode report {name}"
+    tune = f"multinode tune --from {name} --candidates 2{given_options(ctx, _FOR_TUNE)}"
+    following = tune if contrasted.contrast.advice else f"multinode report {name}"
     if (one_node := one_node_command(contrasted.contrast, given_options(ctx, _FOR_LAUNCH))) is not None:
         following = one_node
     if as_json:
@@ -181,20 +186,30 @@ def compare(
         ),
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="Compare runs that did not train the same; what differs is marked.")
+        bool, typer.Option("--force", help="Also trainings that were not the same; what differs is marked.")
     ] = False,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two stored runs as `contrast` compares its sides."""
-    from multinode.contrast.compare import compare_runs
+    """Compare two stored records: trainings as `contrast` does, nccl-tests, tables, and others figure by figure."""
+    from multinode.contrast.figures import Contrast
+    from multinode.experiment.compared import ComparedRecords, compare_records, compared_sheet
+    from multinode.network.screen import scan_parts
+    from multinode.network.size_scan import ScanReport
+    from multinode.render.table import sheet_table
 
-    contrast = compare_runs(runs_root(), run_a, run_b, anyway=force)
-    if as_json:
-        print_document(contrast)
-        return
+    found = compare_records(runs_root(), run_a, run_b, anyway=force)
     again = f"multinode compare{given_options(ctx)} --details"
-    print_contrast(contrast, details=details, more=again, next_command=f"multinode report{given_options(ctx, _RUNS)}")
+    if as_json:
+        print_document(found)
+    elif isinstance(found, Contrast):
+        print_contrast(found, details=details, more=again, next_command=f"multinode report{given_options(ctx, _RUNS)}")
+    elif isinstance(found, ScanReport):
+        print_screen(scan_parts(found, details=details))
+    elif isinstance(found, ComparedRecords):
+        print_screen([sheet_table(compared_sheet(found, details=details))])
+    else:
+        print_cells(found, details=details, more=f"multinode show {run_a} {run_b} --details")
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import typer
 
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document, print_screen
+from multinode.cli.panels import examples
 from multinode.errors import UsageError
 from multinode.units import format_count, format_size
 
@@ -23,7 +24,7 @@ _TELL_EVERY_S = 5.0
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command()(explain)
+    app.command(epilog=examples("explain node0.log node1.log"))(explain)
 
 
 def explain(

@@ -12,6 +12,7 @@ import typer
 
 from multinode.cli.options import ExportTo, Json, MetricsPort, RunId
 from multinode.cli.output import note, print_document
+from multinode.cli.panels import examples
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command()(export)
+    app.command(epilog=examples("export last tensorboard:tb", "export last csv:tables"))(export)
 
 
 def export(

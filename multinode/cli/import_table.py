@@ -9,6 +9,7 @@ import typer
 
 from multinode.cli.options import Json
 from multinode.cli.output import print_directory, print_document
+from multinode.cli.panels import examples
 from multinode.cli.table import print_cells
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
@@ -16,7 +17,7 @@ from multinode.records.run_directory import runs_root
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command("import")(import_)
+    app.command("import", epilog=examples("import theirs.csv", "import theirs.md --column 'Speed=tokens/s'"))(import_)
 
 
 def import_(
@@ -55,7 +56,7 @@ def import_(
     if as_json:
         print_document(imported.table)
     else:
-        print_cells(imported.table, more=f"multinode table {imported.table.run_id} --details")
+        print_cells(imported.table, more=f"multinode show {imported.table.run_id} --details")
     print_directory(imported.directory)
 
 

@@ -11,6 +11,7 @@ import typer
 from multinode.cli.live import show_stage
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
+from multinode.cli.panels import examples
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 from multinode.records.files import write_new_text
@@ -18,7 +19,7 @@ from multinode.records.files import write_new_text
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command(epilog="For example: multinode init gpu[1-2] 'bigbox user=alice port=2222' -o hostfile")(init)
+    app.command(epilog=examples("init gpu[1-2] 'bigbox user=alice port=2222' -o hosts.txt"))(init)
 
 
 def init(

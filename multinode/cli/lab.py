@@ -12,12 +12,13 @@ from multinode.cli import lab_fault
 from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
-from multinode.cli.panels import PanelGroup
+from multinode.cli.panels import PanelApp, PanelGroup, examples
 from multinode.errors import MultinodeError, UsageError
 from multinode.lab.cluster import (
     LabStatus,
     LabUp,
     describe_lab,
+    describe_runs,
     down_lab,
     exec_in_node,
     explain_missing,
@@ -30,9 +31,9 @@ from multinode.lab.faults import list_faults
 from multinode.lab.gpus import count_gpus, gpu_files
 from multinode.lab.network import LinkSpeed, parse_lab_rate, rate_text
 from multinode.lab.state import LabSpec, load_lab
-from multinode.units import format_list, parse_size
+from multinode.units import parse_size
 
-app = typer.Typer(
+app = PanelApp(
     cls=PanelGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -143,7 +144,7 @@ def rate(
 @app.command(
     name="exec",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    epilog="For example: multinode lab exec node0 -- ip address",
+    epilog=examples("lab exec node0 -- ip address"),
 )
 def exec_(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Where to run it.")],
@@ -174,7 +175,7 @@ def down(
     note("nothing of the lab is left" if removed else "no lab stood here; nothing is left of one")
 
 
-def _guard(runs: dict[str, tuple[str, ...]]) -> None:
+def _guard(runs: dict[str, str]) -> None:
     """Ask before a run is ended with the lab it runs in; where nobody can answer, refuse.
 
     Raises:
@@ -182,8 +183,7 @@ def _guard(runs: dict[str, tuple[str, ...]]) -> None:
     """
     if not runs:
         return
-    told = format_list([f"{run} on {format_list(nodes, 3)}" for run, nodes in runs.items()], 4)
-    message = f"in progress in the lab: {told}"
+    message = f"in progress in the lab: {describe_runs(runs)}"
     hint = f"stop it first: multinode stop {next(iter(runs))}; or end it with the lab: multinode lab down --force"
     if sys.stdin.isatty() and sys.stderr.isatty():
         typer.echo(message, err=True)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
-from multinode.cli.panels import PanelGroup
+from multinode.cli.panels import PanelApp, PanelGroup
 from multinode.errors import UsageError
 from multinode.lab.cluster import require_lab
 from multinode.lab.faults import (
@@ -42,7 +42,7 @@ from multinode.lab.faults import (
 )
 from multinode.units import parse_rate, parse_size
 
-app = typer.Typer(
+app = PanelApp(
     cls=PanelGroup,
     invoke_without_command=True,
     rich_markup_mode=None,

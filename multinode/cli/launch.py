@@ -38,6 +38,7 @@ from multinode.cli.options import (
     given_options,
 )
 from multinode.cli.output import note, print_document
+from multinode.cli.panels import examples
 from multinode.cli.restarts import Restarts
 from multinode.cli.running import fetch_results, open_context, tell_result
 from multinode.errors import UsageError
@@ -59,10 +60,13 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=ScriptCommand,
-        # Lines behind \b are printed as they are.
-        epilog="\b\nA plain script: multinode launch --hosts H [OPTIONS] -- train.py --its --arguments\n"
-        "Options of the engine's own launcher go before the script:\n"
-        "  multinode launch --hosts H -- --max-restarts=3 train.py",
+        epilog=examples(
+            "launch --hosts hosts.txt train.yaml",
+            "launch --hosts hosts.txt --set learning_rate=1e-4 --detach train.yaml",
+            "launch --hosts hosts.txt -- train.py --lr 1e-4",
+            "launch --hosts hosts.txt -- --max-restarts=3 train.py",
+            note="Options of the engine's own launcher go before the script, as in the last one.",
+        ),
     )(expand_options(launch))
 
 

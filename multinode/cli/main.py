@@ -13,7 +13,7 @@ import typer
 import typer.core
 import typer.main
 
-from multinode.cli.panels import PanelGroup
+from multinode.cli.panels import PanelApp, PanelGroup
 from multinode.errors import Interrupted, MultinodeError, UsageError
 
 
@@ -40,13 +40,12 @@ VERBS = {
     "contrast": Verb("contrast", "Measure", "Measure one node against many: which is faster, and why."),
     "sweep": Verb("sweep", "Measure", "Measure a job over a grid of settings, nodes and workers."),
     "tune": Verb("tune", "Measure", "Find the change that reaches a training's loss soonest."),
-    "compare": Verb("contrast", "Decide", "Compare two stored runs."),
+    "compare": Verb("contrast", "Decide", "Compare two stored runs of any kind."),
     "predict": Verb("predict", "Decide", "Predict other networks, nodes and settings."),
     "advise": Verb("advise", "Decide", "Rank the changes that would make a training faster."),
-    "table": Verb("table", "Decide", "Show sweeps as a table: sorted, filtered, priced."),
     "import": Verb("import_table", "Decide", "Import benchmarks measured elsewhere, as a table."),
     "runs": Verb("runs", "Inspect", "List the runs."),
-    "show": Verb("runs", "Inspect", "Show a run: how it ended, and where its time went."),
+    "show": Verb("runs", "Inspect", "Show what a run found; a sweep's table sorted, priced."),
     "explain": Verb("explain", "Inspect", "Name the first failure in logs of any run, and the fix."),
     "logs": Verb("runs", "Inspect", "Print a run's logs."),
     "report": Verb("report", "Inspect", "Write a run as a page with charts, Markdown or CSV."),
@@ -57,6 +56,8 @@ VERBS = {
 # Of writing to a file that names none: its disk is full or gone.
 _STDOUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTALE, errno.EBADF}
 _COMPLETE = "_MULTINODE_COMPLETE"
+# Columns of a help, however wide the terminal is.
+_WIDEST = 100
 # What other launchers call our options.
 _ALIASES = {
     "hostfile": "hosts",
@@ -70,6 +71,15 @@ _ALIASES = {
 }
 
 
+# Verbs of other launchers, and of ours that are part of another.
+_VERBS_ELSEWHERE = {
+    "table": "multinode show RUN --sort COLUMN: show takes what table took",
+    "run": "multinode launch train.yaml, or: multinode launch -- train.py",
+    "torchrun": "multinode launch -- train.py",
+    "status": "multinode show for a run, multinode lab status for the lab",
+    "ps": "multinode runs",
+}
+_TRIED = "multinode tune --from RUN --candidates N measures what is advised"
 # What has no option here, by the names that other launchers have for it.
 _ELSEWHERE = {
     "--include": "--nodes N takes the first N lines of the hostfile; GPUs are named there: node1 gpus=0,1",
@@ -89,6 +99,7 @@ _ELSEWHERE = {
     "--rdzv-id": "the rendezvous is static, at node 0: --master-port",
     "--standalone": "a hostfile with one line is one node",
 }
+_OF_VERBS = {"advise": dict.fromkeys(("--try", "--pick", "--job", "--repeats", "--steps", "--hosts"), _TRIED)}
 
 
 class _Verbs(PanelGroup):
@@ -109,7 +120,13 @@ class _Verbs(PanelGroup):
         return parsed
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb itself in the place of its listing."""
+        """The verb itself in the place of its listing.
+
+        Raises:
+            UsageError: it is one of another launcher, or has become part of another.
+        """
+        if args[0] not in self.commands and (way := _VERBS_ELSEWHERE.get(args[0])) is not None:
+            raise UsageError(f"no such verb: {args[0]}", hint=way)
         name, listed, rest = super().resolve_command(ctx, args)
         if listed is None:
             return name, listed, rest
@@ -124,15 +141,14 @@ def _answer_others(verb: Any, args: list[str]) -> None:
     Raises:
         UsageError: one was given.
     """
-    if not any(option == "--hosts" for parameter in verb.params for option in parameter.opts):
-        return
     own = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    elsewhere = _OF_VERBS.get(verb.name, _ELSEWHERE if "--hosts" in own else {})
     # What stands behind -- is the script's.
     given = args[: args.index("--")] if "--" in args else args
     for word in given:
         name = word.partition("=")[0].replace("_", "-")
-        if name in _ELSEWHERE and name not in own:
-            raise UsageError(f"no such option: {word}", hint=_ELSEWHERE[name])
+        if name in elsewhere and name not in own:
+            raise UsageError(f"no such option: {word}", hint=elsewhere[name])
 
 
 def _usual_name(name: str) -> str:
@@ -143,7 +159,7 @@ def _usual_name(name: str) -> str:
 
 def load_verb(name: str) -> Any:
     """The command of a verb, from its module, with the options that all have."""
-    app = typer.Typer(rich_markup_mode=None)
+    app = PanelApp(rich_markup_mode=None)
     importlib.import_module(f"multinode.cli.{VERBS[name].module}").register(app)
     command = typer.main.get_group(app).commands[name]
     _add_common(command)
@@ -226,7 +242,11 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         # Inherited by every verb.
-        context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _usual_name},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": _usual_name,
+            "max_content_width": _WIDEST,
+        },
         help="Launch a training on several nodes over SSH or Slurm, and measure what the network costs it.",
         epilog="Options of a verb: multinode VERB --help",
     )

@@ -22,7 +22,7 @@ from multinode.cli.options import (
     given_options,
 )
 from multinode.cli.output import choose_form, fail_gate, note, print_document, print_screen, print_table
-from multinode.cli.panels import PanelCommand
+from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cluster.hostfile import with_variables
 from multinode.errors import UsageError
@@ -43,7 +43,10 @@ _LEASE_S = 30.0
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command("nccl-test", cls=PanelCommand)(expand_options(nccl_test))
+    app.command(
+        "nccl-test",
+        epilog=examples("nccl-test --hosts hosts.txt", "nccl-test --hosts hosts.txt --pairs all_reduce sendrecv"),
+    )(expand_options(nccl_test))
 
 
 def nccl_test(

@@ -57,10 +57,15 @@ def note(text: object) -> None:
 
 def print_document(value: object) -> None:
     """One JSON document on stdout, without secrets."""
+    sys.stdout.write(document_text(value))
+    sys.stdout.flush()
+
+
+def document_text(value: object) -> str:
+    """The document, without secrets."""
     from multinode import api
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(api.document(value)), indent=2).decode() + "\n")
-    sys.stdout.flush()
+    return msgspec.json.format(msgspec.json.encode(api.document(value)), indent=2).decode() + "\n"
 
 
 def print_table(table: Table, prefix: str = "") -> None:

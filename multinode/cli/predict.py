@@ -11,6 +11,7 @@ import typer
 from multinode.cli.inputs import parse_option
 from multinode.cli.options import Details, Json, LinkMeasured, complete_runs, given_options
 from multinode.cli.output import is_quiet, print_document, print_screen
+from multinode.cli.panels import examples
 from multinode.errors import UsageError
 from multinode.units import parse_rate
 
@@ -26,7 +27,7 @@ _SWITCH = {"on": True, "off": False}
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command()(predict)
+    app.command(epilog=examples("predict last", "predict last --link 10gbit --nodes 4"))(predict)
 
 
 def predict(

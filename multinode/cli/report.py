@@ -10,6 +10,7 @@ import typer
 from multinode.cli.live import show_stage
 from multinode.cli.options import Json, RunIds
 from multinode.cli.output import choose_form, note, print_document
+from multinode.cli.panels import examples
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
 
@@ -19,7 +20,7 @@ _SUFFIXES = {"html": "html", "markdown": "md"}
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
-    app.command()(report)
+    app.command(epilog=examples("report last", "report last --format markdown"))(report)
 
 
 def report(

@@ -10,9 +10,11 @@ import typer
 
 from multinode.cli.early_verdict import running_verdict
 from multinode.cli.log_lines import print_followed, print_logs, print_logs_document
-from multinode.cli.options import Details, Json, RunId
+from multinode.cli.options import Json, RunId, RunIds, expand_options
 from multinode.cli.output import note, print_directory, print_document, print_screen, print_table
+from multinode.cli.panels import examples
 from multinode.cli.running import open_context, print_next_step
+from multinode.cli.table import FormOptions, ViewOptions, print_cells, show_tables
 from multinode.cluster.quoting import hosts_option
 from multinode.records.run_directory import RunDirectory, runs_root
 
@@ -20,7 +22,7 @@ from multinode.records.run_directory import RunDirectory, runs_root
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command."""
     app.command()(runs)
-    app.command()(show)
+    app.command(epilog=examples("show", "show last --sort -samples_per_s -o sweep.html"))(expand_options(show))
     app.command()(logs)
 
 
@@ -38,8 +40,19 @@ def runs(as_json: Json = False) -> None:
         typer.echo(f"there are no runs in {runs_root()} yet")
 
 
-def show(run_id: RunId = "last", details: Details = False, as_json: Json = False) -> None:
-    """Show one run: how it ended, what limits it, what is next; or what a bench, nccl-test, contrast or sweep found."""
+def show(*, run_ids: RunIds = None, look: ViewOptions, form: FormOptions, as_json: Json = False) -> None:
+    """Show what a run found: how it ended, what limits it, what is next; of sweeps and imports the table.
+
+    Several sweeps and imports are shown as one table. --sort and all that follow are for tables.
+    """
+    names = run_ids or ["last"]
+    if look.is_given or form.is_given or len(names) > 1:
+        show_tables(names, look, form, as_json=as_json)
+    else:
+        _show_run(names[0], details=form.details, as_json=as_json)
+
+
+def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
     from multinode.launch.outcome import run_parts, run_table
     from multinode.launch.runs import load_run
     from multinode.profile.summary_sheets import summary_sheets
@@ -68,7 +81,6 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     from multinode.bench.measure import load_bench
     from multinode.bench.screen import bench_parts
     from multinode.cli.contrast import one_node_command, print_contrast
-    from multinode.cli.table import print_cells
     from multinode.contrast.compare import load_contrast
     from multinode.experiment.sweep_table import load_table
     from multinode.network.measure import load_scan
@@ -91,7 +103,7 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     if (table := load_table(directory)) is not None:
         name = directory.run_id
         print_cells(table, details=details, more=f"multinode show {name} --details")
-        note(f"sorted and as a page: multinode table {name} --sort samples_per_s -o {name}.html")
+        note(f"sorted and as a page: multinode show {name} --sort samples_per_s -o {name}.html")
     if (bench := load_bench(directory)) is not None:
         print_screen(bench_parts(bench, details=details))
     if (scan := load_scan(directory)) is not None:

@@ -10,6 +10,7 @@ import typer
 
 from multinode.cli.options import SCRIPT, Json, ScriptCommand
 from multinode.cli.output import note, print_document
+from multinode.cli.panels import examples
 from multinode.launch.batch_script import BatchJob, batch_script
 from multinode.records.run_directory import runs_root
 
@@ -32,7 +33,10 @@ def register(app: typer.Typer) -> None:
     app.command(
         cls=_SubmitCommand,
         options_metavar="[SBATCH OPTIONS] [OPTIONS] -- VERB ...",
-        epilog="For example: multinode submit -N2 --gpus-per-node=4 --time=4:00:00 -- launch job.yaml",
+        epilog=examples(
+            "submit -N2 -- launch job.yaml",
+            note="Options of sbatch go before --: -N2 --gpus-per-node=4 --time=4:00:00.",
+        ),
     )(submit)
 
 

@@ -26,6 +26,7 @@ from multinode.cli.options import (
     expand_options,
 )
 from multinode.cli.output import note, print_directory, print_document
+from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import FormOptions, ViewOptions
 from multinode.errors import UsageError
@@ -111,8 +112,10 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=ScriptCommand,
-        epilog="Of a script its arguments, nodes and workers: multinode sweep --grid-arg --batch=1,2,4 --nodes 1,2 -- "
-        "train.py",
+        epilog=examples(
+            "sweep --hosts hosts.txt --grid per_device_train_batch_size=1,2,4 train.yaml",
+            "sweep --hosts hosts.txt --grid-arg --batch=1,2,4 --nodes 1,2 -- train.py",
+        ),
     )(expand_options(sweep))
 
 
@@ -279,7 +282,7 @@ def _tell_end(swept: Swept) -> NoReturn:
         note("to measure them again: the same command with --retry-failed")
     name = swept.directory.name
     print_directory(swept.directory)
-    note(f"sorted, filtered, priced, as a page: multinode table {name} -o {name}.html")
+    note(f"sorted, filtered, priced, as a page: multinode show {name} -o {name}.html")
     raise typer.Exit(1 if failed else 0)
 
 

@@ -1,4 +1,4 @@
-"""`multinode table`: the tables of sweeps and imports: sorted, filtered, priced, relative to a row, in any form."""
+"""The tables of sweeps and imports: sorted, filtered, priced, relative to a row, in any form."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from multinode.cli.inputs import parse_option
-from multinode.cli.options import Deadline, Details, Json, PricesFile, RunIds, Where, expand_options
-from multinode.cli.output import choose_form, print_document, print_screen
+from multinode.cli.options import Deadline, Details, PricesFile, Where
+from multinode.cli.output import choose_form, document_text, print_document, print_screen
 from multinode.errors import UsageError
 from multinode.records.files import write_text
 from multinode.records.run_directory import runs_root
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from multinode.experiment.cell_table import Look
     from multinode.experiment.cells import CellTable
 
-_Form = Literal["table", "markdown", "csv", "html"]
+_Form = Literal["table", "markdown", "csv", "html", "json"]
 
 _ENDINGS = {
     ".txt": "table",
@@ -29,6 +29,7 @@ _ENDINGS = {
     ".htm": "html",
     ".md": "markdown",
     ".csv": "csv",
+    ".json": "json",
 }
 
 
@@ -45,6 +46,11 @@ class ViewOptions:
     ] = None
     prices: PricesFile = None
     deadline: Deadline = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any of them was asked for."""
+        return any((self.sort, self.where, self.baseline, self.prices, self.deadline))
 
     def read(self, *, beside: bool = True) -> Look:
         """What is asked for; `beside` a baseline, where one is named.
@@ -74,10 +80,15 @@ class FormOptions:
     ] = None
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write it there: .html, .md, .csv or .txt."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write it there: .html, .md, .csv, .json or .txt."),
     ] = None
 
     details: Details = False
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a form was asked for."""
+        return self.form is not None or self.output is not None
 
     def validate(self, *, as_json: bool) -> None:
         """Refuse what contradicts itself, before anything is read.
@@ -103,27 +114,20 @@ class FormOptions:
             print_cells(found, sort, form, details=self.details, more=_more(found))
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command."""
-    app.command()(expand_options(table))
+def show_tables(run_ids: list[str], look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
+    """The table of a sweep or an import, or several in one, as it was asked for.
 
-
-def table(
-    *,
-    run_ids: RunIds = None,
-    look: ViewOptions,
-    form: FormOptions,
-    as_json: Json = False,
-) -> None:
-    """Show the table of a sweep or an import, or several in one; sorted, filtered, priced, relative to any row."""
+    Raises:
+        UsageError: as `load_tables`.
+    """
     from multinode.experiment.sweep_table import load_tables
 
     form.validate(as_json=as_json)
-    form.show(load_tables(runs_root(), run_ids or ["last"], look.read()), look.sort, as_json=as_json)
+    form.show(load_tables(runs_root(), run_ids, look.read()), look.sort, as_json=as_json)
 
 
 def _more(found: CellTable) -> str:
-    return f"multinode table {' '.join(found.run_id.split(','))} --details"
+    return f"multinode show {' '.join(found.run_id.split(','))} --details"
 
 
 def print_cells(
@@ -155,6 +159,8 @@ def _text(found: CellTable, form: str) -> str:
         from multinode.render.table import WIDE, screen_text
 
         return screen_text(cell_parts(found, WIDE, details=True))
+    if form == "json":
+        return document_text(found)
     from multinode.experiment.cell_sheet import cell_csv, cell_markdown
 
     return cell_csv(found) if form == "csv" else "".join(cell_markdown(found))

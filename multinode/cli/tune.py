@@ -1,4 +1,4 @@
-"""`multinode tune`: which change reaches the loss of a training sooner; measured, judged, and written down."""
+"""`multinode tune`: changes of a training measured: by the time to its loss, or what `advise` says by speed alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multinode.cli.advise import print_recommendations, read_recommendations
 from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
@@ -17,17 +18,21 @@ from multinode.cli.options import (
     Hosts,
     JobFile,
     Json,
+    LinkMeasured,
     Nodes,
     OnHang,
     Overrides,
     ScriptCommand,
     TrainingOptions,
     WorkersPerNode,
+    complete_runs,
     expand_options,
     given_options,
 )
 from multinode.cli.output import is_quiet, note, print_directory, print_document, print_screen
+from multinode.cli.panels import examples
 from multinode.cli.running import open_context
+from multinode.errors import UsageError
 from multinode.job.job_environment import parse_learning_rates
 from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
@@ -36,10 +41,27 @@ from multinode.records.run_directory import runs_root
 from multinode.units import parse_duration
 
 if TYPE_CHECKING:
+    from multinode import api
     from multinode.experiment.asked_tuning import AskedTuning
     from multinode.experiment.sweep import Resume
     from multinode.experiment.tune import Tuned
+    from multinode.job.job import Job
+    from multinode.predict.advice import Recommendations
 
+# Judged by speed there is no loss to wait for: fewer steps of one run each.
+_SEEDS, _STEPS, _LEAST_STEPS = 3, 64, 8
+_STEPS_BY_SPEED = 20
+_BY_LOSS = (
+    "budget",
+    "learning_rates",
+    "eval_samples",
+    "workers_per_node",
+    "output",
+    "fresh",
+    "retry_failed",
+    "dry_run",
+)
+_BY_SPEED = ("pick", "link_measured")
 # Of the nodes and the workers the file has its own; seeds, steps and the like are the tuning's.
 _FOR_LAUNCH = {"job", "hosts", "set_", *(field.name for field in dataclasses.fields(TrainingOptions))}
 
@@ -48,11 +70,31 @@ _FOR_LAUNCH = {"job", "hosts", "set_", *(field.name for field in dataclasses.fie
 class TuneOptions:
     """How long and how often each change is trained."""
 
+    from_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            autocompletion=complete_runs,
+            help="Measure what `advise` says of this run, by speed alone; with its job if none is given. Repeatable.",
+        ),
+    ] = None
+    pick: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="With --from: only changes with this in their name; two at once by `a + b`. Repeatable.",
+        ),
+    ] = None
+    link_measured: LinkMeasured = None
     budget: Annotated[
         str,
         typer.Option(metavar="TIME", help="For all runs together: 20m, 2h; one that does not fit is not begun."),
     ] = "20m"
-    seeds: Annotated[int, typer.Option(min=1, max=20, help="Train each with N seeds, in turns.")] = 3
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, max=20, metavar="N", help="Train each N times in turns, with N seeds; else 3, --from: 1."),
+    ] = None
     learning_rates: Annotated[
         str | None,
         typer.Option(
@@ -61,9 +103,14 @@ class TuneOptions:
         ),
     ] = None
     steps: Annotated[
-        int,
-        typer.Option(min=8, max=1_000_000, help="Of the training as it stands; the others train on as many samples."),
-    ] = 64
+        int | None,
+        typer.Option(
+            min=3,
+            max=1_000_000,
+            metavar="N",
+            help="Of the training as it stands; the others train on as many samples. Else 64, --from: 20.",
+        ),
+    ] = None
     candidates: Annotated[int, typer.Option(min=1, max=20, metavar="N", help="Try the best N changes.")] = 4
     eval_samples: Annotated[
         int, typer.Option(min=2, max=1_000_000, metavar="N", help="Hold out N samples, where the job names no others.")
@@ -74,8 +121,11 @@ def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
         cls=ScriptCommand,
-        epilog="The winner is written as a file: multinode launch --with FILE; more --seeds or a larger --budget go on "
-        "with what is measured.",
+        epilog=examples(
+            "tune --hosts hosts.txt --budget 1h train.yaml",
+            "tune --hosts hosts.txt --from last --candidates 3",
+            note="The winner: multinode launch --with FILE; more --seeds or a larger --budget resume it.",
+        ),
     )(expand_options(tune))
 
 
@@ -106,6 +156,14 @@ def tune(
     from multinode.experiment.asked_tuning import AskedTuning
     from multinode.experiment.sweep import Resume
 
+    _require_kind(ctx, by_speed=options.from_ is not None)
+    if options.from_ is not None:
+        execute = ExecuteOptions(kind="advise", stall_s=hang_timeout or None, on_stall=on_hang)
+        there = read_cluster(hosts, nodes)
+        _tune_speed(ctx, (there, job, set_ or []), options, training, (execute, check), as_json=as_json)
+        return
+    if options.steps is not None and options.steps < _LEAST_STEPS:
+        raise UsageError(f"--steps {options.steps}: a loss needs {_LEAST_STEPS} steps or more", hint="--steps 64")
     if output is not None:
         require_directory(output.parent)
     there = read_cluster(hosts, nodes)
@@ -114,8 +172,8 @@ def tune(
     launch_options = LaunchOptions(workers_per_node=workers_per_node)
     asked = AskedTuning(
         launch=training.make_training(there, what_job, launch_options, execute, check=check),
-        steps=options.steps,
-        seeds=options.seeds,
+        steps=options.steps or _STEPS,
+        seeds=options.seeds or _SEEDS,
         budget_s=parse_option("--budget", options.budget, parse_duration),
         most=options.candidates,
         evaluation_samples=options.eval_samples,
@@ -139,6 +197,75 @@ def tune(
 
         print_screen(tuning_parts(tuned.tuning, next_command=following))
     print_directory(tuned.directory)
+
+
+def _require_kind(ctx: typer.Context, *, by_speed: bool) -> None:
+    """Refuse what says nothing of how changes are judged here.
+
+    Raises:
+        UsageError: it was given.
+    """
+    sources = ((name, ctx.get_parameter_source(name)) for name in (_BY_LOSS if by_speed else _BY_SPEED))
+    names = [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
+    if names:
+        option = f"--{names[0].replace('_', '-')}"
+        raise UsageError(
+            f"{option} is for changes that are judged {'by the loss' if by_speed else 'by speed'}",
+            hint="leave out --from, or this" if by_speed else "add --from RUN, a run that was measured",
+        )
+
+
+def _tune_speed(
+    ctx: typer.Context,
+    given: tuple[api.Nodes, Path | None, list[str]],
+    options: TuneOptions,
+    training: TrainingOptions,
+    how: tuple[ExecuteOptions, bool],
+    *,
+    as_json: bool,
+) -> None:
+    """Short runs of the training as it stands and with the best changes; predicted gains beside measured ones."""
+    from multinode.job.job import LlamaFactoryJob
+    from multinode.predict.advice import best_tried
+    from multinode.predict.try_advice import Trials, try_advice
+    from multinode.profile.observed import steps_to_run
+
+    there, job, settings = given
+    recommendations = read_recommendations(options.from_, None, options.link_measured)
+    script = ctx.meta[SCRIPT]
+    # A script makes as many steps as its own arguments say.
+    steps = [] if script is not None else [f"max_steps={steps_to_run(options.steps or _STEPS_BY_SPEED)}"]
+    what_job = _job(recommendations, (job, script), [*settings, *steps], training.deepspeed_set)
+    grad_compress = training.grad_compress or recommendations.settings.grad_compress
+    training = dataclasses.replace(training, grad_compress=grad_compress)
+    what = training.make_training(there, what_job, LaunchOptions(), how[0], check=how[1])
+    trials = Trials(count=options.candidates, repeats=options.seeds or 1, picks=tuple(options.pick or ()))
+    with open_context(what.cluster) as context:
+        attempt = try_advice(what, context, recommendations, trials)
+    following = ""
+    if (best := best_tried(attempt.recommendations.advice)) is not None:
+        path = f" {shlex.quote(what_job.config_path)}" if isinstance(what_job, LlamaFactoryJob) else ""
+        following = f"multinode launch{path} {best.command}{given_options(ctx, _FOR_LAUNCH - {'job'} | {'nodes'})}"
+    print_recommendations(attempt.recommendations, as_json=as_json, next_command=following)
+    print_directory(attempt.directory)
+
+
+def _job(
+    recommendations: Recommendations,
+    named: tuple[Path | None, tuple[str, ...] | None],
+    overrides: list[str],
+    edits: list[str] | None,
+) -> Job:
+    """The YAML or the script that was named; else the job that was measured, from its stored run."""
+    from multinode.launch.change import Change
+    from multinode.predict.advise import measured_job
+    from multinode.predict.try_advice import changed_job
+
+    if named != (None, None):
+        return read_job(*named, overrides, edits)
+    return changed_job(
+        measured_job(runs_root(), recommendations), Change(overrides=tuple(overrides), deepspeed=tuple(edits or ()))
+    )
 
 
 def _print_plan(asked: AskedTuning, resume: Resume, *, as_json: bool) -> None:

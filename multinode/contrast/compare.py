@@ -52,8 +52,6 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
         MultinodeError: a file of it cannot be read.
     """
     directories = [RunDirectory.open(root, name) for name in (first, second)]
-    if directories[0].run_id == directories[1].run_id:
-        raise UsageError(f"both are run {directories[0].run_id}", hint="name two runs: multinode runs lists them")
     runs = [load_side_run(directory) for directory in directories]
     baseline, candidate = (make_side(role, [run]) for role, run in zip(("baseline", "candidate"), runs, strict=True))
     require_alike(baseline, candidate, anyway=anyway)

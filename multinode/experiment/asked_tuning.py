@@ -109,7 +109,7 @@ def job_of(asked: AskedTuning) -> LlamaFactoryJob:
     if not isinstance(asked.launch.job, LlamaFactoryJob):
         raise UsageError(
             "tune sets the seed, the steps and evaluations of a LLaMA-Factory YAML, and this is a script",
-            hint="of a script: multinode advise last --try 3 -- train.py",
+            hint="of a script: multinode tune --from last --candidates 3 -- train.py",
         )
     return asked.launch.job
 

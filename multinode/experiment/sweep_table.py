@@ -88,7 +88,10 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
     for run_id, directory in directories.items():
         table = load_table(directory)
         if table is None:
-            raise UsageError(f"run {run_id} has no table", hint="multinode sweep and multinode import make one")
+            raise UsageError(
+                f"run {run_id} has no table",
+                hint="multinode sweep and multinode import make one; two runs of another kind: multinode compare",
+            )
         tables.append(table)
     whole, asked = combined(tables), look or Look()
     return with_notes(with_price_notes(look_at(whole, asked), whole, asked.prices))

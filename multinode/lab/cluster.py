@@ -33,6 +33,7 @@ from multinode.lab.state import (
     save_lab,
 )
 from multinode.lab.teardown import Remains, find_remains, sweep
+from multinode.units import format_list
 
 _DIR_MODE = 0o700
 _DOWN_HINT = "take it down first: multinode lab down"
@@ -142,12 +143,36 @@ def down_lab() -> Remains:
         return sweep()
 
 
-def live_runs() -> dict[str, tuple[str, ...]]:
-    """The runs that are in progress in this machine's lab, each with its nodes; none where there is no lab."""
+def live_runs() -> dict[str, str]:
+    """The runs that are in progress in this machine's lab, each with its nodes, since when, and what runs.
+
+    None where there is no lab.
+    """
     lab = load_lab()
     found = {node.name: runs_of(node) for node in lab.nodes} if lab is not None else {}
-    runs = sorted(set().union(*found.values()))
-    return {run: tuple(name for name, its in found.items() if run in its) for run in runs}
+    runs = sorted(set[str]().union(*found.values()))
+    nodes = {run: [name for name, its in found.items() if run in its] for run in runs}
+    return {run: f"on {format_list(names, 3)} {found[names[0]][run]}" for run, names in nodes.items()}
+
+
+def require_idle(cluster: Cluster) -> None:
+    """Leave a lab alone that nobody named, while somebody's run is going on in it.
+
+    Raises:
+        UsageError: the cluster is this machine's lab, and there is one.
+    """
+    lab = load_lab()
+    runs = live_runs() if lab is not None and cluster.source == lab.hostfile else {}
+    if runs:
+        raise UsageError(
+            f"no hostfile was named, and in the lab is in progress: {describe_runs(runs)}",
+            hint=f"to follow it: multinode attach {next(iter(runs))}; to check beside it: --force, or --hosts lab",
+        )
+
+
+def describe_runs(runs: Mapping[str, str]) -> str:
+    """Runs in one sentence: whose they are."""
+    return format_list([f"{run} {told}" for run, told in runs.items()], 4)
 
 
 def require_lab() -> Lab:

@@ -14,14 +14,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from multinode.errors import MultinodeError
+from multinode.errors import MultinodeError, printable_line
 from multinode.lab.state import LabNode, ProcessRef
+from multinode.secret_values import redact_words
+from multinode.units import format_duration
 
 _MARKER = "MULTINODE_LAB_OF"
 _RUN_MARKER = b"MULTINODE_RUN_ID="
 
 _PROC = Path("/proc")
 _POLL_S = 0.01
+_SHOWN = 80
 _PROGRAM_DEADLINE_S = 60.0
 
 NamespaceId = tuple[int, int]
@@ -140,11 +143,27 @@ def node_processes(node: LabNode) -> list[int]:
     return processes_in("pid", namespace_id(_PROC / str(node.init.pid) / "ns/pid"))
 
 
-def runs_of(node: LabNode) -> set[str]:
-    """Ids of the runs that have processes on a node, whoever started them."""
-    entries = (entry for pid in node_processes(node) for entry in _environment(pid) if entry.startswith(_RUN_MARKER))
-    # On a node a run is called with its node rank behind a dot.
-    return {entry.removeprefix(_RUN_MARKER).decode(errors="replace").rpartition(".")[0] for entry in entries}
+def runs_of(node: LabNode) -> dict[str, str]:
+    """Ids of the runs that have processes on a node, whoever started them: when the oldest began, and what it is."""
+    oldest: dict[str, tuple[int, int]] = {}
+    for pid in node_processes(node):
+        found = _read_stat(pid)
+        for entry in _environment(pid) if found is not None else ():
+            if entry.startswith(_RUN_MARKER) and found is not None:
+                # On a node a run is called with its node rank behind a dot.
+                run = entry.removeprefix(_RUN_MARKER).decode(errors="replace").rpartition(".")[0]
+                oldest[run] = min(oldest.get(run, (found.start_ticks, pid)), (found.start_ticks, pid))
+    return {run: _describe(pid, start_ticks) for run, (start_ticks, pid) in oldest.items()}
+
+
+def _describe(pid: int, start_ticks: int) -> str:
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        words = []
+    # What it is given may be a secret.
+    return f"for {format_duration(max(0.0, age_s))}: {printable_line(' '.join(redact_words(words)))[:_SHOWN].strip()}"
 
 
 def is_stopped(pid: int) -> bool:

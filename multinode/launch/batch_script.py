@@ -16,7 +16,7 @@ from multinode.secret_values import redact_words
 _VERIFY_S = 60
 _GRACE_OPTION = "--grace-period"
 _DEFAULT_GRACE_S = 10.0
-_SUBMITTED = frozenset({"launch", "check", "nccl-test", "bench", "contrast", "sweep", "advise"})
+_SUBMITTED = frozenset({"launch", "check", "nccl-test", "bench", "contrast", "sweep", "tune"})
 
 
 class BatchJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -160,7 +160,7 @@ def advice_parts(
         yield f"Details     {more}"
     if next_command:
         yield f"Next        {next_command}"
-        if " --try " in next_command:
+        if "multinode tune " in next_command:
             yield "            (measures the best that need no purchase, in short runs)"
 
 

@@ -146,7 +146,10 @@ def changed_launch(what: Launch, change: Change, today: PredictedScenario | Layo
     if isinstance(job, LlamaFactoryJob):
         job = _whole_rounds(fit_batch(changed_job(job, change), nodes * workers), change)
     elif change.overrides or change.deepspeed:
-        raise UsageError("only the settings of a LLaMA-Factory YAML can be changed", hint="give it: --job FILE")
+        raise UsageError(
+            "only the settings of a LLaMA-Factory YAML can be changed",
+            hint="give it: multinode tune --from RUN train.yaml",
+        )
     # On one node the gradients pass no network.
     asked = what.options.grad_compress if nodes != 1 else None
     options = msgspec.structs.replace(
@@ -199,7 +202,7 @@ def _require_measured(what: Launch, measured: Settings) -> None:
     if differing:
         raise UsageError(
             f"this job is not the one that was measured: {'; '.join(differing)}",
-            hint=f"without --job the stored one is tried; or measure this one first: {CONTRAST}",
+            hint=f"without a JOB the stored one is tried; or measure this one first: {CONTRAST}",
         )
 
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
@@ -17,20 +15,8 @@ def test_a_link_that_cannot_be_is_refused(option: str, rate: str) -> None:
     assert result.exception.message.startswith(option)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--repeats", "2"], "--repeats is for trying"),
-        (["--set", "max_steps=3"], "--set is for trying"),
-        (["--hosts", "lab"], "--hosts is for trying"),
-        (["--", "train.py"], "a script is for trying"),
-    ],
-)
-def test_what_only_a_try_needs_is_not_ignored_without_one(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
-    result = CliRunner().invoke(build_app(), ["advise", *arguments])
+@pytest.mark.parametrize("option", ["--try", "--pick", "--job", "--repeats"])
+def test_what_tried_changes_says_what_does_now(option: str) -> None:
+    result = CliRunner().invoke(build_app(), ["advise", option, "2"])
     assert isinstance(result.exception, UsageError)
-    assert result.exception.message.startswith(said)
-    assert result.exception.hint == "add --try N"
+    assert result.exception.hint == "multinode tune --from RUN --candidates N measures what is advised"

@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from multinode.cli.main import VERBS, build_app
+from multinode.cli.main import VERBS, build_app, load_verb
 from multinode.cli.output import note, set_verbosity
 from multinode.errors import UsageError
 from multinode.launch.nodes import load_nodes
@@ -87,6 +89,41 @@ def test_listing_the_verbs_imports_none_of_them() -> None:
     assert done.stderr.split() == ["multinode.cli", "multinode.cli.main", "multinode.cli.panels", "multinode.errors"]
 
 
+def every_command(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, *words, name)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_help_fits_two_screens_and_is_in_words_that_can_be_typed(verb: str) -> None:
+    for words in every_command(load_verb(verb), verb):
+        shown, whole = (
+            CliRunner().invoke(build_app(), [*words, option], terminal_width=100).stdout
+            for option in ("--help", "--help-all")
+        )
+        assert len(shown.splitlines()) <= 80, words
+        assert max(map(len, shown.splitlines())) <= 100
+        # Typer's names of types, of names and of ranges.
+        assert re.findall(r"<\w[^>]*>|\{\w+\}|\bx[<>]=|<=x|<int|<str", shown + whole) == []
+
+
+def test_what_a_long_help_leaves_out_is_behind_help_all() -> None:
+    shown, whole = (
+        CliRunner().invoke(build_app(), ["launch", option], terminal_width=100).stdout
+        for option in ("--help", "--help-all")
+    )
+    assert "--hosts HOSTS" in shown
+    assert "--lease SECONDS" not in shown
+    left_out = int(re.findall(r"^(\d+) more options: \S+ launch --help-all$", shown, re.MULTILINE)[0])
+    options = [re.findall(r"^  +(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE) for text in (shown, whole)]
+    assert set(options[0]) < set(options[1])
+    assert len(options[1]) == len(options[0]) + left_out
+    assert "At least 5." in whole
+    # A verb that is short has no more to show.
+    assert "--help-all" not in CliRunner().invoke(build_app(), ["show", "--help"]).stdout
+
+
 @pytest.mark.parametrize("words", [("-h",), ("show", "-h"), ("lab", "-h"), ("lab", "fault", "link", "-h")])
 def test_help_has_a_short_option_everywhere(words: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(build_app(), list(words))
@@ -138,6 +175,36 @@ def test_an_option_of_another_launcher_is_answered_with_what_does_it_here(words:
     assert isinstance(error, UsageError)
     assert error.message == f"no such option: {words.split(maxsplit=1)[0]}"
     assert way in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [("table last", "multinode show RUN --sort"), ("torchrun train.py", "multinode launch -- train.py")],
+)
+def test_a_verb_that_is_called_otherwise_here_is_answered_with_its_name(words: str, way: str) -> None:
+    error = CliRunner().invoke(build_app(), words.split()).exception
+    assert isinstance(error, UsageError)
+    assert error.message == f"no such verb: {words.split(maxsplit=1)[0]}"
+    assert way in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("alias", "usual"),
+    [
+        ("hostfile", "hosts"),
+        ("nnodes", "nodes"),
+        ("nproc-per-node", "workers-per-node"),
+        ("master-port", "master-port"),
+        ("max-restarts", "restarts"),
+    ],
+)
+def test_every_verb_that_has_an_option_takes_the_usual_names_of_it(alias: str, usual: str) -> None:
+    able = [name for name in VERBS if any(f"--{usual}" in one.opts for one in load_verb(name).params)]
+    assert able
+    for name in able:
+        for spelling in (alias, alias.replace("-", "_")):
+            said = CliRunner().invoke(build_app(), [name, f"--{spelling}"]).stderr
+            assert f"Option '--{usual}' requires an argument" in said, (name, spelling, said)
 
 
 def test_a_scripts_own_option_of_such_a_name_is_the_scripts(runs: Path) -> None:
@@ -208,7 +275,7 @@ def test_without_runs_that_is_what_is_said(runs: Path, monkeypatch: pytest.Monke
         (("show", ""), ["last", RUN]),
         (("show", "2026"), [RUN]),
         (("compare", "last", "2026"), [RUN]),
-        (("launch", "--hosts", ""), ["lab", "slurm", "hosts.txt", "hostfiles/two"]),
+        (("launch", "--hosts", ""), ["lab", "auto", "hosts.txt", "hostfiles/two"]),
         (("launch", "--hosts", "ho"), ["hosts.txt", "hostfiles/two"]),
         (("launch", "--on-hang", ""), ["report", "stop"]),
         (("nccl-test", "--min"), ["--min-busbw"]),

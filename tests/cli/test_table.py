@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from multinode.cli import report, runs, table
+from multinode.cli import contrast, report, runs
 from multinode.errors import UsageError
 from multinode.experiment.sweep_table import build_table
 from multinode.records.run_directory import RunDirectory
@@ -23,7 +23,7 @@ SWEEP_ID, IMPORT_ID = SWEEP_RUN.run_id, PUBLISHED.run_id
 
 def app() -> typer.Typer:
     built = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-    for verb in (table, report, runs):
+    for verb in (contrast, report, runs):
         verb.register(built)
     return built
 
@@ -50,16 +50,16 @@ def run(*args: str) -> str:
 
 
 def cells(*args: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run("table", *args, "--json"))["cells"]
+    found: list[dict[str, Any]] = json.loads(run("show", *args, "--json"))["cells"]
     return found
 
 
 @pytest.mark.usefixtures("root")
 def test_a_sweep_s_table_is_shown_and_json_is_the_document() -> None:
-    text = run("table", SWEEP_ID)
+    text = run("show", SWEEP_ID)
     assert "1x2-lora-batch1" in text
     assert "OOM" in text
-    document = json.loads(run("table", SWEEP_ID, "--json"))
+    document = json.loads(run("show", SWEEP_ID, "--format", "json"))
     assert document["schema"] == "multinode.sweep/1"
     assert [one["label"] for one in document["cells"]][3] == "1x2-full-batch2"
 
@@ -77,7 +77,7 @@ def test_it_is_sorted_filtered_and_relative_to_what_was_asked_for() -> None:
 
 def test_prices_of_a_file_and_a_deadline_name_the_cheapest(root: Path) -> None:
     (root / "prices.yaml").write_text("currency: EUR\ndevices:\n  RTX 4090: {hourly: 0.4, purchase: 1700}\n")
-    asked = ("table", SWEEP_ID, "--prices", "prices.yaml", "--deadline", "8h")
+    asked = ("show", SWEEP_ID, "--prices", "prices.yaml", "--deadline", "8h")
     document = json.loads(run(*asked, "--json"))
     assert document["cheapest"]["deadline_s"] == 8 * 3600
     assert document["cheapest"]["label"] in {one["label"] for one in document["cells"]}
@@ -85,20 +85,21 @@ def test_prices_of_a_file_and_a_deadline_name_the_cheapest(root: Path) -> None:
 
 
 def test_every_form_is_printed_or_written_where_it_was_asked_for(root: Path) -> None:
-    markdown = run("table", SWEEP_ID, "--format", "markdown")
+    markdown = run("show", SWEEP_ID, "--format", "markdown")
     assert "| 1x2-full-batch2 |" in markdown
-    assert len(list(csv.DictReader(io.StringIO(run("table", SWEEP_ID, "--format", "csv"))))) == 4
+    assert len(list(csv.DictReader(io.StringIO(run("show", SWEEP_ID, "--format", "csv"))))) == 4
     for name, beginning in {
         "t.md": "Fastest is",
         "t.csv": "label,source",
         "t.html": "<!DOCTYPE html>",
         "t.txt": "Fastest is",
+        "t.json": "{",
     }.items():
-        assert run("table", SWEEP_ID, "-o", name) == f"{name}\n"
+        assert run("show", SWEEP_ID, "-o", name) == f"{name}\n"
         assert (root / name).read_text().startswith(beginning)
-    assert run("table", SWEEP_ID, "--format", "csv", "-o", "t.txt") == "t.txt\n"
+    assert run("show", SWEEP_ID, "--format", "csv", "-o", "t.txt") == "t.txt\n"
     assert (root / "t.txt").read_text().startswith("label,")
-    assert json.loads(run("table", SWEEP_ID, "-o", "t.html", "--json"))["run_id"] == SWEEP_ID
+    assert json.loads(run("show", SWEEP_ID, "-o", "t.html", "--json"))["run_id"] == SWEEP_ID
 
 
 @pytest.mark.usefixtures("root")
@@ -114,12 +115,13 @@ def test_every_form_is_printed_or_written_where_it_was_asked_for(root: Path) -> 
         ((SWEEP_ID, "--sort", "speed"), "no column 'speed'"),
         ((SWEEP_ID, "--deadline", "soon"), "--deadline: 'soon' is not a time"),
         ((SWEEP_ID, "--prices", "gone.yaml"), "gone.yaml does not exist"),
-        ((f"{SWEEP_ID}-1x2-lora-batch1-1",), "has no table"),
+        ((f"{SWEEP_ID}-1x2-lora-batch1-1", "--sort", "nodes"), "has no table"),
+        ((SWEEP_ID, f"{SWEEP_ID}-1x2-lora-batch1-1"), "has no table"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_error(args: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        run("table", *args)
+        run("show", *args)
 
 
 @pytest.mark.usefixtures("root")
@@ -131,6 +133,37 @@ def test_show_begins_with_the_table_of_a_sweep_or_an_import() -> None:
     assert "QLoRA paged" in run("show", IMPORT_ID)
     kinds = {one["run_id"]: one["kind"] for one in json.loads(run("runs", "--json"))["runs"]}
     assert (kinds[SWEEP_ID], kinds[IMPORT_ID]) == ("sweep", "import")
+
+
+@pytest.mark.usefixtures("root")
+def test_several_are_one_table_and_two_are_compared_as_one() -> None:
+    document = json.loads(run("show", SWEEP_ID, IMPORT_ID, "--json"))
+    assert document["run_id"].split(",") == [SWEEP_ID, IMPORT_ID]
+    assert run("compare", SWEEP_ID, IMPORT_ID) == run("show", SWEEP_ID, IMPORT_ID)
+    with pytest.raises(UsageError, match="both are run"):
+        run("compare", SWEEP_ID, SWEEP_ID)
+    with pytest.raises(UsageError, match="no figures in common"):
+        run("compare", SWEEP_ID, f"{SWEEP_ID}-1x2-lora-batch1-1")
+
+
+def test_two_records_of_another_kind_are_compared_figure_by_figure(root: Path) -> None:
+    for run_id, speed in (("20260401-aa", 2.0), ("20260402-bb", 3.0)):
+        tests = [
+            {"label": "matmul bf16", "alone": {"value": speed, "cv": speed}},
+            {"label": "copy", "alone": {"value": 5}},
+        ]
+        directory = RunDirectory.create(root / "runs", run_id)
+        directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="bench"))
+        directory.write("bench.json", {"nodes": [{"node": "a", "workers": [{"rank": 0, "tests": tests}]}]})
+    document = json.loads(run("compare", "20260401", "20260402", "--json"))
+    assert document["figures"] == [
+        {"name": "nodes a workers 0 tests matmul bf16 alone", "first": 2.0, "second": 3.0},
+        {"name": "nodes a workers 0 tests copy alone", "first": 5.0, "second": 5.0},
+    ]
+    shown = run("compare", "20260401", "20260402")
+    assert "1.5x" in shown
+    assert "copy" not in shown
+    assert "copy" in run("compare", "20260401", "20260402", "--details")
 
 
 def test_a_report_has_one_table_s_page_or_several_tables_in_one(root: Path) -> None:

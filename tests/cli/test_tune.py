@@ -96,6 +96,12 @@ def test_a_plan_counts_what_is_left(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ("--hosts", "hosts", "--from", "last", "--budget", "1h"),
+            "--budget is for changes that are judged by the loss",
+        ),
+        ((*SHAPE, "--pick", "fp16"), "--pick is for changes that are judged by speed"),
+        ((*SHAPE, "--steps", "7"), "--steps 7: a loss needs 8 steps or more"),
         ((*SHAPE, "--nodes", "1"), "tune compares several nodes with one, and this is one"),
         (("--hosts", "hosts", "--", "train.py"), "and this is a script"),
         ((*SHAPE, "--budget", "soon"), "--budget: 'soon' is not a time"),

@@ -21,7 +21,7 @@ from tests.golden import Golden
 from tests.predict.test_sheets import EVIDENCE
 
 MORE = "multinode show 20260104-cc --details"
-NEXT = "multinode advise 20260104-cc --try 2 --hosts lab"
+NEXT = "multinode tune --from 20260104-cc --candidates 2 --hosts lab"
 HOSTILE = "\x1b[2J[bold]\u202e"
 
 COMPARED = compare(

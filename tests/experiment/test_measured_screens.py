@@ -86,7 +86,7 @@ TUNINGS = {
 @pytest.mark.parametrize("details", [False, True], ids=["short", "details"])
 def test_a_table_of_cells_is_the_golden_one(name: str, *, details: bool, golden: Golden) -> None:
     def parts(width: int) -> Iterable[Part]:
-        more = "" if details else "multinode table 20260301-ab --details"
+        more = "" if details else "multinode show 20260301-ab --details"
         return cell_parts(CELLS[name], width, details=details, more=more)
 
     golden.check_screen(f"{name}-details" if details else name, parts)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -68,7 +69,11 @@ def test_down_ends_no_run_that_nobody_said_it_may_end(multinode: Command) -> Non
     subprocess.run(["ssh", "-F", str(STATE_DIR / "ssh_config"), "node1", worker], capture_output=True, check=True)
     refused = multinode("lab", "down")
     assert refused.returncode == 2
-    assert f"error: in progress in the lab: {run} on node1" in refused.stderr
+    assert re.search(rf"error: in progress in the lab: {run} on node1 for \S+ s: sleep 4243\n", refused.stderr)
+    bare = multinode("check")
+    assert bare.returncode == 2
+    assert f"in the lab is in progress: {run} on node1 for " in bare.stderr
+    assert multinode("check", "--force", "--no-bandwidth").returncode != 2
     assert f"multinode stop {run}" in refused.stderr
     assert load_lab() is not None
     assert multinode("lab", "down", "--force").returncode == 0

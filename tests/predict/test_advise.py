@@ -123,9 +123,9 @@ def keep_job(directory: RunDirectory, text: str = JOB) -> None:
     directory.write("facts.json", [{"node": "a", "paths": [{"path": "tiny", "kind": "directory"}]}])
 
 
-def advise_on_the_command_line(root: Path, *args: str) -> str:
+def advise_on_the_command_line(root: Path, *args: str, verb: str = "advise") -> str:
     result = CliRunner(env={"MULTINODE_RUNS": str(root)}).invoke(
-        build_app(), ["advise", *args], catch_exceptions=False, standalone_mode=False
+        build_app(), [verb, *args], catch_exceptions=False, standalone_mode=False
     )
     if result.exception is not None:
         raise result.exception
@@ -222,15 +222,17 @@ def test_a_try_takes_the_stored_job_and_refuses_another(tmp_path: Path) -> None:
     hosts, other = tmp_path / "hosts", tmp_path / "other.yaml"
     hosts.write_text("a slots=1\nb slots=1\n")
     other.write_text(JOB + "gradient_accumulation_steps: 4\n")
-    words = ("one", "two", "--try", "1", "--pick", "nothing like this", "--hosts", str(hosts))
+
+    def tune(*more: str) -> None:
+        words = ("--from", "one", "--from", "two", "--pick", "nothing like this", "--hosts", str(hosts), *more)
+        advise_on_the_command_line(tmp_path, *words, verb="tune")
+
     with pytest.raises(UsageError, match="nothing of what is advised can be tried"):
-        advise_on_the_command_line(tmp_path, *words)
+        tune()
     with pytest.raises(UsageError, match="not the one that was measured: accumulation is 4, and 1 was measured"):
-        advise_on_the_command_line(tmp_path, *words, "--job", str(other))
+        tune(str(other))
     with pytest.raises(UsageError, match="not the one that was measured: model is 'other'"):
-        advise_on_the_command_line(tmp_path, *words, "--set", "model_name_or_path=other")
-    with pytest.raises(UsageError, match="--link is for predicting"):
-        advise_on_the_command_line(tmp_path, *words, "--link", "10")
+        tune("--set", "model_name_or_path=other")
 
 
 def test_another_link_has_other_advice(tmp_path: Path) -> None:
@@ -249,11 +251,11 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     shown = advise_on_the_command_line(tmp_path, "one", "two")
     rows = [line[3:].split("  ")[0] for line in shown.splitlines() if line[:1].isdigit()]
     assert rows == best
-    assert "Next        multinode advise one two --try 2\n" in shown
+    assert "Next        multinode tune --from one --from two --candidates 2\n" in shown
     for hosts in ("hosts.txt", ""):
         two.write("cluster.json", msgspec.structs.replace(parse_hostfile("a\nb\n", "hosts.txt"), hosts=hosts))
         said = " --hosts hosts.txt" if hosts else ""
-        assert f" --try 2{said}\n" in advise_on_the_command_line(tmp_path, "one", "two")
+        assert f" --candidates 2{said}\n" in advise_on_the_command_line(tmp_path, "one", "two")
     shown = advise_on_the_command_line(tmp_path, "one", "two", "--top", "50")
     assert "--set gradient_accumulation_steps=8" in shown
     document = json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json"))
