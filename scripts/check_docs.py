@@ -8,6 +8,7 @@ the commands and the links of `PAGE.md`.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import re
 import sys
@@ -16,12 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from make_cli_reference import parameter_names, walk_commands
+from make_contract_reference import render_schemas
 
 # The end of a link or a picture, whose words may begin on the line before; a definition of one; HTML.
 _LINK = re.compile(r"""\]\((?P<inline>[^)\s]+)\)|^\[[^\]]+\]: (?P<defined>\S+)|(?:src|href)="(?P<html>[^"]+)\"""")
 _PICTURES = {".svg", ".png", ".jpg", ".gif"}
 _LARGEST_PICTURE_BYTES = 300_000
 _TRANSLATED = ".zh-CN"
+_GENERATED = "schemas"
 _HEADING = re.compile(r"#+ (?P<title>.+)")
 _INLINE_CODE = re.compile(r"`(?P<code>[^`]+)`")
 _FENCE = "```"
@@ -143,12 +146,21 @@ def _check_links(document: Path, line: str) -> Iterator[str]:
         if re.match(r"[a-z]+:", path):
             continue
         target = document.parent / path if path else document
-        if not target.exists():
+        if target.parent.name == _GENERATED:
+            if target.name not in _schemas():
+                yield f"the link {link} leads to no schema"
+        elif not target.exists():
             yield f"the link {link} leads nowhere"
         elif anchor and target.suffix == ".md" and anchor not in _anchors(target):
             yield f"the link {link} names a heading that is not there"
         elif target.suffix in _PICTURES and target.stat().st_size > _LARGEST_PICTURE_BYTES:
             yield f"the picture {link} is larger than {_LARGEST_PICTURE_BYTES // 1000} kB"
+
+
+@functools.cache
+def _schemas() -> frozenset[str]:
+    """Files that the site has, and the repository has not."""
+    return frozenset(render_schemas())
 
 
 def _links(line: str) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""Writes docs/reference/json.md and a JSON schema for each document; with --check, says whether all are current.
+"""Writes docs/reference/json.md; with --check, says whether it is current; with --schemas DIR, the JSON schemas there.
 
-The schemas are those of the structs that are encoded: every struct below `multinode` with a `schema` field.
+The schemas are those of the structs that are encoded: every struct below `multinode` with a `schema` field. They are
+not kept: the site and the sdist get them from here.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import pkgutil
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from reference_pages import write_or_check
 
 import multinode
 from multinode.records.samples import Sample
@@ -25,6 +26,7 @@ _WRITTEN_BY = {
     "multinode.advise/1": "`multinode advise --json`, `advice.json` of a run",
     "multinode.bench/1": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/1": "`multinode check --json`",
+    "multinode.comparison/1": "`multinode compare --json` of records other than trainings, nccl-tests and tables",
     "multinode.contrast/2": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
     "multinode.early-verdict/1": "`early-verdict.json` of a run, and a key of what `launch`, `attach` and `show` print",
     "multinode.explain/1": "`multinode explain --json`",
@@ -42,7 +44,7 @@ _WRITTEN_BY = {
     "multinode.summary/1": "`summary.json` of a run",
     "multinode.tune/1": "`multinode nccl-test --tune --json`, `tune.json` of a run",
     "multinode.tuning/1": "`multinode tune --json`, `multinode tune --dry-run --json`, `tuning.json` of a run",
-    "multinode.sweep/1": "`multinode sweep --json`, `multinode table --json`, `sweep.json` of a run",
+    "multinode.sweep/1": "`multinode sweep --json`, `multinode show --format json`, `sweep.json` of a run",
 }
 _HEADER = """\
 # JSON documents
@@ -66,41 +68,43 @@ those that there are.
 
 
 def main() -> int:
-    """Write all files, or compare them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is not current")
-    arguments = parser.parse_args()
-    folder = REFERENCE / "schemas"
-    files = dict(render_files())
-    stale = [path for path in sorted(folder.glob("*")) if path not in files]
-    changed = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
-    if not arguments.check:
-        folder.mkdir(exist_ok=True)
-        for path in stale:
-            path.unlink()
-        for path in changed:
-            path.write_text(files[path])
+    """Write the page or compare it; or write the schemas."""
+    if sys.argv[1:2] == ["--schemas"]:
+        folder = Path(sys.argv[2])
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in render_schemas().items():
+            (folder / name).write_text(text)
         return 0
-    for path in [*stale, *changed]:
-        print(f"{path.relative_to(REFERENCE)} is not current: .venv/bin/python scripts/make_contract_reference.py")
-    return 1 if stale or changed else 0
+    return write_or_check({REFERENCE / "json.md": _render_page()}, __doc__)
 
 
-def render_files() -> Iterator[tuple[Path, str]]:
-    """Every file with its text."""
+def render_schemas() -> dict[str, str]:
+    """The text of each JSON schema by the name of its file."""
+    return {
+        file: json.dumps(msgspec.json.schema(struct), indent=1, sort_keys=True) + "\n"
+        for files in _schema_files().values()
+        for file, struct in files.items()
+    }
+
+
+def _render_page() -> str:
+    rows = []
+    for name, files in _schema_files().items():
+        links = ", ".join(f"[{file.removesuffix('.json')}](schemas/{file})" for file in files)
+        rows.append(f"| `{name}` | {_WRITTEN_BY[name]} | {links} |\n")
+    return _HEADER + "".join(rows) + _FOOTER
+
+
+def _schema_files() -> dict[str, dict[str, Any]]:
+    """The struct of each file, by the schema that it is of."""
     types: dict[str, list[Any]] = {"multinode.sample/1": [Sample]}
     for struct in _structs():
         types.setdefault(_schema_name(struct), []).append(struct)
-    rows = []
+    files: dict[str, dict[str, Any]] = {}
     for name, found in sorted(types.items()):
-        links = []
-        for one in found:
-            suffix = f".{one.__name__}" if len(found) > 1 else ""
-            file = f"schemas/{name.removeprefix('multinode.').replace('/', '-')}{suffix}.json"
-            yield REFERENCE / file, json.dumps(msgspec.json.schema(one), indent=1, sort_keys=True) + "\n"
-            links.append(f"[{Path(file).stem}]({file})")
-        rows.append(f"| `{name}` | {_WRITTEN_BY[name]} | {', '.join(links)} |\n")
-    yield REFERENCE / "json.md", _HEADER + "".join(rows) + _FOOTER
+        stem = name.removeprefix("multinode.").replace("/", "-")
+        files[name] = {f"{stem}.{one.__name__}.json" if len(found) > 1 else f"{stem}.json": one for one in found}
+    return files
 
 
 def _structs() -> list[type[msgspec.Struct]]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from make_contract_reference import render_schemas
 from site_links import check_site
 
 from multinode import __version__
@@ -157,11 +158,11 @@ class Pages:
         for name in _FILES:
             shutil.copy(ROOT / name, folder / name)
         if self._language == ENGLISH:
-            for schema in sorted((ROOT / _SCHEMAS).glob("*.json")):
-                path = folder / schema.relative_to(ROOT)
-                path.parent.mkdir(exist_ok=True)
-                shutil.copy(schema, path)
-                path.with_suffix(".md").write_text("".join(schema_page(schema.stem, json.loads(schema.read_text()))))
+            (folder / _SCHEMAS).mkdir()
+            for name, text in render_schemas().items():
+                path = folder / _SCHEMAS / name
+                path.write_text(text)
+                path.with_suffix(".md").write_text("".join(schema_page(path.stem, json.loads(text))))
 
     def _with_links(self, target: str, source: str, text: str) -> str:
         lines = []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +82,7 @@ def test_nothing_in_the_tree_is_unfinished() -> None:
         ("    $ sudo multinode lab sideways", "README.md:1: there is no command `multinode lab sideways`"),
         ("as in `docs/b.md` or `docs/a.md`", "README.md:1: there is no docs/b.md"),
         ("`core/b.py` of `core/a.py`", "README.md:1: there is no core/b.py"),
+        ("[s](docs/schemas/gone-1.json)", "README.md:1: the link docs/schemas/gone-1.json leads to no schema"),
     ],
 )
 def test_a_document_that_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
@@ -94,6 +97,7 @@ def test_a_document_that_is_wrong_is_named_with_its_line(tmp_path: Path, text: s
     "text",
     [
         "[there](docs/a.md)",
+        "[generated](docs/schemas/launch-1.json)",
         "[there](docs/a.md#some-heading-and-more)",
         "[elsewhere](https://example.org/page)",
         "```\n[not a link](in-code)\n```",
@@ -259,3 +263,14 @@ def test_a_readme_of_more_than_a_hundred_lines_is_too_long(tmp_path: Path) -> No
     checked = _run("count_words.py", _tree(tmp_path, {"README.md": "line\n" * 101}))
     assert "101 of 100 lines of README" in checked.stdout
     assert checked.returncode == 1
+
+
+def test_the_schemas_of_all_documents_are_made(tmp_path: Path) -> None:
+    made = _run("make_contract_reference.py", "--schemas", tmp_path / "schemas")
+    assert (made.returncode, made.stderr) == (0, "")
+    page = (_ROOT / "docs" / "reference" / "json.md").read_text()
+    schemas = {path.name: json.loads(path.read_text()) for path in (tmp_path / "schemas").iterdir()}
+    assert set(schemas) == set(re.findall(r"\(schemas/([^)]+)\)", page))
+    run = schemas["run-1.json"]["$defs"]["Run"]
+    assert run["properties"]["schema"]["default"] == "multinode.run/1"
+    assert {"run_id", "status"} <= set(run["required"])

@@ -134,12 +134,14 @@ def test_generated_pages_are_in_the_search(site: Path) -> None:
 
 def test_a_dead_link_in_a_page_is_an_error(tmp_path: Path) -> None:
     """Of a small copy of the repository."""
-    for name in ("scripts/make_site.py", "scripts/site_links.py", "mkdocs.yml", "LICENSE", "docs/words.txt"):
+    scripts = [
+        f"scripts/{name}.py" for name in ("make_site", "site_links", "make_contract_reference", "reference_pages")
+    ]
+    for name in (*scripts, "mkdocs.yml", "LICENSE", "docs/words.txt"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(_ROOT / name, path)
     (tmp_path / "docs" / "pictures").mkdir()
-    (tmp_path / "docs" / "reference" / "schemas").mkdir(parents=True)
     (tmp_path / "docs" / "README.md").write_text("# Documentation\n\n- [Questions](faq.md)\n")
     (tmp_path / "docs" / "faq.md").write_text("# Questions\n")
     (tmp_path / "README.md").write_text("# Top\n\n[gone](docs/nowhere.md)\n[a heading](docs/faq.md#nowhere)\n")
