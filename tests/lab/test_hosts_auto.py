@@ -26,6 +26,11 @@ NAMES = "node0\nnode0\nnode1\nnode1\n"
 PORT = 2222
 
 
+def root_of(lab: Lab) -> Path:
+    """Node 0's own files."""
+    return Path(f"/proc/{lab.nodes[0].init.pid}/root")
+
+
 def launch_on_node0(lab: Lab, environ: dict[str, str]) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     """A run of two steps: its document, the nodes of its plan, and what was told beside it."""
     script = f'. {REFRESH_SCRIPT}; cd {REPOSITORY} && exec env "$@"'
@@ -48,15 +53,14 @@ def launch_on_node0(lab: Lab, environ: dict[str, str]) -> tuple[dict[str, Any], 
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    root = Path(f"/proc/{lab.nodes[0].init.pid}/root")
-    plan = json.loads((root / RUNS.lstrip("/") / document["run_id"] / "plan.json").read_text())
+    plan = json.loads((root_of(lab) / RUNS.lstrip("/") / document["run_id"] / "plan.json").read_text())
     return document, plan["nodes"], done.stderr
 
 
 @contextlib.contextmanager
 def file_of(lab: Lab, path: str, text: str) -> Iterator[None]:
     """A file that node 0 alone has."""
-    here = Path(f"/proc/{lab.nodes[0].init.pid}/root") / path.lstrip("/")
+    here = root_of(lab) / path.lstrip("/")
     here.parent.mkdir(parents=True, exist_ok=True)
     here.write_text(text)
     yield
@@ -65,7 +69,12 @@ def file_of(lab: Lab, path: str, text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sshd_at(lab: Lab, port: int) -> Iterator[None]:
-    """A second sshd on every node, as the images of mpi-operator start it."""
+    """A second sshd on every node, as the images of mpi-operator start it; node 0 knows their keys there, too."""
+    known = root_of(lab) / "root/.ssh/known_hosts"
+    before = known.read_text()
+    # `NAME,ADDRESS TYPE KEY` of each node.
+    entries = [line.partition(" ") for line in before.splitlines()]
+    known.write_text(before + "".join(f"[{names.split(',')[1]}]:{port} {key}\n" for names, _, key in entries))
     running = []
     for node in lab.nodes:
         where = f"ListenAddress={node.management_addr}:{port}"
@@ -74,6 +83,7 @@ def sshd_at(lab: Lab, port: int) -> Iterator[None]:
         wait_for(lambda: all(listens(node, port) for node in lab.nodes))
         yield
     finally:
+        known.write_text(before)
         for process in running:
             process.terminate()
             process.wait(timeout=DEADLINE_S)
