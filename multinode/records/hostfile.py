@@ -124,7 +124,7 @@ def _ask_ansible(path: Path) -> str:
     except subprocess.TimeoutExpired:
         raise UsageError(f"ansible-inventory did not answer within {_ANSIBLE_S:.0f} s", ran=ran) from None
     if done.returncode:
-        raise UsageError(f"Ansible cannot read the inventory {path}", ran=ran, detail=printable(done.stderr), hint=ran)
+        raise UsageError(f"Ansible cannot read the inventory {path}", ran=ran, detail=printable(done.stderr))
     return done.stdout
 
 
