@@ -23,7 +23,7 @@ from multinode.records.samples import Sample
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 # Who writes a document; one that is missing here is an error.
 _WRITTEN_BY = {
-    "multinode.advise/1": "`multinode advise --json`, `advice.json` of a run",
+    "multinode.advise/1": "`multinode advise --json`, `multinode tune --from --json`, `advice.json` of a run",
     "multinode.bench/1": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/1": "`multinode check --json`",
     "multinode.comparison/1": "`multinode compare --json` of records other than trainings, nccl-tests and tables",

@@ -158,7 +158,7 @@ class Pages:
         for name in _FILES:
             shutil.copy(ROOT / name, folder / name)
         if self._language == ENGLISH:
-            (folder / _SCHEMAS).mkdir()
+            (folder / _SCHEMAS).mkdir(parents=True)
             for name, text in render_schemas().items():
                 path = folder / _SCHEMAS / name
                 path.write_text(text)

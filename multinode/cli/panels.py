@@ -6,10 +6,13 @@ the help takes to print.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import typer
 import typer.core
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _OTHERS = "Commands"
 # Wrapped by the formatter, never cut.
@@ -184,6 +187,8 @@ class PanelGroup(typer.core.TyperGroup):
 class PanelApp(typer.Typer):
     """An app whose commands show their options by panel."""
 
-    def command(self, name: str | None = None, *, cls: Any = PanelCommand, **settings: Any) -> Any:
+    def command(
+        self, name: str | None = None, *, cls: Any = PanelCommand, **settings: Any
+    ) -> Callable[[_Function], _Function]:
         """As Typer's."""
         return super().command(name, cls=cls, **settings)

@@ -90,7 +90,7 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
             return msgspec.structs.replace(job, local_paths=local)
     raise UsageError(
         "the job that was measured is not stored with its runs, or is a script",
-        hint="name it: --job FILE, or the script after --",
+        hint="name it: multinode tune --from RUN train.yaml, or the script after --",
     )
 
 

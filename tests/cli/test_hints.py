@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2] / "multinode"
 # Of docker, pip, git, rsync, nvidia-smi, du, Slurm, accelerate, torchrun, Ansible; of a script; CSS.
 OTHERS = {
     "--arguments", "--batch", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus",
-    "--ipc", "--its", "--list", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu",
+    "--ipc", "--its", "--job", "--list", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu",
     "--shm-size", "--ulimit", "--yaml", "--card", "--faint", "--ink", "--line", "--paper",
     "--clear-groups", "--gpus-per-node", "--jobid", "--nodelist", "--ntasks", "--overlap", "--regid", "--reuid",
     "--time", "--logdir", "--cap-add", "--device", "--exclude", "--mem", "--signal", "--chdir", "--cpu-bind", "--input",
@@ -32,7 +32,7 @@ def options_by_verb() -> dict[str, set[str]]:
     def of(command: Any) -> set[str]:
         inner = command.commands.values() if isinstance(command, TyperGroup) else ()
         own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        return own.union({"--help"}, *map(of, inner))
+        return own.union({"--help", "--help-all"}, *map(of, inner))
 
     verbs = {name: of(load_verb(name)) for name in VERBS}
     return verbs | {"": of(typer.main.get_command(build_app())).union(*verbs.values())}

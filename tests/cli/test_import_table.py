@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from multinode.cli import import_table, runs, table
+from multinode.cli import import_table, runs
 from multinode.errors import UsageError
 
 FIGURES = Path(__file__).parents[2] / "configs" / "figures"
@@ -23,7 +23,6 @@ def run(*arguments: str | Path) -> Result:
     app = typer.Typer()
     import_table.register(app)
     runs.register(app)
-    table.register(app)
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result
@@ -84,7 +83,7 @@ def test_a_table_that_we_wrote_is_read(tmp_path: Path) -> None:
     run("import", FIGURES / "published_gpus.yaml")
     ours = json.loads(run("show", "last", "--json").stdout)["sweep"]["cells"]
     path = tmp_path / "a.md"
-    run("table", "last", "-o", path)
+    run("show", "last", "-o", path)
     cells = json.loads(run("import", path, "--json").stdout)["cells"]
     assert [cell["label"] for cell in cells] == [cell["label"] for cell in ours]
     assert [cell["state"] for cell in cells] == [cell["state"] for cell in ours]

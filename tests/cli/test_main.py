@@ -116,7 +116,7 @@ def test_what_a_long_help_leaves_out_is_behind_help_all() -> None:
     assert "--hosts HOSTS" in shown
     assert "--lease SECONDS" not in shown
     left_out = int(re.findall(r"^(\d+) more options: \S+ launch --help-all$", shown, re.MULTILINE)[0])
-    options = [re.findall(r"^  +(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE) for text in (shown, whole)]
+    options = [re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE) for text in (shown, whole)]
     assert set(options[0]) < set(options[1])
     assert len(options[1]) == len(options[0]) + left_out
     assert "At least 5." in whole

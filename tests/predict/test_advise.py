@@ -274,7 +274,7 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     [
         (["--link", "fast"], "--link: 'fast' is not a link rate"),
         (["--link", "1000tbit"], "--link 1000tbit: no link has that rate"),
-        (["--job", "job.yaml"], "--job is for trying"),
+        (["--job", "job.yaml"], "no such option: --job"),
         (["nothing"], "no run begins with 'nothing'"),
     ],
 )
