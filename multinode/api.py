@@ -13,7 +13,7 @@ module names is stable: within a major version functions and fields are added, a
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from multinode.job.synthetic import with_synthetic
     from multinode.launch.connection import connect
     from multinode.launch.context import Launch, Launched, RunContext
+    from multinode.launch.copy_chain import CopyProgress
+    from multinode.launch.copy_paths import CopyReport, CopyRequest
     from multinode.launch.nodes import Nodes, load_nodes, local_nodes, parse_nodes
     from multinode.launch.request import ExecuteOptions
     from multinode.launch.restart import RestartOptions
@@ -52,6 +54,9 @@ __all__ = [
     "Contrast",
     "ContrastRequest",
     "Contrasted",
+    "CopyProgress",
+    "CopyReport",
+    "CopyRequest",
     "Engine",
     "ExecuteOptions",
     "Extent",
@@ -85,6 +90,7 @@ __all__ = [
     "check",
     "connect",
     "contrast",
+    "copy",
     "cut_job",
     "document",
     "launch",
@@ -127,6 +133,8 @@ _FROM = {
     "network.measure": ("Extent",),
     "launch.connection": ("connect",),
     "launch.context": ("Launch", "Launched", "RunContext"),
+    "launch.copy_chain": ("CopyProgress",),
+    "launch.copy_paths": ("CopyReport", "CopyRequest"),
     "launch.nodes": ("Nodes", "load_nodes", "local_nodes", "parse_nodes"),
     "launch.runs": ("StoredRun",),
 }
@@ -178,6 +186,32 @@ def check(
     from multinode.check.check import CheckOptions, check_cluster
 
     return check_cluster(context.agent, cluster, job, options or CheckOptions(), context.say)
+
+
+def copy(
+    cluster: Cluster,
+    context: RunContext,
+    request: CopyRequest,
+    observe: Callable[[CopyProgress], None] = lambda _: None,
+) -> CopyReport:
+    """Make files and directories equal on all nodes, from the one that has them, as `multinode copy`.
+
+    A node that fails is left out and the others get theirs; `report.ok` says whether all are equal.
+
+    Args:
+        cluster: the nodes.
+        context: the connections to them.
+        request: the paths, and who has them.
+        observe: is shown the progress, a few times per second.
+
+    Raises:
+        UsageError: nobody has the paths, or nodes have different ones and none was named.
+        NodeError, NodeFailed: the source failed, or a node has no room, and nothing was written.
+        Interrupted: it was broken off; the same copy sends the rest.
+    """
+    from multinode.launch.copy_paths import copy_paths
+
+    return copy_paths(context, cluster, request, observe)
 
 
 def plan(what: Launch) -> LaunchPlan:

@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 
 from multinode.check.inspection import Inspection
 from multinode.check.rule import Case, Check, Rule, disagreements, launch_check, listed
-from multinode.cluster.cluster import Node
+from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts, PathFact
-from multinode.cluster.quoting import destination, ssh_words
+from multinode.cluster.quoting import destination, hosts_option, ssh_words
 from multinode.job.job_files import job_files
 
 PATH_MISSING = Rule(
@@ -18,8 +18,7 @@ PATH_MISSING = Rule(
     "error",
     catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
     message="{path} is missing: the job reads it on every node",
-    hint="copy it there; run in this directory:\n{ssh!s} mkdir -p {parent!s} && {scp!s} {quoted!s} "
-    "{destination}:{parent!s}/",
+    hint="copy it to the nodes; run in this directory:\nmultinode copy{hosts!s} {path}",
 )
 PATH_ELSEWHERE = Rule(
     "paths",
@@ -41,7 +40,7 @@ PATH_OF_PEER = Rule(
     "error",
     catches="a file or directory of the job that another node has is not on a node",
     message="{path} is missing, and {peer} has it: the job reads it on every node",
-    hint="on {peer}:\nrsync -as {quoted!s} {node}:{parent!s}/",
+    hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {path}",
 )
 PATH_HANGS = Rule(
     "paths",
@@ -79,14 +78,14 @@ CONTENT_DIFFERS = Rule(
     catches="same path, other content: model, tokenizer, dataset or script of another version on a node",
     message="{path} is not what it is on {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there"
     "{more}. The workers would train on different models or data, or wait for each other for ever",
-    hint="if that of {peer} is right, on {peer}:\nrsync -as --checksum {source!s} {node}:{target!s}",
+    hint="if that of {peer} is right:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_ABSENT = Rule(
     "content",
     "error",
     catches="a file of the model or of a dataset that one node has and another lacks: a copy that stopped half-way",
     message="{path} is not there, and {peer} has it{more}: the nodes would not read the same model or data",
-    hint="on {peer}:\nrsync -as {source!s} {node}:{target!s}",
+    hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_UNREAD = Rule(
     "content",
@@ -164,25 +163,23 @@ def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) ->
     """Why a path is not there, by what else is known of it."""
     here = inspection.controller_cwd
     is_relative = not path.startswith(("/", "~"))
-    copying = {
-        "ssh": shlex.join([*ssh_words(node, "ssh"), destination(node)]),
-        "scp": shlex.join([*ssh_words(node, "scp"), "-rp"]),
-        "destination": destination(node),
-    }
+    hosts = hosts_option(inspection.cluster.hosts)
     if path in inspection.absent_here:
         having = (name for name, its in inspection.facts.items() if (at := _path(its, path)) and at.kind != "missing")
         peer = next(having, None)
-        parent = _quote(_absolute(path.rstrip("/"), found).rpartition("/")[0] or "/")
         if peer is not None:
-            source = _quote(_absolute(path.rstrip("/"), inspection.facts[peer]))
-            return PATH_OF_PEER.found(node.name, path=path, peer=peer, quoted=source, parent=parent)
+            return PATH_OF_PEER.found(node.name, path=path, peer=peer, hosts=hosts)
         nearest = inspection.absent_here[path]
         return PATH_NOWHERE.found(node.name, path=path, near=f". Did you mean {nearest}?" if nearest else "")
     if is_relative and node.workdir is None and here is not None and found.cwd != here:
+        copying = {
+            "ssh": shlex.join([*ssh_words(node, "ssh"), destination(node)]),
+            "scp": shlex.join([*ssh_words(node, "scp"), "-rp"]),
+            "destination": destination(node),
+        }
         target = _quote(here)
         return PATH_ELSEWHERE.found(node.name, path=path, cwd=found.cwd, here=here, target=target, **copying)
-    parent = _quote(_absolute(path.rstrip("/"), found).rpartition("/")[0] or "/")
-    return PATH_MISSING.found(node.name, path=path, quoted=_quote(path), parent=parent, **copying)
+    return PATH_MISSING.found(node.name, path=path, hosts=hosts)
 
 
 @launch_check
@@ -255,13 +252,13 @@ def check_contents(inspection: Inspection) -> Iterator[Case]:
                 size=size,
                 expected=theirs[:_SHOWN_DIGITS],
                 expected_size=their_size,
-                **_copying(different, found, first, its),
+                **_copying(different, first, inspection.cluster),
             )
         # What was not read may be there all the same.
         complete = all(one.digest is not None for one in found.contents)
         absent = [path for path in expected if path not in digests and _has_above(path, found)] if complete else []
         if absent:
-            yield CONTENT_ABSENT.found(name, **_copying(absent, found, first, its))
+            yield CONTENT_ABSENT.found(name, **_copying(absent, first, inspection.cluster))
 
 
 @Check
@@ -333,10 +330,11 @@ def _has_above(path: str, found: NodeFacts) -> bool:
     return any(path != folder and path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
-def _copying(paths: list[str], found: NodeFacts, peer: str, its: NodeFacts) -> Mapping[str, str]:
-    """What tells a person to copy the first of these: from a peer, to a node."""
-    source, target = (_quote(_absolute(paths[0], facts)) for facts in (its, found))
-    return {"path": paths[0], "more": _more(paths), "peer": peer, "source": source, "target": target}
+def _copying(paths: list[str], peer: str, cluster: Cluster) -> Mapping[str, str]:
+    """What tells a person to copy these from a peer; of many, the directories that they are in."""
+    told = paths if len(paths) <= _SHOWN_FILES else dict.fromkeys(str(PurePosixPath(path).parent) for path in paths)
+    hosts = hosts_option(cluster.hosts)
+    return {"path": paths[0], "more": _more(paths), "peer": peer, "hosts": hosts, "paths": shlex.join(told)}
 
 
 def _more(paths: list[str]) -> str:

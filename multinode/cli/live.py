@@ -211,11 +211,29 @@ class _PlainLines:
 
 
 @contextlib.contextmanager
-def show_stage() -> Iterator[Callable[[str], None]]:
-    """Shows what is being done: one line that changes on a terminal, and lines with --verbose."""
+def show_stage(*, plain: bool = False) -> Iterator[Callable[[str], None]]:
+    """Shows what is being done: one line that changes on a terminal, and lines with --verbose.
+
+    Args:
+        plain: whether what is no terminal gets a line every few seconds.
+    """
     console = Console(stderr=True)
-    if not console.is_terminal or is_quiet() or _LOG.isEnabledFor(logging.DEBUG):
+    if is_quiet() or _LOG.isEnabledFor(logging.DEBUG):
         yield _LOG.debug
+    elif not console.is_terminal:
+        yield _seldom(_LOG.info) if plain else _LOG.debug
         return
     with console.status("") as status:
         yield lambda text: status.update(escape(text))
+
+
+def _seldom(say: Callable[[str], None]) -> Callable[[str], None]:
+    said = time.monotonic()
+
+    def say_seldom(text: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _PLAIN_EVERY_S:
+            said = time.monotonic()
+            say(text)
+
+    return say_seldom

@@ -30,6 +30,7 @@ VERBS = {
     "init": Verb("init", "Prepare", "Probe the nodes and write a hostfile."),
     "check": Verb("check", "Prepare", "Find what would break a training, before it starts."),
     "completion": Verb("completion", "Prepare", "Print the completion script of bash, zsh or fish."),
+    "copy": Verb("copy", "Prepare", "Copy a model or data set to all nodes, from one to the next."),
     "launch": Verb("launch", "Run", "Run a training on every node and follow it to its end."),
     "submit": Verb("submit", "Run", "Submit a batch job to Slurm that runs a verb on its nodes."),
     "attach": Verb("attach", "Run", "Follow a run that is still running."),

@@ -56,7 +56,7 @@ def but(before: Inspection, names: Iterable[str], **changes: Any) -> Inspection:
     return replace(before, facts=before.facts | changed)
 
 
-_PROGRAMS = "sudo|multinode (check|nccl-test|stop)|export|ssh|rsync|git|printf|grep|kill|traceroute|sha256sum"
+_PROGRAMS = "sudo|multinode (check|copy|nccl-test|stop)|export|ssh|git|printf|grep|kill|traceroute|sha256sum"
 _COMMAND = re.compile(
     rf"\b(({_PROGRAMS}) \S|(ls|du|tc|ip|nvidia-smi|ssh-keygen|ssh-copy-id) -|ip (route|address|link)\b)"
 )

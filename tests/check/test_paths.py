@@ -45,10 +45,7 @@ def test_what_is_missing_is_told_with_the_command_that_brings_it() -> None:
     finding = expect(
         check_paths(but(WELL, "b", paths=(place("models/my model", "missing"), place("data")))), "error", "b"
     )
-    assert (
-        finding.hint == "copy it there; run in this directory:\nssh b mkdir -p /work/models && "
-        "scp -rp 'models/my model' b:/work/models/"
-    )
+    assert finding.hint == "copy it to the nodes; run in this directory:\nmultinode copy 'models/my model'"
     script = inspection(job=SCRIPT)
     assert "train.py is missing" in only(check_paths(but(script, "b", paths=(place("train.py", "missing"),)))).message
 
@@ -76,7 +73,7 @@ def test_a_file_that_only_a_node_has_comes_from_there() -> None:
     lacking = but(but(one, "a", paths=(place("models/tiny"),)), "b", paths=(place("models/tiny", "missing"),))
     finding = only(check_paths(lacking))
     assert "models/tiny is missing, and a has it" in finding.message
-    assert finding.hint == "on a:\nrsync -as /work/models/tiny b:/work/models/"
+    assert finding.hint == "copy it from there:\nmultinode copy --from a models/tiny"
 
 
 def test_without_the_jobs_directory_nothing_is_looked_for_in_it() -> None:
@@ -108,12 +105,9 @@ def test_of_a_missing_directory_what_is_in_it_is_not_told_too() -> None:
     assert ["data/ is missing" in told[0], "database is missing" in told[1], len(told)] == [True, True, 2]
 
 
-def test_a_home_directory_stays_for_the_shell_to_expand() -> None:
+def test_a_home_directory_is_that_of_each_node() -> None:
     finding = only(check_paths(but(WELL, "b", paths=(place("~/models/x", "missing"),))))
-    assert (
-        finding.hint
-        == "copy it there; run in this directory:\nssh b mkdir -p ~/models && scp -rp ~/models/x b:~/models/"
-    )
+    assert finding.hint == "copy it to the nodes; run in this directory:\nmultinode copy '~/models/x'"
 
 
 def test_what_is_only_written_need_not_be_there_yet() -> None:
@@ -158,14 +152,16 @@ def test_other_content_at_the_same_path_is_told_with_both_digests() -> None:
         "b",
         f"{config} is not what it is on a: fedcba987654 (90 bytes) here, 0123456789ab (100 bytes)",
         check="content",
-        hint=f"on a:\nrsync -as --checksum /work/{config} b:/work/{config}",
+        hint=f"if that of a is right:\nmultinode copy --from a {config}",
     )
 
 
 def test_many_files_that_differ_are_one_finding() -> None:
     names = [f"models/tiny/model-{number}.safetensors" for number in range(6)]
     other = contents(*(content(name, "f" * 64) for name in names), expected=tuple(content(name) for name in names))
-    message = only(check_contents(other)).message
+    finding = only(check_contents(replace(other, cluster=replace(other.cluster, hosts="my hosts"))))
+    message = finding.message
+    assert finding.hint == "if that of a is right:\nmultinode copy --hosts 'my hosts' --from a models/tiny"
     assert f"likewise {names[1]}, {names[2]}, {names[3]} and 2 more" in message
 
 
@@ -175,6 +171,7 @@ def test_a_file_that_one_node_lacks_is_told_and_a_directory_that_lacks_is_anothe
     finding = only(check_contents(lacking))
     assert finding.severity == "error"
     assert "data/mine.json is not there, and a has it" in finding.message
+    assert finding.hint == "copy it from there:\nmultinode copy --from a data/mine.json"
     gone = but(lacking, "b", paths=(place("data", "missing"),))
     silent(check_contents(gone))
 

@@ -79,8 +79,8 @@ def test_what_a_node_says_begins_no_line() -> None:
 def test_only_texts_of_ours_stand_unquoted_in_a_command_to_paste() -> None:
     names = {name for rule in RULES for name in re.findall(r"{(\w+)!s}", rule.hint)}
     assert names == {
-        "build", "command", "full", "gateway", "json", "keys", "fix", "nodes", "others", "packages", "parent", "pids",
-        "quoted", "raise_files", "scp", "source", "ssh", "target", "way",
+        "build", "command", "full", "gateway", "hosts", "json", "keys", "fix", "nodes", "others", "packages", "paths",
+        "pids", "quoted", "raise_files", "scp", "source", "ssh", "target", "way",
     }  # fmt: skip
 
 

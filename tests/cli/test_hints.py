@@ -15,9 +15,9 @@ from typer.core import TyperGroup
 from multinode.cli.main import VERBS, build_app, load_verb
 
 ROOT = Path(__file__).parents[2] / "multinode"
-# Of docker, pip, git, rsync, nvidia-smi, du, Slurm, accelerate, torchrun, Ansible; of a script; CSS.
+# Of docker, pip, git, nvidia-smi, du, Slurm, accelerate, torchrun, Ansible; of a script; CSS.
 OTHERS = {
-    "--arguments", "--batch", "--checksum", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus",
+    "--arguments", "--batch", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus",
     "--ipc", "--its", "--job", "--list", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu",
     "--shm-size", "--ulimit", "--yaml", "--card", "--faint", "--ink", "--line", "--paper",
     "--clear-groups", "--gpus-per-node", "--jobid", "--nodelist", "--ntasks", "--overlap", "--regid", "--reuid",

@@ -26,6 +26,7 @@ MEASURED = "20260101-000000-bbbb"
 VERBS = {
     "init": "init box --output new.hosts",
     "check": "check --hosts hosts",
+    "copy": "copy --hosts hosts job.yaml",
     "launch": "launch --hosts hosts -- train.py",
     "launch --no-check": "launch --no-check --hosts hosts -- train.py",
     "launch --detach": "launch --detach --hosts hosts -- train.py",

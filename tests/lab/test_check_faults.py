@@ -61,13 +61,13 @@ GROUPS: list[tuple[tuple[str, ...], list[Row]]] = [
         [
             (TORCH, "error", "versions", "torch is 2.4.1", "torch==2.13.0"),
             (TRANSFORMERS, "error", "versions", "transformers", "pip install"),
-            (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "scp -F"),
+            (FileMissing(node="node1", path=MODEL), "error", "paths", "assets/tiny/model", "multinode copy"),
         ],
     ),
     (
         (JOB,),
         [
-            (FileText(node="node1", path=CONFIG, text="{}"), "error", "content", "config.json", "rsync"),
+            (FileText(node="node1", path=CONFIG, text="{}"), "error", "content", "config.json", "multinode copy"),
             (LinkDown(node="node1"), "error", "link", "ens1f0", "ens1f0"),
             (DiskFull(node="node1"), "error", "machine", "disk", "make room"),
         ],

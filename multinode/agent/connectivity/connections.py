@@ -297,7 +297,7 @@ class Listener:
 
     def open(self, port: int) -> Optional[str]:
         """Open one port; the reason where it cannot be."""
-        opened = _listen(self._addr, port)
+        opened = listen(self._addr, port)
         if isinstance(opened, str):
             return opened
         self._sockets.append(opened)
@@ -397,7 +397,8 @@ class _Caller(Connection):
         yield from _write_all(self.socket, answer)
 
 
-def _listen(addr: str, port: int) -> Union[socket.socket, str]:
+def listen(addr: str, port: int) -> Union[socket.socket, str]:
+    """A socket that listens there and does not block; the reason where it cannot."""
     opened = socket.socket(address_family(addr), socket.SOCK_STREAM)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -95,7 +95,7 @@ def look_at(path: str, cwd: str, mounts: list[Mount]) -> Record:
     full = _full(path, cwd)
     kind = "directory" if os.path.isdir(full) else "file" if os.path.exists(full) else "missing"
     # Whether something that is missing could be made, and on which disk, is decided where its path begins to exist.
-    full = _existing(full)
+    full = find_existing(full)
     mount = find_mount(os.path.realpath(full), mounts)
     return {
         "path": path,
@@ -115,10 +115,11 @@ def find_noexec(env: Mapping[str, str]) -> dict[str, str]:
         "TORCH_EXTENSIONS_DIR": env.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions",
     }
     full = {name: os.path.expanduser(place) for name, place in places.items() if place}
-    return {name: place for name, place in full.items() if os.statvfs(_existing(place)).f_flag & os.ST_NOEXEC}
+    return {name: place for name, place in full.items() if os.statvfs(find_existing(place)).f_flag & os.ST_NOEXEC}
 
 
-def _existing(full: str) -> str:
+def find_existing(full: str) -> str:
+    """The path itself, or the nearest directory above it that is there."""
     while not os.path.exists(full):
         full = os.path.dirname(full)
     return full

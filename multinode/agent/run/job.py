@@ -131,7 +131,7 @@ def hold_files(run: RunDir, files: list[Record]) -> None:
     """
     for file in files:
         if file.get("in_memory"):
-            fd = _open_unnamed()
+            fd = open_unnamed()
             with open(fd, "wb", closefd=False) as held:
                 held.write(file["text"].encode())
             # Whoever follows it opens the file anew, and reads from its beginning.
@@ -223,7 +223,7 @@ def _hand_over(job: Job, writer: int) -> int:
     """Put what is handed where the program finds it; returns `writer`, which may have had to make room."""
     moved = os.dup(writer) if writer == _HANDED_FD else writer
     # No pipe: nobody would read while we write. No file of a disk either: it may hold secrets.
-    with open(_open_unnamed(), "wb") as file:
+    with open(open_unnamed(), "wb") as file:
         file.write(job.handed)
         file.seek(0)
         # The file may itself have the number that it shall get, which closing it would close.
@@ -240,7 +240,7 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _open_unnamed() -> int:
+def open_unnamed() -> int:
     """A descriptor that no program inherits, of a file that has no name."""
     try:
         return os.memfd_create("multinode")

@@ -1,0 +1,1 @@
+"""Copies of files and directories, passed on from node to node over the training network."""

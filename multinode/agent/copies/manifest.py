@@ -1,0 +1,260 @@
+"""Manifest: the files, directories and links of the paths that are copied, and the blocks of the files.
+
+The source makes it from its disk. A receiver makes it of what it was sent, and refuses what would lie elsewhere.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Union
+
+from ..channel import AgentError
+
+BLOCK_BYTES = 4 << 20
+DIGEST_BYTES = hashlib.sha256().digest_size
+# What has come is kept under such a name until all has come.
+STAGING = ".multinode-copy"
+
+_MOST_ENTRIES = 1_000_000
+_MOST_BLOCKS = 1 << 22
+_MODE = 0o777
+_FILE, _DIRECTORY, _LINK = "f", "d", "l"
+
+
+class File(NamedTuple):
+    """One file: the index of its path and its name below it, empty where the path itself is the file."""
+
+    root: int
+    name: str
+    size_bytes: int
+    mode: int
+    mtime_ns: int
+    first_block: int
+
+    @property
+    def blocks(self) -> range:
+        """Its blocks; none if it is empty."""
+        return range(self.first_block, self.first_block - (-self.size_bytes // BLOCK_BYTES))
+
+
+class Manifest:
+    """What is copied.
+
+    Args:
+        data: as it is sent: JSON with `roots` (a mode, or null if the path is a file) and `entries`.
+
+    Attributes:
+        roots: of each path the mode of the directory; None if it is a file.
+        directories: path, name and mode, each below those before it.
+        links: path, name and text.
+
+    Raises:
+        AgentError: it cannot be read, or names something outside of its paths.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.files: list[File] = []
+        self.directories: list[tuple[int, str, int]] = []
+        self.links: list[tuple[int, str, str]] = []
+        self.block_count = 0
+        try:
+            told = json.loads(data)
+            self.roots = [None if mode is None else _number(mode, _MODE) for mode in told["roots"]]
+            entries = told["entries"]
+            seen: set[tuple[int, str]] = set()
+            folders = {(root, "") for root, mode in enumerate(self.roots) if mode is not None}
+            for root, kind, name, *rest in entries:
+                self._add(_number(root, len(self.roots) - 1), kind, self._check_name(root, name, seen, folders), rest)
+                if kind == _DIRECTORY:
+                    folders.add((root, name))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise AgentError(f"refused: the list of files cannot be read: {error}") from error
+        if len(seen) > _MOST_ENTRIES or self.block_count > _MOST_BLOCKS:
+            raise AgentError("refused: more files than any copy of ours has")
+        self._firsts = [file.first_block for file in self.files if file.size_bytes]
+        self._filled = [file for file in self.files if file.size_bytes]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def place(self, block: int) -> tuple[File, int, int]:
+        """The file of a block, where it starts there, and its size in bytes."""
+        file = self._filled[bisect.bisect_right(self._firsts, block) - 1]
+        offset = (block - file.first_block) * BLOCK_BYTES
+        return file, offset, min(BLOCK_BYTES, file.size_bytes - offset)
+
+    def names(self, root: int) -> set[str]:
+        """All names below a path."""
+        named = [(file.root, file.name) for file in self.files]
+        named += [(of, name) for of, name, _ in (*self.directories, *self.links)]
+        return {name for of, name in named if of == root}
+
+    def _check_name(self, root: int, name: str, seen: set[tuple[int, str]], folders: set[tuple[int, str]]) -> str:
+        """The name, if it lies below its path, in a directory that was named before, and was not named itself.
+
+        Raises:
+            ValueError, AttributeError: it does not.
+        """
+        parts = name.split("/")
+        if self.roots[root] is None:
+            good = not name
+        else:
+            good = (root, "/".join(parts[:-1])) in folders and not any(map(_is_elsewhere, parts))
+        if not good or "\0" in name or (root, name) in seen:
+            raise ValueError(f"{name!r} may not be copied")
+        os.fsencode(name)
+        seen.add((root, name))
+        return name
+
+    def _add(self, root: int, kind: str, name: str, rest: Sequence[Any]) -> None:
+        if kind == _FILE:
+            size_bytes, mode, mtime_ns = rest
+            size_bytes = _number(size_bytes, _MOST_BLOCKS * BLOCK_BYTES)
+            mtime_ns = _number(mtime_ns, (1 << 63) - 1)
+            self.files.append(File(root, name, size_bytes, _number(mode, _MODE), mtime_ns, self.block_count))
+            self.block_count += len(self.files[-1].blocks)
+        elif kind == _DIRECTORY and name:
+            (mode,) = rest
+            self.directories.append((root, name, _number(mode, _MODE)))
+        elif kind == _LINK and name and stays_below(str(rest[0]), name.count("/")):
+            (text,) = rest
+            os.fsencode(text)
+            self.links.append((root, name, text))
+        else:
+            raise ValueError(f"{name!r} leads elsewhere")
+
+
+def _number(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r} is out of range")
+    return value
+
+
+def _is_elsewhere(part: str) -> bool:
+    return part in {"", ".", ".."} or is_staging(part)
+
+
+def is_staging(name: str) -> bool:
+    """Whether such a name is what a copy keeps until it is whole."""
+    return name.startswith(".") and name.endswith(STAGING)
+
+
+def stays_below(text: str, depth: int) -> bool:
+    """Whether a link with this text, in a directory so deep below a path, leads to somewhere below that path.
+
+    `..` counts at its beginning alone: behind a name, which may be a link, it leads to where nobody has looked.
+    """
+    parts = text.split("/")
+    ups = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+    return bool(text) and not text.startswith("/") and ups <= depth and ".." not in parts[ups:] and "\0" not in text
+
+
+def make_manifest(paths: Sequence[str]) -> Manifest:
+    """What stands at these paths of the source.
+
+    Raises:
+        AgentError: something there cannot be copied.
+    """
+    entries = [entry for root, path in enumerate(paths) for entry in list_entries(root, path)]
+    modes = [os.stat(path).st_mode & _MODE if os.path.isdir(path) else None for path in paths]
+    # Names that are not UTF-8 carry lone surrogates, which ASCII spells out.
+    return Manifest(json.dumps({"roots": modes, "entries": entries}, separators=(",", ":")).encode())
+
+
+def list_entries(root: int, top: str) -> Iterator[list[Any]]:
+    """The entries of one path, as a manifest has them: a directory before what is in it, names in their order.
+
+    A link that stays below the path is a link; of others, what they lead to is taken.
+
+    Raises:
+        AgentError: it holds too much, something that is no file, or a link to nowhere or to a directory above it.
+        OSError: it cannot be read.
+    """
+    found = os.stat(top)
+    if stat.S_ISREG(found.st_mode):
+        yield _file(root, "", found)
+        return
+    # Name, path, the directories that it lies in, and how many names ago a link was followed.
+    waiting: list[tuple[str, str, tuple[tuple[int, int], ...], int]] = [("", top, (_identity(found),), 0)]
+    count = 0
+    while waiting:
+        name, path, above, depth = waiting.pop()
+        with os.scandir(path) as children:
+            ordered = sorted((child for child in children if not is_staging(child.name)), key=lambda child: child.name)
+        for child in ordered:
+            count += 1
+            if count > _MOST_ENTRIES:
+                raise AgentError(f"{top} has more than {_MOST_ENTRIES} files", hint="pack them into larger ones")
+            inner = f"{name}/{child.name}" if name else child.name
+            is_link = child.is_symlink()
+            if is_link and stays_below(text := os.readlink(child.path), depth):
+                yield [root, _LINK, inner, text]
+                continue
+            found = _follow(child.path)
+            if stat.S_ISDIR(found.st_mode):
+                if _identity(found) in above:
+                    raise AgentError(f"{child.path} is a link to a directory that it lies in")
+                yield [root, _DIRECTORY, inner, found.st_mode & _MODE]
+                waiting.append((inner, child.path, (*above, _identity(found)), 0 if is_link else depth + 1))
+            elif stat.S_ISREG(found.st_mode):
+                yield _file(root, inner, found)
+            else:
+                raise AgentError(f"{child.path} is neither a file nor a directory nor a link")
+
+
+def _follow(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        raise AgentError(f"{path} is a link to nowhere", hint="remove it, or put there what it leads to") from None
+
+
+def _file(root: int, name: str, found: os.stat_result) -> list[Any]:
+    return [root, _FILE, name, found.st_size, found.st_mode & _MODE, max(0, found.st_mtime_ns)]
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def digest_entries(entries: Iterable[list[Any]]) -> tuple[int, int, str]:
+    """Number of files, their bytes, and a digest of names, kinds, sizes and texts of links: content is not read."""
+    files, size_bytes, digest = 0, 0, hashlib.sha256()
+    for _, kind, name, *rest in sorted(entries, key=lambda entry: str(entry[2])):
+        files += kind == _FILE
+        size_bytes += rest[0] if kind == _FILE else 0
+        told = [kind, name] if kind == _DIRECTORY else [kind, name, rest[0]]
+        digest.update(json.dumps(told).encode())
+    return files, size_bytes, digest.hexdigest()
+
+
+Flags = Union[bytes, bytearray]
+"""A byte for each block: 0 or 1."""
+
+_TO_DIGITS = bytes.maketrans(b"\0\1", b"01")
+_TO_FLAGS = bytes.maketrans(b"01", b"\0\1")
+
+
+def pack_flags(flags: Flags) -> bytes:
+    """As bits."""
+    return int(b"0" + flags.translate(_TO_DIGITS), 2).to_bytes(len(flags) // 8 + 1, "big")
+
+
+def unpack_flags(data: bytes, count: int) -> bytearray:
+    """The reverse.
+
+    Raises:
+        ValueError: there are more of them.
+    """
+    bits = int.from_bytes(data, "big")
+    if bits.bit_length() > count:
+        raise ValueError("more flags than blocks")
+    return bytearray(format(bits, f"0{count}b").encode().translate(_TO_FLAGS) if count else b"")

@@ -1,0 +1,475 @@
+"""Store: the files of a copy on this node, those that it had and those that come. A path appears when it is whole.
+
+What comes lies in a directory of its own beside the path, or in it if the path is there already, and stays there if the
+copy is broken off: the next one sends the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Optional
+
+from ..channel import AgentError, Record
+from ..facts.files import find_existing
+from .manifest import BLOCK_BYTES, DIGEST_BYTES, STAGING, File, Flags, Manifest, is_staging
+
+_OWN = 0o700
+_HASHING_THREADS = 4
+_LOCK = "lock"
+
+
+class _Place(NamedTuple):
+    """One path on this node: where it is, and where that lies which comes."""
+
+    final: str
+    staging: str
+
+    @property
+    def tree(self) -> str:
+        return os.path.join(self.staging, "tree")
+
+
+def _find_place(path: str) -> _Place:
+    # The path itself may be a link of the user's, to another disk.
+    final = os.path.realpath(path)
+    if os.path.isdir(final):
+        return _Place(final, os.path.join(final, STAGING))
+    folder, name = os.path.split(final)
+    return _Place(final, os.path.join(folder, f".{name}{STAGING}"))
+
+
+class Store:
+    """The files that a manifest names. The source has all of them.
+
+    Args:
+        manifest: of the source.
+        paths: absolute, one for each of its roots.
+
+    Attributes:
+        has: by block, whether it is here and is what the source has.
+        digests: of all blocks, one after the other; only those that are known count.
+    """
+
+    def __init__(self, manifest: Manifest, paths: Sequence[str]) -> None:
+        if len(paths) != len(manifest.roots):
+            raise AgentError("refused: the list of files has other paths than were asked for")
+        self.manifest = manifest
+        self.places = [_find_place(path) for path in paths]
+        self.has = bytearray(b"\1" * manifest.block_count)
+        self.digests = bytearray(DIGEST_BYTES * manifest.block_count)
+
+    def read(self, block: int, buffer: memoryview) -> memoryview:
+        """Read one block into a buffer; the part of it that it fills.
+
+        Raises:
+            AgentError: the file is not what it was.
+        """
+        file, offset, size_bytes = self.manifest.place(block)
+        view = buffer[:size_bytes]
+        descriptor = self._open(file)
+        try:
+            count, filled = -1, 0
+            while count and filled < size_bytes:
+                count = os.preadv(descriptor, [view[filled:]], offset + filled)
+                filled += count
+            if filled < size_bytes or self._has_changed(file, os.fstat(descriptor)):
+                raise AgentError(f"{self.path(file)} has changed while it was copied", hint="copy it once more")
+        finally:
+            os.close(descriptor)
+        return view
+
+    def digest(self, block: int) -> memoryview:
+        """Of one block, as the source has it."""
+        return memoryview(self.digests)[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
+
+    def hash(self, flags: Flags, hashed: Callable[[int], None]) -> bytearray:
+        """The digests of the blocks with a flag, at their places among those of all blocks.
+
+        Args:
+            flags: by block.
+            hashed: is told the size of each.
+
+        Raises:
+            AgentError, OSError: one cannot be read.
+        """
+        digests = bytearray(len(self.digests))
+        errors: list[Exception] = []
+        blocks = iter([block for block, flag in enumerate(flags) if flag])
+
+        def work() -> None:
+            buffer = memoryview(bytearray(BLOCK_BYTES))
+            try:
+                # One iterator of a list serves all threads.
+                for block in blocks:
+                    view = self.read(block, buffer)
+                    digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES] = hashlib.sha256(view).digest()
+                    hashed(len(view))
+            except (AgentError, OSError) as error:
+                errors.append(error)
+
+        count = min(_HASHING_THREADS, os.cpu_count() or 1)
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return digests
+
+    def whole_digest(self) -> str:
+        """Of all that is copied: names, modes, links and content; every block is known."""
+        return hashlib.sha256(self.manifest.data + self.digests).hexdigest()
+
+    def path(self, file: File) -> str:
+        """Where a file lies in the end."""
+        return _join(self.places[file.root].final, file.name)
+
+    def _open(self, file: File) -> int:
+        return os.open(self.path(file), os.O_RDONLY)
+
+    def _has_changed(self, file: File, found: os.stat_result) -> bool:
+        return (found.st_size, max(0, found.st_mtime_ns)) != (file.size_bytes, file.mtime_ns)
+
+
+class Target(Store):
+    """A receiver's.
+
+    Attributes:
+        received_bytes: written so far.
+        extra: files that the source does not have; removed if that was asked for.
+    """
+
+    def __init__(self, manifest: Manifest, paths: Sequence[str]) -> None:
+        super().__init__(manifest, paths)
+        self.has = bytearray(manifest.block_count)
+        self.extra = 0
+        # Files that stand in their place as they are, and the bytes of others that have come before.
+        self._equal: set[File] = set()
+        self._staged: dict[File, int] = {}
+        self._locked: set[_Place] = set()
+
+    def find_candidates(self) -> bytearray:
+        """The blocks for which there is something here, by block; nothing is written.
+
+        Raises:
+            AgentError: something else stands where a file or a directory would come.
+        """
+        self._check()
+        for place in self.places:
+            if os.path.isdir(place.staging):
+                self._lock(place)
+        flags = bytearray(self.manifest.block_count)
+        for file in self.manifest.files:
+            staged = _regular(os.lstat, self._staged_path(file))
+            if staged is not None:
+                self._staged[file] = min(staged.st_size, file.size_bytes)
+                count = len(file.blocks) if staged.st_size >= file.size_bytes else staged.st_size // BLOCK_BYTES
+            else:
+                there = _regular(os.stat, self.path(file))
+                count = len(file.blocks) if there is not None and there.st_size == file.size_bytes else 0
+                if there is not None and file.size_bytes == there.st_size == 0:
+                    self._equal.add(file)
+            flags[file.first_block : file.first_block + count] = b"\1" * count
+        return flags
+
+    def compare(self, own: bytearray, flags: Flags, theirs: bytes) -> None:
+        """Take what is equal to what the source has.
+
+        Args:
+            own: digests of the candidates.
+            flags: blocks whose digests the source has told, and no others.
+            theirs: these digests, one after the other.
+        """
+        for number, block in enumerate(block for block, flag in enumerate(flags) if flag):
+            digest = theirs[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+            self.digest(block)[:] = digest
+            self.has[block] = digest == own[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
+        for file in self.manifest.files:
+            mine = self.has[file.blocks.start : file.blocks.stop]
+            if file in self._staged or not file.size_bytes:
+                continue
+            if all(mine):
+                self._equal.add(file)
+            else:
+                # It is written anew, beside the one that stands there until then.
+                self.has[file.blocks.start : file.blocks.stop] = bytes(len(mine))
+
+    def needs(self) -> list[Record]:
+        """By file system: what will be written to it, and what is free.
+
+        Raises:
+            AgentError: it cannot be written.
+        """
+        needs: dict[int, Record] = {}
+        for root, place in enumerate(self.places):
+            folder = find_existing(place.staging)
+            if not self.is_whole() and not os.access(folder, os.W_OK | os.X_OK):
+                raise AgentError(f"{folder} cannot be written", hint="choose another path, or change its owner")
+            free = os.statvfs(folder)
+            need = needs.setdefault(
+                os.stat(folder).st_dev, {"path": folder, "need_bytes": 0, "free_bytes": free.f_bavail * free.f_frsize}
+            )
+            coming = (file for file in self.manifest.files if file.root == root and file not in self._equal)
+            need["need_bytes"] += sum(file.size_bytes - self._staged.get(file, 0) for file in coming)
+        return list(needs.values())
+
+    def is_whole(self) -> bool:
+        """Whether nothing is to be written, as all stands in its place."""
+        told = ((_join(self.places[root].final, name), text) for root, name, text in self.manifest.links)
+        links = all(_read_link(path) == text for path, text in told)
+        named = [(root, name) for root, name, _ in self.manifest.directories]
+        named += [(root, "") for root, mode in enumerate(self.manifest.roots) if mode is not None]
+        folders = all(os.path.isdir(_join(self.places[root].final, name)) for root, name in named)
+        return links and folders and len(self._equal) == len(self.manifest.files)
+
+    def prepare(self) -> None:
+        """Make room for what comes, and keep others out.
+
+        Raises:
+            AgentError: another copy writes there.
+            OSError: it cannot be made.
+        """
+        for root, place in enumerate(self.places):
+            os.makedirs(os.path.dirname(place.staging), exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(place.staging, _OWN)
+            self._lock(place)
+            self._clear(root, place)
+
+    def write(self, block: int, digest: bytes, data: memoryview) -> None:
+        """Keep one block, which is what the source has.
+
+        Raises:
+            AgentError: it is not, or nobody asked for it.
+            OSError: it cannot be written.
+        """
+        if block >= self.manifest.block_count or self.has[block]:
+            raise AgentError("refused: a block that was not asked for")
+        file, offset, size_bytes = self.manifest.place(block)
+        if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
+            raise AgentError(f"refused: {file.name or self.path(file)} is damaged on its way")
+        descriptor = self._create(file)
+        try:
+            while data:
+                count = os.pwrite(descriptor, data, offset)
+                data, offset = data[count:], offset + count
+        finally:
+            os.close(descriptor)
+        self.digest(block)[:] = digest
+        self.has[block] = 1
+
+    def finish(self, *, delete: bool) -> None:
+        """Put all in its place.
+
+        Args:
+            delete: whether files that the source does not have are removed.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        for file in self._equal:
+            # Where it is somebody else's, its content counts.
+            with contextlib.suppress(OSError):
+                _set_metadata(file, os.open(self.path(file), os.O_RDONLY | os.O_NOFOLLOW))
+        if self.is_whole():
+            for root, place in enumerate(self.places):
+                self._sweep(root, place, delete=delete)
+            return
+        for file in self.manifest.files:
+            if file not in self._equal:
+                _set_metadata(file, self._create(file))
+        for root, place in enumerate(self.places):
+            is_new = self.manifest.roots[root] is not None and not os.path.isdir(place.final)
+            # A directory that is new appears with all that is in it; in one that is there, file by file.
+            self._make_tree(root, place.tree if is_new else place.final, place)
+            _sync(place.staging)
+            if is_new or self.manifest.roots[root] is None:
+                if os.path.lexists(place.tree):
+                    os.replace(place.tree, place.final)
+            else:
+                self._move_files(root)
+            self._sweep(root, place, delete=delete)
+            shutil.rmtree(place.staging)
+            _sync(os.path.dirname(place.final))
+
+    def _lock(self, place: _Place) -> None:
+        """Keep others out until this process ends."""
+        if place in self._locked:
+            return
+        found = os.lstat(place.staging)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise AgentError(f"{place.staging} is not ours", hint="remove it")
+        lock = os.open(os.path.join(place.staging, _LOCK), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise AgentError(
+                f"another copy is writing {place.final}, here or on a node that shares its file system",
+                hint="wait for its end; a file system that nodes share needs one copy",
+            ) from error
+        self._locked.add(place)
+
+    def _make_tree(self, root: int, top: str, place: _Place) -> None:
+        """Directories and links, below what is new or what is there."""
+        mode = self.manifest.roots[root]
+        if mode is None:
+            return
+        made = [(top, mode), *((_join(top, name), mode) for of, name, mode in self.manifest.directories if of == root)]
+        for path, mode in made:
+            is_there = os.path.isdir(path)
+            if not is_there:
+                os.mkdir(path)
+            if not is_there or top == place.tree:
+                # What comes has to be put into it.
+                os.chmod(path, mode | _OWN)
+        for of, name, text in self.manifest.links:
+            path = _join(top, name)
+            if of == root and _read_link(path) != text:
+                new = os.path.join(place.staging, "link")
+                os.symlink(text, new)
+                os.replace(new, path)
+
+    def _move_files(self, root: int) -> None:
+        for file in self.manifest.files:
+            if file.root == root and file not in self._equal:
+                os.replace(self._staged_path(file), self.path(file))
+
+    def _sweep(self, root: int, place: _Place, *, delete: bool) -> None:
+        """Count, and perhaps remove, what the source does not have."""
+        names = self.manifest.names(root)
+        for folder, folders, files in os.walk(place.final):
+            below = os.path.relpath(folder, place.final)
+            inner = "" if below == os.curdir else below + "/"
+            folders[:] = [name for name in folders if not is_staging(name)]
+            for name in [*files, *folders]:
+                path = os.path.join(folder, name)
+                if inner + name in names:
+                    continue
+                if os.path.isdir(path) and not os.path.islink(path):
+                    folders.remove(name)
+                    self.extra += sum(len(inside) for _, _, inside in os.walk(path))
+                    if delete:
+                        shutil.rmtree(path)
+                else:
+                    self.extra += 1
+                    if delete:
+                        os.remove(path)
+
+    def _check(self) -> None:
+        """Nothing stands in the way, and nothing leads out of the path.
+
+        Raises:
+            AgentError: something does.
+        """
+        folders = [(self.places[root].final, mode is not None) for root, mode in enumerate(self.manifest.roots)]
+        folders += [(_join(self.places[root].final, name), True) for root, name, _ in self.manifest.directories]
+        files = [self.path(file) for file in self.manifest.files]
+        files += [_join(self.places[root].final, name) for root, name, _ in self.manifest.links]
+        for path, is_folder in [*folders, *((path, False) for path in files)]:
+            kind = _kind(path)
+            if kind == "nothing" or (kind == "a directory") == is_folder:
+                continue
+            raise AgentError(
+                f"{path} is {kind} here and {'a directory' if is_folder else 'a file'} on the source",
+                hint="move it away; the directory that a link leads to is copied by its own name",
+            )
+
+    def _clear(self, root: int, place: _Place) -> None:
+        """Remove what an earlier copy of something else has left."""
+        wanted = {self._staged_path(file): file for file in self.manifest.files if file.root == root}
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(place.staging, "link"))
+        for path in _files_below(place.tree):
+            file = wanted.get(path)
+            if file is None or file in self._equal or not stat.S_ISREG(os.lstat(path).st_mode):
+                os.remove(path)
+            elif os.lstat(path).st_size > file.size_bytes:
+                os.truncate(path, file.size_bytes)
+
+    def _create(self, file: File) -> int:
+        path = self._staged_path(file)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), _OWN, exist_ok=True)
+            return os.open(path, flags, 0o600)
+
+    def _open(self, file: File) -> int:
+        """What has come may be put in its place meanwhile."""
+        staged = self._staged_path(file)
+        for path in (staged, self.path(file)):
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, os.O_RDONLY)
+        return os.open(staged, os.O_RDONLY)
+
+    def _has_changed(self, file: File, found: os.stat_result) -> bool:
+        # Its blocks are compared, each on its own.
+        del file, found
+        return False
+
+    def _staged_path(self, file: File) -> str:
+        return _join(self.places[file.root].tree, file.name)
+
+
+def _set_metadata(file: File, descriptor: int) -> None:
+    """Mode and time of an open file, as the source has them; it is closed."""
+    try:
+        os.fchmod(descriptor, file.mode)
+        os.utime(descriptor, ns=(file.mtime_ns, file.mtime_ns))
+    finally:
+        os.close(descriptor)
+
+
+def _join(top: str, name: str) -> str:
+    return os.path.join(top, name) if name else top
+
+
+def _kind(path: str) -> str:
+    if os.path.islink(path):
+        return "a link"
+    return "a directory" if os.path.isdir(path) else "a file" if os.path.lexists(path) else "nothing"
+
+
+def _read_link(path: str) -> Optional[str]:
+    """The text of a link; None if it is none."""
+    return os.readlink(path) if os.path.islink(path) else None
+
+
+def _regular(look: Callable[[str], os.stat_result], path: str) -> Optional[os.stat_result]:
+    """A regular file's; None if there is none."""
+    try:
+        found = look(path)
+    except OSError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
+
+
+def _files_below(top: str) -> Iterator[str]:
+    """All but directories, the top itself included; directories that are empty by then are removed."""
+    if os.path.islink(top) or os.path.isfile(top):
+        yield top
+    for folder, folders, files in os.walk(top, topdown=False):
+        for name in [*files, *(name for name in folders if os.path.islink(os.path.join(folder, name)))]:
+            yield os.path.join(folder, name)
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def _sync(folder: str) -> None:
+    """Have the disk keep all that was written to its file system."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            raise OSError(ctypes.get_errno(), f"{folder} cannot be synced")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,63 @@
+"""`multinode copy`: files made equal on all nodes, over the training network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multinode.cli.inputs import read_cluster
+from multinode.cli.live import show_stage
+from multinode.cli.options import Hosts, Json, Nodes
+from multinode.cli.output import print_document, print_screen
+
+if TYPE_CHECKING:
+    from multinode.launch.copy_chain import CopyProgress
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command."""
+    app.command()(copy)
+
+
+def copy(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="Files and directories; relative ones start at the job's directory."),
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NODE",
+            help="The node that has them, or `controller`, this machine; else the node that has all of them, else this "
+            "machine.",
+        ),
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Also remove files in these directories that the source does not have.")
+    ] = False,
+    hosts: Hosts = None,
+    nodes: Nodes = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a model or data set from the node that has it to all others, over the training network.
+
+    Only what differs is sent, from node to node, and verified by digests. A path changes once all of it has come.
+    """
+    from multinode import api
+    from multinode.launch.copy_screen import copy_parts, progress_text
+
+    cluster, _ = read_cluster(hosts, nodes)
+    request = api.CopyRequest(paths=tuple(paths), source=source, delete=delete)
+    with api.connect(cluster) as context, show_stage(plain=True) as context.say:
+
+        def observe(progress: CopyProgress) -> None:
+            context.say(progress_text(progress))
+
+        report = api.copy(cluster, context, request, observe)
+    if as_json:
+        print_document(report)
+    else:
+        print_screen(copy_parts(report))
+    raise typer.Exit(0 if report.ok else 3 if report.unreached else 1)

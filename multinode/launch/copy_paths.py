@@ -1,0 +1,388 @@
+"""copy: files and directories made equal on all nodes, from the one that has them, or from this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from multinode.check.probe import Questions, probe
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import choose_endpoints
+from multinode.cluster.facts import NodeFacts
+from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
+from multinode.lab.cluster import refresh_lab
+from multinode.launch.context import RunContext
+from multinode.launch.copy_chain import CopyProgress, CopyRound, Participant, find_failures, make_credentials
+from multinode.transport.agent import AgentTransport
+from multinode.transport.base import Transport
+from multinode.transport.fan_out import gather
+from multinode.transport.local import LocalTransport
+from multinode.units import format_count, format_list, format_size
+
+CONTROLLER = "controller"
+"""What `--from` calls this machine."""
+
+# A directory on a network file system with many files takes its time.
+_LOOK_S = 300.0
+_KEPT = "what has come is kept: the same command sends the rest"
+_TRIES = 2
+
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class CopyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is copied.
+
+    Attributes:
+        paths: relative ones start at the job's directory.
+        source: the node that has them, or `controller`; None finds it.
+        delete: whether files that the source does not have are removed.
+    """
+
+    paths: tuple[str, ...]
+    source: str | None = None
+    delete: bool = False
+
+
+class CopiedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, as the copy left it.
+
+    Attributes:
+        state: `source`, `copied`, `equal` (it had all), `failed`.
+        received_bytes: without what it had.
+        extra_files: that the source does not have; removed with `--delete`.
+        cpu_s: processor time of the agent.
+        message: why it failed.
+    """
+
+    name: str
+    state: str
+    received_bytes: _Count = 0
+    extra_files: _Count = 0
+    cpu_s: float | None = None
+    message: str | None = None
+    hint: str | None = None
+
+
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `copy --json` prints.
+
+    Attributes:
+        ok: whether all nodes are equal now.
+        digest: SHA-256 of names, modes, links and content, as source and receivers each computed it.
+        transfer_s: from the first byte that was sent until the last node had verified all; None if nothing was sent.
+        unreached: whether a node that failed could not be reached.
+    """
+
+    schema: str = "multinode.copy/1"
+    ok: bool
+    paths: tuple[str, ...]
+    source: str
+    files: int
+    size_bytes: int
+    digest: str | None
+    nodes: tuple[CopiedNode, ...]
+    deleted: bool
+    transfer_s: float | None
+    time_s: float
+    unreached: bool
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands at a path of a node; `reason` is why it cannot be copied from there, `refused` why it never is."""
+
+    path: str
+    full: str | None = None
+    exists: bool = False
+    files: _Count = 0
+    size_bytes: _Count = 0
+    digest: str | None = None
+    reason: str | None = None
+    refused: str | None = None
+
+
+class _Looked(msgspec.Struct, frozen=True):
+    paths: tuple[Look, ...]
+
+
+def copy_paths(
+    context: RunContext,
+    cluster: Cluster,
+    request: CopyRequest,
+    observe: Callable[[CopyProgress], None] = lambda _: None,
+    *,
+    here: Transport | None = None,
+) -> CopyReport:
+    """Make the paths equal on all nodes. A node that fails is left out, and the others get theirs.
+
+    Args:
+        context: the way to the nodes, and who is told each stage.
+        cluster: all of them.
+        request: what is copied, and from where.
+        observe: is shown the progress.
+        here: the way to this machine, which may have the files.
+
+    Raises:
+        UsageError: nobody has the paths, or nodes have something different there and none was named as the source.
+        NodeError, NodeFailed: the source failed, or a node has no room for them; nothing was written then.
+        Interrupted: Ctrl-C; what has come is kept.
+    """
+    began = time.monotonic()
+    refresh_lab(cluster)
+    survey = _survey(context, cluster, request)
+    local = AgentTransport(here or LocalTransport())
+    try:
+        if request.source == CONTROLLER or not _complete(survey.looks):
+            survey.here.extend(_look(local, Node(name=CONTROLLER), request.paths, str(Path.cwd())))
+        source = choose_source(request, survey.looks, survey.here)
+        chain = _chain(survey, context.agent, cluster)
+        if source == CONTROLLER:
+            paths = _full_paths(survey.here)
+            chain.insert(0, Participant(Node(name=CONTROLLER), local, "127.0.0.1", paths, is_here=True))
+        first = next(one for one in chain if one.node.name == source)
+        chain.remove(first)
+        if not chain:
+            raise UsageError("there is no node to copy to", hint="name more nodes in the hostfile")
+        copies = _Copies(first, request, observe, context.say)
+        try:
+            copies.run(chain)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted", hint=_KEPT) from None
+    finally:
+        local.close()
+    failed = survey.failed | copies.failed
+    looked = survey.here if source == CONTROLLER else survey.looks[source]
+    order = [CONTROLLER] * (source == CONTROLLER) + [node.name for node in cluster.nodes]
+    return CopyReport(
+        ok=not failed,
+        paths=request.paths,
+        source=source,
+        files=sum(look.files for look in looked),
+        size_bytes=sum(look.size_bytes for look in looked),
+        digest=copies.digest,
+        nodes=tuple(_node(name, copies, failed) for name in order),
+        deleted=request.delete,
+        transfer_s=copies.moved_s or None,
+        time_s=time.monotonic() - began,
+        unreached=any(isinstance(error, NodeError) for error in failed.values()),
+    )
+
+
+class _Survey(NamedTuple):
+    """What stands at the paths, by node and here; what else is known of the nodes; and who could not be asked."""
+
+    facts: dict[str, NodeFacts]
+    looks: dict[str, tuple[Look, ...]]
+    failed: dict[str, MultinodeError]
+    here: list[Look]
+
+
+def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Survey:
+    """Ask all nodes.
+
+    Raises:
+        MultinodeError: the source cannot be asked, or no node can.
+    """
+    context.say(f"probing {len(cluster.nodes)} nodes")
+    probed = probe(context.agent, cluster, Questions(controller_cwd=str(Path.cwd()), packages=False))
+    facts = {outcome.node.name: outcome.value for outcome in probed if outcome.error is None}
+
+    def ask(node: Node) -> tuple[Look, ...]:
+        return _look(context.agent, node, request.paths, facts[node.name].cwd)
+
+    context.say("looking for the files")
+    looked = gather([node for node in cluster.nodes if node.name in facts], ask, deadline_s=_LOOK_S)
+    failed = {one.node.name: one.error for one in probed if one.error is not None}
+    failed |= {one.node.name: one.error for one in looked if one.error is not None}
+    looks = {outcome.node.name: outcome.value for outcome in looked if outcome.error is None}
+    if request.source in failed or not looks:
+        raise failed.get(request.source or "") or next(iter(failed.values()))
+    return _Survey(facts, looks, failed, [])
+
+
+def _chain(survey: _Survey, agent: AgentTransport, cluster: Cluster) -> list[Participant]:
+    """The nodes that can take part, in their order.
+
+    Raises:
+        UsageError: they share no network.
+    """
+    nodes = tuple(node for node in cluster.nodes if node.name in survey.looks)
+    places = choose_endpoints(msgspec.structs.replace(cluster, nodes=nodes), survey.facts)
+    return [
+        Participant(node, agent, place.addr or node.name, _full_paths(survey.looks[node.name]))
+        for node, place in zip(nodes, places, strict=True)
+    ]
+
+
+def _look(agent: AgentTransport, node: Node, paths: Sequence[str], cwd: str | None) -> tuple[Look, ...]:
+    looked = agent.call(node, "look", {"schema": 1, "paths": paths, "cwd": cwd}, _Looked, deadline_s=_LOOK_S).paths
+    if [look.path for look in looked] != list(paths):
+        raise NodeFailed("it looked at other paths than it was asked for", node=node.name)
+    refused = next((look for look in looked if look.refused is not None), None)
+    if refused is not None:
+        raise UsageError(
+            f"{refused.path}: {refused.refused}", node=node.name, hint="name the directory of a model or data set"
+        )
+    full = [PurePosixPath(look.full or "/") for look in looked]
+    inner = next((one for one in full if full.count(one) > 1 or not set(full).isdisjoint(one.parents)), None)
+    if inner is not None:
+        raise UsageError(f"{inner} is in what is copied already", node=node.name, hint="name it once")
+    return looked
+
+
+def _complete(looks: Mapping[str, Sequence[Look]]) -> list[str]:
+    """The nodes that have all paths."""
+    return [name for name, looked in looks.items() if all(look.exists for look in looked)]
+
+
+def _full_paths(looked: Sequence[Look]) -> tuple[str, ...]:
+    return tuple(look.full or look.path for look in looked)
+
+
+def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[Look]], here: Sequence[Look]) -> str:
+    """Who has the paths: the named one, else the first node that has all of them, else this machine. Pure.
+
+    Args:
+        request: what is asked for.
+        looks: what stands there, by node.
+        here: the same on this machine.
+
+    Raises:
+        UsageError: nobody has them, or nodes have different ones and none was named.
+        NodeFailed: the source's cannot be copied.
+    """
+    known = {**looks, CONTROLLER: looks.get(CONTROLLER, here)}
+    if request.source is not None:
+        if request.source not in known:
+            names = format_list([*looks, CONTROLLER], 9)
+            raise UsageError(f"no node is called {request.source}", hint=f"--from takes {names}")
+        source = request.source
+        lacks = next((look.path for look in known[source] if not look.exists), None)
+        if lacks is not None:
+            raise UsageError(f"{source} does not have {lacks}", hint=_having(lacks, known))
+    else:
+        complete = _complete(looks)
+        if not complete and all(look.exists for look in here):
+            complete = [CONTROLLER]
+        if not complete:
+            present = {look.path for looked in known.values() for look in looked if look.exists}
+            lacking = next((path for path in request.paths if path not in present), None)
+            if lacking is not None:
+                raise UsageError(f"{lacking} is on no node and not on this machine", hint="correct its name")
+            raise UsageError("no node has all of these paths", hint="copy each with a command of its own")
+        source = complete[0]
+        for at, look in enumerate(looks[source] if source != CONTROLLER else ()):
+            other = next((name for name in complete if looks[name][at].digest != look.digest), None)
+            if other is not None:
+                raise UsageError(
+                    f"{look.path} is not the same on {source} ({_size(look)}) and {other} ({_size(looks[other][at])})",
+                    hint=f"name the right one: --from {source}",
+                )
+    bad = next((look for look in known[source] if look.reason is not None), None)
+    if bad is not None:
+        raise NodeFailed(f"{bad.path}: {bad.reason}", node=source)
+    return source
+
+
+def _having(path: str, known: Mapping[str, Sequence[Look]]) -> str:
+    names = [name for name, looked in known.items() if any(look.path == path and look.exists for look in looked)]
+    return f"it is on {format_list(names, 9)}" if names else "it is on no node and not on this machine"
+
+
+def _size(look: Look) -> str:
+    return f"{format_count(look.files, 'file')}, {format_size(look.size_bytes)}"
+
+
+class _Copies:
+    """Rounds until every node has all, or has failed.
+
+    Attributes:
+        done: by node, its last words.
+        failed: by node, why.
+    """
+
+    def __init__(
+        self,
+        source: Participant,
+        request: CopyRequest,
+        observe: Callable[[CopyProgress], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.done: dict[str, CopiedNode] = {}
+        self.failed: dict[str, MultinodeError] = {}
+        self.digest: str | None = None
+        self.moved_s = 0.0
+        self._source = source
+        self._request = request
+        self._observe = observe
+        self._say = say
+        self._credentials = make_credentials()
+        self._suspected: dict[str, int] = {}
+
+    def run(self, targets: Sequence[Participant]) -> None:
+        """Until all are done or have failed.
+
+        Raises:
+            MultinodeError: the source failed, or a node has no room and nothing was written.
+        """
+        while targets:
+            self._say(f"comparing on {len(targets)} nodes")
+            try:
+                self._run_round(targets)
+            except NodeFailed as error:
+                # Who has no room is told before anything is written; later the others get theirs.
+                if not self.done or error.node is None or error.node == self._source.node.name:
+                    raise
+                self.failed[error.node] = error
+            left = [one for one in targets if one.node.name not in {**self.done, **self.failed}]
+            # Who may have broken the chain stands at its end, where nobody waits for it.
+            targets = sorted(left, key=lambda one: self._suspected.get(one.node.name, 0))
+
+    def _run_round(self, targets: Sequence[Participant]) -> None:
+        chain = [self._source, *targets]
+        one = CopyRound(chain, self._credentials, delete=self._request.delete, observe=self._observe)
+        one.run()
+        self.moved_s += one.moved_s or 0.0
+        for member in one.members:
+            if member.copied is None:
+                continue
+            if member.copied.digest != (self.digest or member.copied.digest):
+                raise NodeFailed(
+                    "its files are not what other nodes received: they have changed while they were copied",
+                    node=member.name,
+                    hint="copy once more",
+                )
+            self.digest = member.copied.digest
+            received = member.progress.moved_bytes if member.need is not None else 0
+            state = "source" if member.need is None else "copied" if received else "equal"
+            before = self.done.get(member.name)
+            cpu_s = (member.cpu_s or 0.0) + (before.cpu_s or 0.0 if before is not None else 0.0)
+            self.done[member.name] = CopiedNode(
+                name=member.name,
+                state=state,
+                received_bytes=received,
+                extra_files=member.copied.extra,
+                cpu_s=cpu_s,
+            )
+        failures = find_failures(one.members)
+        self.failed |= failures.certain
+        if failures.suspect is not None:
+            name, error = failures.suspect
+            self._suspected[name] = self._suspected.get(name, 0) + 1
+            if self._suspected[name] >= _TRIES:
+                self.failed[name] = error
+            else:
+                self._say(f"{error}; trying once more")
+
+
+def _node(name: str, copies: _Copies, failed: Mapping[str, MultinodeError]) -> CopiedNode:
+    done = copies.done.get(name)
+    error = failed.get(name)
+    if error is not None:
+        return CopiedNode(name=name, state="failed", message=error.message, hint=error.hint)
+    return done or CopiedNode(name=name, state="source")
