@@ -140,30 +140,6 @@ def test_several_are_one_table_and_two_are_compared_as_one() -> None:
     document = json.loads(run("show", SWEEP_ID, IMPORT_ID, "--json"))
     assert document["run_id"].split(",") == [SWEEP_ID, IMPORT_ID]
     assert run("compare", SWEEP_ID, IMPORT_ID) == run("show", SWEEP_ID, IMPORT_ID)
-    with pytest.raises(UsageError, match="both are run"):
-        run("compare", SWEEP_ID, SWEEP_ID)
-    with pytest.raises(UsageError, match="no figures in common"):
-        run("compare", SWEEP_ID, f"{SWEEP_ID}-1x2-lora-batch1-1")
-
-
-def test_two_records_of_another_kind_are_compared_figure_by_figure(root: Path) -> None:
-    for run_id, speed in (("20260401-aa", 2.0), ("20260402-bb", 3.0)):
-        tests = [
-            {"label": "matmul bf16", "alone": {"value": speed, "cv": speed}},
-            {"label": "copy", "alone": {"value": 5}},
-        ]
-        directory = RunDirectory.create(root / "runs", run_id)
-        directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind="bench"))
-        directory.write("bench.json", {"nodes": [{"node": "a", "workers": [{"rank": 0, "tests": tests}]}]})
-    document = json.loads(run("compare", "20260401", "20260402", "--json"))
-    assert document["figures"] == [
-        {"name": "nodes a workers 0 tests matmul bf16 alone", "first": 2.0, "second": 3.0},
-        {"name": "nodes a workers 0 tests copy alone", "first": 5.0, "second": 5.0},
-    ]
-    shown = run("compare", "20260401", "20260402")
-    assert "1.5x" in shown
-    assert "copy" not in shown
-    assert "copy" in run("compare", "20260401", "20260402", "--details")
 
 
 def test_a_report_has_one_table_s_page_or_several_tables_in_one(root: Path) -> None:

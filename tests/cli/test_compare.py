@@ -1,0 +1,86 @@
+"""`multinode compare` of records that are no trainings; trainings are compared as a contrast's sides are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from multinode.cli.main import build_app
+from multinode.errors import UsageError
+from multinode.network.scan_verdict import Verdict
+from multinode.network.size_scan import ScanReport
+from multinode.records.benchmark import CollectiveTest, scan_messages
+from multinode.records.run_directory import RunDirectory
+from tests.experiment.cells import SWEEP_RUN
+from tests.network.test_scan_changes import row
+
+FIRST, SECOND = "20260401-aa", "20260402-bb"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def keep(root: Path, run_id: str, kind: str, file: str, result: object) -> None:
+    directory = RunDirectory.create(root, run_id)
+    directory.write("run.json", msgspec.structs.replace(SWEEP_RUN, run_id=run_id, kind=kind))
+    directory.write(file, result)
+
+
+def compare(*options: str) -> str:
+    result = CliRunner().invoke(build_app(), ["compare", *options], catch_exceptions=False, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_two_records_of_another_kind_are_compared_figure_by_figure(root: Path) -> None:
+    for run_id, speed in ((FIRST, 2.0), (SECOND, 3.0)):
+        tests = [
+            {"label": "matmul bf16", "alone": {"value": speed, "cv": speed}},
+            {"label": "copy", "alone": {"value": 5}},
+        ]
+        keep(root, run_id, "bench", "bench.json", {"nodes": [{"node": "a", "workers": [{"rank": 0, "tests": tests}]}]})
+    document = json.loads(compare(FIRST, SECOND, "--json"))
+    assert document["figures"] == [
+        {"name": "nodes a workers 0 tests matmul bf16 alone", "first": 2.0, "second": 3.0},
+        {"name": "nodes a workers 0 tests copy alone", "first": 5.0, "second": 5.0},
+    ]
+    shown = compare(FIRST, SECOND)
+    assert "1.5x" in shown
+    assert "copy" not in shown
+    assert "copy" in compare(FIRST, SECOND, "--details")
+
+
+def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
+    for run_id, time_us in ((FIRST, 1000.0), (SECOND, 2000.0)):
+        scan = ScanReport(
+            run_id=run_id,
+            backend="gloo",
+            world_size=2,
+            nodes=("a", "b"),
+            test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
+            rows=(row(time_us),),
+            verdict=Verdict(text="this is what the link carries"),
+            directory=f"/r/{run_id}",
+        )
+        keep(root, run_id, "nccl-test", "nccl-test.json", scan)
+    changes = json.loads(compare(FIRST, SECOND, "--json"))["changes"]
+    assert changes["before"] == FIRST
+    (slower,) = changes["rows"]
+    assert slower["text"] in " ".join(compare(FIRST, SECOND).split())
+
+
+def test_records_that_have_nothing_in_common_are_named_with_their_kinds(root: Path) -> None:
+    keep(root, FIRST, "bench", "bench.json", {"nodes": []})
+    keep(root, SECOND, "contrast", "contrast.json", {"schema": "multinode.contrast/2"})
+    with pytest.raises(UsageError, match=f"run {FIRST} is of kind bench, and {SECOND} of kind contrast"):
+        compare(FIRST, SECOND)
+    with pytest.raises(UsageError, match=f"both are run {FIRST}"):
+        compare(FIRST, FIRST)
