@@ -116,6 +116,13 @@ def format_list(words: Sequence[str], most: int | None = None, noun: str = "othe
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
+def format_placement(nodes: int, workers_per_node: int | None, workers: int | None) -> str:
+    """Workers on nodes: `2 x 8`, of unequal nodes `10 on 2`; `2 x ?` where nobody knows."""
+    if workers is not None and workers != nodes * (workers_per_node or 0):
+        return f"{workers} on {nodes}"
+    return f"{nodes} x {'?' if workers_per_node is None else workers_per_node}"
+
+
 def format_duration(seconds: float) -> str:
     """A duration for people: `12.3 s`, `4 min 05 s`, `2 h 03 min`; what is no number is `unknown`."""
     if math.isnan(seconds):

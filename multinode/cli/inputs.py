@@ -12,7 +12,7 @@ import typer
 from multinode.cli.output import note
 from multinode.errors import UsageError
 from multinode.job.engine_commands import Engine, choose_engine, parse_accelerate
-from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.job_environment import JobEnvironment, parse_job_environment
 from multinode.launch.change import Change, parse_change
 from multinode.records.files import read_text
@@ -86,6 +86,7 @@ def read_job(
         UsageError: both or neither, or it cannot be understood.
     """
     from multinode import api
+    from multinode.job.stored_job import load_script
     from multinode.records.settings import default_job, load_settings
 
     if script is not None:
@@ -98,7 +99,7 @@ def read_job(
             raise UsageError(
                 f"{option} changes a YAML job, and this is a script", hint="give the script its own arguments"
             )
-        return ScriptJob(argv=script)
+        return load_script(script)
     job = api.load_job(path or default_job(load_settings(Path.cwd()), Path.cwd()), overrides, deepspeed_edits or ())
     _show_diff(job)
     return job

@@ -296,10 +296,10 @@ def _cell_jobs(
     from multinode.experiment.grid_plan import cell_arguments, cell_overrides
     from multinode.job.deepspeed import parse_deepspeed_edits
     from multinode.job.job import ScriptJob
-    from multinode.job.stored_job import load_job
+    from multinode.job.stored_job import load_job, load_script
 
     if isinstance(plain, ScriptJob):
-        return {cell.label: ScriptJob(argv=(*plain.argv, *cell_arguments(grid, cell))) for cell in cells}
+        return {cell.label: load_script((*plain.argv, *cell_arguments(grid, cell))) for cell in cells}
     path, edits = Path(plain.config_path), parse_deepspeed_edits(deepspeed_edits)
     made: dict[tuple[str, ...], Job] = {}
     for cell in cells:

@@ -101,10 +101,11 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """One node alone.
 
     Attributes:
-        relative: its samples/s over those of the fastest node.
+        relative: a worker's samples/s over those of a worker of the fastest node.
     """
 
     node: str
+    workers: int
     samples_per_s: Estimate
     step_time_ms: Estimate
     relative: float

@@ -207,13 +207,14 @@ def _point(side: Side, fewest: Side) -> CurvePoint:
 
 
 def _each_node(alone: Sequence[Side]) -> tuple[NodeSpeed, ...]:
-    fastest = max((side.samples_per_s.value for side in alone), default=1.0)
+    fastest = max((side.samples_per_s.value / side.world_size for side in alone), default=1.0)
     return tuple(
         NodeSpeed(
             node=side.node_names[0],
+            workers=side.world_size,
             samples_per_s=side.samples_per_s,
             step_time_ms=side.step_time_ms,
-            relative=side.samples_per_s.value / fastest,
+            relative=side.samples_per_s.value / side.world_size / fastest,
         )
         for side in alone
     )
@@ -352,8 +353,9 @@ def _told_parts(side: Side) -> str:
 
 def _without_network(contrast: Contrast) -> str:
     if contrast.each_node:
-        nodes = sorted(contrast.each_node, key=lambda node: -node.samples_per_s.value)
-        told = ", ".join(_told_node(node) for node in nodes[:_MOST_NODES])
+        nodes = sorted(contrast.each_node, key=lambda node: -node.relative)
+        unequal = len({node.workers for node in nodes}) > 1
+        told = ", ".join(_told_node(node, unequal=unequal) for node in nodes[:_MOST_NODES])
         more = f" and {len(nodes) - _MOST_NODES} more, the slowest at {nodes[-1].relative:.0%}"
         return f"Alone: {told}{more if len(nodes) > _MOST_NODES else ''}."
     ours, theirs = _compute_ms(contrast.baseline), _compute_ms(contrast.candidate)
@@ -369,5 +371,7 @@ def _compute_ms(side: Side) -> float | None:
     return side.split.compute_ms if side.split is not None else None
 
 
-def _told_node(node: NodeSpeed) -> str:
-    return f"{node.node} {figure(node.samples_per_s.value)} samples/s ({node.relative:.0%})"
+def _told_node(node: NodeSpeed, *, unequal: bool) -> str:
+    workers = f" with {format_count(node.workers, 'worker')}" if unequal else ""
+    share = f"{node.relative:.0%} per worker" if unequal else f"{node.relative:.0%}"
+    return f"{node.node} {figure(node.samples_per_s.value)} samples/s{workers} ({share})"

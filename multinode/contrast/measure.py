@@ -19,7 +19,7 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, limit_steps, override_job
 from multinode.job.job_environment import with_same_threads
-from multinode.job.planning import workers_per_node
+from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.launch.clean import cleanup_nodes
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.launch import (
@@ -40,7 +40,7 @@ from multinode.profile.observed import steps_to_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.units import format_count
+from multinode.units import format_count, format_list
 
 Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
 
@@ -72,22 +72,25 @@ class PlannedSide(msgspec.Struct, frozen=True, kw_only=True):
         role: `baseline`, `candidate`, `point` or `each-node`, as the measured side has it.
         label: its name, unique among the sides; ends its runs' ids.
         cluster: its nodes.
-        workers: on each of them.
+        workers: of each of them.
         accumulation: micro-batches per step that it is to make; None leaves the job's own.
     """
 
     role: str
     label: str
     cluster: Cluster
-    workers: int
+    workers: tuple[int, ...]
     accumulation: int | None = None
 
     @property
     def description(self) -> str:
         """In a few words."""
-        workers = format_count(self.workers, "worker")
-        nodes = self.cluster.nodes
-        where = f"on {nodes[0].name}" if len(nodes) == 1 else f"on each of {len(nodes)} nodes"
+        nodes, equal = self.cluster.nodes, len(set(self.workers)) == 1
+        workers = format_count(self.workers[0], "worker")
+        if not equal:
+            workers = f"{format_list(tuple(map(str, self.workers)))} workers"
+        each = "each of " if equal else ""
+        where = f"on {nodes[0].name}" if len(nodes) == 1 else f"on {each}{len(nodes)} nodes"
         steps = f", {self.accumulation} micro-batches per step" if self.accumulation is not None else ""
         return f"{workers} {where}{steps}"
 
@@ -118,7 +121,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest) -> Sides:
     """Choose the sides; `slots` are the workers that each node can have.
 
-    Same workers where the user names node 0's GPUs for it, or the fewest nodes can hold as many workers as the most;
+    Same workers where the user names node 0's GPUs for it, or the fewest nodes can hold one for each of the most;
     otherwise each node full.
 
     Raises:
@@ -185,94 +188,105 @@ def _require_slots(cluster: Cluster, slots: Sequence[int], workers: int | None) 
             )
 
 
-def _choose(slots: Sequence[int], counts: Sequence[int], request: ContrastRequest) -> tuple[Mode, dict[int, int], str]:
-    """Mode, workers on each node by number of nodes, and why."""
+def _choose(
+    slots: Sequence[int], counts: Sequence[int], request: ContrastRequest
+) -> tuple[Mode, dict[int, tuple[int, ...]], str]:
+    """Mode, workers of each node by number of nodes, and why."""
     most, mode = counts[-1], request.mode
     shared = _shared_total(slots, counts, request.workers)
     if mode in {None, "same-workers"} and shared:
-        return "same-workers", {count: shared // count for count in counts}, enough_words(slots[: counts[0]], most)
+        spread = {count: _spread(shared, slots[:count]) for count in counts}
+        return "same-workers", spread, enough_words(slots[: counts[0]], most)
     few = _why_not_shared(slots, counts, request.workers)
     if mode == "same-workers":
         raise UsageError(few, hint="--baseline-gpus names node 0's GPUs for the baseline; or --mode scale-out")
-    full = {count: request.workers or min(slots[:count]) for count in counts}
+    full = {count: (request.workers,) * count if request.workers else tuple(slots[:count]) for count in counts}
     return mode or "scale-out", full, ASKED if mode else few
 
 
 def _why_not_shared(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> str:
     least, most = counts[0], counts[-1]
-    if least * min(slots[:least]) >= most * (workers or 1):
+    if sum(slots[:least]) >= most * (workers or 1):
         return uneven_words(counts)
     return too_few_words(slots[:least], workers or 1, most)
 
 
 def _shared_total(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> int:
-    """The most workers, or as many as asked for, that fit evenly on each of these numbers of nodes; 0 where none do."""
-    least, most = counts[0], counts[-1]
-    for total in range(least * min(slots[:least]), most - 1, -1) if workers is None else (workers * most,):
-        if all(total % count == 0 and total // count <= min(slots[:count]) for count in counts):
+    """The most workers, or as many as asked for, that fit on each of these numbers of nodes; 0 where none do.
+
+    Nodes that are alike get as many each.
+    """
+    room, most = sum(slots[: counts[0]]), counts[-1]
+    even = workers is not None or len(set(slots[:most])) == 1
+    for total in range(room, most - 1, -1) if workers is None else (workers * most,):
+        if total <= room and (not even or all(total % count == 0 for count in counts)):
             return total
     return 0
 
 
-def _accumulations(counts: Sequence[int], workers: dict[int, int], accumulation: int | None) -> dict[int, int]:
+def _spread(total: int, slots: Sequence[int]) -> tuple[int, ...]:
+    """So many workers over these nodes, as evenly as their slots allow."""
+    workers = [0] * len(slots)
+    for _ in range(total):
+        able = (node for node, count in enumerate(workers) if count < slots[node])
+        workers[min(able, key=lambda node: workers[node])] += 1
+    return tuple(workers)
+
+
+def _accumulations(
+    counts: Sequence[int], workers: dict[int, tuple[int, ...]], accumulation: int | None
+) -> dict[int, int]:
     """Micro-batches per step of each side, so that a step has as many as the job makes of it on the most nodes."""
     if accumulation is None:
         raise UsageError(
             "the global batch of a script is not known, nor is it multinode's to change",
             hint="--mode scale-out compares at the same batch per worker",
         )
-    most = counts[-1]
-    total = accumulation * most * workers[most]
-    for count in counts:
-        if total % (count * workers[count]):
+    totals = {count: sum(workers[count]) for count in counts}
+    batches = accumulation * totals[counts[-1]]
+    for total in totals.values():
+        if batches % total:
             raise UsageError(
-                f"{total} micro-batches per step do not divide among {count * workers[count]} workers",
-                hint=f"--set gradient_accumulation_steps={accumulation * count * workers[count]}",
+                f"{batches} micro-batches per step do not divide among {total} workers",
+                hint=f"--set gradient_accumulation_steps={accumulation * total}",
             )
-    return {count: total // (count * workers[count]) for count in counts}
+    return {count: batches // total for count, total in totals.items()}
 
 
 def _each_alone(cluster: Cluster, slots: Sequence[int], baseline: PlannedSide) -> list[PlannedSide]:
-    """Each node alone with as many workers as the baseline has; one that is the baseline already is left out."""
+    """Each node alone with as many workers as the baseline's nodes, or its slots; the baseline itself is left out."""
     alone = len(baseline.cluster.nodes) == 1
-    workers = min(baseline.workers, *slots)
-    if alone and workers < baseline.workers:
-        raise UsageError(
-            f"each node alone needs {baseline.workers} workers as on {baseline.cluster.nodes[0].name}, and one has "
-            f"slots={min(slots)}",
-            hint="--mode scale-out gives each node as many as the smallest has",
-        )
-    nodes: Sequence[Node] = cluster.nodes[1:] if alone else cluster.nodes
     return [
         PlannedSide(
             role="each-node",
             label=f"alone-{rank}",
             cluster=msgspec.structs.replace(cluster, nodes=(node,)),
-            workers=workers,
+            workers=(min(max(baseline.workers), slots[rank]),),
             accumulation=baseline.accumulation,
         )
-        for rank, node in enumerate(nodes, len(cluster.nodes) - len(nodes))
+        for rank, node in enumerate(cluster.nodes)
+        if rank or not alone
     ]
 
 
 def _named(
     cluster: Cluster, slots: Sequence[int], request: ContrastRequest, counts: Sequence[int]
-) -> tuple[dict[int, Cluster], dict[int, int], str]:
+) -> tuple[dict[int, Cluster], dict[int, tuple[int, ...]], str]:
     """Clusters and workers by number of nodes where node 0's GPUs are named for the baseline."""
     if counts[0] != 1 or len(counts) != 2:  # noqa: PLR2004 - one against many
         raise UsageError("--baseline-gpus is of one node against many", hint="leave --nodes out, or name one number")
     most, gpus = counts[-1], request.baseline_gpus or ()
-    workers = request.workers or min(slots[:most])
+    workers = (request.workers,) * most if request.workers else tuple(slots[:most])
     if len(set(gpus)) != len(gpus):
         raise UsageError("--baseline-gpus names a GPU twice", hint="each GPU has one worker")
-    if len(gpus) != workers * most:
+    if len(gpus) != sum(workers):
         raise UsageError(
-            f"--baseline-gpus names {len(gpus)} GPUs, and all nodes have {workers * most} workers",
+            f"--baseline-gpus names {len(gpus)} GPUs, and all nodes have {sum(workers)} workers",
             hint="name as many as all nodes have together",
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))
     clusters = {1: msgspec.structs.replace(cluster, nodes=(first,)), most: cluster.first(most)}
-    return clusters, {1: len(gpus), most: workers}, named_words(len(gpus))
+    return clusters, {1: (len(gpus),), most: workers}, named_words(len(gpus))
 
 
 _FILE = "contrast.json"
@@ -316,7 +330,7 @@ def contrast(what: Launch, context: RunContext, request: ContrastRequest, *, rep
     sides = plan_sides(what.cluster, _slots(what, _facts(what, context), request), _with_accumulation(request, what))
     run_id = what.run_id or make_run_id()
     context.say(f"{sides.mode}: {sides.why}")
-    what = benchmark_mode(same_threads(what, [side.workers for side in sides.sides], context, "on every side"))
+    what = benchmark_mode(same_threads(what, [max(side.workers) for side in sides.sides], context, "on every side"))
     turns: list[_Turn] = []
     try:
         _measure_all(what, context, list(interleaved(sides.sides, repeats)), turns, run_id)
@@ -358,7 +372,8 @@ def plan_offline_sides(what: Launch, request: ContrastRequest) -> tuple[Sides, t
         UsageError: the hostfile or the mode does not allow it.
     """
     sides = plan_sides(what.cluster, _slots(what, {}, request), _with_accumulation(request, what))
-    environment = with_same_threads(what.options.environment, what.cluster, [side.workers for side in sides.sides])
+    workers = [max(side.workers) for side in sides.sides]
+    environment = with_same_threads(what.options.environment, what.cluster, workers)
     options = msgspec.structs.replace(what.options, environment=environment)
     what = benchmark_mode(msgspec.structs.replace(what, options=options))
     run_id = make_run_id()
@@ -375,7 +390,7 @@ def _slots(what: Launch, facts: dict[str, NodeFacts], request: ContrastRequest) 
     """Workers that each node can have: as the hostfile has it, else as many as the node has GPUs, or are asked for."""
     found = []
     for node in what.cluster.nodes:
-        slots = workers_per_node(msgspec.structs.replace(what.cluster, nodes=(node,)), facts, None)
+        (slots,) = workers_of_nodes(msgspec.structs.replace(what.cluster, nodes=(node,)), facts, None)
         told = node.slots is not None or node.gpus is not None
         found.append(slots if told else max(slots, request.workers or 0))
     return found
@@ -411,13 +426,13 @@ def _measure(what: Launch, context: RunContext, side: PlannedSide, run_id: str) 
 
 
 def _side_launch(what: Launch, side: PlannedSide, run_id: str) -> Launch:
-    options = msgspec.structs.replace(what.options, workers_per_node=side.workers)
+    cluster, options = with_workers(side.cluster, what.options, side.workers)
     job = what.job
     if isinstance(job, LlamaFactoryJob):
         if side.accumulation is not None:
             job = override_job(job, {_ACCUMULATION: side.accumulation})
-        job = fit_batch(job, side.workers * len(side.cluster.nodes))
-    return msgspec.structs.replace(what, cluster=side.cluster, options=options, job=job, run_id=run_id)
+        job = fit_batch(job, sum(side.workers))
+    return msgspec.structs.replace(what, cluster=cluster, options=options, job=job, run_id=run_id)
 
 
 def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_Turn], run_id: str) -> Contrasted:
@@ -448,6 +463,9 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
     try:
         plan = RunDirectory(runs / candidate.run_ids[-1]).read(PLAN_FILE, LaunchPlan)
         if plan is not None and changed_algorithm(plan) is not None:
+            if len(set(plan.workers)) > 1:
+                why = "unequal nodes that average, or compress gradients, are not predicted"
+                return msgspec.structs.replace(compared, forecast_reason=why)
             lever = msgspec.structs.replace(
                 request,
                 averagings=(plan.averaging,),

@@ -28,6 +28,7 @@ from multinode.render.charts import GREY, PALETTE, error_bars, stacked_bars, wit
 from multinode.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
 from multinode.render.plotting import Figure, Scatter
 from multinode.render.sheet import UNKNOWN, format_sig, percent
+from multinode.units import format_placement
 
 _LINE, _OTHER, _THIRD = PALETTE[:3]
 _BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
@@ -121,7 +122,7 @@ def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
         customdata=[[f"{one.interval[0]:.3g} to {one.interval[1]:.3g}"] for one in drawn],
         hovertemplate="%{x:g} Gbit/s: %{y:.3g} samples/s, %{customdata[0]}",
         mode="lines+markers",
-        name=f"{drawn[0].nodes} x {drawn[0].workers_per_node}, predicted",
+        name=f"{format_placement(drawn[0].nodes, drawn[0].workers_per_node, drawn[0].layout.workers)}, predicted",
         line={"color": _LINE},
     )
 

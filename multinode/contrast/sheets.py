@@ -21,7 +21,7 @@ from multinode.render.sheet import (
     plus_minus,
 )
 from multinode.stats.estimate import Estimate
-from multinode.units import format_count, format_duration
+from multinode.units import format_count, format_duration, format_placement
 
 # What differs between the sides stands beside this.
 _MARK = "!"
@@ -43,8 +43,8 @@ def side_head(contrast: Contrast, side: Side) -> str:
 
 
 def nodes_and_workers(side: Side) -> str:
-    """Nodes x workers on each."""
-    return f"{side.nodes} x {side.workers_per_node}"
+    """Nodes x workers on each; of unequal nodes all workers."""
+    return format_placement(side.nodes, side.workers_per_node, side.world_size)
 
 
 def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
@@ -281,6 +281,7 @@ def settings_sheet(contrast: Contrast) -> Sheet:
 
 def each_node_sheet(contrast: Contrast) -> Sheet:
     """Every node alone: a slow node is no slow network."""
+    unequal = len({one.workers for one in contrast.each_node}) > 1
     return Sheet(
         title="each node alone",
         columns=(
@@ -288,7 +289,7 @@ def each_node_sheet(contrast: Contrast) -> Sheet:
             Column("samples/s"),
             Column("range"),
             Column("step time", "ms"),
-            Column("of the fastest"),
+            Column("of the fastest", "per worker" if unequal else ""),
         ),
         rows=tuple(
             (

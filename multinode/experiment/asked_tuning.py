@@ -16,7 +16,7 @@ from multinode.experiment.sweep_store import find_sweep
 from multinode.experiment.tuned_runs import find_runs_alike, list_candidates, run_s
 from multinode.experiment.tuning import Tuning, plan
 from multinode.job.job import LlamaFactoryJob, describe_job
-from multinode.job.planning import workers_per_node
+from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import global_batch, read_settings
 from multinode.launch.change import Change
 from multinode.launch.context import Launch
@@ -79,12 +79,19 @@ def load_tuning(directory: RunDirectory, record: GridRecord) -> Tuning | None:
 
 
 def first_two(layout: Layout) -> tuple[Candidate, ...]:
-    """The training as it stands, and on one node alone with as many workers on it."""
-    workers, one = layout.workers_per_node, Change(nodes=1)
+    """The training as it stands, and on the first node alone with as many workers on it."""
+    workers, one = None if layout.unequal else layout.workers_per_node, Change(nodes=1)
     name = f"as it stands, {layout.nodes} nodes"
     return (
         Candidate(label=BASELINE, name=name, nodes=layout.nodes, workers_per_node=workers),
-        Candidate(label=ONE_NODE, name="one node alone", kind="nodes", change=one, nodes=1, workers_per_node=workers),
+        Candidate(
+            label=ONE_NODE,
+            name="one node alone",
+            kind="nodes",
+            change=one,
+            nodes=1,
+            workers_per_node=layout.on(1).workers,
+        ),
     )
 
 
@@ -153,10 +160,7 @@ def plan_tuning(asked: AskedTuning, runs: Path, resume: Resume) -> Tuning:
     """
     require_tunable(asked)
     cluster = asked.launch.cluster
-    layout = Layout(
-        nodes=len(cluster.nodes),
-        workers_per_node=workers_per_node(cluster, {}, asked.launch.options.workers_per_node),
-    )
+    layout = Layout.of(workers_of_nodes(cluster, {}, asked.launch.options.workers_per_node))
     found = None if resume.anew else find_sweep(runs, fingerprint_of(asked))
     if found is not None:
         directory, record = found
@@ -187,7 +191,7 @@ def _plan_from_others(asked: AskedTuning, runs: Path, layout: Layout) -> Tuning:
         learning_rates=asked.learning_rates,
         budget_s=asked.budget_s,
     )
-    alike = find_runs_alike(runs, job_of(asked), layout.nodes, layout.workers_per_node)
+    alike = find_runs_alike(runs, job_of(asked), layout)
     known = alike.get(layout.nodes)
     if known is None:
         return plan(planned, candidates)

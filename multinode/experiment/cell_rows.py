@@ -33,7 +33,6 @@ _FROM_SIDE = (
     "run_ids",
     "node_names",
     "nodes",
-    "workers_per_node",
     "world_size",
     "global_batch",
     "dataset_samples",
@@ -106,6 +105,7 @@ def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
     row = msgspec.structs.replace(
         row,
         **{name: getattr(side, name) for name in _FROM_SIDE},
+        workers_per_node=side.workers_per_node if len(set(runs[-1].workers)) == 1 else None,
         settings=side.settings or Settings(),
         network_share=side.exposed_share,
         peak_memory_gib=_peak_memory_gib(runs),
@@ -136,6 +136,7 @@ def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
         "tokens_per_sample": summary.missing.get("tokens_per_sample", ""),
         "peak_memory_gib": "no worker reported its memory",
         "device": "the nodes did not report their devices",
+        "workers_per_node": "the nodes have unequal numbers of workers",
         "price_purchase": "not every node has a price: price_purchase= in the hostfile",
         **dict.fromkeys(_UTILISATION, no_peak),
     }
@@ -202,7 +203,9 @@ def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
     settings = Settings(**{name: _setting(row, name, measured) for name in Settings.__struct_fields__})
     alike = [one for one in measured if one.nodes == row.nodes]
     workers = row.workers_per_node or _agreed(one.workers_per_node for one in alike)
-    world_size = row.nodes * workers if row.nodes is not None and workers is not None else None
+    world_size = _agreed(one.world_size for one in alike)
+    if row.nodes is not None and workers is not None:
+        world_size = row.nodes * workers
     return msgspec.structs.replace(
         row,
         settings=settings,

@@ -34,7 +34,7 @@ from multinode.render.escaping import sanitize
 from multinode.render.markdown import sheet_markdown, text_markdown
 from multinode.render.sheet import RANGES, UNKNOWN, Column, Sheet, format_sig, percent
 from multinode.stats.estimate import Estimate, ratio
-from multinode.units import format_count, format_duration, format_list
+from multinode.units import format_count, format_duration, format_list, format_placement
 
 _STATES = ("out_of_memory", "skipped", "failed", "waiting")
 # Keys of a job whose value another column has.
@@ -129,7 +129,7 @@ def _device(row: CellRow) -> str:
 def _places(row: CellRow) -> str:
     if row.nodes is None:
         return UNKNOWN if row.world_size is None else format_count(row.world_size, "worker")
-    return f"{row.nodes} x {'?' if row.workers_per_node is None else row.workers_per_node}"
+    return format_placement(row.nodes, row.workers_per_node, row.world_size)
 
 
 def _speed(row: CellRow) -> str:

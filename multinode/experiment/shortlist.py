@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         name: in a few words.
         kind: as Advice has it.
         change: how `launch` makes it.
-        nodes: that it trains on; `workers_per_node` on each of them.
+        nodes: that it trains on; `workers_per_node` on each of them, None where they have unequal numbers.
         predicted_samples_per_s: None where nothing was predicted; likewise its interval, and the speed over that of one
             node alone.
         expected_s: wall time of one run with all that goes around it; None where nothing is known.
@@ -50,7 +50,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     change: Change = Change()
     nodes: int
-    workers_per_node: int
+    workers_per_node: int | None
     predicted_samples_per_s: float | None = None
     predicted_interval: tuple[float, float] | None = None
     against_one_node: float | None = None
@@ -125,7 +125,7 @@ def candidate_of(one: RankedOption, label: str) -> Candidate:
         kind=one.option.kind,
         change=advice.change or Change(),
         nodes=advice.outlook.nodes,
-        workers_per_node=advice.outlook.workers_per_node,
+        workers_per_node=None if advice.outlook.unequal else advice.outlook.workers_per_node,
         predicted_samples_per_s=advice.outlook.samples_per_s,
         predicted_interval=advice.outlook.interval,
         against_one_node=advice.against_one_node,

@@ -78,8 +78,8 @@ def sweep(
     finished = find_finished(asked, context.runs, resume)
     if finished is not None:
         return finished
-    launches = _launches(asked, context)
-    directory = _take_up(asked, context, resume, launches)
+    launches, most = _launches(asked, context)
+    directory = _take_up(asked, context, resume, most)
     with directory.lock():
         series = Series(context, directory, lambda cell, _: launches[cell.label], measure)
         try:
@@ -103,20 +103,24 @@ def require_plannable(asked: AskedGrid) -> None:
         cell_launch(asked, cell, cell_workers(asked, cell, {}))
 
 
-def _launches(asked: AskedGrid, context: RunContext) -> dict[str, Launch]:
-    """The launch of every cell by its label, so that what cannot be laid out is said before anything is measured."""
+def _launches(asked: AskedGrid, context: RunContext) -> tuple[dict[str, Launch], int]:
+    """The launch of every cell by its label, so that what cannot be laid out is said before anything is measured.
+
+    And the most workers that one of them has.
+    """
     nodes = asked.launch.cluster.nodes[: max(asked.grid.nodes)]
     told = None not in asked.grid.workers_per_node or all(node.slots or node.gpus for node in nodes)
     cluster = asked.launch.cluster.first(len(nodes))
     facts = {} if told else probe_nodes(msgspec.structs.replace(asked.launch, cluster=cluster), context.agent)
     workers = {cell.label: cell_workers(asked, cell, facts) for cell in asked.cells}
-    threaded = same_threads(asked.launch, list(workers.values()), context, "in every cell")
+    threaded = same_threads(asked.launch, list(map(max, workers.values())), context, "in every cell")
     asked = msgspec.structs.replace(asked, launch=threaded)
-    return {cell.label: cell_launch(asked, cell, workers[cell.label]) for cell in asked.cells}
+    launches = {cell.label: cell_launch(asked, cell, workers[cell.label]) for cell in asked.cells}
+    return launches, max(map(sum, workers.values()))
 
 
-def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, launches: dict[str, Launch]) -> RunDirectory:
-    """The directory of the sweep that goes on, or of a new one."""
+def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, workers: int) -> RunDirectory:
+    """The directory of the sweep that goes on, or of a new one, whose largest cell has so many workers."""
     record = new_record(asked)
     found = None if resume.anew else find_sweep(context.runs, record.fingerprint)
     if found is not None:
@@ -128,8 +132,7 @@ def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, launches: di
             )
         context.say(f"going on with sweep {directory.run_id} ({state_line(record)}); --fresh begins anew")
         return directory
-    most = max(len(one.cluster.nodes) * (one.options.workers_per_node or 1) for one in launches.values())
-    directory = create_sweep(context.runs, asked, record, most)
+    directory = create_sweep(context.runs, asked, record, workers)
     context.say(f"sweep {directory.run_id}: {state_line(record)}")
     return directory
 

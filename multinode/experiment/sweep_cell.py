@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from multinode.experiment.cell_outcome import Outcome, judge_run
 from multinode.experiment.grid import Cell, Grid
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, limit_steps
-from multinode.job.planning import workers_per_node
+from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
 from multinode.launch.attach import Known, find_known, stop
 from multinode.launch.clean import cleanup_nodes
@@ -79,16 +79,16 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
     in_time: bool = False
 
 
-def cell_workers(asked: AskedGrid, cell: Cell, facts: Mapping[str, NodeFacts]) -> int:
-    """Workers on each node of a cell; `facts` may be empty where the hostfile says it.
+def cell_workers(asked: AskedGrid, cell: Cell, facts: Mapping[str, NodeFacts]) -> tuple[int, ...]:
+    """Workers of each node of a cell; `facts` may be empty where the hostfile says it.
 
     Raises:
-        UsageError: the nodes have unequal slots.
+        UsageError: a node has fewer slots than the cell asks for.
     """
-    return workers_per_node(asked.launch.cluster.first(cell.nodes), facts, cell.workers_per_node)
+    return workers_of_nodes(asked.launch.cluster.first(cell.nodes), facts, cell.workers_per_node)
 
 
-def cell_launch(asked: AskedGrid, cell: Cell, workers: int) -> Launch:
+def cell_launch(asked: AskedGrid, cell: Cell, workers: Sequence[int]) -> Launch:
     """The launch that measures a cell, for its figures alone.
 
     Raises:
@@ -98,11 +98,10 @@ def cell_launch(asked: AskedGrid, cell: Cell, workers: int) -> Launch:
     what = asked.launch
     job = _cut(asked.jobs[cell.label], asked.training)
     if isinstance(job, LlamaFactoryJob):
-        job = fit_batch(job, workers * cell.nodes)
+        job = fit_batch(job, sum(workers))
     if asked.training.synthetic:
         job = with_synthetic(job)
-    options = msgspec.structs.replace(what.options, workers_per_node=workers)
-    cluster = what.cluster.first(cell.nodes)
+    cluster, options = with_workers(what.cluster.first(cell.nodes), what.options, workers)
     return benchmark_mode(msgspec.structs.replace(what, cluster=cluster, job=job, options=options))
 
 

@@ -40,11 +40,11 @@ from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
 from multinode.job.engine_commands import choose_engine
 from multinode.job.job import LlamaFactoryJob, describe_job, override_job, override_text
 from multinode.job.job_environment import DEFAULT_SEED, TrialTraining, trial_job
-from multinode.job.planning import workers_per_node
+from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import global_batch, read_settings
 from multinode.launch.change import Change, change_text
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.launch import benchmark_mode, probe_nodes
+from multinode.launch.launch import benchmark_mode, probe_workers
 from multinode.predict.try_advice import changed_launch
 from multinode.records.files import write_text
 from multinode.records.run_directory import RunDirectory
@@ -211,7 +211,7 @@ class _Tuner:
         job = changed.job
         if not isinstance(job, LlamaFactoryJob):
             raise UsageError("only a LLaMA-Factory YAML can be tuned")
-        workers = len(changed.cluster.nodes) * (changed.options.workers_per_node or 1)
+        workers = sum(workers_of_nodes(changed.cluster, {}, changed.options.workers_per_node))
         batch = global_batch(read_settings(job), workers)
         rate, seed = self._rate_and_seed(cell, number)
         training = TrialTraining(
@@ -304,7 +304,4 @@ def _cell(candidate: Candidate) -> Cell:
 
 def _layout(asked: AskedTuning, context: RunContext) -> Layout:
     """The workers as they are today."""
-    cluster, options = asked.launch.cluster, asked.launch.options
-    told = options.workers_per_node is not None or all(node.slots or node.gpus for node in cluster.nodes)
-    facts = {} if told else probe_nodes(asked.launch, context.agent)
-    return Layout(nodes=len(cluster.nodes), workers_per_node=workers_per_node(cluster, facts, options.workers_per_node))
+    return Layout.of(probe_workers(asked.launch, context.agent))

@@ -20,6 +20,7 @@ from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs
+from multinode.traffic.algorithms import Layout
 
 _UNFIT = re.compile(r"[^a-z0-9]+")
 _LONGEST_LABEL = 40
@@ -63,8 +64,8 @@ def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> Trial
     )
 
 
-def find_runs_alike(root: Path, job: Job, nodes: int, workers: int) -> dict[int, Record]:
-    """The newest stored runs of this very training, by their number of nodes: one, and as many as these."""
+def find_runs_alike(root: Path, job: Job, layout: Layout) -> dict[int, Record]:
+    """The newest stored runs of this very training, by their number of nodes: one, and all of these."""
     found: dict[int, Record] = {}
     settings = read_settings(job)
     for path in reversed(list_runs(root)):
@@ -75,9 +76,8 @@ def find_runs_alike(root: Path, job: Job, nodes: int, workers: int) -> dict[int,
             continue
         if record is None or not record.is_training or not _is_alike(record.settings, settings):
             continue
-        layout = record.layout
-        if layout.workers_per_node == workers and layout.nodes in {1, nodes}:
-            found.setdefault(layout.nodes, record)
+        if record.layout in {layout, layout.on(1)}:
+            found.setdefault(record.layout.nodes, record)
     return found
 
 

@@ -98,9 +98,11 @@ class ScriptJob(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
 
     Attributes:
         argv: the script, then its arguments.
+        deepspeed_text: the DeepSpeed JSON that its options name, where that is on the controller.
     """
 
     argv: tuple[str, ...]
+    deepspeed_text: str | None = None
 
 
 Job = LlamaFactoryJob | ScriptJob

@@ -6,7 +6,8 @@ hangs, or fails in its first collective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,14 +17,18 @@ from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.records.averaging import Averaging
 
-# As accelerate numbers FSDP's strategies, and as it names them.
+# As accelerate numbers FSDP's strategies, and as it and the Trainer name them.
 _HYBRID = frozenset({"4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2"})
 _SHARDING_VARIABLE = "FSDP_SHARDING_STRATEGY"
-_TENSOR_PARALLEL = ("tensor_parallel_size", "tp_size", "autotp_size")
+# Of LLaMA-Factory, the Trainer, DeepSpeed and accelerate (tensor parallelism; groups that repeat the shards), Megatron.
+_SIZES = (
+    *("tensor_parallel_size", "tp_size", "autotp_size", "parallelism_config_tp_size", "tensor_model_parallel_size"),
+    "parallelism_config_dp_replicate_size",
+)
 
 
 def node_groups_of(job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
-    """The setting, in words; None where nothing says so. What a script sets by itself is not seen.
+    """The setting, in words; None where nothing says so. What a script sets by itself, not by its options, is not seen.
 
     Args:
         job: what is trained.
@@ -32,17 +37,31 @@ def node_groups_of(job: Job, accelerate: Mapping[str, Any], env: Mapping[str, st
     """
     if env.get(_SHARDING_VARIABLE, "").upper() in _HYBRID:
         return f"{_SHARDING_VARIABLE}={env[_SHARDING_VARIABLE]}"
-    return _of_llamafactory(job) if isinstance(job, LlamaFactoryJob) else _of_accelerate(accelerate)
+    if isinstance(job, LlamaFactoryJob):
+        return _of_llamafactory(job)
+    return _of_options(job.argv) or _of_deepspeed(job.deepspeed_text) or _of_accelerate(accelerate)
 
 
 def _of_llamafactory(job: LlamaFactoryJob) -> str | None:
     config = job.config
-    if "hybrid_shard" in str(config.get("fsdp") or "").split():
-        return "fsdp: hybrid_shard"
+    fsdp = config.get("fsdp")
+    if isinstance(fsdp, str) and _HYBRID & set(fsdp.upper().split()):
+        return f"fsdp: {fsdp}"
     sharding = _group(config, "fsdp_config").get("sharding_strategy")
     if str(sharding).upper() in _HYBRID:
         return f"fsdp_config: sharding_strategy: {sharding}"
-    return _tensor_parallel(config) or _of_deepspeed(job.deepspeed_text)
+    return _group_size(config) or _of_deepspeed(job.deepspeed_text)
+
+
+def _of_options(argv: Sequence[str]) -> str | None:
+    """Of a script's options, as the Trainer and Megatron name them."""
+    for word, following in itertools.pairwise((*argv, "")):
+        name, has_value, value = word.partition("=")
+        key, value = name.lstrip("-").replace("-", "_"), value if has_value else following
+        is_size = key in _SIZES and value.isdecimal() and int(value) > 1
+        if name.startswith("-") and (is_size or (key == "fsdp" and _HYBRID & set(value.upper().split()))):
+            return f"{name} {value}"
+    return None
 
 
 def _of_accelerate(config: Mapping[str, Any]) -> str | None:
@@ -51,7 +70,7 @@ def _of_accelerate(config: Mapping[str, Any]) -> str | None:
         return f"fsdp_sharding_strategy: {sharding}"
     if config.get("distributed_type") == "MEGATRON_LM":
         return "distributed_type: MEGATRON_LM"
-    return next(filter(None, (_tensor_parallel(_group(config, name)) for name in config)), None)
+    return next(filter(None, (_group_size(_group(config, name)) for name in config)), None)
 
 
 def _of_deepspeed(text: str | None) -> str | None:
@@ -66,11 +85,11 @@ def _of_deepspeed(text: str | None) -> str | None:
             return f"{key}: {zero[key]}"
     if zero.get("zero_quantized_gradients") is True:
         return "zero_quantized_gradients: true"
-    return _tensor_parallel(_group(data, "tensor_parallel"))
+    return _group_size(_group(data, "tensor_parallel"))
 
 
-def _tensor_parallel(group: Mapping[str, Any]) -> str | None:
-    return next((f"{key}: {group[key]}" for key in _TENSOR_PARALLEL if _is_count(group.get(key))), None)
+def _group_size(group: Mapping[str, Any]) -> str | None:
+    return next((f"{key}: {group[key]}" for key in _SIZES if _is_count(group.get(key))), None)
 
 
 def _is_count(value: Any) -> bool:

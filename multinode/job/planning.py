@@ -98,13 +98,10 @@ def plan_launch(
         UsageError: fewer slots than workers were asked for, unequal ones where the job needs equal ones, no network in
             common, an address that a node does not have, or gradients that cannot be compressed.
     """
-    if isinstance(job, Benchmark):
-        workers = (workers_per_node(cluster, facts, options.workers_per_node),) * len(cluster.nodes)
-    else:
-        workers = workers_of_nodes(cluster, facts, options.workers_per_node)
+    workers = workers_of_nodes(cluster, facts, options.workers_per_node)
     if isinstance(job, CollectiveTest):
         job = _settle_backend(cluster, facts, job)
-        _check_workers(cluster, facts, job, workers[0])
+        _check_workers(cluster, facts, job, workers)
     endpoints = choose_endpoints(cluster, facts)
     master_addr = endpoints[0].addr
     if master_addr is None:
@@ -194,19 +191,15 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: in
     return tuple(slots.values())
 
 
-def workers_per_node(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> int:
-    """Workers of every node, where what is measured is only right with as many on each.
-
-    Raises:
-        UsageError: the nodes have unequal slots, or fewer than were asked for.
-    """
-    workers = workers_of_nodes(cluster, facts, asked)
-    if len(set(workers)) > 1:
-        raise UsageError(
-            f"the nodes have unequal slots ({_list_workers(cluster, workers)}), and this needs as many workers on each",
-            hint=_FEWER.format(min(workers)),
-        )
-    return workers[0]
+def with_workers(cluster: Cluster, options: LaunchOptions, workers: Sequence[int]) -> tuple[Cluster, LaunchOptions]:
+    """The same nodes and options with so many workers on each: `--workers-per-node`, or slots where these differ."""
+    if len(set(workers)) == 1:
+        return cluster, msgspec.structs.replace(options, workers_per_node=workers[0])
+    nodes = tuple(
+        msgspec.structs.replace(node, slots=count, gpus=None if node.gpus is None else node.gpus[:count])
+        for node, count in zip(cluster.nodes, workers, strict=True)
+    )
+    return msgspec.structs.replace(cluster, nodes=nodes), msgspec.structs.replace(options, workers_per_node=None)
 
 
 def _list_workers(cluster: Cluster, workers: Sequence[int]) -> str:
@@ -237,18 +230,20 @@ def _settle_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], test: Coll
     return msgspec.structs.replace(test, backend=common_backend(facts[node.name] for node in cluster.nodes))
 
 
-def _check_workers(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest, nproc: int) -> None:
+def _check_workers(
+    cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest, workers: Sequence[int]
+) -> None:
     """A collective needs two workers, and NCCL a GPU for each.
 
     Raises:
         UsageError: there are not as many.
     """
-    if nproc * len(cluster.nodes) < 2:  # noqa: PLR2004 - who is alone exchanges nothing
+    if sum(workers) < 2:  # noqa: PLR2004 - who is alone exchanges nothing
         raise UsageError(
             "a collective needs two workers, and this is one node with one",
             hint="a hostfile with two nodes, or --workers-per-node 2",
         )
-    for node in cluster.nodes:
+    for node, nproc in zip(cluster.nodes, workers, strict=True):
         found = facts.get(node.name)
         gpus = len(node.gpus) if node.gpus is not None else len(found.visible_gpus) if found else 0
         # A node without any is told by a check, with the reason that it gives.

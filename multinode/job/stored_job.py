@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from multinode.decoding import decode_json
-from multinode.errors import JobError
+from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedEdit, diff_deepspeed, edit_deepspeed
-from multinode.job.job import LlamaFactoryJob, named_paths, parse_llamafactory
+from multinode.job.job import LlamaFactoryJob, ScriptJob, named_paths, parse_llamafactory
 from multinode.records.files import read_text
+
+# Of the Trainer, and of DeepSpeed's own `add_config_arguments`.
+_DEEPSPEED_OPTIONS = frozenset({"--deepspeed", "--deepspeed_config"})
 
 
 def load_job(
@@ -28,6 +32,17 @@ def load_job(
     job = parse_llamafactory(text, str(path), overrides)
     local = tuple(named for named in named_paths(job) if _exists(Path(named)))
     return _with_deepspeed(msgspec.structs.replace(job, local_paths=local), path, deepspeed_edits)
+
+
+def load_script(argv: tuple[str, ...]) -> ScriptJob:
+    """A script, with the DeepSpeed JSON that its options name; it stays where it is."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    named = next((value for key, value in itertools.pairwise(words) if key in _DEEPSPEED_OPTIONS), None)
+    try:
+        text = read_text(Path(named), "the DeepSpeed configuration", "") if named is not None else None
+    except UsageError:
+        text = None
+    return ScriptJob(argv=argv, deepspeed_text=text)
 
 
 def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit, ...]) -> LlamaFactoryJob:

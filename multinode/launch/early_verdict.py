@@ -57,7 +57,7 @@ class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
     """How far the run is, and where it runs.
 
     Attributes:
-        node: the first one, which would train alone.
+        node: the first one, which would train alone with its `workers_per_node`.
         step: the last one that all workers have ended; `total_steps` of the training, None is unknown.
         recorded: steps that were recorded by all workers; `measured` of them those that count.
     """
@@ -77,7 +77,7 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
 
     Attributes:
         now: the run as it is; its speed-up is 1 by definition.
-        one_node: the first node alone with this run's workers per node, predicted; None with a reason in `reason`.
+        one_node: the first node alone with its workers of this run, predicted; None with a reason in `reason`.
         best: None where no setting pays, or none could be predicted.
         memory: whether the training fits one node's memory: `fits`, `too_small` or `unknown`.
         needed_gib: that a worker would have allocated on one node, where `too_small`; `gpu_gib` what its GPU has.

@@ -26,7 +26,7 @@ from multinode.errors import Interrupted, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job
 from multinode.job.job_environment import with_same_threads
 from multinode.job.job_files import job_files
-from multinode.job.planning import argument_names, plan_launch
+from multinode.job.planning import argument_names, plan_launch, workers_of_nodes
 from multinode.job.rendezvous import candidate_ports
 from multinode.job.stored_job import absent_files
 from multinode.job.training import with_accelerate
@@ -188,6 +188,18 @@ def create_parent(runs: Path, what: Launch) -> RunDirectory:
     directory = RunDirectory.create(runs, what.run_id or make_run_id())
     directory.write_cluster(what.cluster, what.hostfile)
     return directory
+
+
+def probe_workers(what: Launch, agent: AgentTransport) -> tuple[int, ...]:
+    """Workers of each node, which are asked where neither the options nor the hostfile say how many.
+
+    Raises:
+        UsageError: a node has fewer slots than were asked for.
+        NodeError: one could not be reached.
+    """
+    asked, nodes = what.options.workers_per_node, what.cluster.nodes
+    is_told = asked is not None or all(node.slots or node.gpus for node in nodes)
+    return workers_of_nodes(what.cluster, {} if is_told else probe_nodes(what, agent), asked)
 
 
 def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:

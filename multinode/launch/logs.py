@@ -14,6 +14,7 @@ from multinode.launch.attach import Known, attach
 from multinode.launch.context import RunContext
 from multinode.launch.request import ExecuteOptions
 from multinode.launch.runs import PLAN_FILE, StoredRun, load_parts
+from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 
@@ -57,10 +58,10 @@ def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple
     """
     run = stored.run
     if rank is not None:
-        per_node = run.world_size // max(1, len(run.nodes))
-        if rank >= run.world_size or not per_node:
+        plan = stored.directory.read(PLAN_FILE, LaunchPlan)
+        node = next((str(one.node_rank) for one in plan.nodes if rank in one.ranks), None) if plan is not None else None
+        if node is None:
             raise UsageError(f"run {run.run_id} has no rank {rank}", hint=f"its ranks are 0 to {run.world_size - 1}")
-        node = str(rank // per_node)
     chosen = tuple(found for found in run.nodes if node in {None, found.name, str(found.node_rank)})
     if not chosen:
         names = ", ".join(found.name for found in run.nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -60,13 +61,13 @@ def why_no_resume(job: Job, engine: Engine | None = None) -> str | None:
     return next((reason for applies, reason in reasons if applies), None)
 
 
-def why_no_fewer_nodes(job: Job, launch: LaunchOptions, nodes: int, options: RestartOptions) -> str | None:
-    """Why a job on so many nodes could not go on without some of them; None where it could, or is not to."""
-    least = options.min_nodes
+def why_no_fewer_nodes(job: Job, launch: LaunchOptions, workers: Sequence[int], options: RestartOptions) -> str | None:
+    """Why a job with so many workers on each node could not go on without some; None where it could, or is not to."""
+    least, nodes = options.min_nodes, len(workers)
     if least is None:
         return None
     sharded = _sharding(job, launch.engine)
-    keeps = any(kept_accumulation(job, nodes, fewer) is not None for fewer in range(least, nodes))
+    keeps = any(kept_accumulation(job, sum(workers), fewer) is not None for fewer in _on_fewer_nodes(workers, least))
     reasons = (
         (least > nodes, f"there are {format_count(nodes, 'node')} in all"),
         (sharded, f"a checkpoint of {sharded} belongs to one number of workers"),
@@ -85,12 +86,21 @@ def _sharding(job: Job, engine: Engine | None) -> str | None:
     return gradient_sender(job, engine) or ("DeepSpeed" if engine.name == "deepspeed" else None)
 
 
-def kept_accumulation(job: Job, first_nodes: int, nodes: int) -> int | None:
-    """Accumulation steps that keep the global batch on so many nodes; None where no whole number of them does.
+def _on_fewer_nodes(workers: Sequence[int], least: int) -> set[int]:
+    """How many workers there can be on some of these nodes, at least so many of them."""
+    of_nodes: list[set[int]] = [{0}, *(set() for _ in workers)]
+    for count in workers:
+        for nodes in reversed(range(len(workers))):
+            of_nodes[nodes + 1] |= {total + count for total in of_nodes[nodes]}
+    return set().union(*of_nodes[least:-1])
+
+
+def kept_accumulation(job: Job, first_workers: int, workers: int) -> int | None:
+    """Accumulation steps that keep the global batch with so many workers; None where no whole number of them does.
 
     Of a script it is how many of its own batches make up one of the first attempt's.
     """
-    steps, rest = divmod(_accumulation(job) * first_nodes, nodes)
+    steps, rest = divmod(_accumulation(job) * first_workers, workers)
     return None if rest else steps
 
 
@@ -144,7 +154,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
         is_first: whether it is the first attempt, where what the user says of a resume holds.
         has_any: whether there are checkpoints, complete or not.
         nodes: how many.
-        first_nodes: how many the first attempt had; None is as many.
+        workers: on all of them; `first_workers` those of the first attempt.
         shared: whether the nodes share the file system that the checkpoints lie on.
     """
 
@@ -152,12 +162,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     is_first: bool = True
     has_any: bool = False
     nodes: int
-    first_nodes: int | None = None
+    workers: int = 1
+    first_workers: int = 1
     shared: bool = False
 
     def accumulation(self, job: Job) -> int | None:
         """As `kept_accumulation`."""
-        return kept_accumulation(job, self.first_nodes or self.nodes, self.nodes)
+        return kept_accumulation(job, self.first_workers, self.workers)
 
 
 def resume_job(job: Job, start: Start) -> Job:
@@ -195,30 +206,29 @@ def global_batch(job: Job, world_size: int) -> int | None:
     return _number(job.config.get("per_device_train_batch_size"), _BATCH) * _accumulation(job) * world_size
 
 
-def batch_words(before: Job, after: Job, start: Start, world_size: int) -> str | None:
+def batch_words(before: Job, after: Job, start: Start) -> str | None:
     """What becomes of the batch, the learning rate and the schedule on fewer nodes; None where there are as many.
 
     Args:
         before: the job of the first attempt.
         after: that of the one which begins.
         start: what it begins with.
-        world_size: its workers.
     """
-    first_nodes = start.first_nodes or start.nodes
-    if first_nodes == start.nodes:
+    part = Fraction(start.workers, start.first_workers)
+    if part == 1:
         return None
     kept = start.accumulation(before)
     if not isinstance(before, LlamaFactoryJob):
-        share = f"{start.nodes}/{first_nodes} of what it was" if kept is None else "as before"
+        share = f"{part} of what it was" if kept is None else "as before"
         return f"MULTINODE_ACCUMULATION={kept or 1}: with it the global batch is {share}"
-    first = global_batch(before, world_size // start.nodes * first_nodes)
+    first = global_batch(before, start.first_workers)
     if kept is not None:
         return f"global batch {first} as before: gradient_accumulation_steps {kept} instead of {_accumulation(before)}"
     rate = before.config.get("learning_rate", _LEARNING_RATE)
     steps = start.choice.max_steps if start.choice.name is not None else None
     schedule = f"the schedule at {steps} steps" if steps is not None else "the schedule is the YAML's"
-    batch = f"global batch {global_batch(after, world_size)} instead of {first}"
-    share = f"a step has {start.nodes}/{first_nodes} of the samples"
+    batch = f"global batch {global_batch(after, start.workers)} instead of {first}"
+    share = f"a step has {part} of the samples"
     return f"{batch}: learning_rate stays at {rate}, {schedule}; {share}"
 
 

@@ -14,10 +14,10 @@ from multinode.check.paths import is_network
 from multinode.cluster.cluster import Node
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, NodeGone, UsageError
 from multinode.job.job import Job, LlamaFactoryJob
-from multinode.job.planning import plan_launch
+from multinode.job.planning import plan_launch, workers_of_nodes
 from multinode.launch.checkpoint import Checkpoint, choose_checkpoint
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
-from multinode.launch.launch import create_parent, prepare, probe_nodes, run_prepared
+from multinode.launch.launch import create_parent, prepare, probe_nodes, probe_workers, run_prepared
 from multinode.launch.request import STOP_FILE, StopOrder
 from multinode.launch.restart import (
     RestartOptions,
@@ -72,7 +72,8 @@ def launch_with_restarts(what: Launch, context: RunContext, options: RestartOpti
     reason = why_no_resume(job, what.options.engine)
     if reason is not None:
         raise UsageError(f"--restarts: {reason}", hint="launch it without --restarts")
-    reason = why_no_fewer_nodes(job, what.options, len(what.cluster.nodes), options)
+    workers = workers_of_nodes(what.cluster, {}, what.options.workers_per_node)
+    reason = why_no_fewer_nodes(job, what.options, workers, options)
     if reason is not None:
         raise UsageError(f"--min-nodes {options.min_nodes}: {reason}", hint="launch it without --min-nodes")
     what = msgspec.structs.replace(what, run_id=what.run_id or make_run_id())
@@ -87,6 +88,7 @@ class _Attempts:
         self._job = job
         self._directory: RunDirectory | None = None
         self._first_nodes = len(what.cluster.nodes)
+        self._first_workers: int | None = None
         self._left_out: dict[str, str] = {}
         # Of its own, so that what is left behind at a stop can be made to say no more.
         self._context = copy.copy(context)
@@ -129,11 +131,13 @@ class _Attempts:
 
     def _look(self) -> Start:
         """What the next attempt begins with."""
-        start = Start(nodes=len(self._what.cluster.nodes), first_nodes=self._first_nodes, is_first=not self._done)
+        nodes, workers = len(self._what.cluster.nodes), sum(probe_workers(self._what, self._context.agent))
+        first_workers = self._first_workers = self._first_workers or workers
+        start = Start(nodes=nodes, workers=workers, first_workers=first_workers, is_first=not self._done)
         first, job = start.is_first, self._job
         if start.accumulation(job) is None and not self._options.scale_batch:
             raise UsageError(
-                f"no accumulation keeps the global batch of {start.first_nodes} nodes on {start.nodes}",
+                f"no accumulation keeps the global batch of {self._first_nodes} nodes on {nodes}",
                 hint="--scale-batch lets it shrink",
             )
         if not isinstance(job, LlamaFactoryJob):
@@ -184,7 +188,7 @@ class _Attempts:
         begin = f"from {start.choice.name}" if start.choice.name is not None else "from the beginning"
         if number > 1:
             self._context.say(f"attempt {number} of {self._options.restarts + 1}, {begin}")
-        words = batch_words(self._job, job, start, prepared.plan.world_size)
+        words = batch_words(self._job, job, start)
         if words is not None:
             self._context.say(words)
         return prepared

@@ -12,7 +12,7 @@ from multinode.check.probe import Questions, probe
 from multinode.errors import Interrupted, UsageError
 from multinode.job.job import Job
 from multinode.job.job_files import job_files
-from multinode.job.planning import workers_per_node
+from multinode.job.planning import workers_of_nodes
 from multinode.job.step_messages import StepMessages, messages_to_test, step_messages
 from multinode.lab.cluster import refresh_lab
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
@@ -125,10 +125,9 @@ def _ask_for_model(job: Job, what: Launch, context: RunContext) -> tuple[Layout,
     """How the training would be laid out, and its model's config.json, which node 0 has to have as well."""
     refresh_lab(what.cluster)
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
-    first = probe(context.agent, what.cluster.first(1), questions).require()[0]
-    # Whether the other nodes have as many is for the launch to say, which asks them all.
-    workers = workers_per_node(what.cluster.first(1), {first.node: first}, what.options.workers_per_node)
-    return Layout(nodes=len(what.cluster.nodes), workers_per_node=workers), first.model
+    facts = probe(context.agent, what.cluster, questions).require()
+    by_name = {one.node: one for one in facts}
+    return Layout.of(workers_of_nodes(what.cluster, by_name, what.options.workers_per_node)), facts[0].model
 
 
 def _measuring(step: StepMessages, workers: int, what: Launch) -> Launch:

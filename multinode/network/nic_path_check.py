@@ -188,13 +188,13 @@ def _trace(
 ) -> MessagePath:
     """The path of one message, by the model that fits all nodes best."""
     first = samples[0]
-    workers = models.layout.workers_per_node
+    node_of = [node for node, ranks in enumerate(models.layout.ranks) for _ in ranks]
 
     def loads(model: _Model | None) -> tuple[CardLoad, ...]:
-        nodes = ((sample, sample.rank // workers) for sample in samples)
         return tuple(
             _load(sample, node_names[node], cards.get(node, ()), model.flows[node] if model else None, models.layout)
-            for sample, node in nodes
+            for sample in samples
+            for node in (node_of[sample.rank],)
         )
 
     tried = [(model, loads(model)) for model in models.of(first.collective)]

@@ -58,13 +58,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A size scan, the nodes it ran on in node-rank order, its backend and its workers on each node."""
+    """A size scan, the nodes it ran on in node-rank order, its backend and its workers, in words."""
 
     run_id: str
     rows: tuple[CollectiveRow, ...]
     nodes: tuple[NodeState, ...] = ()
     backend: str | None = None
-    workers_per_node: int | None = None
+    workers: str | None = None
 
 
 class ScannedMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +192,7 @@ def compare_scans(before: ScanRecord, now: ScanRecord) -> ScanChanges:
 
 _TERMS = {
     "backend": "measured with {now} now",
-    "workers_per_node": "measured with {now} workers on each node now",
+    "workers": "measured with {now} now",
 }
 _CARD = {
     "link_gbit_per_s": "{nic} now negotiates {now}",

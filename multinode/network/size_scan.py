@@ -52,6 +52,7 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
     Attributes:
         backend: `nccl` or `gloo`, as the workers chose it.
         timer: `cuda` (CUDA events) or `clock`.
+        workers: of each node.
         devices: a line for each worker, in the order of ranks.
         test: what was asked for.
         mtu: the smallest of the NICs, in bytes; None where one does not tell, or there is one node.
@@ -70,6 +71,7 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
     schema: str = "multinode.nccl-test/1"
     backend: str
     timer: str = "clock"
+    workers: tuple[int, ...]
     devices: tuple[str, ...] = ()
     test: CollectiveTest
     mtu: int | None = None
@@ -97,12 +99,14 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
     @property
     def record(self) -> ScanRecord:
         """What later scans are compared with."""
+        equal = len(set(self.workers)) == 1
+        each = f"{format_count(self.workers[0], 'worker')} on each node" if equal else ""
         return ScanRecord(
             run_id=self.run_id,
             rows=self.rows,
             nodes=self.states,
             backend=self.backend,
-            workers_per_node=self.world_size // max(1, len(self.nodes)),
+            workers=each or f"{' + '.join(map(str, self.workers))} workers",
         )
 
     @property
@@ -184,6 +188,7 @@ def summarise_scan(
         timer=next((worker.timer for worker in workers), "clock"),
         world_size=plan.world_size,
         nodes=tuple(node.node for node in plan.nodes),
+        workers=plan.workers,
         devices=_devices(plan, workers),
         test=plan.test,
         link_gbit_per_s=evidence.link_gbit_per_s,

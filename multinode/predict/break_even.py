@@ -193,9 +193,9 @@ def break_even(calibration: Calibration, scenario: Scenario, *, target: float = 
 
 
 def on_one_node(calibration: Calibration, scenario: Scenario) -> Scenario:
-    """The same on one node with all the workers that a node is known to have: the measured one's, or the scenario's."""
+    """The same on one node with all the workers that it is known to have: the measured one's, or the first node's."""
     measured = calibration.layout
-    workers = max(scenario.layout.workers_per_node, measured.workers_per_node if measured.nodes == 1 else 1)
+    workers = max(scenario.layout.on(1).workers, measured.workers if measured.nodes == 1 else 1)
     alone = Layout(nodes=1, workers_per_node=workers)
     return msgspec.structs.replace(scenario, layout=alone, averaging=None, low_rank=None)
 
@@ -315,10 +315,8 @@ def _fewest(is_enough: Callable[[int], bool]) -> int | None:
 def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
     """What one more node is worth, at the same batch per worker."""
     layout = scenario.layout
-    more = msgspec.structs.replace(
-        scenario, layout=Layout(nodes=layout.nodes + 1, workers_per_node=layout.workers_per_node)
-    )
-    # A node that is added has as many workers as the others.
+    more = msgspec.structs.replace(scenario, layout=layout.on(layout.nodes + 1))
+    # A node that is added has as many workers as the others, or the fullest of them.
     alike = msgspec.structs.replace(scenario, layout=Layout(nodes=1, workers_per_node=layout.workers_per_node))
     now, alone = predict(calibration, scenario).samples_per_s, predict(calibration, alike).samples_per_s
     faster = gain(predict(calibration, more), predict(calibration, scenario))
@@ -339,7 +337,9 @@ def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
 
 
 def _full(scenario: Scenario, one: Prediction) -> Scenario:
-    """With every node as full as the one."""
+    """With every node as full as the one; unequal nodes are full as they are."""
+    if scenario.layout.unequal:
+        return scenario
     layout = Layout(nodes=scenario.layout.nodes, workers_per_node=one.scenario.layout.workers)
     return msgspec.structs.replace(scenario, layout=layout)
 

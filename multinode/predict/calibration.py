@@ -186,7 +186,7 @@ def calibrate_without_single(
             f"run {summary.run_id} does not tell what a step costs without the network: {reason}",
             hint="add a run on one node: multinode contrast makes one",
         )
-    alone = Layout(nodes=1, workers_per_node=several.layout.workers_per_node)
+    alone = several.layout.on(1)
     network = msgspec.structs.replace(network, local_gb_per_s=_local_gb_per_s(several, work, network.backend))
     split = msgspec.structs.replace(summary.split, mean=_first_nodes(summary.split, alone) or mean)
     first = msgspec.structs.replace(several, summary=msgspec.structs.replace(summary, split=split))

@@ -50,7 +50,7 @@ def judge(directory: RunDirectory) -> Judged:
         run_id=directory.run_id,
         node=record.node_names[0],
         nodes=record.layout.nodes,
-        workers_per_node=record.layout.workers_per_node,
+        workers_per_node=record.layout.on(1).workers,
         step=recorded[-1],
         total_steps=max(totals, default=None),
         recorded=len(recorded),

@@ -289,7 +289,7 @@ def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
             "nothing tells how fast the network between the nodes is",
             hint="measure it: multinode nccl-test --hosts H, or name its rate: --link-measured 1",
         )
-    layout = newest.layout if newest.layout.nodes > 1 else Layout(nodes=2, workers_per_node=newest.plan.nproc_per_node)
+    layout = newest.layout.on(max(2, newest.layout.nodes))
     return stated_network(Link(gbit_per_s=rate), layout, _backend(newest))
 
 
@@ -488,8 +488,8 @@ def _unswept(chosen: RunSelection, stream: float | None) -> tuple[str, ...]:
 def _other_workers(chosen: RunSelection) -> tuple[str, ...]:
     """What speed-ups are over, where one node had other workers than each of several."""
     single, many = chosen.single, chosen.newest.layout
-    if single is None or many.nodes == 1 or single.layout.workers == many.workers_per_node:
+    if single is None or many.nodes == 1 or single.layout.workers == many.on(1).workers:
         return ()
     told = f"one node was measured with {single.layout.workers} workers, at {single.samples_per_s:.4g} samples/s"
-    workers = max(many.workers_per_node, single.layout.workers)
+    workers = max(many.on(1).workers, single.layout.workers)
     return (f"{told}; speed-up, efficiency and break-even are over one node with {workers}",)

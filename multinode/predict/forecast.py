@@ -68,7 +68,7 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         link_gbit_per_s: of a node's NIC; None on one node, which uses none.
-        workers_per_node: on each, or on the fullest; `workers` on all, None in what earlier releases stored.
+        workers_per_node: on each, or on the fullest; `unequal` those of each node, where these differ.
         per_device_batch: samples of a worker's micro-batch.
         accumulation: micro-batches per step.
         method: `full` or `lora:8`; None as calibrated.
@@ -92,7 +92,7 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     link_gbit_per_s: float | None
     nodes: int
     workers_per_node: int
-    workers: int | None = None
+    unequal: tuple[int, ...] = ()
     per_device_batch: float
     accumulation: int
     strategy: str
@@ -113,6 +113,11 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: Bottleneck
     doubts: tuple[UncertaintySource, ...] = ()
     measured: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """Its workers."""
+        return Layout(nodes=self.nodes, workers_per_node=self.workers_per_node, unequal=self.unequal)
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +186,7 @@ def predict_scenario(
         link_gbit_per_s=scenario.link.gbit_per_s if layout.nodes > 1 else None,
         nodes=layout.nodes,
         workers_per_node=layout.workers_per_node,
-        workers=layout.workers,
+        unequal=layout.unequal,
         per_device_batch=scenario.per_device_batch,
         accumulation=scenario.accumulation,
         strategy=str(scenario.strategy),
@@ -237,10 +242,9 @@ class _Point(NamedTuple):
     overlap: bool | None
     per_device_batch: float
     accumulation: int
-    workers_per_node: int
+    workers_per_node: int | None
     nodes: int
     link_gbit_per_s: float
-    unequal: tuple[int, ...]
 
 
 def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
@@ -354,7 +358,7 @@ class _Variants:
             overlap = today.overlap if point.strategy is today.strategy else point.strategy not in _SHARDED
         return Scenario(
             link=msgspec.structs.replace(today.link, gbit_per_s=point.link_gbit_per_s),
-            layout=Layout(nodes=point.nodes, workers_per_node=point.workers_per_node, unequal=point.unequal),
+            layout=_layout(today, point.nodes, point.workers_per_node),
             per_device_batch=point.per_device_batch,
             accumulation=point.accumulation,
             strategy=point.strategy,
@@ -385,10 +389,9 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
         request.overlaps or (None,),
         request.per_device_batches or (today.per_device_batch,),
         request.accumulations or (today.accumulation,),
-        request.workers_per_node or (today.layout.workers_per_node,),
+        request.workers_per_node or (None,),
         request.nodes or (today.layout.nodes,),
         request.links or _with_measured(today.link.gbit_per_s),
-        ((),),
     )
     count = math.prod(len(axis) for axis in axes)
     if count > _MOST_SCENARIOS:
@@ -396,8 +399,6 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
     seen = set()
     for values in itertools.product(*axes):
         point = _Point._make(values)
-        if point.nodes == today.layout.nodes and not request.workers_per_node:
-            point = point._replace(unequal=today.layout.unequal)
         if point.nodes == 1:
             point = point._replace(link_gbit_per_s=today.link.gbit_per_s, averaging=None)
         if point.strategy is not Strategy.DDP and None in request.averagings:
@@ -484,18 +485,25 @@ def _asked(evidence: Evidence, request: ForecastRequest) -> Scenario:
     scenario = evidence.today
     if evidence.today_samples_per_s is None:
         nodes = min((one for one in request.nodes if one > 1), default=scenario.layout.nodes)
-        workers = min(request.workers_per_node, default=scenario.layout.workers_per_node)
-        scenario = msgspec.structs.replace(scenario, layout=Layout(nodes=nodes, workers_per_node=workers))
+        layout = _layout(scenario, nodes, min(request.workers_per_node, default=None))
+        scenario = msgspec.structs.replace(scenario, layout=layout)
     compress = request.grad_compress[0] if len(request.grad_compress) == 1 else evidence.grad_compress
     averaging = request.averagings[0] if len(request.averagings) == 1 else None
     return sent_as(evidence.calibration, msgspec.structs.replace(scenario, averaging=averaging), compress)
 
 
+def _layout(today: Scenario, nodes: int, workers_per_node: int | None) -> Layout:
+    """So many nodes with so many workers each; None leaves these as they are."""
+    if workers_per_node is None:
+        return today.layout.on(nodes)
+    return Layout(nodes=nodes, workers_per_node=workers_per_node)
+
+
 def _told(scenario: Scenario) -> str:
     layout = scenario.layout
-    workers = format_count(layout.workers_per_node, "worker")
+    each = f"{format_count(layout.workers_per_node, 'worker')} each"
     return (
-        f"{scenario.strategy} on {layout.nodes} nodes with {workers} each, "
+        f"{scenario.strategy} on {layout.nodes} nodes with {f'{layout.workers} workers' if layout.unequal else each}, "
         f"{format_rate(scenario.link.gbit_per_s)}, batch {scenario.per_device_batch:g}, "
         f"accumulation {scenario.accumulation}"
         + (f", averaging {scenario.averaging.words}" if scenario.averaging is not None else "")

@@ -350,8 +350,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
     Raises:
         UsageError: it ran on one node, its link's rate is not known, or it has no times that can be.
     """
-    nodes = len(report.nodes)
-    if nodes <= 1:
+    if len(report.nodes) <= 1:
         raise UsageError(
             f"nccl-test {report.run_id} ran on one node: that tells nothing of a network",
             hint="measure on several: multinode nccl-test --hosts H",
@@ -367,7 +366,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
     rdma = over_rdma or (report.nccl is not None and report.nccl.over_rdma)
     return NetworkModel(
         link=Link(gbit_per_s=link_gbit_per_s, mtu=report.mtu or _ETHERNET_MTU, rdma=rdma),
-        layout=Layout(nodes=nodes, workers_per_node=max(1, report.world_size // nodes)),
+        layout=Layout.of(report.workers),
         backend=report.backend,
         curves=curves,
         stream_gb_per_s=report.tcp_gb_per_s if report.tcp_gb_per_s and not rdma else None,

@@ -116,6 +116,6 @@ def _target(forecast: Forecast) -> str:
     """What is asked for; with as many workers as the one node has, a speed."""
     found, today = forecast.break_even, forecast.today
     target = found.target if found is not None else 0.0
-    if found is not None and today is not None and today.nodes * today.workers_per_node == found.one_node_workers:
+    if found is not None and today is not None and today.layout.workers == found.one_node_workers:
         return f"to come within {1 - target:.0%} of the speed of 1 node"
     return f"for {target:.0%} scaling efficiency"

@@ -22,8 +22,12 @@ _SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
     ),
     (
         Column("workers", "per node"),
-        lambda one: str(one.workers_per_node),
-        lambda one: f"{format_count(one.workers_per_node, 'worker')} per node",
+        lambda one: " + ".join(map(str, one.unequal or (one.workers_per_node,))),
+        lambda one: (
+            f"{' + '.join(map(str, one.unequal))} workers"
+            if one.unequal
+            else f"{format_count(one.workers_per_node, 'worker')} per node"
+        ),
     ),
     (Column("batch"), lambda one: f"{one.per_device_batch:g}", lambda one: f"batch {one.per_device_batch:g}"),
     (Column("accum."), lambda one: str(one.accumulation), lambda one: f"accumulation {one.accumulation}"),
@@ -89,7 +93,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
             (
                 f"{mark if row.measured else ''}{row.nodes}",
                 _link(row),
-                f"{row.workers or row.nodes * row.workers_per_node}",
+                f"{row.layout.workers}",
                 *(cell(row) for _, cell in (*told, *figures)),
             )
             for row in rows

@@ -14,6 +14,7 @@ import msgspec
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.job.deepspeed import edit_deepspeed, fit_batch, parse_deepspeed_edits
 from multinode.job.job import LlamaFactoryJob, override_job, parse_overrides
+from multinode.job.planning import with_workers
 from multinode.job.workload import Settings, read_settings
 from multinode.launch.change import Change
 from multinode.launch.clean import cleanup_nodes
@@ -26,7 +27,6 @@ from multinode.launch.launch import (
     same_threads,
 )
 from multinode.predict.advice import Advice, Recommendations, Tried
-from multinode.predict.forecast import PredictedScenario
 from multinode.predict.run_selection import CONTRAST
 from multinode.records.benchmark import Benchmark
 from multinode.records.run import Run, make_run_id
@@ -131,7 +131,7 @@ def try_advice(
     return kept
 
 
-def changed_launch(what: Launch, change: Change, today: PredictedScenario | Layout) -> Launch:
+def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:
     """The launch with a change made, as its options would make it, on as many nodes and workers as it runs on today.
 
     Raises:
@@ -141,22 +141,22 @@ def changed_launch(what: Launch, change: Change, today: PredictedScenario | Layo
     nodes = change.nodes or today.nodes
     if nodes > len(cluster.nodes):
         raise UsageError(f"{nodes} nodes are asked for, and the hostfile has {len(cluster.nodes)}")
-    cluster = cluster.first(nodes)
-    workers = change.workers_per_node or what.options.workers_per_node or today.workers_per_node
+    asked = change.workers_per_node or what.options.workers_per_node
+    workers = (asked,) * nodes if asked else today.on(nodes).counts
+    cluster, options = with_workers(cluster.first(nodes), what.options, workers)
     if isinstance(job, LlamaFactoryJob):
-        job = _whole_rounds(fit_batch(changed_job(job, change), nodes * workers), change)
+        job = _whole_rounds(fit_batch(changed_job(job, change), sum(workers)), change)
     elif change.overrides or change.deepspeed:
         raise UsageError(
             "only the settings of a LLaMA-Factory YAML can be changed",
             hint="give it: multinode tune --from RUN train.yaml",
         )
     # On one node the gradients pass no network.
-    asked = what.options.grad_compress if nodes != 1 else None
+    compress = options.grad_compress if nodes != 1 else None
     options = msgspec.structs.replace(
-        what.options,
-        grad_compress=None if change.averaging is not None else change.grad_compress or asked,
+        options,
+        grad_compress=None if change.averaging is not None else change.grad_compress or compress,
         averaging=change.averaging,
-        workers_per_node=workers,
     )
     return msgspec.structs.replace(what, cluster=cluster, job=job, options=options)
 
@@ -231,7 +231,7 @@ class _Series:
         found.run_id = f"{self._what.run_id}-{label}" + (f"-{turn}" if turn is not None else "")
         try:
             change = advice.change if advice is not None else None
-            changed = changed_launch(self._what, change or Change(), self._recommendations.today)
+            changed = changed_launch(self._what, change or Change(), self._recommendations.today.layout)
             launched = self._run(msgspec.structs.replace(changed, run_id=found.run_id), self._context)
             require_success(launched, self._context)
         except Interrupted:

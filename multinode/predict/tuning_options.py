@@ -396,19 +396,19 @@ def _edited(state: TrainingState, change: Change) -> DeepSpeedConfig | None:
 def cluster_options(state: TrainingState) -> Iterator[TuningOption]:
     """A faster link, a node more or fewer, one node alone, every node full: those that apply. Most take a person."""
     layout = state.scenario.layout
-    nodes, workers = layout.nodes, layout.workers_per_node
+    nodes, workers = layout.nodes, layout.on(1).workers
     alone = on_one_node(state.calibration, state.scenario).layout
     if nodes > 1:
         yield from _faster_links(state)
         yield one_node(state)
-        if alone.workers > workers:
+        if alone.workers > workers and not layout.unequal:
             full = Layout(nodes=nodes, workers_per_node=alone.workers)
             yield _placed(state, full, f"{alone.workers} workers on each node")
     # One fewer than two is one node; and without a network that was measured or stated nothing is known of a second.
     fewer = (nodes - 1,) if nodes > 2 else ()  # noqa: PLR2004
     more = (nodes + 1,) if nodes > 1 or len(state.slots) > 1 else ()
     for count in (*fewer, *more):
-        yield _placed(state, Layout(nodes=count, workers_per_node=workers), f"{count} nodes")
+        yield _placed(state, layout.on(count), f"{count} nodes")
 
 
 def one_node(state: TrainingState) -> TuningOption:
@@ -435,8 +435,9 @@ def _worth(option: TuningOption) -> str:
     """From which link on the nodes are worth it."""
     needed, asked = beats_one(option.before.calibration, option.before.scenario)
     workers = format_count(asked.layout.workers_per_node, "worker")
+    each = f"{asked.layout.workers} workers" if asked.layout.unequal else f"{workers} each"
     above = needed.high is not None and needed.high < option.before.scenario.link.gbit_per_s
-    told = f"break-even of {asked.layout.nodes} nodes with {workers} each against 1 node: {link_words(needed)}"
+    told = f"break-even of {asked.layout.nodes} nodes with {each} against 1 node: {link_words(needed)}"
     return f"{told}, which this link is above" if above else told
 
 
@@ -448,7 +449,7 @@ def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
     change = Change(
         deepspeed=then.batch_edits(),
         nodes=placed.nodes if placed.nodes != layout.nodes else None,
-        workers_per_node=placed.workers_per_node if placed.workers_per_node != layout.workers_per_node else None,
+        workers_per_node=placed.workers_per_node if placed != layout.on(placed.nodes) else None,
     )
     meaning, workers = _batch(state, then), placed.workers_per_node
     if placed.nodes < layout.nodes:
@@ -459,7 +460,7 @@ def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
     elif short:
         which = f"node {short[0]}" if len(short) == 1 else f"nodes {', '.join(map(str, short))}"
         person = f"in the hostfile {workers} ids in gpus=, or slots={workers}, for {which}; then {change.options}"
-    is_full = placed.nodes == layout.nodes and workers > layout.workers_per_node
+    is_full = placed.nodes == layout.nodes and placed.workers > layout.workers
     return TuningOption(
         name=name,
         kind="nodes",
@@ -480,5 +481,5 @@ def lacking_nodes(state: TrainingState, placed: Layout) -> int:
 
 def short_nodes(state: TrainingState, placed: Layout) -> tuple[int, ...]:
     """Node ranks whose line of the hostfile gives them fewer workers."""
-    slots = state.slots[: placed.nodes]
-    return tuple(rank for rank, count in enumerate(slots) if count is not None and count < placed.workers_per_node)
+    wanted = zip(state.slots, placed.counts, strict=False)
+    return tuple(rank for rank, (slots, count) in enumerate(wanted) if slots is not None and slots < count)

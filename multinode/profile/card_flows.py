@@ -5,6 +5,7 @@ Which algorithms there are is `algorithms`'; what the cards counted is `card_byt
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -189,8 +190,8 @@ def _passed(joint: _Joint, places: _Places) -> Sequence[Carried]:
 def _collective(joint: _Joint, size_bytes: float, places: _Places, manner: Manner) -> Sequence[Carried]:
     """S in all of a group's collectives of one op -> what passes each card."""
     backend = joint.group.backend or ""
-    ranks, layout, regular = _arranged(joint.group, places)
-    tree = manner.all_reduce if backend == "nccl" and joint.op == "all_reduce" and regular else None
+    ranks, layout = _arranged(joint.group, places)
+    tree = manner.all_reduce if backend == "nccl" and joint.op == "all_reduce" else None
     wire_bytes = size_bytes * (manner.wire_factor if backend == "nccl" else 1.0)
     nodes = places.of(ranks)
     sent: dict[int, float] = defaultdict(float)
@@ -202,8 +203,8 @@ def _collective(joint: _Joint, size_bytes: float, places: _Places, manner: Manne
     return [Carried(sent=sent[node], received=received[node]) for node in range(places.nodes)]
 
 
-def _arranged(group: Group, places: _Places) -> tuple[tuple[int, ...], Layout, bool]:
-    """The ranks as the backend arranges them, their layout, and whether each node has as many of them.
+def _arranged(group: Group, places: _Places) -> tuple[tuple[int, ...], Layout]:
+    """The ranks as the backend arranges them, and their layout.
 
     Gloo takes them in the group's order. NCCL's rings stay on a node until they have passed all of its workers.
     """
@@ -212,7 +213,5 @@ def _arranged(group: Group, places: _Places) -> tuple[tuple[int, ...], Layout, b
         nodes = places.of(ranks)
         first = {node: nodes.index(node) for node in set(nodes)}
         ranks = tuple(sorted(ranks, key=lambda rank: first[places.node_of[rank]]))
-    counts = [places.of(ranks).count(node) for node in set(places.of(ranks))]
-    if len(set(counts)) == 1:
-        return ranks, Layout(nodes=len(counts), workers_per_node=counts[0]), True
-    return ranks, Layout(nodes=len(ranks)), False
+    runs = [len(list(run)) for _, run in itertools.groupby(places.of(ranks))]
+    return ranks, Layout.of(runs)

@@ -163,9 +163,18 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.unequal) or self.nodes * self.workers_per_node
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """Workers of each node."""
+        return self.unequal or (self.workers_per_node,) * self.nodes
+
+    def on(self, nodes: int) -> Layout:
+        """On the first so many of its nodes; any beyond them have as many workers as the fullest."""
+        return Layout.of((self.counts + (self.workers_per_node,) * nodes)[:nodes])
+
+    @property
     def ranks(self) -> tuple[range, ...]:
         """Of each node."""
-        ends = list(itertools.accumulate(self.unequal or (self.workers_per_node,) * self.nodes))
+        ends = list(itertools.accumulate(self.counts))
         return tuple(itertools.starmap(range, itertools.pairwise([0, *ends])))
 
 

@@ -29,6 +29,7 @@ _SWEEP = ScanReport(
     run_id=RUN.run_id,
     backend="gloo",
     world_size=2,
+    workers=(1, 1),
     nodes=("box1", "box2"),
     test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
     rows=(row(100.0), row(90.0, "all_gather")),

@@ -132,6 +132,7 @@ def test_an_nccl_test_has_its_sweep_and_its_verdict() -> None:
         run_id=RUN.run_id,
         backend="gloo",
         world_size=2,
+        workers=(1, 1),
         nodes=("box1", "box2"),
         test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
         rows=rows,

@@ -221,10 +221,12 @@ CONTRAST = Contrast(
     scaling="same workers",
     each_node=(
         NodeSpeed(
-            node="box1", samples_per_s=of_repeats([12.2, 12.3]), step_time_ms=of_repeats([164.0, 163.0]), relative=1.0
+            node="box1", workers=2, samples_per_s=of_repeats([12.2, 12.3]), step_time_ms=of_repeats([164.0, 163.0]),
+            relative=1.0,
         ),
         NodeSpeed(
-            node="box2", samples_per_s=of_repeats([12.0, 12.1]), step_time_ms=of_repeats([167.0, 166.0]), relative=0.984
+            node="box2", workers=2, samples_per_s=of_repeats([12.0, 12.1]), step_time_ms=of_repeats([167.0, 166.0]),
+            relative=0.984,
         ),
     ),
     loss=SlowdownAttribution(

@@ -14,9 +14,16 @@ TWO = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="
 FOUR = Cluster(nodes=tuple(Node(name=name) for name in "abcd"), source="hosts")
 
 
-def layouts(sides: Sides) -> list[tuple[str, str, int]]:
-    """Of each side its label, its nodes and the workers on each."""
-    return [(side.label, "".join(node.name for node in side.cluster.nodes), side.workers) for side in sides.sides]
+def layouts(sides: Sides) -> list[tuple[str, str, int | tuple[int, ...]]]:
+    """Of each side its label, its nodes and the workers on each; of unequal ones those of each."""
+    return [
+        (
+            side.label,
+            "".join(node.name for node in side.cluster.nodes),
+            side.workers[0] if len(set(side.workers)) == 1 else side.workers,
+        )
+        for side in sides.sides
+    ]
 
 
 def plan(slots: Sequence[int], **wish: object) -> Sides:
@@ -36,8 +43,27 @@ def test_three_slots_and_two_nodes_give_one_worker_each() -> None:
     assert layouts(plan([3, 3])) == [("baseline", "a", 2), ("candidate", "ab", 1)]
 
 
-def test_the_smallest_node_bounds_the_workers_of_each() -> None:
-    assert layouts(plan([8, 1])) == [("baseline", "a", 2), ("candidate", "ab", 1)]
+def test_unequal_nodes_share_the_workers_of_node_0_as_evenly_as_their_slots_allow() -> None:
+    sides = plan([8, 1])
+    assert (sides.mode, layouts(sides)) == ("same-workers", [("baseline", "a", 8), ("candidate", "ab", (7, 1))])
+    assert sides.candidate.description == "7 and 1 workers on 2 nodes"
+    assert layouts(plan([2, 1])) == [("baseline", "a", 2), ("candidate", "ab", 1)]
+    assert layouts(plan([5, 2, 2, 2], counts=(1, 2, 4)))[1:] == [
+        ("candidate", "abcd", (2, 1, 1, 1)),
+        ("2-nodes", "ab", (3, 2)),
+    ]
+
+
+def test_scale_out_fills_every_node() -> None:
+    assert layouts(plan([8, 2], mode="scale-out")) == [("baseline", "a", 8), ("candidate", "ab", (8, 2))]
+    assert layouts(plan([1, 4])) == [("baseline", "a", 1), ("candidate", "ab", (1, 4))]
+    batch = plan([2, 1], mode="fixed-global-batch", accumulation=2)
+    assert [side.accumulation for side in batch.sides] == [3, 2]
+
+
+def test_a_node_alone_has_no_more_workers_than_its_slots() -> None:
+    sides = plan([8, 2], mode="scale-out", each_node=True)
+    assert layouts(sides)[2:] == [("alone-1", "b", 2)]
 
 
 def test_one_slot_is_too_few_and_it_scales_out_and_says_why() -> None:
@@ -127,8 +153,7 @@ def test_repeats_are_measured_forwards_and_backwards() -> None:
         ([2, 2], {"baseline_gpus": (1, 1, 2, 2)}, "names a GPU twice"),
         ([4, 4, 4, 4], {"mode": "same-workers", "counts": (1, 2, 3)}, "divides among 1, 2 and 3 nodes"),
         ([2, 2], {"mode": "fixed-global-batch"}, "the global batch of a script is not known"),
-        ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}, "4 micro-batches per step do not divide among 3"),
-        ([8, 1], {"mode": "scale-out", "each_node": True}, "each node alone needs 8 workers"),
+        ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}, "5 micro-batches per step do not divide among 3"),
     ],
 )
 def test_what_cannot_be_contrasted(slots: list[int], wish: dict[str, object], said: str) -> None:
@@ -150,6 +175,6 @@ def test_no_side_has_more_workers_than_slots_and_the_same_workers_are_the_same(
     slots: list[int], counts: tuple[int, ...], mode: str | None
 ) -> None:
     sides = plan(slots, counts=counts, mode=mode)
-    totals = {len(side.cluster.nodes) * side.workers for side in sides.sides}
-    assert all(1 <= side.workers <= min(slots[: len(side.cluster.nodes)]) for side in sides.sides)
+    totals = {sum(side.workers) for side in sides.sides}
+    assert all(1 <= count <= has for side in sides.sides for count, has in zip(side.workers, slots, strict=False))
     assert sides.mode == "scale-out" or len(totals) == 1

@@ -49,6 +49,17 @@ def test_a_row_has_the_mean_of_its_repeats_and_their_interval() -> None:
     assert (row.settings.model, row.global_batch, row.varied) == ("tiny", 4, {"finetuning_type": "lora"})
 
 
+def test_unequal_nodes_have_workers_in_all_and_no_number_on_each() -> None:
+    cell = msgspec.structs.replace(CELL, nodes=2)
+    run = msgspec.structs.replace(run_of(), node_names=("a", "b"), workers=(2, 1))
+    measured = make_row(MeasuredCell(record=CellRecord(cell=cell, state="measured", run_ids=("r",)), runs=(run,)))
+    assert (measured.nodes, measured.workers_per_node, measured.world_size, measured.global_batch) == (2, None, 3, 6)
+    assert measured.missing["workers_per_node"] == "the nodes have unequal numbers of workers"
+    # What is known of those that were measured on these nodes is known of the others.
+    waiting = make_row(MeasuredCell(record=CellRecord(cell=cell)))
+    assert [row.world_size for row in fill_rows([measured, waiting])] == [3, 3]
+
+
 def test_memory_is_of_the_worker_that_needed_most_in_any_repeat() -> None:
     peaks: tuple[dict[int, float], ...] = ({0: 3.0, 1: 4.5}, {0: 5.25}, {})
     runs = [run_of(summary_of(nodes=(node_use(peak_worker_memory_gib=peak),))) for peak in peaks]

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.experiment.grid import GridRecord
 from multinode.experiment.sweep import Resume, find_finished, require_plannable, sweep
 from multinode.experiment.sweep_store import find_sweep
 from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.planning import workers_of_nodes
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.sweeping import BATCH, HOSTS, OUT_OF_MEMORY, Elsewhere, End, sweep_of
@@ -44,6 +46,20 @@ def test_every_cell_is_a_run_of_its_own_and_the_sweep_is_one_too(tmp_path: Path)
     assert RunDirectory.open(tmp_path, "last").run_id == swept.directory.name
     assert swept.record.worker_batch == 8
     assert nodes.tables == 1
+
+
+def test_unequal_nodes_train_with_their_own_slots(tmp_path: Path) -> None:
+    asked = sweep_of({BATCH: (1,)}, nodes=(1, 2))
+    hosts = HOSTS.replace("b slots=2", "b slots=1")
+    launch = msgspec.structs.replace(asked.launch, cluster=parse_hostfile(hosts, "hosts"), hostfile=hosts)
+    nodes = Elsewhere(tmp_path)
+    swept = nodes.sweep(msgspec.structs.replace(asked, launch=launch))
+    made = [workers_of_nodes(one.cluster, {}, one.options.workers_per_node) for one in nodes.launches]
+    assert made == [(2,), (2, 1)]
+    assert {one.options.environment.env["OMP_NUM_THREADS"] for one in nodes.launches} == {"1"}
+    run = RunDirectory(swept.directory).read("run.json", Run)
+    assert run is not None
+    assert run.world_size == 3
 
 
 def test_a_cell_is_trained_for_its_figures_alone_with_what_it_sets(tmp_path: Path) -> None:

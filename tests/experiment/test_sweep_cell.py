@@ -57,7 +57,7 @@ def leave(nodes: Elsewhere, end: End, status: str | None = None) -> str:
     run_id = nodes.cell("1-node-batch2").current
     assert run_id is not None
     assert not isinstance(end, Exception)
-    what = msgspec.structs.replace(cell_launch(ASKED, ASKED.cells[1], 2), run_id=run_id)
+    what = msgspec.structs.replace(cell_launch(ASKED, ASKED.cells[1], (2, 2)), run_id=run_id)
     launched = keep_run(nodes.runs, what, end)
     if status is not None:
         launched.directory.write("run.json", msgspec.structs.replace(launched.run, status=status))

@@ -5,22 +5,34 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
-from multinode.experiment.asked_tuning import TUNING_FILE, plan_tuning, require_tunable
+from multinode.experiment.asked_tuning import TUNING_FILE, first_two, plan_tuning, require_tunable
 from multinode.experiment.grid import GridRecord
 from multinode.experiment.sweep import Resume
 from multinode.experiment.tune import find_tuned
 from multinode.experiment.tuning import Tuning
 from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.planning import workers_of_nodes
 from multinode.launch.change import parse_change
+from multinode.predict.try_advice import changed_launch
 from multinode.records.averaging import Averaging
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
+from multinode.traffic.algorithms import Layout
 from tests.experiment.tuning import HOSTS, YAML, Elsewhere, asked_tuning, steps_of
 
 changed = msgspec.structs.replace
 # By what is predicted of them here, best first.
 CHANGES = ["local-sgd-every-16-steps-as-fp16", "gradients-as-fp16-gradient-accumulation", "gradient-accumulation-8"]
+
+
+def test_on_unequal_nodes_the_first_two_have_their_own_slots() -> None:
+    baseline, alone = first_two(Layout.of((1, 2)))
+    assert [(one.nodes, one.workers_per_node) for one in (baseline, alone)] == [(2, None), (1, 1)]
+    launch = msgspec.structs.replace(asked_tuning().launch, cluster=parse_hostfile("a slots=1\nb slots=2\n", "hosts"))
+    made = [changed_launch(launch, one.change, Layout.of((1, 2))) for one in (baseline, alone)]
+    assert [workers_of_nodes(one.cluster, {}, one.options.workers_per_node) for one in made] == [(1, 2), (1,)]
 
 
 def labels(nodes: Elsewhere, number: int) -> list[str]:

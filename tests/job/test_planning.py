@@ -13,7 +13,7 @@ from multinode.errors import UsageError
 from multinode.job.engine_commands import ENGINES, Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.job_environment import JobEnvironment
-from multinode.job.planning import LaunchOptions, plan_launch, workers_per_node
+from multinode.job.planning import LaunchOptions, plan_launch, with_workers, workers_of_nodes
 from multinode.job.rendezvous import candidate_ports
 from multinode.job.synthetic import with_synthetic
 from multinode.records.averaging import Averaging
@@ -277,9 +277,40 @@ def test_what_groups_the_workers_of_a_node_needs_as_many_on_each(setting: str) -
     assert plan_launch(UNEQUAL, job, {}, "r", msgspec.structs.replace(options, workers_per_node=2)).world_size == 6
 
 
-def test_a_benchmark_needs_as_many_workers_on_each_node() -> None:
-    with pytest.raises(UsageError, match="a has 4, b has 2, c has 3"):
-        plan_launch(UNEQUAL, CollectiveTest(messages=()), {}, "r", LaunchOptions())
+def test_a_benchmark_measures_with_the_workers_of_unequal_nodes() -> None:
+    plan = plan_launch(UNEQUAL, CollectiveTest(messages=()), {}, "r", LaunchOptions())
+    assert (plan.workers, plan.world_size) == ((4, 2, 3), 9)
+
+
+@pytest.mark.parametrize(
+    ("argv", "setting"),
+    [
+        (("--fsdp", "hybrid_shard auto_wrap"), "--fsdp hybrid_shard auto_wrap"),
+        (("--fsdp=hybrid_shard_zero2",), "--fsdp hybrid_shard_zero2"),
+        (("--lr", "1", "--tensor-model-parallel-size", "2"), "--tensor-model-parallel-size 2"),
+        (("--tp_size=4",), "--tp_size 4"),
+        (("--tp_size", "1", "--fsdp", "full_shard"), None),
+        (("--notes", "hybrid_shard", "tp_size", "2"), None),
+    ],
+)
+def test_a_scripts_options_may_group_the_workers_of_a_node(argv: tuple[str, ...], setting: str | None) -> None:
+    job = ScriptJob(argv=("train.py", *argv))
+    if setting is None:
+        assert plan_launch(UNEQUAL, job, {}, "r", LaunchOptions()).world_size == 9
+        return
+    with pytest.raises(UsageError, match="groups the workers of a node") as caught:
+        plan_launch(UNEQUAL, job, {}, "r", LaunchOptions())
+    assert caught.value.message.startswith(setting)
+
+
+def test_so_many_workers_on_each_node_are_an_option_or_slots() -> None:
+    cluster = msgspec.structs.replace(UNEQUAL, nodes=(*UNEQUAL.nodes, Node(name="d", gpus=(4, 5, 6), slots=3)))
+    same, options = with_workers(cluster, LaunchOptions(), (2, 2, 2, 2))
+    assert (same, options.workers_per_node) == (cluster, 2)
+    fewer, options = with_workers(cluster, LaunchOptions(workers_per_node=1), (4, 1, 3, 2))
+    assert options.workers_per_node is None
+    assert [node.slots for node in fewer.nodes] == [4, 1, 3, 2]
+    assert fewer.nodes[3].gpus == (4, 5)
 
 
 def test_more_workers_than_slots_are_refused() -> None:
@@ -303,7 +334,7 @@ def test_workers_are_what_was_asked_else_the_slots_else_the_gpus_else_one(
     node: Node, gpus: int, asked: int | None, expected: int
 ) -> None:
     found = NodeFacts(node="a", gpus=tuple(Gpu(index=index, name="x") for index in range(gpus)))
-    assert workers_per_node(Cluster(nodes=(node,), source="h"), {"a": found}, asked) == expected
+    assert workers_of_nodes(Cluster(nodes=(node,), source="h"), {"a": found}, asked) == (expected,)
 
 
 def test_a_window_of_the_profiler_is_on_the_first_worker_of_each_node_or_where_it_was_asked_for() -> None:

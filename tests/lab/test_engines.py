@@ -186,45 +186,6 @@ def test_deepspeed_trains_a_script_with_zero2(command: Command) -> None:
     assert document["steps"] == 30
 
 
-@pytest.fixture
-def unequal(lab: Lab, tmp_path: Path) -> Path:
-    """A hostfile with two workers on node0 and one on node1."""
-    path = tmp_path / "unequal"
-    path.write_text(re.sub(r"(?m)^(node1 .*)slots=2", r"\1slots=1", Path(lab.hostfile).read_text()))
-    return path
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--", "configs/accelerate_tiny.py", "--steps", "30"),
-        thorough(("--engine", "accelerate", *MULTI_CPU, "--", "configs/accelerate_tiny.py", "--steps", "30")),
-        thorough(("--engine", "deepspeed", "--", "--no_local_rank", "configs/accelerate_tiny.py", "--steps", "30")),
-    ],
-)
-def test_unequal_nodes_train_together(command: Command, unequal: Path, options: tuple[str, ...]) -> None:
-    document = command.document("launch", "--hosts", str(unequal), "--json", *options)
-    assert_trained_together(command, document, 3)
-    assert document["steps"] == 30
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("name", ["tiny_sft", "tiny_sft_zero2"])
-def test_a_llamafactory_yaml_on_unequal_nodes_has_the_losses_of_as_many_workers_on_one_node(
-    command: Command, unequal: Path, name: str
-) -> None:
-    losses = []
-    alone = unequal.with_name("alone")
-    alone.write_text(unequal.read_text().replace("slots=2", "slots=3"))
-    for options in (("--hosts", str(unequal)), ("--hosts", str(alone), "--nodes", "1")):
-        document = command.document("launch", *options, f"configs/{name}.yaml", "--set", "max_steps=8", "--json")
-        assert_succeeded(document)
-        assert document["world_size"] == 3
-        losses.append((document["first_loss"], document["last_loss"]))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
 @pytest.mark.thorough
 def test_options_before_a_script_are_those_of_the_engines_launcher(command: Command) -> None:
     options = ("--engine", "deepspeed", "--json", "--", "--no_local_rank", SCRIPT, "--steps", "3")

@@ -186,6 +186,29 @@ def test_a_node_that_stays_away_is_left_out_and_the_global_batch_is_kept(command
     assert_nothing_left(command)
 
 
+def test_without_a_node_of_fewer_workers_the_global_batch_is_kept(command: Command, tmp_path: Path) -> None:
+    hosts = tmp_path / "unequal"
+    hosts.write_text(re.sub(r"(?m)^(node1 .*)slots=2", r"\1slots=1", Path(require_lab().hostfile).read_text()))
+    launch = tuple(word for word in LAUNCH if word not in {"--workers-per-node", "1"})
+    options = ("--hosts", str(hosts), "--restarts", "1", "--node-wait", "8s", "--min-nodes", "1", *QUICK)
+    job = (*training("/var/tmp/left-out-unequal"), "--set", "gradient_accumulation_steps=2")
+    with command.running(*launch, *options, *job) as controller:
+        run = Attempts(command)
+        run.wait_until(1, 45)
+        with faults(NodeState(node="node1", how="kill")):
+            document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
+    assert (document["status"], controller.returncode) == ("succeeded", 0)
+    first, second = document["attempts"]
+    assert_resumed(second, first)
+    assert (first["world_size"], second["world_size"], list(second["left_out"])) == (3, 2, ["node1"])
+    # Two samples in each of two micro-batches of three workers, and then in each of three of two.
+    assert second["global_batch"] == first["global_batch"] == 12
+    plan = json.loads((command.runs / run.name(2) / "plan.json").read_text())
+    assert [node["ranks"] for node in plan["nodes"]] == [[0, 1]]
+    assert "gradient_accumulation_steps: 3\n" in plan["nodes"][0]["files"][0]["text"]
+    assert_nothing_left(command)
+
+
 def test_a_run_that_waits_is_stopped_from_another_terminal(command: Command) -> None:
     options = ("--restarts", "3", "--node-wait", "10m", *QUICK)
     checked = tuple(word for word in options if word != "--no-check")

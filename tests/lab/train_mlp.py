@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--batch-ms", type=float, default=0.0, help="what the loader takes for a batch")
     parser.add_argument("--batch-ms-rank", type=int, default=None, help="on this rank alone")
+    parser.add_argument("--timed", action="store_true", help="say what the median step took")
     parser.add_argument("--count-collectives", action="store_true", help="say how many each rank issued")
     arguments = parser.parse_args()
 
@@ -87,6 +90,7 @@ def _train_torch(
 ) -> float:
     spread = {"fsdp": _fsdp, "fsdp2": _fsdp2}.get(arguments.strategy, _ddp)(model, arguments)
     optimizer = torch.optim.AdamW(spread.parameters(), lr=1e-3)
+    ends_s = []
     for step in range(1, arguments.steps + 1):
         for micro in range(1, arguments.accumulation + 1):
             inputs, wanted = next(batches)
@@ -98,8 +102,12 @@ def _train_torch(
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        ends_s.append(time.perf_counter())
         if dist.get_rank() == 0:
             say(f"step {step} of {arguments.steps}: loss {loss.item():.6f}")
+    if arguments.timed:
+        took_s = [end - begin for begin, end in itertools.pairwise(ends_s[len(ends_s) // 4 :])]
+        say(f"median step {1000 * statistics.median(took_s):.2f} ms")
     if arguments.strategy == "fsdp":
         return 0.0
     parameters = (getattr(parameter, "full_tensor", lambda one=parameter: one)() for parameter in model.parameters())

@@ -116,7 +116,7 @@ def test_an_engine_may_shard_what_the_yaml_does_not(engine: Engine, reason: str 
 def test_which_accumulation_keeps_the_global_batch(accumulation: int, before: int, now: int, kept: int | None) -> None:
     asked = job(gradient_accumulation_steps=accumulation)
     assert kept_accumulation(asked, before, now) == kept
-    changed = resume_job(asked, Start(nodes=now, first_nodes=before, shared=True))
+    changed = resume_job(asked, Start(nodes=now, workers=now, first_workers=before, shared=True))
     assert isinstance(changed, LlamaFactoryJob)
     assert changed.config["gradient_accumulation_steps"] == (kept or accumulation)
     if kept is not None:
@@ -137,6 +137,13 @@ SCRIPT = ScriptJob(argv=("train.py",))
         ({"min_nodes": 2}, 3, job(gradient_accumulation_steps=2), {}, None),
         ({"min_nodes": 2, "scale_batch": True}, 3, job(), {}, None),
         ({"min_nodes": 1}, 3, SCRIPT, {}, None),
+        # Without the node with one worker, or without that with two.
+        ({"min_nodes": 1}, (2, 1), job(), {}, None),
+        ({"min_nodes": 1}, (3, 2), job(gradient_accumulation_steps=3), {}, None),
+        ({"min_nodes": 1}, (3, 2), job(gradient_accumulation_steps=4), {}, None),
+        ({"min_nodes": 1}, (3, 2), job(), {}, "no accumulation keeps the global batch of 2 nodes on fewer"),
+        ({"min_nodes": 2}, (3, 2, 1), job(), {}, None),
+        ({"min_nodes": 2}, (5, 3, 1), job(), {}, "no accumulation keeps the global batch of 3 nodes on fewer"),
         ({"min_nodes": 2}, 3, SCRIPT, {}, "no accumulation"),
         (
             {"min_nodes": 1},
@@ -150,24 +157,30 @@ SCRIPT = ScriptJob(argv=("train.py",))
     ],
 )
 def test_which_runs_can_go_on_without_a_node(
-    options: dict[str, Any], nodes: int, what: Job, launch: dict[str, Any], reason: str | None
+    options: dict[str, Any], nodes: int | tuple[int, ...], what: Job, launch: dict[str, Any], reason: str | None
 ) -> None:
-    said = why_no_fewer_nodes(what, LaunchOptions(**launch), nodes, RestartOptions(restarts=1, **options))
+    workers = (2,) * nodes if isinstance(nodes, int) else nodes
+    said = why_no_fewer_nodes(what, LaunchOptions(**launch), workers, RestartOptions(restarts=1, **options))
     assert said is None if reason is None else said is not None and said.startswith(reason)
 
 
 @pytest.mark.parametrize(
     ("what", "start", "words"),
     [
-        (job(), Start(nodes=2, first_nodes=2), None),
+        (job(), Start(nodes=2, workers=4, first_workers=4), None),
         (
             job(per_device_train_batch_size=4, gradient_accumulation_steps=3),
-            Start(nodes=1, first_nodes=2, shared=True),
+            Start(nodes=1, workers=2, first_workers=4, shared=True),
             "global batch 48 as before: gradient_accumulation_steps 6 instead of 3",
         ),
         (
             job(num_train_epochs=3, learning_rate=0.001),
-            Start(nodes=2, first_nodes=3, choice=CheckpointChoice(name="checkpoint-20", step=20, max_steps=90)),
+            Start(
+                nodes=2,
+                workers=4,
+                first_workers=6,
+                choice=CheckpointChoice(name="checkpoint-20", step=20, max_steps=90),
+            ),
             (
                 "global batch 32 instead of 48: learning_rate stays at 0.001, the schedule at 90 steps; a step has "
                 "2/3 of the samples"
@@ -175,31 +188,50 @@ def test_which_runs_can_go_on_without_a_node(
         ),
         (
             job(),
-            Start(nodes=2, first_nodes=3),
+            Start(nodes=2, workers=4, first_workers=6),
             (
                 "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule is the YAML's; a step "
                 "has 2/3 of the samples"
             ),
         ),
-        (SCRIPT, Start(nodes=1, first_nodes=2), "MULTINODE_ACCUMULATION=2: with it the global batch is as before"),
+        (
+            job(gradient_accumulation_steps=2),
+            Start(nodes=1, workers=2, first_workers=3),
+            "global batch 48 as before: gradient_accumulation_steps 3 instead of 2",
+        ),
+        (
+            job(),
+            Start(nodes=1, workers=2, first_workers=3),
+            (
+                "global batch 16 instead of 24: learning_rate stays at 5e-05, the schedule is the YAML's; a step has "
+                "2/3 of the samples"
+            ),
+        ),
         (
             SCRIPT,
-            Start(nodes=2, first_nodes=3),
+            Start(nodes=1, workers=2, first_workers=4),
+            "MULTINODE_ACCUMULATION=2: with it the global batch is as before",
+        ),
+        (
+            SCRIPT,
+            Start(nodes=2, workers=4, first_workers=6),
             "MULTINODE_ACCUMULATION=1: with it the global batch is 2/3 of what it was",
         ),
     ],
 )
 def test_what_is_said_of_the_batch_on_fewer_nodes(what: Job, start: Start, words: str | None) -> None:
-    assert batch_words(what, resume_job(what, start), start, 2 * start.nodes) == words
+    assert batch_words(what, resume_job(what, start), start) == words
 
 
 def test_a_smaller_batch_goes_on_with_the_checkpoints_schedule() -> None:
     chosen = CheckpointChoice(name="checkpoint-20", step=20, max_steps=90)
-    changed = resume_job(job(num_train_epochs=3), Start(nodes=2, first_nodes=3, choice=chosen, shared=True))
+    changed = resume_job(
+        job(num_train_epochs=3), Start(nodes=2, workers=4, first_workers=6, choice=chosen, shared=True)
+    )
     assert isinstance(changed, LlamaFactoryJob)
     # As epochs the rest would be more steps, and the learning rate would jump back.
     assert changed.config["max_steps"] == 90
-    assert "max_steps" not in resume_job(job(), Start(nodes=1, first_nodes=2, choice=chosen)).config  # type: ignore[union-attr]
+    assert "max_steps" not in resume_job(job(), Start(nodes=1, workers=2, first_workers=4, choice=chosen)).config  # type: ignore[union-attr]
 
 
 def test_a_script_sees_to_its_own_checkpoints() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,8 +17,10 @@ from multinode.launch.context import RunContext
 from multinode.launch.logs import choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.runs import load_run, load_runs
 from multinode.profile.summary import Summary
+from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
+from multinode.traffic.algorithms import Layout
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import make_plan
 
@@ -38,6 +41,13 @@ def store(root: Path, run_id: str = RUN.run_id) -> RunDirectory:
     directory = RunDirectory.create(root, run_id)
     directory.write("run.json", msgspec.structs.replace(RUN, run_id=run_id))
     return directory
+
+
+def plan_of(run: Run, workers: Sequence[int]) -> LaunchPlan:
+    plan = make_plan(*(node.name for node in run.nodes))
+    ranks = Layout.of(workers).ranks
+    nodes = (msgspec.structs.replace(node, ranks=tuple(ranks[node.node_rank])) for node in plan.nodes)
+    return msgspec.structs.replace(plan, nodes=tuple(nodes))
 
 
 def test_a_run_comes_back_with_its_figures(tmp_path: Path) -> None:
@@ -150,12 +160,12 @@ def test_a_node_that_the_run_does_not_have_is_an_error_that_lists_its_nodes(tmp_
 
 
 def test_a_worker_is_found_on_its_node(tmp_path: Path) -> None:
-    store(tmp_path)
+    store(tmp_path).write("plan.json", plan_of(RUN, (3, 1)))
     stored = load_run(tmp_path, "last")
-    per_node = RUN.world_size // 2
-    assert [choose_nodes(stored, None, rank)[0].name for rank in (0, per_node)] == ["box-a", "box-b"]
-    with pytest.raises(UsageError, match=f"has no rank {RUN.world_size}"):
-        choose_nodes(stored, None, RUN.world_size)
+    places = [choose_nodes(stored, None, rank)[0].name for rank in range(4)]
+    assert places == ["box-a", "box-a", "box-a", "box-b"]
+    with pytest.raises(UsageError, match="has no rank 4"):
+        choose_nodes(stored, None, 4)
 
 
 def test_an_import_has_no_logs(tmp_path: Path) -> None:
@@ -169,7 +179,7 @@ def test_an_import_has_no_logs(tmp_path: Path) -> None:
 
 def store_part(root: Path, run: Run, log: bytes) -> None:
     directory = RunDirectory.create(root, run.run_id)
-    directory.write("plan.json", {})
+    directory.write("plan.json", plan_of(run, (1,) * len(run.nodes)))
     directory.append_log(0, log)
     directory.write("run.json", run)
 

@@ -35,7 +35,7 @@ def sample(
     layout: Layout = TWO,
 ) -> CollectiveSample:
     return CollectiveSample(
-        rank=node * layout.workers_per_node,
+        rank=layout.ranks[node].start,
         collective=collective,
         dtype="float",
         size_bytes=size_bytes,
@@ -83,7 +83,7 @@ def proved(
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"])
-@pytest.mark.parametrize("layout", [TWO, FOUR, Layout(nodes=3, workers_per_node=2)])
+@pytest.mark.parametrize("layout", [TWO, FOUR, Layout(nodes=3, workers_per_node=2), Layout.of((1, 3, 2))])
 def test_a_run_over_the_right_cards_is_confirmed(collective: str, layout: Layout) -> None:
     proof = proved(ran(collective, layout), layout)
     assert proof.ok is True

@@ -156,10 +156,10 @@ def test_changes_are_a_json_document() -> None:
 
 
 def test_another_backend_or_other_workers_are_told_before_the_speeds() -> None:
-    before = ScanRecord(run_id="a", rows=(), backend="nccl", workers_per_node=1)
-    now = ScanRecord(run_id="b", rows=(), backend="gloo", workers_per_node=4)
+    before = ScanRecord(run_id="a", rows=(), backend="nccl", workers="1 worker on each node")
+    now = ScanRecord(run_id="b", rows=(), backend="gloo", workers="2 + 1 workers")
     assert compare_scans(before, now).environment == (
         "measured with gloo now, was nccl",
-        "measured with 4 workers on each node now, was 1",
+        "measured with 2 + 1 workers now, was 1 worker on each node",
     )
     assert compare_scans(before, before).environment == ()

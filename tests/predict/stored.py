@@ -20,6 +20,7 @@ from multinode.records.benchmark import CollectiveTest
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.stats.estimate import Spread
 from multinode.strict_yaml import dump_yaml
+from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import fit_curve
 from multinode.units import goodput_gb_per_s
 from tests.job.trainings import TINY
@@ -52,7 +53,7 @@ def training_record(
     *,
     exposed_ms: float | None = 0.0,
     job: dict[str, Any] | None = None,
-    workers_per_node: int = 1,
+    workers_per_node: int | tuple[int, ...] = 1,
     model: dict[str, Any] | None = TINY,
     deepspeed: str | None = None,
 ) -> Record:
@@ -61,7 +62,8 @@ def training_record(
     accumulation = config.get("gradient_accumulation_steps", 1)
     own_ms = accumulation * COMPUTE_MS + OPTIMIZER_MS
     step_ms = own_ms + (exposed_ms or 0.0)
-    workers = nodes * workers_per_node
+    counts = (workers_per_node,) * nodes if isinstance(workers_per_node, int) else workers_per_node
+    workers = sum(counts)
     mean = WorkerSplit(
         rank=-1,
         step_ms=step_ms,
@@ -88,7 +90,7 @@ def training_record(
     files = [PlanFile(path="job.yaml", text=dump_yaml(config))]
     if deepspeed is not None:
         files.append(PlanFile(path="deepspeed.json", text=deepspeed))
-    return Record(plan=plan(run_id, nodes, link, workers_per_node, tuple(files)), summary=summary, model=model)
+    return Record(plan=plan(run_id, counts, link, tuple(files)), summary=summary, model=model)
 
 
 def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Record:
@@ -105,6 +107,7 @@ def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Recor
         run_id=run_id,
         backend="gloo",
         world_size=nodes,
+        workers=(1,) * nodes,
         nodes=tuple(f"node{index}" for index in range(nodes)),
         test=CollectiveTest(messages=()),
         link_gbit_per_s=link,
@@ -114,10 +117,10 @@ def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Recor
         verdict=Verdict(text="as it should be"),
         directory=f"/runs/{run_id}",
     )
-    return Record(plan=plan(run_id, nodes, link, 1, ()), sweep=report)
+    return Record(plan=plan(run_id, (1,) * nodes, link, ()), sweep=report)
 
 
-def plan(run_id: str, nodes: int, link: float | None, workers_per_node: int, files: tuple[PlanFile, ...]) -> LaunchPlan:
+def plan(run_id: str, workers: tuple[int, ...], link: float | None, files: tuple[PlanFile, ...]) -> LaunchPlan:
     """On node0, node1, ...; a card says its link's rate on one node as well."""
     return LaunchPlan(
         run_id=run_id,
@@ -125,13 +128,13 @@ def plan(run_id: str, nodes: int, link: float | None, workers_per_node: int, fil
         job="sft.yaml (LLaMA-Factory sft full)",
         master_addr="10.0.0.1",
         master_port=29500,
-        nproc_per_node=workers_per_node,
-        world_size=nodes * workers_per_node,
+        nproc_per_node=max(workers),
+        world_size=sum(workers),
         nodes=tuple(
             NodePlan(
                 node=f"node{index}",
                 node_rank=index,
-                ranks=tuple(range(index * workers_per_node, (index + 1) * workers_per_node)),
+                ranks=tuple(Layout.of(workers).ranks[index]),
                 addr=None,
                 ifname="ens1f0",
                 link_gbit_per_s=link,
@@ -139,7 +142,7 @@ def plan(run_id: str, nodes: int, link: float | None, workers_per_node: int, fil
                 command=Command(argv=("true",)),
                 files=files,
             )
-            for index in range(nodes)
+            for index in range(len(workers))
         ),
     )
 

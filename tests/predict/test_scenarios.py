@@ -49,6 +49,43 @@ def test_one_node_is_one_scenario_whatever_the_links() -> None:
     assert found[0].step_time_ms == pytest.approx(OWN_MS)
 
 
+def test_unequal_nodes_stay_as_they_are_and_are_held_against_the_first_one() -> None:
+    exposed_ms = comm_ms(1.0, 4 / 3 * BYTES)
+    runs = [
+        training_record("one", 1, workers_per_node=2),
+        training_record("two", 2, exposed_ms=exposed_ms, workers_per_node=(2, 1)),
+    ]
+    found = make_forecast(gather([*runs, sweep_record("sweep")]), ForecastRequest(nodes=(1, 2, 3), links=(0.1, 1.0)))
+    assert [(one.nodes, one.layout.counts) for one in found.scenarios] == [
+        (1, (2,)),
+        *[(2, (2, 1))] * 2,
+        # One more is like the fullest.
+        *[(3, (2, 1, 2))] * 2,
+    ]
+    slow, measured = found.scenarios[1:3]
+    assert measured.measured
+    # Of three workers that do what each of two did.
+    assert measured.samples_per_s == pytest.approx(1000 * 6 / (OWN_MS + exposed_ms), rel=0.01)
+    assert slow.step_time_ms == pytest.approx(OWN_MS + comm_ms(0.1, 4 / 3 * BYTES), rel=0.08)
+    assert measured.speedup == pytest.approx(1.5 * OWN_MS / (OWN_MS + exposed_ms), rel=0.01)
+    assert measured.efficiency == pytest.approx(measured.speedup / 1.5)
+    assert found.break_even is not None
+    assert found.break_even.one_node_workers == 2
+    # Nodes that are full as they are have no fuller ones beside them.
+    assert found.break_even.full_beats_one is None
+    assert "2 nodes with 3 workers" in found.break_even_of
+    equal = make_forecast(gather([*runs, sweep_record("sweep")]), ForecastRequest(workers_per_node=(2,), links=(1.0,)))
+    assert [one.layout.counts for one in equal.scenarios] == [(2, 2)]
+
+
+def test_of_unequal_nodes_alone_the_first_ones_workers_are_one_node() -> None:
+    record = training_record("two", 2, exposed_ms=50.0, workers_per_node=(1, 3))
+    found = make_forecast(gather([record, sweep_record("sweep")]), ForecastRequest(nodes=(1, 2), links=(1.0,)))
+    assert [one.layout.counts for one in found.scenarios] == [(1,), (1, 3)]
+    assert found.break_even is not None
+    assert found.break_even.one_node_workers == 1
+
+
 def test_accumulation_helps_ddp_and_not_zero_2() -> None:
     gains = []
     for strategy in (Strategy.DDP, Strategy.ZERO2):

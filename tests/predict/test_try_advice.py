@@ -292,19 +292,19 @@ def test_a_json_that_fixes_the_global_batch_fits_each_try() -> None:
     fixed = [
         made.deepspeed_text
         for change in (Change(), Change(nodes=1), Change(overrides=("gradient_accumulation_steps=4",)))
-        if isinstance(made := changed_launch(what(job), change, OUTLOOK).job, LlamaFactoryJob)
+        if isinstance(made := changed_launch(what(job), change, OUTLOOK.layout).job, LlamaFactoryJob)
     ]
     assert [json.loads(text)["train_batch_size"] for text in fixed if text] == [16, 8, 64]
 
 
 def test_a_change_is_made_as_its_options_would_make_it() -> None:
-    alone = changed_launch(what(), Change(nodes=1, workers_per_node=2), OUTLOOK)
+    alone = changed_launch(what(), Change(nodes=1, workers_per_node=2), OUTLOOK.layout)
     assert [node.name for node in alone.cluster.nodes] == ["a"]
     assert alone.options.workers_per_node == 2
-    stage = changed_launch(what(), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK).job
+    stage = changed_launch(what(), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK.layout).job
     assert isinstance(stage, LlamaFactoryJob)
     assert json.loads(stage.deepspeed_text or "") == {"zero_optimization": {"stage": 2}}
-    ddp = changed_launch(what(), Change(overrides=("deepspeed=null",), grad_compress="bf16"), OUTLOOK)
+    ddp = changed_launch(what(), Change(overrides=("deepspeed=null",), grad_compress="bf16"), OUTLOOK.layout)
     assert isinstance(ddp.job, LlamaFactoryJob)
     assert ddp.job.deepspeed_text is None
     assert ddp.job.config["deepspeed"] is None
@@ -313,7 +313,7 @@ def test_a_change_is_made_as_its_options_would_make_it() -> None:
     rounds = Averaging(every=16, dtype="fp16")
     short = changed(JOB, config=JOB.config | {"max_steps": 25})
     for steps, job in ((48, short), (None, JOB)):
-        local = changed_launch(what(job), Change(averaging=rounds), OUTLOOK)
+        local = changed_launch(what(job), Change(averaging=rounds), OUTLOOK.layout)
         assert isinstance(local.job, LlamaFactoryJob)
         assert local.options.averaging == rounds
         # A round that warms up and two that are measured.
@@ -324,9 +324,9 @@ def test_a_change_is_made_as_its_options_would_make_it() -> None:
 
 def test_what_cannot_be_changed_is_one_clear_error() -> None:
     with pytest.raises(UsageError, match="only the settings of a LLaMA-Factory YAML"):
-        changed_launch(what(ScriptJob(argv=("train.py",))), FOUR, OUTLOOK)
+        changed_launch(what(ScriptJob(argv=("train.py",))), FOUR, OUTLOOK.layout)
     with pytest.raises(UsageError, match="3 nodes are asked for, and the hostfile has 2"):
-        changed_launch(what(), Change(nodes=3), OUTLOOK)
+        changed_launch(what(), Change(nodes=3), OUTLOOK.layout)
     plain = parse_llamafactory("model_name_or_path: m\nstage: sft\ndeepspeed:\n  a: 1\n", "job.yaml")
     with pytest.raises(UsageError, match="no DeepSpeed JSON"):
-        changed_launch(what(plain), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK)
+        changed_launch(what(plain), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK.layout)

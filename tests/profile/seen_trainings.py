@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     """What is recorded: by each worker its calls, by each node what its cards counted.
 
     Attributes:
+        unequal: workers of each node, where these differ.
         calls: of a rank in each step.
         groups: the groups of a rank, by name; the world without.
         cards: of a node in a step.
@@ -50,6 +52,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int = 2
     workers: int = 1
+    unequal: tuple[int, ...] = ()
     backend: str = "gloo"
     calls: Callable[[int], Sequence[CallCount]] | None = None
     groups: Callable[[int], Mapping[str, tuple[int, ...]]] | None = None
@@ -61,16 +64,22 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     micro_steps: int | None = None
 
     @property
+    def ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Of each node."""
+        ends = itertools.accumulate(self.unequal or (self.workers,) * self.nodes, initial=0)
+        return tuple(tuple(range(first, end)) for first, end in itertools.pairwise(ends))
+
+    @property
     def world(self) -> tuple[int, ...]:
         """All ranks."""
-        return tuple(range(self.nodes * self.workers))
+        return tuple(itertools.chain(*self.ranks))
 
     def observed(self) -> Observed:
         """As the analysis gets it."""
         return observe("r1", [self._node(node) for node in range(self.nodes)])
 
     def _node(self, node: int) -> ObservedNode:
-        ranks = tuple(range(node * self.workers, (node + 1) * self.workers))
+        ranks = self.ranks[node]
         samples = [sample for rank in ranks for sample in self._worker(node, rank)]
         return ObservedNode(
             name=f"node-{node}",
@@ -86,7 +95,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         samples: list[Sample] = [
             WorkerSample(
                 rank=rank,
-                local_rank=rank % self.workers,
+                local_rank=self.ranks[node].index(rank),
                 world_size=len(self.world),
                 time_s=0.0,
                 source="trainer",
@@ -98,7 +107,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             samples.append(ModelSample(rank=rank, **self.model))
         if self.calls is not None:
             samples.append(TrafficSample(rank=rank, traffic=0, calls=tuple(self.calls(rank))))
-        counters = self._counters(node) if rank % self.workers == 0 else [None] * STEPS
+        counters = self._counters(node) if rank == self.ranks[node][0] else [None] * STEPS
         samples.extend(
             StepSample(
                 rank=rank,

@@ -147,6 +147,16 @@ def test_nccls_tree_is_recognised_by_what_passed_the_cards() -> None:
     assert ring.explained == ()
 
 
+def test_unequal_nodes_pass_on_what_a_ring_of_all_workers_does() -> None:
+    gloo = seen(DDP, unequal=(2, 1), cards=both_ways(4 / 3 * S))
+    assert figures(gloo) == pytest.approx([4 / 3 * S] * 3, rel=0.002)
+    assert (gloo.explained, gloo.missing) == ((), {})
+    # Between two nodes a tree sends S once, whatever is in them.
+    tree = seen(DDP, unequal=(4, 1), backend="nccl", cards=both_ways(S))
+    (sentence,) = tree.explained
+    assert "all-reduces as a tree and the protocol Simple" in sentence
+
+
 def test_nccls_ll_protocol_is_recognised_by_twice_the_bytes_and_gloo_has_none() -> None:
     (sentence,) = seen(DDP, backend="nccl", cards=both_ways(2 * S)).explained
     assert "the protocol LL," in sentence

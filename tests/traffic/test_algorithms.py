@@ -113,6 +113,29 @@ def _edges(nodes: int) -> set[frozenset[int]]:
     return {frozenset(edge) for edge in rank_flows("nccl", "all_reduce", Layout(nodes=nodes), algorithm="tree")}
 
 
+UNEQUAL = Layout.of((8, 2))
+
+
+def test_a_ring_leaves_unequal_nodes_once_and_pairs_by_their_workers() -> None:
+    for backend in ("gloo", "nccl"):
+        assert card_factor(backend, "all_reduce", UNEQUAL) == pytest.approx(2 * 9 / 10)
+        assert card_factor(backend, "all_gather", UNEQUAL) == pytest.approx(9 / 10)
+        # Eight workers send two parts each.
+        assert card_factor(backend, "all_to_all", UNEQUAL) == pytest.approx(8 * 2 / 10)
+    moved = node_flows(rank_flows("gloo", "all_reduce", UNEQUAL), UNEQUAL)
+    assert [node.inside for node in moved] == pytest.approx([7 * 1.8, 1.8])
+    tree = node_flows(rank_flows("nccl", "all_reduce", UNEQUAL, algorithm="tree"), UNEQUAL)
+    assert [(node.sent, node.inside) for node in tree] == [(1, 14), (1, 2)]
+
+
+def test_the_first_nodes_keep_their_workers_and_more_have_those_of_the_fullest() -> None:
+    assert (UNEQUAL.counts, UNEQUAL.workers, UNEQUAL.ranks) == ((8, 2), 10, (range(8), range(8, 10)))
+    assert UNEQUAL.on(1) == Layout(nodes=1, workers_per_node=8)
+    assert UNEQUAL.on(2) == UNEQUAL
+    assert UNEQUAL.on(3).counts == (8, 2, 8)
+    assert Layout(nodes=2, workers_per_node=4).on(3) == Layout(nodes=3, workers_per_node=4)
+
+
 def test_a_ring_leaves_a_node_once_and_pairs_do_so_for_each_worker() -> None:
     layout = Layout(nodes=2, workers_per_node=8)
     assert card_factor("nccl", "all_reduce", layout) == pytest.approx(2 * 15 / 16)

@@ -21,6 +21,8 @@ from .meeting import Hub, Member
 _STAND_IN = str(Path(__file__).parents[2])
 _POLL_S = 0.05
 _CLOSE_S = 30.0
+# Of each node's number of workers, in the sum by which the nodes tell each other.
+_BITS = 6
 _REPORT = """\
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
@@ -51,6 +53,7 @@ class Launcher:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._workers: list[subprocess.Popen[bytes]] = []
+        self._first_rank, self._world_size = 0, 0
 
     def run(self) -> int:
         """Start them and wait for them; the exit code."""
@@ -63,7 +66,9 @@ class Launcher:
             except OSError:
                 sys.exit(_PORT_TAKEN.format(port=options.master_port))
         nodes = Member("nodes", options.nnodes, options.master_addr, options.master_port)
-        nodes.add_up(0)
+        told = nodes.add_up(options.nproc_per_node << _BITS * options.node_rank)
+        counts = [(told >> _BITS * node) % (1 << _BITS) for node in range(options.nnodes)]
+        self._first_rank, self._world_size = sum(counts[: options.node_rank]), sum(counts)
         for local_rank in range(options.nproc_per_node):
             self._workers.append(self._start(local_rank))
         failed = self._wait()
@@ -81,9 +86,9 @@ class Launcher:
         options = self._options
         variables = {
             "LOCAL_RANK": local_rank,
-            "RANK": options.node_rank * options.nproc_per_node + local_rank,
+            "RANK": self._first_rank + local_rank,
             "LOCAL_WORLD_SIZE": options.nproc_per_node,
-            "WORLD_SIZE": options.nnodes * options.nproc_per_node,
+            "WORLD_SIZE": self._world_size,
             "GROUP_RANK": options.node_rank,
             "GROUP_WORLD_SIZE": options.nnodes,
             "MASTER_ADDR": options.master_addr,
@@ -139,7 +144,7 @@ class Launcher:
             script=options.script,
             time=time.strftime("%Y-%m-%d_%H:%M:%S"),
             host=socket.gethostname(),
-            rank=options.node_rank * options.nproc_per_node + local_rank,
+            rank=self._first_rank + local_rank,
             local_rank=local_rank,
             code=code,
             pid=worker.pid,
