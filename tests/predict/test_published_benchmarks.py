@@ -208,12 +208,12 @@ def test_nodes_may_have_other_numbers_of_workers() -> None:
     assert (six.nodes, six.workers_per_node, six.layout.workers) == (2, 4, 6)
     assert six.parts.comm_ms == pytest.approx(2 * 5 / 6 * 14_767_104 / 117.7e3, rel=0.01)
     assert six.samples_per_s == pytest.approx(6 * 2 / six.step_time_ms * 1e3)
-    assert evidence.holdouts[0].scenario.layout.layout.workers == 6
+    assert evidence.holdouts[0].scenario.layout.workers == 6
     # Where a number is asked for, every node has it.
     (eight,) = make_forecast(evidence, ForecastRequest(links=(1.0,), workers_per_node=(4,))).scenarios
     assert eight.layout.workers == 8
     (three,) = make_forecast(evidence, ForecastRequest(links=(1.0,), nodes=(3,))).scenarios
-    assert three.layout.workers == 12
+    assert three.layout.counts == (4, 2, 4)
 
 
 def test_several_nodes_may_have_another_batch_and_another_accumulation() -> None:
