@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
+    from multinode.job.code_tree import CodeTree
     from multinode.job.engine_commands import Engine
     from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
     from multinode.job.job_environment import JobEnvironment
@@ -50,6 +51,7 @@ __all__ = [
     "CheckOptions",
     "CheckReport",
     "Cluster",
+    "CodeTree",
     "CollectiveTest",
     "Contrast",
     "ContrastRequest",
@@ -103,6 +105,7 @@ __all__ = [
     "plan",
     "predict",
     "predict_from_benchmarks",
+    "read_code",
     "scan_messages",
     "scan_sizes",
     "with_synthetic",
@@ -120,6 +123,7 @@ _FROM = {
     "job.job": ("Job", "LlamaFactoryJob", "ScriptJob"),
     "job.job_environment": ("JobEnvironment",),
     "records.benchmark": ("CollectiveTest", "Message", "scan_messages", "scan_sizes"),
+    "job.code_tree": ("CodeTree",),
     "job.engine_commands": ("Engine",),
     "records.plan": ("LaunchPlan",),
     "job.planning": ("LaunchOptions",),
@@ -168,6 +172,20 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequenc
     from multinode.job.stored_job import load_job as load
 
     return load(Path(path), tuple(overrides), parse_deepspeed_edits(deepspeed))
+
+
+def read_code(directory: str | Path) -> CodeTree:
+    """The files of a directory that git does not ignore: `LaunchOptions(code=...)` copies them to every node.
+
+    The job runs in the copy, as with `multinode launch --copy-code`.
+
+    Raises:
+        UsageError: there are none, or too many or too large; or git cannot be asked.
+    """
+    from multinode.job.code_tree import read_code as read
+    from multinode.records.run_directory import runs_root
+
+    return read(Path(directory), Path.cwd(), without=[runs_root()])
 
 
 def check(

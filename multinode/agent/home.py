@@ -8,8 +8,8 @@ import stat
 from .channel import AgentError
 from .run.processes import user_name
 
-# What runs as us lies in the one, and what our runs obey in the other.
-_FOLDERS = ("", "agent", "runs")
+# What runs as us lies in `agent` and `code`, and what our runs obey in `runs`.
+_FOLDERS = ("", "agent", "runs", "code")
 
 
 def check_home() -> None:

@@ -19,6 +19,7 @@ from .home import check_home
 _VERBS = {
     "checkpoints": ".run.checkpoints:run",
     "clean": ".run.runs:clean",
+    "code": ".run.code:run",
     "copy": ".copies.session:run",
     "diagnose": ".hang.diagnose:run",
     "fetch": ".run.fetch:run",

@@ -23,7 +23,7 @@ from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.quoting import as_steps
 from multinode.errors import NodeError, UsageError
 from multinode.job.job import Job
-from multinode.job.job_files import job_files
+from multinode.job.job_files import job_files, may_be_paths
 from multinode.job.planning import LaunchOptions, argument_names, plan_launch
 from multinode.job.rendezvous import candidate_ports, choose_master_port
 from multinode.job.stored_job import absent_files
@@ -113,6 +113,7 @@ def check_cluster(
         master_port=choose_master_port(run_id, asked, facts.get(cluster.nodes[0].name)),
         environment=launch.environment,
         controller_cwd=str(Path.cwd()),
+        code=launch.code,
         absent_here=absent_files(job_files(job).needed),
     )
     inspection, findings = _inspect_network(agent, inspection, options, say)
@@ -149,11 +150,12 @@ def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> lis
 
 
 def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: tuple[int, ...]) -> Questions:
-    files = job_files(job)
+    code = options.launch.code
+    files = job_files(job, code)
     return Questions(
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(cluster.nodes),
-        paths=files.looked_at,
+        paths=(*files.looked_at, *(may_be_paths(job) if code is not None else ())),
         ports=ports,
         tools=needed_tools(job) or ("torchrun",),
         contents=files.compared,

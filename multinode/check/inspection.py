@@ -11,6 +11,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import UsageError
+from multinode.job.code_tree import CodeTree
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.job_environment import JobEnvironment
 from multinode.job.planning import workers_of_nodes
@@ -32,6 +33,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         endpoints: by node name, the data plane of those that answered; empty where none could be chosen.
         connectivity: how connections between them went; empty where none were tried.
         controller_cwd: the directory of the launch; None is not known.
+        code: the files that are copied to the nodes, in which the job runs there; None is the node's own directory.
         absent_here: paths of the job that are not on this machine, each with the one whose name is nearest, if any.
     """
 
@@ -44,6 +46,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: dict[str, Endpoint] = {}
     connectivity: ConnectivityResult = ConnectivityResult()
     controller_cwd: str | None = None
+    code: CodeTree | None = None
     absent_here: dict[str, str | None] = {}
 
     @property

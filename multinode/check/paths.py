@@ -11,7 +11,7 @@ from multinode.check.rule import Case, Check, Rule, disagreements, launch_check,
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts, PathFact
 from multinode.cluster.quoting import destination, hosts_option, ssh_words
-from multinode.job.job_files import job_files
+from multinode.job.job_files import job_files, may_be_paths
 
 PATH_MISSING = Rule(
     "paths",
@@ -148,10 +148,11 @@ def check_workdir(inspection: Inspection) -> Iterator[Case]:
 @launch_check
 def check_paths(inspection: Inspection) -> Iterator[Case]:
     """What the job reads stands at the same path on every node."""
-    files = job_files(inspection.job)
-    only_written = {files.output, files.cache} - set(files.needed)
+    files = job_files(inspection.job, inspection.code)
+    copied_or_not = may_be_paths(inspection.job) if inspection.code is not None else ()
+    not_needed = {files.output, files.cache, *copied_or_not} - set(files.needed)
     for node, found in inspection.known:
-        missing = [one.path for one in found.paths if one.kind == "missing" and one.path not in only_written]
+        missing = [one.path for one in found.paths if one.kind == "missing" and one.path not in not_needed]
         for path in missing:
             # What is in a directory comes with it; without the job's directory nothing could be looked for in it.
             is_known = found.cwd is not None or path.startswith(("/", "~"))
@@ -268,7 +269,7 @@ def check_revisions(inspection: Inspection) -> Iterator[Case]:
         node.name: one.digest
         for node, found in inspection.known
         for one in found.contents
-        if one.path == _REVISION and one.digest is not None
+        if one.path == _REVISION and one.digest is not None and inspection.code is None
     }
     for name, revision, peer, expected in disagreements(revisions):
         cwd = inspection.facts[name].cwd

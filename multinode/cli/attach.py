@@ -191,7 +191,8 @@ def _describe_cleaned(node: Cleaned) -> str:
     others = [f"{run} (of {node.machines[run]})" for run in node.kept if run in node.machines]
     goes_on = f"; not over, so kept: {', '.join(own)}" if own else ""
     elsewhere = f"; of another machine and not over, so kept: {', '.join(others)}" if others else ""
-    return f"{removed}{goes_on}{elsewhere}"
+    written = f"; kept, as a job has written files there: {', '.join(node.code_kept)}" if node.code_kept else ""
+    return f"{removed}{goes_on}{elsewhere}{written}"
 
 
 def _known(run_id: str) -> Known:

@@ -18,9 +18,11 @@ from multinode.launch.change import Change, parse_change
 from multinode.records.files import read_text
 
 if TYPE_CHECKING:
+    from multinode.job.code_tree import CodeTree
     from multinode.launch.nodes import Nodes
 
 T = TypeVar("T")
+_MOST_NOTES = 10
 
 
 def read_cluster(hosts: str | None, nodes: int | None = None) -> Nodes:
@@ -127,6 +129,24 @@ def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:
     if accelerate is not None:
         config = parse_accelerate(read_text(accelerate, "the accelerate configuration"), str(accelerate))
     return choose_engine(job, name, config)
+
+
+def read_copied_code(directory: Path | None) -> CodeTree | None:
+    """The files of the directory that `--copy-code` names; what is left out of them is told on stderr.
+
+    Raises:
+        UsageError: as `read_code`.
+    """
+    if directory is None:
+        return None
+    from multinode import api
+
+    code = api.read_code(directory)
+    for text in code.notes[:_MOST_NOTES]:
+        note(f"--copy-code: {text}")
+    if len(code.notes) > _MOST_NOTES:
+        note(f"--copy-code: {len(code.notes) - _MOST_NOTES} more files are left out, or pointers of git LFS")
+    return code
 
 
 def read_job_environment(variables: list[str] | None, setup: str | None) -> JobEnvironment:

@@ -47,6 +47,8 @@ def complete_hosts(incomplete: str) -> list[str]:
 
 # Sections of a verb's help.
 _NODES, _JOB, _SYNC, _RUN, _MEASURE = "Nodes", "Job", "Slow networks", "Run control", "Measurement"
+# Its value may be left out.
+COPY_CODE = "--copy-code"
 
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="LLaMA-Factory YAML; else the default job.")]
 Hosts = Annotated[
@@ -93,6 +95,16 @@ Synthetic = Annotated[
         "--synthetic",
         rich_help_panel=_JOB,
         help="Train on synthetic data, for benchmarks: every sample has exactly cutoff_len tokens.",
+    ),
+]
+CopyCode = Annotated[
+    Path | None,
+    typer.Option(
+        COPY_CODE,
+        metavar="[DIR]",
+        rich_help_panel=_JOB,
+        help="Copy the files of DIR that git does not ignore to every node, only what is new, and run the job there; "
+        "without DIR, those of this directory.",
     ),
 ]
 MasterPort = Annotated[
@@ -319,12 +331,17 @@ class ScriptCommand(PanelCommand):
     """Keeps everything behind the first `--` in `ctx.meta[SCRIPT]`: a tuple, or None where there was no `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split at `--`, and parse what stands before it."""
+        """Split at `--`, and parse what stands before it, with a directory for --copy-code that names none."""
         ctx.meta[SCRIPT] = None
         if "--" in args:
             at = args.index("--")
             ctx.meta[SCRIPT] = tuple(args[at + 1 :])
             args = args[:at]
+        for at in reversed([at for at, word in enumerate(args) if word == COPY_CODE]):
+            following = args[at + 1 : at + 2]
+            # A file is the job.
+            if not following or following[0].startswith("-") or Path(following[0]).is_file():
+                args = [*args[: at + 1], ".", *args[at + 1 :]]
         return super().parse_args(ctx, args)
 
 
@@ -377,11 +394,12 @@ class TrainingOptions(NodeOptions):
     grad_compress: GradCompress = None
     engine: EngineName = None
     accelerate_config: AccelerateConfig = None
+    copy_code: CopyCode = None
 
     @property
     def concerns_job(self) -> bool:
         """Whether something was given that changes how a job starts."""
-        return any((self.deepspeed_set, self.grad_compress, self.engine, self.accelerate_config))
+        return any((self.deepspeed_set, self.grad_compress, self.engine, self.accelerate_config, self.copy_code))
 
     def make_training(
         self,
@@ -392,19 +410,19 @@ class TrainingOptions(NodeOptions):
         *,
         check: bool,
     ) -> Launch:
-        """As of any job, with its engine and the compression of its gradients."""
+        """As of any job, with its engine, the compression of its gradients and the code that is copied."""
         return self.make_launch(nodes, job, self.with_engine(job, options), execute, check=check)
 
     def with_engine(self, job: Job, options: LaunchOptions) -> LaunchOptions:
-        """With the engine and the compression that were given.
+        """With the engine, the compression and the code that were given.
 
         Raises:
-            UsageError: as `read_engine`.
+            UsageError: as `read_engine` and `read_code`.
         """
-        from multinode.cli.inputs import read_engine
+        from multinode.cli.inputs import read_copied_code, read_engine
 
-        engine = read_engine(job, self.engine, self.accelerate_config)
-        return msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress)
+        engine, code = read_engine(job, self.engine, self.accelerate_config), read_copied_code(self.copy_code)
+        return msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress, code=code)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

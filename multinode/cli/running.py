@@ -145,15 +145,15 @@ def fetch_results(
         Why it could not be copied: an error to raise once the user has been told how the run ended.
     """
     # A restart may have gone on without the hostfile's first node.
-    run, first = launched.run, launched.plan.nodes[0].node
-    node = next(one for one in cluster.nodes if one.name == first)
+    run, place = launched.run, launched.plan.nodes[0]
+    node = next(one for one in cluster.nodes if one.name == place.node)
     if not paths or run.status == "running":
         return None
     if run.nodes[0].state == "lost":
         return ContactLost("nothing was fetched: contact with it was lost", node=node.name)
     from multinode.launch.fetch import Wanted, fetch_files
 
-    wanted = Wanted(node=node, paths=tuple(paths), cwd=launched.plan.nodes[0].command.cwd)
+    wanted = Wanted(node=node, paths=tuple(paths), cwd=place.output_cwd or place.command.cwd)
     try:
         fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
     except MultinodeError as error:

@@ -149,7 +149,8 @@ def contrast_of_launch(directory: RunDirectory) -> str:
     workers = ["--workers-per-node", str(plan.nproc_per_node)] if is_asked else []
     compress = ["--grad-compress", plan.grad_compress] if plan.grad_compress is not None else []
     averaging = plan.averaging.options if plan.averaging is not None else ()
-    words = "".join(f" {shlex.quote(word)}" for word in redact_words([*workers, *compress, *averaging, *job]))
+    code = ["--copy-code", plan.code.source] if plan.code is not None else []
+    words = "".join(f" {shlex.quote(word)}" for word in redact_words([*workers, *compress, *averaging, *code, *job]))
     return f"multinode contrast --nodes 1,{len(plan.nodes)}{hosts_option(directory.read_hosts())}{words}"
 
 
@@ -165,16 +166,21 @@ def _launched_job(plan: LaunchPlan) -> list[str] | None:
         argv = first.command.argv
         return [*engine, "--", *argv[argv.index(plan.job) :]] if plan.job in argv else None
     text = next((file.text for file in first.files if file.path == JOB_FILE), "")
+    # Of paths that are no part of the copied code, the plan has the whole one.
+    own = f"{(first.output_cwd or '~').rstrip('/')}/" if plan.code is not None else ""
     try:
-        return [*engine, *_settings(text, first.run_dir), plan.config_path]
+        return [*engine, *_settings(text, first.run_dir, own), plan.config_path]
     except YamlError:
         return None
 
 
-def _settings(text: str, run_dir: str) -> Iterator[str]:
-    """What `--set` changed: less the keys that name what lies in the run's own directory."""
+def _settings(text: str, run_dir: str, own: str) -> Iterator[str]:
+    """What `--set` changed: less the keys that name what lies in the run's own directory, and less the node's `own`."""
     changed, config = _CHANGED.match(text), parse_yaml(text)
     for key in changed[1].split(", ") if changed is not None else ():
         value = config.get(key)
         if not str(value).startswith(run_dir):
-            yield from ("--set", override_text(key, value))
+            yield from (
+                "--set",
+                override_text(key, value.replace(own, "") if isinstance(value, str) and own else value),
+            )

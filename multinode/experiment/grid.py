@@ -148,6 +148,7 @@ def fingerprint(
         "grad_compress": options.grad_compress,
         "env": _without_secrets(environment.env),
         "prelude": environment.prelude,
+        "code": options.code.digest if options.code is not None else None,
         "measured": _with_texts(dict(measured)),
     }
     return hashlib.sha256(msgspec.json.encode(document, order="sorted")).hexdigest()[:_LENGTH]

@@ -75,6 +75,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         accelerator: what kind they are.
         python: the job's interpreter on the node; None is `python3` of its PATH.
         packages: versions in the job's environment; None is unknown.
+        code_dir: where the job runs, in a copy of the user's files; None is the node's own directory.
     """
 
     node_rank: int
@@ -87,6 +88,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None
     packages: dict[str, str] | None
     agent: str | None = None
+    code_dir: str | None = None
     addr: str | None = None
     ifnames: tuple[str, ...] = ()
     hcas: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
+from multinode.job.code_tree import CodeTree, code_dir
 from multinode.job.engine_commands import (
     JOB_FILE,
     Engine,
@@ -25,6 +26,7 @@ from multinode.job.engine_commands import (
 )
 from multinode.job.job import Job, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_environment import JobEnvironment
+from multinode.job.job_files import outside_code, require_copied
 from multinode.job.node_groups import node_groups_of, refuse_averaging
 from multinode.job.rendezvous import choose_master_port
 from multinode.job.synthetic import synthetic_environment, synthetic_files, synthetic_paths
@@ -54,6 +56,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         agent: where the agent lies on a node, relative to the home directory; set for what is measured.
         engine: what starts the workers; None is the job's own.
         nccl_inspector: whether NCCL's Inspector plugin records each operation.
+        code: files that are copied to every node, in which the job runs there; None runs it in the node's directory.
     """
 
     workers_per_node: int | None = None
@@ -68,6 +71,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine | None = None
     environment: JobEnvironment = JobEnvironment()
     nccl_inspector: bool = False
+    code: CodeTree | None = None
 
 
 def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: LaunchOptions) -> tuple[str, ...]:
@@ -87,6 +91,7 @@ class _Task(NamedTuple):
     grad_compress: str | None
     averaging: Averaging | None = None
     nccl_inspector: bool = False
+    code: CodeTree | None = None
 
 
 def plan_launch(
@@ -96,7 +101,8 @@ def plan_launch(
 
     Raises:
         UsageError: fewer slots than workers were asked for, unequal ones where the job needs equal ones, no network in
-            common, an address that a node does not have, or gradients that cannot be compressed.
+            common, an address that a node does not have, gradients that cannot be compressed, or a script that is not
+            among the files which are copied.
     """
     workers = workers_of_nodes(cluster, facts, options.workers_per_node)
     if isinstance(job, CollectiveTest):
@@ -129,6 +135,7 @@ def plan_launch(
             ),
             accelerator=accelerator_named(found.accelerator if found else None),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
+            code_dir=code_dir(task.code, run_id, home),
             agent=f"{home}/{options.agent}" if options.agent else None,
             python=(found.python if found and found.python else node.python) if known else None,
             packages=found.packages if found and known else None,
@@ -149,6 +156,7 @@ def plan_launch(
         grad_compress=task.grad_compress,
         averaging=task.averaging,
         test=job if isinstance(job, Benchmark) else None,
+        code=task.code.copy() if task.code is not None else None,
         nodes=tuple(nodes),
         notes=(*route_notes(cluster, endpoints, facts), *_averaging_notes(task, options)),
     )
@@ -277,9 +285,11 @@ def _task(job: Job | Benchmark, options: LaunchOptions, nodes: int) -> _Task:
         refuse_averaging(averaging, job, sender=sender, grad_compress=kind, profile=options.profile)
         if engine.accelerate.get("mixed_precision") == "fp16":
             raise UsageError(f"{averaging.option}: a node whose fp16 gradients overflow would leave out a step alone")
+    if options.code is not None:
+        require_copied(job, options.code)
     # On one node there is nothing between nodes.
     averaging = averaging if nodes > 1 else None
-    return _Task(job, engine, options.environment, kind, averaging, options.nccl_inspector)
+    return _Task(job, engine, options.environment, kind, averaging, options.nccl_inspector, options.code)
 
 
 def _averaging_notes(task: _Task, options: LaunchOptions) -> tuple[str, ...]:
@@ -295,7 +305,11 @@ def _is_known(node: Node, environment: JobEnvironment) -> bool:
 
 def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found: NodeFacts | None) -> NodePlan:
     cwd = found.cwd if found and found.cwd else node.workdir
-    command = _command(task, place, node.env | task.environment.env, cwd)
+    command = _command(task, place, node.env | task.environment.env, place.code_dir or cwd)
+    there = {path.path for path in found.paths if path.kind != "missing"} if found else set[str]()
+    outside = {}
+    if task.code is not None and isinstance(task.job, LlamaFactoryJob):
+        outside = outside_code(task.job, task.code, cwd or "~", there)
     if task.nccl_inspector:
         command = msgspec.structs.replace(command, env=_inspector_environment(node, place, found) | command.env)
     return NodePlan(
@@ -309,8 +323,9 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
         gpus=_gpu_ids(command.env.get(place.accelerator.visible[0]), place.nproc, found),
         run_dir=place.run_dir,
         command=command,
-        files=_job_files(task.job, place) + engine_files(task.engine, place),
+        files=_job_files(task.job, place, outside) + engine_files(task.engine, place),
         assumed=endpoint.assumed + _assumed(node, found, task),
+        output_cwd=cwd if task.code is not None and isinstance(task.job, LlamaFactoryJob) else None,
     )
 
 
@@ -375,12 +390,15 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
     return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
 
 
-def _job_files(job: Job | Benchmark, place: Place) -> tuple[PlanFile, ...]:
-    """The YAML and what it names that travels with it, which then is named by its place on the node, as its output."""
+def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str]) -> tuple[PlanFile, ...]:
+    """The YAML and what it names that travels with it, which then is named by its place on the node, as its output.
+
+    `outside` has the keys of what is not in the copy that the job runs in.
+    """
     if not isinstance(job, LlamaFactoryJob):
         return ()
     run_dir, deepspeed = place.run_dir, job.deepspeed_text
-    paths = {} if deepspeed is None else {"deepspeed": f"{run_dir}/{_DEEPSPEED_FILE}"}
+    paths = outside | ({} if deepspeed is None else {"deepspeed": f"{run_dir}/{_DEEPSPEED_FILE}"})
     paths |= {} if job.keeps_output else {"output_dir": f"{run_dir}/{_OUTPUT}"}
     paths |= synthetic_paths(job, run_dir)
     return (

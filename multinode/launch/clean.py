@@ -25,12 +25,14 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kept: those that are not over.
         machines: of those that other machines have there, where nodes share a home directory, the machine's host name.
+        code_kept: copies of code in which a job has written files, so that they stay.
     """
 
     node: str
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     machines: dict[str, str] = {}
+    code_kept: tuple[str, ...] = ()
     size_bytes: int = 0
     error: str | None = None
 
@@ -48,6 +50,8 @@ class _RunsOnNode(msgspec.Struct, frozen=True):
 class _CleanedNode(msgspec.Struct, frozen=True):
     removed: tuple[_RunOnNode, ...]
     kept: tuple[_RunOnNode, ...]
+    code_bytes: int = 0
+    code_kept: tuple[str, ...] = ()
 
 
 def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, asked: Sequence[str]) -> tuple[str, ...]:
@@ -96,7 +100,7 @@ def clean(
     """What was removed from each node: these runs, or with None all that began at least `older_s` seconds ago."""
     ranks = range(len(cluster.nodes))
     names = None if run_ids is None else [node_run_id(run_id, rank) for run_id in run_ids for rank in ranks]
-    request = {"schema": 1, "run_ids": names, "older_s": older_s}
+    request = {"schema": 1, "run_ids": names, "code": run_ids, "older_s": older_s}
 
     def ask(node: Node) -> Cleaned:
         answer = agent.call(node, "clean", request, _CleanedNode, deadline_s=_ANSWER_S)
@@ -105,7 +109,8 @@ def clean(
             removed=tuple(run.run_id for run in answer.removed),
             kept=tuple(run.run_id for run in answer.kept),
             machines={run.run_id: run.machine for run in (*answer.removed, *answer.kept) if run.machine is not None},
-            size_bytes=sum(run.size_bytes for run in answer.removed),
+            code_kept=answer.code_kept,
+            size_bytes=sum(run.size_bytes for run in answer.removed) + answer.code_bytes,
         )
 
     return tuple(
@@ -119,3 +124,5 @@ def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> 
     for node in clean(context.agent, cluster, [launched.run.run_id], 0.0):
         if node.error is not None:
             context.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")
+        for path in node.code_kept:
+            context.say(f"{node.node}: {path} stays, as the job has written files there")

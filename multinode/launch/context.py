@@ -17,7 +17,7 @@ from multinode.job.planning import LaunchOptions
 from multinode.launch.early_verdict import VERDICT_FILE, EarlyVerdict
 from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.records.benchmark import Benchmark
-from multinode.records.plan import LaunchPlan
+from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
@@ -94,7 +94,8 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
         from multinode.launch.outcome import launch_document  # noqa: PLC0415 - it lays out tables, too
 
         verdict = self.directory.read(VERDICT_FILE, EarlyVerdict)
-        return launch_document(self.run, self.summary, str(self.directory), verdict)
+        code = self.directory.read(CODE_FILE, CodeCopy)
+        return launch_document(self.run, self.summary, str(self.directory), verdict, code)
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,13 +25,14 @@ from multinode.cluster.facts import NodeFacts
 from multinode.errors import Interrupted, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job
 from multinode.job.job_environment import with_same_threads
-from multinode.job.job_files import job_files
+from multinode.job.job_files import job_files, may_be_paths
 from multinode.job.planning import argument_names, plan_launch, workers_of_nodes
 from multinode.job.rendezvous import candidate_ports
 from multinode.job.stored_job import absent_files
 from multinode.job.training import with_accelerate
 from multinode.job.workload import read_workload
 from multinode.lab.cluster import refresh_lab
+from multinode.launch.code import copy_code
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
 from multinode.launch.fetch import fetch_traces
@@ -39,7 +40,7 @@ from multinode.launch.observe import summarise_run
 from multinode.launch.request import ExecuteOptions
 from multinode.profile.utilisation import read_model_work
 from multinode.records.benchmark import Benchmark
-from multinode.records.plan import LaunchPlan, redact_plan
+from multinode.records.plan import CODE_FILE, LaunchPlan, redact_plan
 from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
@@ -65,7 +66,7 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
     Raises:
         UsageError: the job cannot be laid out over these nodes.
         NodeError: a node could not be reached.
-        NodeFailed: a check found what would break the run.
+        NodeFailed: a check found what would break the run, or a node could not take the code.
     """
     if context.agent.has_asked:
         refresh_lab(what.cluster)
@@ -79,8 +80,12 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
     plan = plan_launch(what.cluster, what.job, facts, run_id, what.options)
     _keep_secrets(what.cluster, plan, context.agent)
     findings = _check(what, facts, plan, context) if what.check else ()
+    code = what.options.code
+    copied = copy_code(context, what.cluster, code, run_id) if code is not None else None
     directory = RunDirectory.create(context.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
+    if copied is not None:
+        directory.write(CODE_FILE, copied)
     return Prepared(what=what, facts=facts, plan=plan, findings=findings, directory=directory)
 
 
@@ -208,13 +213,15 @@ def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()
     Raises:
         NodeError: one could not be reached.
     """
+    code = what.options.code
+    files = job_files(what.job, code)
     questions = Questions(
         controller_cwd=str(Path.cwd()),
         peers=peer_addresses(what.cluster.nodes),
-        paths=job_files(what.job).needed if what.check else (),
+        paths=(*(files.needed if what.check else ()), *(may_be_paths(what.job) if code is not None else ())),
         ports=ports,
         packages=what.check or what.execute.kind in _COMPARED,
-        model=job_files(what.job).model if what.options.profile else None,
+        model=files.model if what.options.profile else None,
         arguments=argument_names(what.job, what.cluster, what.options) if what.check else (),
     )
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
@@ -236,6 +243,7 @@ def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context:
         environment=what.options.environment,
         endpoints=endpoints,
         controller_cwd=str(Path.cwd()),
+        code=what.options.code,
         absent_here=absent_files(job_files(what.job).needed),
     )
     findings = concerning(check_launch(inspection), what.cluster, what.options)

@@ -17,6 +17,7 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import measured, step_sheet
+from multinode.records.plan import CodeCopy
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Attempt, Failure, NodeRun, Run, Stall
 from multinode.render.escaping import sanitize
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent
@@ -54,6 +55,7 @@ class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...]
     stop_reason: str
     early_verdict: EarlyVerdict | None
+    code: CodeCopy | None
     directory: str
 
 
@@ -63,7 +65,11 @@ _OF_SUMMARY = _FIELDS & {*Summary.__struct_fields__} - _OF_RUN
 
 
 def launch_document(
-    run: Run, summary: Summary, directory: str, early_verdict: EarlyVerdict | None = None
+    run: Run,
+    summary: Summary,
+    directory: str,
+    early_verdict: EarlyVerdict | None = None,
+    code: CodeCopy | None = None,
 ) -> LaunchDocument:
     """The document."""
     return LaunchDocument(
@@ -71,6 +77,7 @@ def launch_document(
         **{name: getattr(summary, name) for name in _OF_SUMMARY},
         duration_s=run.ended_s - run.started_s if run.ended_s is not None else None,
         early_verdict=early_verdict,
+        code=code,
         directory=directory,
     )
 

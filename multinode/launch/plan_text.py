@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from multinode.cluster.quoting import bracketed, render_command
+from multinode.errors import printable_line
 from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.units import format_count, format_size
+
+_DIGITS = 16
 
 
 def plan_text(plan: LaunchPlan) -> str:
@@ -13,6 +17,12 @@ def plan_text(plan: LaunchPlan) -> str:
         f"# rendezvous at {bracketed(plan.master_addr)}:{plan.master_port}",
         *(f"# note: {note}" for note in plan.notes),
     ]
+    if plan.code is not None:
+        code = plan.code
+        size = f"{format_count(code.files, 'file')}, {format_size(code.size_bytes)}"
+        header.append(
+            f"# copied to every node first: {size} of {printable_line(code.source)} (digest {code.digest[:_DIGITS]})"
+        )
     return "\n".join(header) + "\n" + "\n".join(_node_text(node) for node in plan.nodes)
 
 

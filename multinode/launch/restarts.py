@@ -32,7 +32,7 @@ from multinode.launch.restart import (
     why_not_restarted,
 )
 from multinode.records.benchmark import Benchmark
-from multinode.records.plan import LaunchPlan
+from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import Attempt, Run, make_run_id, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory
@@ -126,6 +126,8 @@ class _Attempts:
                 directory.write("summary.json", launched.summary)
                 if (verdict := launched.directory.read(_VERDICT, dict[str, Any])) is not None:
                     directory.write(_VERDICT, verdict)
+                if (copied := launched.directory.read(CODE_FILE, CodeCopy)) is not None:
+                    directory.write(CODE_FILE, copied)
                 run = self._record(launched.run, directory)
                 return msgspec.structs.replace(launched, run=run, directory=directory)
 
@@ -144,7 +146,8 @@ class _Attempts:
             return start
         facts = probe_nodes(self._what, self._context.agent)
         plan = plan_launch(self._what.cluster, job, facts, self._what.run_id or "", self._what.options)
-        found = self._ask(str(job.config["output_dir"]), {node.node: node.command.cwd for node in plan.nodes})
+        cwds = {node.node: node.output_cwd or node.command.cwd for node in plan.nodes}
+        found = self._ask(str(job.config["output_dir"]), cwds)
         shared = {one.shared for one in found.values()}
         if first and says_resume(job):
             self._earlier = found
@@ -178,10 +181,13 @@ class _Attempts:
         told = {_ATTEMPT: str(number), _ACCUMULATION: str(start.accumulation(self._job) or 1)}
         environment = msgspec.structs.replace(environment, env={**environment.env, **told})
         job = resume_job(self._job, start)
+        code = self._what.options.code
+        # What a script of an earlier attempt has written beside itself is there for the next one.
+        code = code and msgspec.structs.replace(code, run_id=self._what.run_id)
         what = msgspec.structs.replace(
             self._what,
             job=job,
-            options=msgspec.structs.replace(self._what.options, environment=environment),
+            options=msgspec.structs.replace(self._what.options, environment=environment, code=code),
             run_id=f"{self._what.run_id}-{number}",
         )
         prepared = prepare(what, self._context)

@@ -34,6 +34,7 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
         gpus: ids of the GPUs that its workers use; None where it has none.
         files: what is written into the run directory first.
         assumed: what a probe would have told and was taken for granted instead.
+        output_cwd: where relative paths of what the job writes start, if that is not its directory, a copy of the code.
     """
 
     node: str
@@ -48,6 +49,34 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     command: Command
     files: tuple[PlanFile, ...] = ()
     assumed: tuple[str, ...] = ()
+    output_cwd: str | None = None
+
+
+CODE_FILE = "code.json"
+"""The CodeCopy of a run, in its directory."""
+
+
+class SentCode(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the code a node did not have yet."""
+
+    files: int
+    size_bytes: int
+
+
+class CodeCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """The copy of the user's files that a job runs in.
+
+    Attributes:
+        source: the directory that is copied, on the controller.
+        digest: of names and content.
+        sent: what each node lacked of it, by its name; empty before it was sent.
+    """
+
+    source: str
+    digest: str
+    files: int
+    size_bytes: int
+    sent: dict[str, SentCode] = {}
 
 
 class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +104,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
         averaging: what nodes average every H steps; None is nothing, as on one node.
         test: what a benchmark measures; None of any other job.
+        code: the files that the job runs in, where they are copied to the nodes first.
     """
 
     schema: str = "multinode.plan/1"
@@ -92,6 +122,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     grad_compress: str | None = None
     averaging: Averaging | None = None
     test: Benchmark | None = None
+    code: CodeCopy | None = None
     nodes: tuple[NodePlan, ...]
     notes: tuple[str, ...] = ()
 

@@ -97,7 +97,7 @@ def test_a_channel_that_is_kept_too_long_ends_without_a_word(node: LocalNode, ar
         assert agent.wait(20) == 0
 
 
-@pytest.mark.parametrize("folder", ["", "agent", "runs"])
+@pytest.mark.parametrize("folder", ["", "agent", "runs", "code"])
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o777, 0o1777])
 def test_a_home_that_others_may_write_is_refused(node: LocalNode, folder: str, mode: int) -> None:
     path = node.home / ".multinode" / folder

@@ -17,6 +17,7 @@ from multinode.check.paths import (
     check_workdir,
 )
 from multinode.cluster.facts import ContentFact, HungPath, PathFact
+from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import LlamaFactoryJob
 from multinode.job.job_environment import JobEnvironment
 
@@ -97,6 +98,23 @@ def test_a_place_where_nothing_compiled_can_be_loaded_is_moved() -> None:
     assert finding.hint == "put them elsewhere:\n--env TMPDIR=/var/tmp --env TRITON_CACHE_DIR=/var/tmp/triton"
     moved = JobEnvironment(env={"TMPDIR": "/data", "TRITON_CACHE_DIR": "/data"})
     silent(check_noexec(but(replace(WELL, environment=moved), "b", noexec=noexec)))
+
+
+def test_what_is_copied_and_what_may_be_a_name_of_a_hub_need_not_be_there() -> None:
+    files = tuple(CodeFile(path=path, digest="0" * 64, size_bytes=1) for path in ("train.py", "data/dataset_info.json"))
+    code = CodeTree(source="/src", files=files)
+    paths = tuple(place(path, "missing") for path in ("data", "data/dataset_info.json", "Qwen/Qwen2.5", "models/tiny"))
+    job = LlamaFactoryJob(
+        config_path="sft.yaml",
+        text="",
+        config={**CONFIG, "adapter_name_or_path": "Qwen/Qwen2.5"},
+        local_paths=("models/tiny",),
+    )
+    found = but(replace(WELL, job=job, code=code), "b", paths=paths)
+    assert only(check_paths(found)).message.startswith("models/tiny is missing")
+    checkouts = but(but(found, "a", contents=(content(".git", "1" * 40),)), "b", contents=(content(".git", "2" * 40),))
+    assert only(check_revisions(replace(checkouts, code=None))).severity == "warning"
+    silent(check_revisions(checkouts))
 
 
 def test_of_a_missing_directory_what_is_in_it_is_not_told_too() -> None:

@@ -173,3 +173,29 @@ def test_the_contrast_that_follows_has_what_was_given_and_it_takes(arguments: st
 
 def test_no_contrast_follows_where_it_could_not_be_given_the_same() -> None:
     assert contrast_command(load_verb("launch").make_context("launch", ["--with", "tuned.yaml"])) == ""
+
+
+@pytest.mark.parametrize("words", [("--copy-code",), ("--copy-code", "."), ("--copy-code=.",)])
+def test_the_code_that_is_copied_is_counted_and_the_job_starts_in_it(folder: Path, words: tuple[str, ...]) -> None:
+    (folder / "train.py").write_text("print(1)")
+    (folder / ".env").write_text("TOKEN=s3cret")
+    size = sum((folder / name).stat().st_size for name in ("hosts", "sft.yaml", "ds.json", "train.py"))
+    result = dry_run(*words, "--", "train.py")
+    assert result.exit_code == 0, result.exception
+    assert f"# copied to every node first: 4 files, {size} B of {folder} (digest " in result.stdout
+    assert result.stdout.count("/tree &&\n") == 2
+    assert result.stderr == "--copy-code: .env is left out: by its name it is a secret\n"
+    plan = json.loads(dry_run("sft.yaml", "--set", "output_dir=saves", "--json", *words).stdout)
+    assert (plan["code"]["files"], plan["code"]["size_bytes"], plan["code"]["sent"]) == (4, size, {})
+    assert {node["command"]["cwd"] for node in plan["nodes"]} == {f"~/.multinode/code/{plan['run_id']}/tree"}
+    assert "\noutput_dir: ~/saves\n" in plan["nodes"][0]["files"][0]["text"]
+
+
+def test_what_stands_behind_the_option_is_the_directory_or_the_job(folder: Path) -> None:
+    assert f" of {folder} (digest" in dry_run("--copy-code", "sft.yaml").stdout
+    result = dry_run("sft.yaml", "--copy-code=sft.yaml")
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == "--copy-code sft.yaml: this is no directory"
+    missing = dry_run("--copy-code", str(folder), "--", "train.py")
+    assert isinstance(missing.exception, UsageError)
+    assert "train.py is not among the files of" in missing.exception.message

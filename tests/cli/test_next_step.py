@@ -58,11 +58,13 @@ def stored_launch(folder: Path, arguments: str) -> RunDirectory:
         ("sft.yaml --sync-every 4 --sync-dtype bf16", "--sync-every 4 --sync-dtype bf16 sft.yaml"),
         ("zero.yaml --engine deepspeed", "--engine deepspeed zero.yaml"),
         ("-- train.py --nodes 'a b'", "-- train.py --nodes 'a b'"),
+        ("--copy-code -- train.py", "--copy-code FOLDER -- train.py"),
+        ("sft.yaml --copy-code --set output_dir=o", "--copy-code FOLDER --set output_dir=o sft.yaml"),
     ],
 )
 def test_the_contrast_of_a_stored_launch_is_of_what_was_launched(folder: Path, arguments: str, expected: str) -> None:
     found = contrast_of_launch(stored_launch(folder, arguments))
-    assert found == f"multinode contrast --nodes 1,2 --hosts 'my hosts' {expected}"
+    assert found == f"multinode contrast --nodes 1,2 --hosts 'my hosts' {expected.replace('FOLDER', str(folder))}"
     load_verb("contrast").make_context("contrast", shlex.split(found)[2:])
 
 

@@ -8,6 +8,7 @@ import pytest
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.experiment.grid import Grid, fingerprint
+from multinode.job.code_tree import CodeTree
 from multinode.job.engine_commands import Engine
 from multinode.job.job import Job, ScriptJob, override_job, parse_llamafactory
 from multinode.job.job_environment import JobEnvironment
@@ -80,6 +81,7 @@ def test_where_the_file_of_the_job_lies_does_not_matter() -> None:
         print_of(options=options_with({"X": "2"})),
         print_of(options=options_with({"X": "1"}, grad_compress="fp16")),
         print_of(options=options_with({"X": "1"}, engine=Engine(name="accelerate"))),
+        print_of(options=options_with({"X": "1"}, code=CodeTree(source="/src"))),
         print_of(measured={"steps": 60}),
     ],
 )

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from multinode.errors import UsageError
+from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import LlamaFactoryJob, ScriptJob
-from multinode.job.job_files import JobFiles, job_files
+from multinode.job.job_files import JobFiles, job_files, outside_code, require_copied
 from multinode.records.benchmark import CollectiveTest, Message
 
 
@@ -52,3 +55,71 @@ def test_values_of_another_kind_name_nothing() -> None:
 def test_a_script_is_needed_where_it_is_a_file(job: Any, needed: tuple[str, ...]) -> None:
     found = job_files(job)
     assert found.needed == found.compared == found.looked_at == needed
+
+
+def code(*paths: str) -> CodeTree:
+    return CodeTree(source="/src", files=tuple(CodeFile(path=path, digest="0" * 64, size_bytes=1) for path in paths))
+
+
+COPIED = code(
+    "train.py", "models/tiny/config.json", "data/dataset_info.json", "data/a.json", "more/README", "fsdp.json"
+)
+
+
+def test_what_is_copied_need_not_be_on_the_nodes() -> None:
+    job = LlamaFactoryJob(
+        config_path="sft.yaml",
+        text="",
+        config={
+            "model_name_or_path": "models/tiny",
+            "adapter_name_or_path": "./own",
+            "dataset": "a",
+            "output_dir": "o",
+        },
+        local_paths=("models/tiny",),
+    )
+    found = job_files(job, COPIED)
+    assert (found.needed, found.compared, found.model, found.output) == (("./own",), ("./own",), None, "o")
+    assert job_files(ScriptJob(argv=("train.py",)), COPIED).needed == ()
+    other = msgspec.structs.replace(job, config={**job.config, "dataset_dir": "more"})
+    assert job_files(other, COPIED).needed == ("./own", "more", "more/dataset_info.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "placed"),
+    [
+        # What is written is never in the copy, and neither is what a training goes on from.
+        ({"output_dir": "saves/x", "cache_dir": "c"}, {"output_dir": "/w/saves/x", "cache_dir": "/w/c"}),
+        ({"output_dir": "data"}, {"output_dir": "/w/data"}),
+        ({"output_dir": "/abs", "tokenized_path": "~/t"}, {}),
+        ({"resume_from_checkpoint": "saves/x/checkpoint-5"}, {"resume_from_checkpoint": "/w/saves/x/checkpoint-5"}),
+        ({"resume_from_checkpoint": True, "output_dir": None}, {}),
+        # What is read is the copy's, or the node's own; a name of a hub is no path.
+        ({"model_name_or_path": "models/tiny"}, {}),
+        ({"model_name_or_path": "./models/large"}, {"model_name_or_path": "/w/./models/large"}),
+        ({"model_name_or_path": "models/here"}, {"model_name_or_path": "/w/models/here"}),
+        ({"model_name_or_path": "models/there"}, {"model_name_or_path": "/w/models/there"}),
+        ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, {}),
+        ({"adapter_name_or_path": "./a, models/tiny"}, {"adapter_name_or_path": "/w/./a,models/tiny"}),
+        ({"fsdp_config": "fsdp.json"}, {}),
+        # A directory of datasets is copied with its list of them; LLaMA-Factory's own default is one, too.
+        ({"dataset": "a"}, {}),
+        ({"dataset": "a", "dataset_dir": "more"}, {"dataset_dir": "/w/more"}),
+        ({"dataset": "a", "dataset_dir": "ONLINE"}, {}),
+    ],
+)
+def test_relative_paths_mean_the_copy_or_the_directory_of_the_node(config: dict[str, Any], placed: Any) -> None:
+    job = LlamaFactoryJob(config_path="sft.yaml", text="", config=config, local_paths=("models/here", "models/tiny"))
+    assert outside_code(job, COPIED, "/w/", {"models/there"}) == placed
+
+
+def test_the_default_directory_of_datasets_is_the_nodes_own_where_the_copy_has_none() -> None:
+    job = LlamaFactoryJob(config_path="sft.yaml", text="", config={"dataset": "a"})
+    assert outside_code(job, code("train.py"), "/w", ()) == {"dataset_dir": "/w/data"}
+
+
+def test_a_script_that_would_not_be_there_is_refused_and_one_of_the_nodes_is_not() -> None:
+    with pytest.raises(UsageError, match=r"ignored.py is not among the files of /src that are copied"):
+        require_copied(ScriptJob(argv=("ignored.py",)), COPIED)
+    for argv in (("train.py",), ("/opt/train.py",), ("-m", "package"), ("run.sh",)):
+        require_copied(ScriptJob(argv=argv), COPIED)

@@ -10,6 +10,7 @@ import pytest
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort, Route
 from multinode.errors import UsageError
+from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.engine_commands import ENGINES, Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.job_environment import JobEnvironment
@@ -31,6 +32,17 @@ ZERO3 = msgspec.structs.replace(
 )
 SYNTHETIC = with_synthetic(
     msgspec.structs.replace(ZERO3, config=ZERO3.config | {"dataset": "mine", "max_steps": 30, "cutoff_len": 8})
+)
+OWN = msgspec.structs.replace(
+    ZERO3, config=ZERO3.config | {"dataset": "mine", "output_dir": "saves/x", "adapter_name_or_path": "./adapter"}
+)
+CODE = CodeTree(
+    source="/home/me/project",
+    cwd="src",
+    files=tuple(
+        CodeFile(path=path, digest="0" * 64, size_bytes=512)
+        for path in ("src/data/dataset_info.json", "src/train.py", "README.md")
+    ),
 )
 SCRIPT = ScriptJob(argv=("train.py", "--name", "two words", "--glob=*"))
 TWO_4090 = Cluster(
@@ -73,7 +85,9 @@ COLLECTIVES = CollectiveTest(messages=(Message(size_bytes=8), Message(size_bytes
         ("llamafactory-deepspeed", ZERO3, FACTS, {}),
         ("llamafactory-offline", SFT, {}, {}),
         ("llamafactory-synthetic", SYNTHETIC, FACTS, {}),
+        ("llamafactory-code", OWN, FACTS, {"code": CODE}),
         ("torchrun", SCRIPT, FACTS, {}),
+        ("torchrun-code-offline", SCRIPT, {}, {"code": msgspec.structs.replace(CODE, run_id="the-first")}),
         ("torchrun-offline", SCRIPT, {}, {}),
         ("torchrun-prelude", SCRIPT, FACTS, {"environment": AROUND}),
         ("deepspeed", SCRIPT, FACTS, {"engine": Engine(name="deepspeed")}),

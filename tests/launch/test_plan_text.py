@@ -8,7 +8,7 @@ import pytest
 
 from multinode.cluster.quoting import Command
 from multinode.launch.plan_text import plan_text
-from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
+from multinode.records.plan import CodeCopy, LaunchPlan, NodePlan, PlanFile
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
         nproc_per_node=2,
         world_size=4,
         nodes=nodes,
+        code=CodeCopy(source="/home/me/a\ntouch injected", digest="f" * 64, files=1005, size_bytes=3 << 20),
         notes=("box1 sends to 10.0.0.2 over wlan0",),
     )
 
@@ -61,6 +62,7 @@ def test_all_that_is_not_a_command_is_a_comment_and_everything_is_said(plan: Lau
     for line in (
         "# train.py: 4 workers, 2 on each of 2 nodes",
         "# rendezvous at 10.0.0.1:29500",
+        "# copied to every node first: 1005 files, 3 MiB of /home/me/a touch injected (digest ffffffffffffffff)",
         "# note: box1 sends to 10.0.0.2 over wlan0",
         "# --- box1: node rank 0, ranks 0, 1, 10.0.0.1 on ens1f0",
         "# --- box2: node rank 1, ranks 2, 3, box2 on unknown",

@@ -10,17 +10,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import ConnectError
+from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import ScriptJob
+from multinode.job.planning import LaunchOptions
 from multinode.launch.attach import find_known, stop
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.request import ExecuteOptions
 from multinode.launch.restart import RestartOptions
 from multinode.launch.restarts import launch_with_restarts
+from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentArchive, AgentTransport
@@ -40,9 +44,19 @@ FAILS: list[dict[str, Any]] = [
 ENDS = {**FAILS[-1], "exit_code": 0}
 
 
-def launch(execute: ExecuteOptions) -> Launch:
-    job = ScriptJob(argv=("train.py",))
-    return Launch(cluster=CLUSTER, hostfile=HOSTS, job=job, execute=execute, check=False, run_id="r")
+CODE = CodeTree(source="/src", files=(CodeFile(path="train.py", digest="0" * 64, size_bytes=1),))
+
+
+def launch(execute: ExecuteOptions, code: CodeTree | None = None) -> Launch:
+    return Launch(
+        cluster=CLUSTER,
+        hostfile=HOSTS,
+        job=ScriptJob(argv=("train.py",)),
+        options=LaunchOptions(code=code),
+        execute=execute,
+        check=False,
+        run_id="r",
+    )
 
 
 class Restarted:
@@ -53,7 +67,7 @@ class Restarted:
         stuck_at: a verb to which the node does not answer between two attempts; `stop` is out of reach instead.
     """
 
-    def __init__(self, runs: Path, stuck_at: str, node_wait_s: float = 600.0) -> None:
+    def __init__(self, runs: Path, stuck_at: str, node_wait_s: float = 600.0, code: CodeTree | None = None) -> None:
         self.runs = runs
         self.began = 0
         self.stuck_at: str | None = stuck_at
@@ -63,7 +77,7 @@ class Restarted:
         self._pool = ThreadPoolExecutor(1)
         self.launched: Future[Launched] = self._pool.submit(
             launch_with_restarts,
-            launch(ExecuteOptions(grace_s=0.1)),
+            launch(ExecuteOptions(grace_s=0.1), code),
             self.context,
             RestartOptions(restarts=3, node_wait_s=node_wait_s),
         )
@@ -90,6 +104,7 @@ class Restarted:
             "probe": [FACTS],
             "supervise": FAILS if self.began == 1 else [HELLO, RUNNING, ENDS],
             "stop": [{"kind": "stopped", "state": "ended", "processes_left": 0}],
+            "code": [{"kind": "wanted", "files": [] if self.began else [0]}, {"kind": "copied", "path": "/tree"}],
         }[verb]
         return [json.dumps(record).encode() + b"\n" for record in records]
 
@@ -178,3 +193,24 @@ def test_a_stop_while_an_attempt_runs_is_its_last_however_it_ends(tmp_path: Path
     nodes.check()
     assert stopped.run == ended
     assert (ended.status, [attempt.status for attempt in ended.attempts]) == (status, [status])
+
+
+def test_every_attempt_runs_in_the_same_copy_of_the_code(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "train.py").write_text("x")
+    runs = tmp_path / "runs"
+    run = Restarted(runs, "stop", code=msgspec.structs.replace(CODE, source=str(source)))
+    run.wait_stuck()
+    (source / "train.py").unlink()
+    run.stuck_at = None
+    ended = run.launched.result(DEADLINE_S)
+    run.close()
+    assert [one.status for one in ended.run.attempts] == ["failed", "succeeded"]
+    plans = [RunDirectory(runs / name).read("plan.json", LaunchPlan) for name in ("r-1", "r-2")]
+    assert [plan and plan.nodes[0].command.cwd for plan in plans] == ["/home/me/.multinode/code/r/tree"] * 2
+    sent = [RunDirectory(runs / name).read(CODE_FILE, CodeCopy) for name in ("r-1", "r-2", "r")]
+    assert [copied and copied.sent["a"].files for copied in sent] == [1, 0, 0]
+    document = ended.document()
+    assert document.code is not None
+    assert document.code.digest == CODE.digest

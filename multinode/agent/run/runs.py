@@ -35,9 +35,11 @@ def run(request: Record, channel: Channel) -> None:
 
 
 def clean(request: Record, channel: Channel) -> None:
-    """One record `cleaned`: which runs were removed, and which are not over and so were not."""
+    """One record `cleaned`: which runs were removed, and which are not over and so were not; likewise of their code."""
     # Whoever asks for the processes alone does not pay for it.
     import shutil
+
+    from .code import clean_code
 
     wanted: Optional[list[str]] = request.get("run_ids")
     before_s = time.time() - float(request.get("older_s", 0.0))
@@ -52,7 +54,8 @@ def clean(request: Record, channel: Channel) -> None:
         if _is_over(one):
             shutil.rmtree(one.path, ignore_errors=True)
         (kept if one.exists() else removed).append(record)
-    channel.emit({"kind": "cleaned", "removed": removed, "kept": kept})
+    code = clean_code(None if wanted is None else request.get("code", []), before_s)
+    channel.emit({"kind": "cleaned", "removed": removed, "kept": kept, **code})
 
 
 def find_run_processes() -> list[Record]:

@@ -1,0 +1,321 @@
+"""The verb `code`: the tree of files that a run's job is started in. Only what no earlier tree had is sent.
+
+A tree is made beside its place and moved there whole; the store beside it holds each content once, named by its
+SHA-256. Whoever asks for a tree, no file and no link of it leads out of it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple, Optional
+
+from ..channel import AgentError, Channel, Record
+from ..rundir import is_run_id
+
+_STORE = ".store"
+_TREE = "tree"
+_MANIFEST = "files.json"
+_DIGEST_DIGITS = 64
+_BLOCK_BYTES = 1 << 20
+_MOST_FILES = 100_000
+_PATIENCE_S = 60.0
+# What no tree has used for so long is sent anew if it is wanted.
+_UNUSED_S = 30 * 86400.0
+# Of one that is being made; and one that no run uses yet may be about to.
+_YOUNG_S = 3600.0
+
+
+class _File(NamedTuple):
+    path: str
+    digest: str
+    size_bytes: int
+    is_executable: bool
+
+
+def run(request: Record, channel: Channel) -> None:
+    """One record `wanted`, the numbers of the files to send, then `copied`, once the tree is in its place.
+
+    Raises:
+        AgentError: a path leads out of the tree, what came is not what was announced, or it cannot be written.
+    """
+    run_id: str = request["run_id"]
+    if not is_run_id(run_id):
+        raise AgentError(f"not a run id: {run_id!r}")
+    files = [_File(*one) for one in request["files"]]
+    links: dict[str, str] = dict(request["links"])
+    _check_names([*(file.path for file in files), *links])
+    _check_digests(files)
+    place = os.path.join(_root(), run_id)
+    if not _is_made(place, request["digest"]):
+        try:
+            _make(place, request, files, links, channel)
+        except (OSError, ValueError) as error:
+            raise AgentError(f"the code cannot be copied: {error}", hint="df -h ~; df -i ~") from error
+    else:
+        channel.emit({"kind": "wanted", "files": []})
+    channel.emit({"kind": "copied", "path": os.path.join(place, _TREE)})
+
+
+def clean_code(run_ids: Optional[list[str]], before_s: float) -> Record:
+    """Remove trees that no run uses any more: those of these runs, or all from before then, and what is stored unused.
+
+    What a job has written there is not ours to remove; `__pycache__` is.
+
+    Args:
+        run_ids: whose trees; None is all, and the store.
+        before_s: what is younger stays, where `run_ids` is None.
+
+    Returns:
+        `code_bytes`, how much was removed, and `code_kept`, the trees in which a job has written files.
+    """
+    runs = _names(os.path.join(os.path.dirname(_root()), "runs"))
+    freed, kept = 0, []
+    young_s = min(before_s, time.time() - _YOUNG_S)
+    for name in _names(_root()):
+        place = os.path.join(_root(), name)
+        if name == _STORE:
+            freed += _forget(before_s) if run_ids is None else 0
+        elif not (name in run_ids if run_ids is not None else _modified_s(place) < young_s) or _is_used(name, runs):
+            continue
+        elif _has_written(place):
+            kept.append(os.path.join(place, _TREE))
+        else:
+            freed += _remove(place)
+    return {"code_bytes": freed, "code_kept": kept}
+
+
+def _is_used(name: str, runs: list[str]) -> bool:
+    """Whether one of the runs that are left here is the tree's, or an attempt of its run."""
+    return any(one.rpartition(".")[0] == name or one.startswith(f"{name}-") for one in runs)
+
+
+def _root() -> str:
+    return os.path.join(os.path.expanduser("~"), ".multinode", "code")
+
+
+def _make(place: str, request: Record, files: list[_File], links: dict[str, str], channel: Channel) -> None:
+    store = os.path.join(_root(), _STORE)
+    os.makedirs(store, mode=0o700, exist_ok=True)
+    _require_room(store, sum(file.size_bytes for file in files))
+    new = tempfile.mkdtemp(prefix=".", dir=_root())
+    tree = os.path.join(new, _TREE)
+    try:
+        os.mkdir(tree)
+        lacking: dict[str, list[_File]] = {}
+        wanted = []
+        for number, file in enumerate(files):
+            if file.digest in lacking:
+                lacking[file.digest].append(file)
+            elif not _take(store, tree, file):
+                lacking[file.digest] = [file]
+                wanted.append(number)
+        _require_room(store, sum(files[number].size_bytes for number in wanted))
+        channel.emit({"kind": "wanted", "files": wanted})
+        pieces = _pieces(channel)
+        for number in wanted:
+            _receive(store, number, files[number], pieces)
+            for file in lacking[files[number].digest]:
+                if not _take(store, tree, file):
+                    raise AgentError(f"{file.path} cannot be read back as it was written", hint="df -h ~; dmesg")
+        _make_links(tree, links)
+        with open(os.path.join(new, _MANIFEST), "w", encoding="utf-8") as manifest:
+            json.dump({"digest": request["digest"], "paths": [*(file.path for file in files), *links]}, manifest)
+        _move(new, place, request["digest"])
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    _forget(time.time() - _UNUSED_S)
+
+
+def _check_names(paths: list[str]) -> None:
+    """Refuse what would lie outside the tree, or in the place of something else in it."""
+    if len(paths) > _MOST_FILES:
+        raise AgentError(f"{len(paths)} files are more than a tree may have")
+    taken = set(paths)
+    if len(taken) < len(paths):
+        raise AgentError("a file of the tree is named twice")
+    for path in paths:
+        parts = path.split("/")
+        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
+            raise AgentError(f"the file {path!r} would lie outside the tree")
+        if any("/".join(parts[:count]) in taken for count in range(1, len(parts))):
+            raise AgentError(f"{path!r} would lie below a file or a link of the tree")
+
+
+def _check_digests(files: list[_File]) -> None:
+    for file in files:
+        if len(file.digest) != _DIGEST_DIGITS or not set(file.digest) <= set("0123456789abcdef"):
+            raise AgentError(f"not a digest: {file.digest!r}")
+
+
+def _require_room(folder: str, size_bytes: int) -> None:
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if size_bytes > free:
+        raise AgentError(f"the code takes {size_bytes >> 20} MiB, and {free >> 20} MiB are free", hint="df -h ~")
+
+
+def _take(store: str, tree: str, file: _File) -> bool:
+    """Copy a file from the store into the tree; False where the store lacks it. One that is damaged is removed there.
+
+    A copy and no link: a job that changes its file must not change the store.
+    """
+    stored, place = os.path.join(store, file.digest), os.path.join(tree, file.path)
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    digest, mode = hashlib.sha256(), 0o700 if file.is_executable else 0o600
+    try:
+        with open(stored, "rb", buffering=0) as source, _create(place, mode) as target:
+            os.utime(source.fileno())
+            while data := source.read(_BLOCK_BYTES):
+                digest.update(data)
+                target.write(data)
+    except FileNotFoundError:
+        return False
+    if digest.hexdigest() == file.digest:
+        return True
+    os.unlink(place)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(stored)
+    return False
+
+
+def _create(path: str, mode: int) -> BinaryIO:
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb")
+
+
+def _pieces(channel: Channel) -> Iterator[tuple[int, bytes]]:
+    """What the controller sends: the number of a file, and bytes of it."""
+    heard = time.monotonic()
+    while time.monotonic() < heard + _PATIENCE_S and not channel.closed:
+        for line in channel.lines(_PATIENCE_S):
+            heard = time.monotonic()
+            record = json.loads(line)
+            yield record["file"], binascii.a2b_base64(record["data"])
+    raise AgentError("the controller went away while files were sent")
+
+
+def _receive(store: str, number: int, file: _File, pieces: Iterator[tuple[int, bytes]]) -> None:
+    """Put a file into the store, whole or not at all."""
+    descriptor, partial = tempfile.mkstemp(prefix=".", dir=store)
+    try:
+        with open(descriptor, "wb") as target:
+            _write(target, number, file, pieces)
+        os.replace(partial, os.path.join(store, file.digest))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def _write(target: BinaryIO, number: int, file: _File, pieces: Iterator[tuple[int, bytes]]) -> None:
+    digest, left = hashlib.sha256(), file.size_bytes
+    while left > 0:
+        sent, data = next(pieces)
+        left -= len(data)
+        if sent != number or left < 0:
+            raise AgentError(f"what was sent of {file.path} is not what was announced")
+        digest.update(data)
+        target.write(data)
+    if digest.hexdigest() != file.digest:
+        raise AgentError(f"{file.path} changed while it was copied", hint="launch again")
+
+
+def _make_links(tree: str, links: dict[str, str]) -> None:
+    """Make them all, then see where each leads: through another one it may lead elsewhere than it says."""
+    for path, target in links.items():
+        place = os.path.join(tree, path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.symlink(target, place)
+    inside = os.path.realpath(tree)
+    for path, target in links.items():
+        real = os.path.realpath(os.path.join(tree, path))
+        if os.path.isabs(target) or os.path.commonpath([inside, real]) != inside:
+            raise AgentError(f"the link {path!r} leads out of the tree, to {target!r}")
+
+
+def _move(new: str, place: str, digest: str) -> None:
+    try:
+        os.rename(new, place)
+    except OSError:
+        # Another node with this home directory has made the same.
+        if not _is_made(place, digest):
+            raise
+
+
+def _is_made(place: str, digest: str) -> bool:
+    """Whether the run's tree is there.
+
+    Raises:
+        AgentError: another one is.
+    """
+    found = _read_manifest(place)
+    if found is not None and found["digest"] != digest:
+        raise AgentError(f"{place} holds other code than this run's", hint=f"rm -r {place}")
+    return found is not None
+
+
+def _read_manifest(place: str) -> Optional[Record]:
+    try:
+        with open(os.path.join(place, _MANIFEST), "rb") as file:
+            found: Record = json.loads(file.read())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _has_written(place: str) -> bool:
+    """Whether there are files in a tree that were not copied there; in one that was never finished, none."""
+    found, tree = _read_manifest(place), os.path.join(place, _TREE)
+    if found is None:
+        return False
+    copied = set(found["paths"])
+    for folder, folders, names in os.walk(tree):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        if any(os.path.relpath(os.path.join(folder, name), tree) not in copied for name in names):
+            return True
+    return False
+
+
+def _forget(before_s: float) -> int:
+    """Remove from the store what has not been used since then; how many bytes."""
+    store, freed = os.path.join(_root(), _STORE), 0
+    for name in _names(store):
+        path = os.path.join(store, name)
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if status.st_mtime < before_s:
+                os.unlink(path)
+                freed += status.st_size
+    return freed
+
+
+def _remove(place: str) -> int:
+    size = 0
+    for folder, _, names in os.walk(place):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(folder, name)).st_size
+    shutil.rmtree(place, ignore_errors=True)
+    return size
+
+
+def _modified_s(place: str) -> float:
+    try:
+        return os.lstat(place).st_mtime
+    except OSError:
+        # Another node with this home directory has removed it.
+        return time.time()
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
