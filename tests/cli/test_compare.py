@@ -64,6 +64,7 @@ def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
             run_id=run_id,
             backend="gloo",
             world_size=2,
+            workers=(1, 1),
             nodes=("a", "b"),
             test=CollectiveTest(messages=scan_messages(["all_reduce"], (1 << 20,))),
             rows=(row(time_us),),
