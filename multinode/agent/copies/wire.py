@@ -27,6 +27,7 @@ PING_S = 5.0
 _CONNECT_S = 15.0
 _GREETING_S = 10.0
 _MOST_CALLERS = 16
+_WAKE_BYTES = 1 << 18
 _ANSWER = b"multinode\n"
 _HEAD = struct.Struct(">BQ")
 _MS_PER_S = 1000
@@ -119,11 +120,23 @@ class Wire:
             PeerError: the peer has gone.
         """
         with _as_peer_error():
-            while view:
-                count = self._socket.recv_into(view)
-                if not count:
-                    raise EOFError
-                view = view[count:]
+            if len(view) > 2 * _WAKE_BYTES:
+                # More than that is sure to come: each wakening takes time of a processor.
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _WAKE_BYTES)
+                try:
+                    view = self._fill(view, 2 * _WAKE_BYTES)
+                finally:
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            self._fill(view, 0)
+
+    def _fill(self, view: memoryview, until: int) -> memoryview:
+        """Fill it but for `until` bytes or less; the rest of it."""
+        while len(view) > until:
+            count = self._socket.recv_into(view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return view
 
     def close(self) -> None:
         """End the connection."""
