@@ -32,7 +32,7 @@ JOB = "configs/tiny_sft.yaml"
 _SETTLE_S = 3.0
 _START_S = 400.0
 _NICENESS = 10
-# Of Student's distribution, 97.5 %, by degrees of freedom: both ends of a 95 % interval.
+# Of Student's distribution, 97.5%, by degrees of freedom: both ends of a 95% interval.
 _STUDENT = {5: 2.571, 7: 2.365, 9: 2.262, 11: 2.201, 15: 2.131, 19: 2.093, 23: 2.069, 29: 2.045, 39: 2.023}
 
 

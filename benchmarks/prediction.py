@@ -461,7 +461,7 @@ def conformal(cells: Sequence[dict[str, Any]], source: str) -> str:
         inside += trial(one, source).residual <= quantile.log_miss
         widths.append(quantile.relative)
     return (
-        f"{inside} of {len(cells)} inside the conformal 90 % interval of the other trainings' errors, "
+        f"{inside} of {len(cells)} inside the conformal 90% interval of the other trainings' errors, "
         f"median half-width {statistics.median(widths):.1%}"
     )
 

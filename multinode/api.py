@@ -370,7 +370,6 @@ def document(result: object) -> Any:
 
 
 def _of_kind(what: Launch, kind: str) -> Launch:
-    """As it is listed among the runs."""
     import msgspec
 
     return msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind=kind))

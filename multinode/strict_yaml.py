@@ -151,7 +151,7 @@ def _count_characters(node: yaml.Node, counted: dict[int, int | None]) -> int:
     if id(node) in counted:
         known = counted[id(node)]
         if known is None:
-            raise _wrong("an alias stands inside what it stands for", node)
+            raise _wrong("an alias contains itself", node)
         return known
     counted[id(node)] = None
     total = 1
@@ -163,7 +163,7 @@ def _count_characters(node: yaml.Node, counted: dict[int, int | None]) -> int:
     else:
         total += sum(_count_characters(part, counted) for part in node.value)
     if total > _MOST_CHARACTERS:
-        raise _wrong(f"it unfolds to more than {_MOST_CHARACTERS} characters", node)
+        raise _wrong(f"it expands to more than {_MOST_CHARACTERS} characters", node)
     counted[id(node)] = total
     return total
 

@@ -94,6 +94,12 @@ def format_rate(gbit_per_s: float) -> str:
     return f"{float(f'{value:.3g}'):g} {unit}"
 
 
+def format_range(low: str, word: str, high: str) -> str:
+    """Two amounts, the unit once where both have the same: `610 and 840 Mbit/s`."""
+    number, _, unit = low.partition(" ")
+    return f"{number if high.endswith(f' {unit}') else low} {word} {high}"
+
+
 def format_size(size_bytes: int) -> str:
     """A size for people, in powers of 1024: `512 B`, `64 KiB`, `1 GiB`."""
     value = float(size_bytes)

@@ -18,7 +18,7 @@ from multinode.contrast.side import SideRun, make_side
 from multinode.predict.words import link_words
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
-from multinode.render.sheet import PLUS_MINUS, percent, plus_minus, range_of_times, times
+from multinode.render.sheet import percent, plus_minus, range_of_times, times
 from multinode.render.table import make_table
 from multinode.stats.estimate import Estimate, inverse
 from multinode.units import format_rate
@@ -54,7 +54,7 @@ def _contrast(one: Sequence[SideRun], two: Sequence[SideRun]) -> Contrast:
     compared = compare(
         [make_side("baseline", one), make_side("candidate", two)],
         mode="same-workers",
-        why="the same two workers, in turns",
+        why="the same two workers, interleaved",
         job="the demo's training",
         rule=two[-1].summary.rule,
     )
@@ -65,7 +65,7 @@ def _print_table(contrasts: Mapping[float, Contrast]) -> None:
     baseline = next(iter(contrasts.values())).baseline
     table = make_table(
         "The same training with the same two workers, on one node and on two",
-        caption=f"{baseline.samples_per_s.repeats} repeats in turns; {PLUS_MINUS} or a range: 95 % confidence interval",
+        caption=f"95% confidence intervals over {baseline.samples_per_s.repeats} interleaved repeats",
     )
     for name in ("", "samples/s", "exposed\ncomm", "against 1 node"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)

@@ -101,7 +101,7 @@ def _run(part: Part, log: Path) -> str:
 
 @contextlib.contextmanager
 def _started(part: Part, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The part's process; all that it started ends when its time is over, and when nobody waits for it any more."""
+    """The part's process; all that it started ends when its time is up, and when nobody waits for it any more."""
     process = subprocess.Popen(
         part.command,
         cwd=_ROOT,

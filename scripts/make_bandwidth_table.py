@@ -92,7 +92,7 @@ other models, nodes and batches, use `multinode predict`. Whether a row fits int
 - *sent* passes each node's NIC in an optimizer step, in one direction.
 - The percentages are the efficiency of two nodes, with the range of the prediction. At 100% two nodes are twice as fast
   as one; below 50% they are slower than one.
-- *break-even* is the link above which two nodes are faster than one, *90 %* the one with 90% efficiency, both over TCP,
+- *break-even* is the link above which two nodes are faster than one, *90%* the one with 90% efficiency, both over TCP,
   which rarely carries more than 3 to 5 GB/s. `-`: no link is enough over TCP.
 
 What compression and averaging less often change of it:

@@ -78,7 +78,7 @@ def main() -> int:
     (folder / DURATIONS).write_text(json.dumps({"passed": passed, "failed": sorted(set(recorder.failed))}, indent=1))
     with (folder / "report.txt").open("w") as report:
         percent = measured.report(file=report)
-    print(f"{len(passed)} tests passed, {len(set(recorder.failed))} failed; they run {percent:.2f} % of multinode/")
+    print(f"{len(passed)} tests passed, {len(set(recorder.failed))} failed; they run {percent:.2f}% of multinode/")
     return 0 if code in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED} else int(code)
 
 

@@ -74,7 +74,7 @@ def test_each_method_runs_without_a_data_set_once_it_is_told_how_long(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = load(name, monkeypatch)
-    with pytest.raises(JobError, match="sets no max_steps"):
+    with pytest.raises(JobError, match="max_steps is not set"):
         with_synthetic(job)
     assert read_settings(with_synthetic(job, rows=100)).dataset == "synthetic"
 

@@ -74,7 +74,7 @@ class Sample:
 @pytest.fixture
 def sample(tmp_path: Path) -> Sample:
     sample = Sample(tmp_path)
-    assert "1 tests passed, 0 failed; they run 100.00 % of multinode/" in sample("--record")
+    assert "1 tests passed, 0 failed; they run 100.00% of multinode/" in sample("--record")
     return sample
 
 

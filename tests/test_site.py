@@ -21,7 +21,7 @@ QUESTIONS = {
     "stuck after Running training tailscale0": "why-does-it-hang-after-running-training-over-a-vpn",
     "RANK or NODE_RANK": "rank-or-node_rank",
     "Running tokenizer on dataset then timeout after 30 minutes": (
-        "why-does-tokenisation-end-after-30-minutes-with-a-timeout"
+        "why-does-tokenization-end-after-30-minutes-with-a-timeout"
     ),
     "DataLoader worker killed by signal Bus error shared memory": "where-does-the-bus-error-come-from",
     "181 s/it watchdog caught collective operation timeout": ("181-sit-and-then-the-watchdog-ends-it-what-is-wrong"),
@@ -31,12 +31,12 @@ QUESTIONS = {
     ),
     "random ports firewall 29500 No route to host": "which-ports-have-to-be-open",
     "gloo connects to 127.0.1.1 Connection refused": "why-does-gloo-connect-to-127011",
-    "survivors hang after crash of one worker": "one-worker-crashed-why-do-the-others-hang",
+    "survivors hang after crash of one worker": "one-process-died-why-do-the-others-hang",
     "same s/it on two nodes is it a gain": "two-nodes-have-the-same-sit-as-one-is-that-a-gain",
-    "nvidia-smi 100% utilization slow": "gpu-utilisation-is-100-and-it-is-slow-why",
+    "nvidia-smi 100% utilization slow": "gpu-utilization-is-100-and-it-is-slow-why",
     "AWS 25 Gigabit slow NCCL": "my-clouds-nic-says-25-gbits-and-nccl-gets-5-why",
-    "busbw above line rate": "why-is-busbw-above-the-line-rate",
-    "busbw decreases with more nodes": "why-does-busbw-fall-with-more-nodes",
+    "busbw above line rate": "why-is-the-bus-bandwidth-busbw-above-the-line-rate",
+    "busbw decreases with more nodes": "why-does-the-bus-bandwidth-busbw-fall-with-more-nodes",
     "latency many small all_reduce": "does-latency-matter-many-small-reductions",
     "zero_hpz_partition_size mics_shard_size": "zero-hpz-mics-or-hybrid-sharding-what-keeps-zero-3-within-a-node",
 }

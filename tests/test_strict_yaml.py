@@ -60,7 +60,7 @@ def test_anchors_and_merged_mappings_are_yaml_too() -> None:
         ("a: 1\n---\nb: 2", 2, "found another document"),
         ("a: 1\nb: *gone", 2, "found undefined alias"),
         ("a: 1\nb: !!python/object/apply:os.system [ls]", 2, "could not determine a constructor for the tag"),
-        ("a: &a [*a]", 1, "an alias stands inside what it stands for"),
+        ("a: &a [*a]", 1, "an alias contains itself"),
         ("a: 1\nb: \x00", 2, "invalid character U+0000 in YAML"),
         ("a: !!int ''", None, "a value does not fit its type"),
         ("a: !!bool maybe", None, "a value does not fit its type"),
@@ -78,9 +78,9 @@ def test_what_is_wrong_is_told_with_its_line(text: str, line: int | None, messag
 def test_aliases_of_aliases_cannot_make_a_small_text_large() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    assert "it unfolds to more than" in str(wrong("\n".join(lines)))
+    assert "it expands to more than" in str(wrong("\n".join(lines)))
     merged = ["a0: &a0 {k: v}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 9)]
-    assert "it unfolds to more than" in str(wrong("\n".join(merged)))
+    assert "it expands to more than" in str(wrong("\n".join(merged)))
 
 
 def test_what_is_dumped_reads_the_same_here_and_in_plain_yaml() -> None:

@@ -28,14 +28,14 @@ def check_home() -> None:
         for found in (link, folder):
             if found.st_uid not in {os.getuid(), 0}:
                 raise AgentError(
-                    f"{path} belongs to user {user_name(found.st_uid)}, who could have what they like run as you",
+                    f"{path} belongs to user {user_name(found.st_uid)}, who could run programs as you",
                     hint=f"sudo chown -R {user_name(os.getuid())} {path}, or remove it",
                 )
         if folder.st_mode & stat.S_IWOTH or (folder.st_mode & stat.S_IWGRP and not _is_ours_alone(folder.st_gid)):
             raise AgentError(
-                f"{path} can be written by others (mode {stat.S_IMODE(folder.st_mode):04o}), who could have what they "
-                "like run as you",
-                hint=f"see that nobody did: ls -lR {path}; then: chmod go-w {path}",
+                f"{path} can be written by others (mode {stat.S_IMODE(folder.st_mode):04o}), who could run "
+                "programs as you",
+                hint=f"check that nobody changed it: ls -lR {path}; then: chmod go-w {path}",
             )
 
 

@@ -65,7 +65,7 @@ def read_object(path: str, most: int, what: str = "it") -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ValueError(f"{what} is {'not JSON, or cut' if data else 'empty'}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{what} is no JSON object")  # noqa: TRY004 - a file's content, not an argument's type
+        raise ValueError(f"{what} is not a JSON object")  # noqa: TRY004 - a file's content, not an argument's type
     return found
 
 

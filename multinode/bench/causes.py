@@ -1,6 +1,6 @@
-"""Bench causes: what differs between a slow device and its peers, or between all at once and one alone. Pure.
+"""Causes of a slow device: differences from its peers, or between phases. Pure.
 
-Who is slow is `slow_devices`'. What machines and their GPUs say is judged by the table of `telemetry.likely_causes`.
+`slow_devices` finds slow devices; `likely_causes` judges machines and GPUs.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from multinode.profile.likely_causes import (
 from multinode.stats.estimate import known_median
 
 _FULL_PERCENT = 90
-# Of the cores that a worker may run on: who has fewer of them, while all of the node are busy, shares them.
+# Share of a worker's cores below which, with all cores of the node busy, it shares them.
 _SHARED_BELOW = 0.8
-# Beside no other device: of the clocks that it could have, and of the time.
+# Without peers: shares of the maximum clocks, and of the time.
 _SLOWER_THAN_MOST = 0.9
 _THROTTLED = 0.2
 # Of the node's cores.
 _OTHERS_MORE = 0.25
 _FEWER_CORES = 0.9
-_HOLDER = "see whose process it is, and whether it may be ended: "
+_HOLDER = "find the process, and whether you may stop it: "
 _NOTHING = WorkerUse(seconds=0.0)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A slow device beside its peers, or beside itself in another phase.
+    """A slow device and its peers, or itself in another phase.
 
     Attributes:
         me: the slow worker.
         phase: in which it was slow.
-        they: the others; `peers` their workers.
-        peer_phase: in which they were not slow; the same without.
-        write_hint: a hint as the node is reached.
+        they: the peers; `peers` their workers.
+        peer_phase: their phase; the same if empty.
+        write_hint: adapts a hint to the way the node is reached.
     """
 
     node: str
@@ -53,17 +53,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def use(self) -> WorkerUse:
-        """What the device and its node did."""
+        """Use of the device and its node."""
         return self.me.use.get(self.phase, _NOTHING)
 
     @property
     def others(self) -> tuple[WorkerUse, ...]:
-        """What those of the others did."""
+        """Use of the peers'."""
         return tuple(peer.use.get(self.peer_phase or self.phase, _NOTHING) for peer in self.peers)
 
     @property
     def beside(self) -> Beside:
-        """Its machine beside theirs."""
+        """Its machine and theirs."""
         return Beside(
             node=self.node,
             they=self.they,
@@ -77,7 +77,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_causes(case: Case) -> tuple[LikelyCause, ...]:
-    """All that differs, the likeliest cause first."""
+    """All differences, the likeliest cause first."""
     return (
         *_unlike(case, "device"),
         *compare_machines(case.beside),
@@ -89,7 +89,7 @@ def find_causes(case: Case) -> tuple[LikelyCause, ...]:
 
 
 def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
-    """What a GPU's own sensors say, beside no other."""
+    """Causes according to a GPU's own sensors."""
     gpu = next((use.gpu for use in worker.use.values() if use.gpu is not None), None)
     if worker.gpu_holders:
         holders = ", ".join(worker.gpu_holders)
@@ -97,7 +97,7 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
             cause="other_load",
             code="own_gpu_in_use",
             figures={"holders": holders},
-            sentence=f"before the measurement it was used by {holders}",
+            sentence=f"before the measurement {holders} used it",
             hint=f"{_HOLDER}nvidia-smi",
         )
     if gpu is None:
@@ -109,7 +109,7 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
                 cause=one.cause,
                 code=f"own_{one.cause}",
                 figures={"throttled_share": share},
-                sentence=f"its clocks were throttled by {one.name} for {share:.0%} of the time",
+                sentence=f"its clocks were throttled ({one.name}) for {share:.0%} of the time",
                 hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
             )
     clock, most = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
@@ -119,40 +119,41 @@ def sensor_causes(worker: BenchWorker) -> Iterator[LikelyCause]:
             code="own_gpu_clocks",
             figures={"sm_clock_mhz": clock, "sm_clock_max_mhz": most},
             sentence=f"it ran at {clock:.0f} of {most:.0f} MHz",
-            hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets clocks that were set by hand",
+            hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets manually set clocks",
         )
 
 
 def usual_cause(kind: str) -> LikelyCause:
-    """What most often holds a GPU below its data sheet in products (`matmul`) or in `memory`."""
+    """The usual causes of a GPU below its data sheet in products (`matmul`) or `memory`."""
     clocks = kind == "matmul"
     return LikelyCause(
         cause="usual",
         code=f"usual_{kind}",
-        sentence="usual reasons are a power limit below the GPU's own, heat, clocks that were set by hand, a GPU that "
-        "others use, and a torch that was built without kernels for it"
+        sentence=(
+            "usual causes are a lowered power limit, heat, manually set clocks, other users of the GPU, and a torch "
+            "build without kernels for it"
+        )
         if clocks
-        else "usual reasons are memory clocks that were set by hand, error correction of GPUs that have it as an "
-        "option, and a GPU that others use",
+        else "usual causes are manually set memory clocks, optional error correction, and other users of the GPU",
         hint=f"nvidia-smi -q -d CLOCK,{'POWER,PERFORMANCE' if clocks else 'ECC'} on the node while bench runs",
     )
 
 
 def shared_processors(case: Case) -> LikelyCause | None:
-    """Processors that are all busy, of which a node's own workers have a part: others compute on them."""
+    """Fully busy processors that other processes use too."""
     worker, got, busy = case.me, case.use.job_cores, case.use.cpu_busy_percent
     if worker.device != "cpu" or worker.cores is None or got is None or busy is None:
         return None
     if busy < _FULL_PERCENT or got >= _SHARED_BELOW * worker.cores:
         return None
     cores = worker.node_cores or worker.cores
-    # Where its workers may run on some of them only.
+    # If its workers may use only some of them.
     own = None if cores == worker.cores else worker.cores
-    used = f"{got:.1f} of {'them' if own is None else f'the {own} that they may run on'}"
+    used = f"{got:.1f} of {'them' if own is None else f'the {own} available to them'}"
     return case.beside.cause(
         "shared_processors",
         "shared_processors",
-        f"all {cores} cores that {case.node} sees were busy, and its own workers used {used}",
+        f"all {cores} cores visible to {case.node} were busy, but its workers used {used}",
         "nodes on one machine share its cores: compare them alone",
         job_cores=got,
         node_cores=cores,
@@ -167,11 +168,11 @@ def _threads(case: Case) -> Iterator[LikelyCause]:
     texts = {
         "threads": (
             "threads per worker",
-            f"set env.OMP_NUM_THREADS= in the hostfile to the same for every node, {node} included",
+            f"set env.OMP_NUM_THREADS= in the hostfile to the same value for every node, including {node}",
         ),
         "cores": (
-            "cores that a worker may use",
-            f"see what its workers may run on: ssh {node} nproc; a cpuset or taskset takes cores away",
+            "cores available to a worker",
+            f"see the cores available to its workers: ssh {node} nproc; a cpuset or taskset reduces them",
         ),
     }
     for name, (what, hint) in texts.items():
@@ -184,7 +185,7 @@ def _threads(case: Case) -> Iterator[LikelyCause]:
 def _holders(case: Case) -> Iterator[LikelyCause]:
     if case.me.gpu_holders and not any(peer.gpu_holders for peer in case.peers):
         holders = ", ".join(case.me.gpu_holders)
-        sentence = f"before the measurement its GPU was used by {holders}"
+        sentence = f"before the measurement {holders} used its GPU"
         hint = f"{_HOLDER}ssh {case.node} nvidia-smi"
         yield case.beside.cause("other_load", "gpu_in_use", sentence, hint, holders=holders)
 
@@ -194,7 +195,7 @@ def _others_load(case: Case) -> Iterator[LikelyCause]:
     theirs = known_median(map(_others_cores, case.peers, case.others))
     if mine is None or case.me.node_cores is None or mine < (theirs or 0.0) + _OTHERS_MORE * case.me.node_cores:
         return
-    there = f", {theirs:.1f} of those of {case.they}" if theirs is not None else ""
+    there = f", {theirs:.1f} on {case.they}" if theirs is not None else ""
     yield case.beside.cause(
         "other_load",
         "other_load",
@@ -207,11 +208,10 @@ def _others_load(case: Case) -> Iterator[LikelyCause]:
 
 
 def _unlike(case: Case, cause: str) -> Iterator[LikelyCause]:
-    """What none of the others has."""
     hint = (
-        "in one training the slower device sets the pace: train on equal devices, or give it less work"
+        "the slower device sets the pace of a training: train on identical devices, or give it less work"
         if cause == "device"
-        else f"install the same versions on {case.node} as on the others, and measure again"
+        else f"install the versions of the other nodes on {case.node}, and measure again"
     )
     for name, what in _UNLIKE[cause].items():
         mine, theirs = getattr(case.me, name), {getattr(peer, name) for peer in case.peers}
@@ -230,7 +230,6 @@ _UNLIKE = {
 
 
 def _others_cores(worker: BenchWorker, use: WorkerUse) -> float | None:
-    """Cores of the node that were busy and not for the job, which may be confined to some of them."""
     if use.cpu_busy_percent is None or use.job_cores is None or worker.node_cores is None:
         return None
     return max(0.0, use.cpu_busy_percent / 100 * worker.node_cores - use.job_cores)

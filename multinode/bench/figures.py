@@ -1,4 +1,4 @@
-"""Bench figures: what `bench` found out, as its document has it: nodes, workers, tests, speeds. Data only."""
+"""The document of `bench`: nodes, workers, tests, speeds. Data only."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from multinode.stats.estimate import Bounds
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a device was in one test and phase.
+    """Speed of a device in one test and phase.
 
     Attributes:
-        value: in the test's unit: the median of the timings, of several repeats the mean of their medians.
-        interval: its 95 % confidence interval.
+        value: in the test's unit: median of the timings; over repeats, the mean of the medians.
+        interval: its 95% confidence interval.
         cv: standard deviation of the timings over their mean.
-        of_peak: as a share of the data sheet's figure; None where that is not known.
-        of_peers: as a share of the median of like devices elsewhere; None where there is none.
-        slow: whether that is too little, and the interval of the share does not reach 1.
-        launch_bound: whether a call on a GPU took so little that launching it from Python takes as long: the figure is
-            then a lower bound of the GPU's.
+        of_peak: share of the data sheet's figure; None if unknown.
+        of_peers: share of the median of like devices elsewhere; None without any.
+        slow: whether that share is too low, and its interval excludes 1.
+        launch_bound: whether launching a call from Python takes as long as the call: the figure is then a lower bound.
     """
 
     value: float
@@ -41,10 +40,10 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
         name: in words; likewise `label`, with its type.
         size: rows of the matrices; of a layer batch x sequence; of memory the buffer in MiB.
         unit: of its speeds: `TFLOP/s` (1e12) or `GB/s` (1e9), read and written.
-        peak: by the data sheet, in `unit`; None where it is not known, with `peak_reason`.
-        alone: while no other worker of any node measured; None where that was not, or could not be measured.
+        peak: by the data sheet, in `unit`; None if unknown, with `peak_reason`.
+        alone: while no other worker of any node measured, if that was possible.
         together: while all of them did.
-        error: why it could not be measured, as the node has it; None where it could.
+        error: why it could not be measured, if so.
     """
 
     kind: str
@@ -62,12 +61,12 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it has in common with the same test of another device."""
+        """Identifies the same test of another device."""
         return self.label, self.size
 
     @property
     def speeds(self) -> tuple[Speed, ...]:
-        """Of the phases in which it was measured."""
+        """Its speeds in the measured phases."""
         return tuple(speed for speed in (self.alone, self.together) if speed is not None)
 
     def speed(self, phase: str) -> Speed | None:
@@ -76,14 +75,14 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's device and node did while it measured in one phase; None is unknown.
+    """Use of a worker's device and node during one phase; None if unknown.
 
     Attributes:
-        seconds: for how long it measured.
+        seconds: duration of its measurement.
         cpu_busy_percent: of all cores of the node, mean; likewise `cpu_steal_percent`, taken by the hypervisor.
-        job_cores: cores that all workers of the node used, mean.
-        quota_cores: processors that the control group allows; None is no limit, too.
-        throttled_share: part of the time in which it had used them up.
+        job_cores: cores used by all workers of the node, mean.
+        quota_cores: processors that the cgroup allows; None also if unlimited.
+        throttled_share: fraction of time in which the cgroup was throttled.
     """
 
     seconds: float
@@ -101,13 +100,13 @@ class BenchWorker(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: on its node.
         device: `cpu` or `cuda`.
-        name: of the device; None is unknown.
-        gpu: the GPU's index; None of a processor, or unknown.
-        threads: that torch computes with; of a processor.
+        name: of the device; None if unknown.
+        gpu: index of the GPU; None for a CPU, or if unknown.
+        threads: of torch, for a CPU.
         cores: that it may run on; `node_cores`, all of its node.
-        capability: what its kernels are built for.
+        capability: target of its kernels.
         torch: version; likewise `cuda`.
-        tests: in the order in which they were made.
+        tests: in order of measurement.
         use: of device and node, by phase.
         gpu_holders: other processes that held memory of its GPU before, in words.
     """
@@ -131,9 +130,9 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node.
 
     Attributes:
-        workers: on it, as far as they said what they are.
+        workers: on it, as far as they identified themselves.
         runs: the run of each phase.
-        failures: why a phase did not end well there, by phase.
+        failures: reason of failed phases, by phase.
     """
 
     node: str
@@ -144,26 +143,26 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_measured(self) -> bool:
-        """Whether anything was measured on it."""
+        """Whether anything was measured."""
         return any(test.speeds for worker in self.workers for test in worker.tests)
 
 
 class Anomaly(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that is not as fast as it should be: a sentence, and what differs, likeliest first."""
+    """A device below its expected speed: a sentence, and the differences, likeliest first."""
 
     text: str = ""
     likely_causes: tuple[LikelyCause, ...] = msgspec.field(name="clues")
 
 
 class Slow(Anomaly, frozen=True, kw_only=True):
-    """A node, or one worker of it, that is slower than its peers.
+    """A node, or a worker of it, slower than its peers.
 
     Attributes:
-        rank: the worker's, where the others of the node are not slow; None is all of them.
-        ratios: by phase and kind of test, the median share of what the peers reach.
-        compared_with: who they are; `peers` in words.
-        cause: the likeliest: `cpu`, `threads`, `gpu_heat`, `gpu_power`, `gpu_clocks`, `pcie`, `other_load`,
-            `device`, `software`; `unknown` without any.
+        rank: of the worker, if the others of the node are not slow; None means all.
+        ratios: median share of the peers' speed, by phase and kind of test.
+        compared_with: the kind of peers; `peers` in words.
+        cause: the likeliest: `cpu`, `threads`, `gpu_heat`, `gpu_power`, `gpu_clocks`, `pcie`, `other_load`, `device`,
+            `software`; otherwise `unknown`.
     """
 
     node: str
@@ -175,7 +174,7 @@ class Slow(Anomaly, frozen=True, kw_only=True):
 
 
 class Drop(Anomaly, frozen=True, kw_only=True):
-    """Workers that are slower while all of them measure than each of them alone.
+    """Workers that are slower when all measure than alone.
 
     Attributes:
         ratio: median over workers and tests of the speed together over that alone.
@@ -188,12 +187,12 @@ class Drop(Anomaly, frozen=True, kw_only=True):
 
 
 class BelowSheet(Anomaly, frozen=True, kw_only=True):
-    """Devices that stay far below their data sheet.
+    """Devices far below their data sheet.
 
     Attributes:
-        label: of the test in which they come closest.
-        of_peak: the best share of the data sheet's figure.
-        workers: whose, as `node0/1`.
+        label: of their best test.
+        of_peak: its share of the data sheet's figure.
+        workers: as `node0/1`.
     """
 
     device: str
@@ -203,16 +202,15 @@ class BelowSheet(Anomaly, frozen=True, kw_only=True):
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `bench` found out.
+    """The result of `bench`.
 
     Attributes:
-        phases: that were made, in this order.
+        phases: in order.
         nodes: in node-rank order.
         slow: nodes and workers slower than their peers, the slowest first.
-        verdict: what there is to say first, a sentence each.
+        verdict: main findings, one sentence each.
         notes: how it was measured.
-        left: what was not measured when this was stored, in order, and the first of it perhaps under way; empty of a
-            bench that came to its end.
+        left: unmeasured parts when this was stored, in order, the first possibly in progress; empty when complete.
     """
 
     schema: str = "multinode.bench/1"
@@ -228,10 +226,10 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workers(self) -> tuple[BenchWorker, ...]:
-        """Of all nodes."""
+        """Workers of all nodes."""
         return tuple(worker for node in self.nodes for worker in node.workers)
 
     @property
     def anomalies(self) -> tuple[Anomaly, ...]:
-        """All that is not as fast as it should be."""
+        """All findings."""
         return (*self.slow, *self.drops, *self.below_sheet)

@@ -1,4 +1,4 @@
-"""summarise_bench: what the nodes recorded in all phases -> figures, who is slow and why, how it was measured. Pure."""
+"""The report of a bench from its records: figures, slow devices with causes, method. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multinode.bench.slow_devices import SLOW_BELOW, find_below_sheet, find_drop
 from multinode.records.benchmark import PHASES, DeviceTest
 from multinode.units import format_count, format_list
 
-# Of more that is left, how many there are is said.
+# Above this number, only the count is given.
 _MOST_LEFT = 3
 
 
@@ -23,9 +23,9 @@ def summarise_bench(
 
     Args:
         run_id: its run.
-        parts: a node in a phase each.
-        test: what was asked for.
-        write_hint: a hint as the nodes are reached.
+        parts: one per node and phase.
+        test: what to measure.
+        write_hint: adapts a hint to the way the nodes are reached.
     """
     nodes = with_peers(bench_nodes(parts))
     made = {part.phase for part in parts}
@@ -44,18 +44,18 @@ def summarise_bench(
 
 
 def with_progress(report: BenchReport, *, still_running: bool) -> BenchReport:
-    """The report, and before its verdict what is left to be measured."""
+    """The report, with its verdict preceded by the unmeasured parts."""
     if not report.left:
         return report
     at, *then = report.left
     more = [f"{len(then) - _MOST_LEFT} more"] if len(then) > _MOST_LEFT else []
-    rest = f"; not measured yet: {'; '.join([*then[:_MOST_LEFT], *more])}" if then else ""
+    rest = f"; not yet measured: {'; '.join([*then[:_MOST_LEFT], *more])}" if then else ""
     text = f"{'still measuring' if still_running else 'interrupted while measuring'} {at}{rest}"
     return msgspec.structs.replace(report, verdict=(text, *report.verdict))
 
 
 def describe_outcome(report: BenchReport) -> str:
-    """How many devices are as fast as their peers; empty where one is slow."""
+    """Number of devices at normal speed; empty if one is slow."""
     speeds = [[speed for test in worker.tests for speed in test.speeds] for worker in report.workers]
     measured = [of_worker for of_worker in speeds if of_worker]
     if not measured:
@@ -73,7 +73,6 @@ def _failures(report: BenchReport) -> Iterator[str]:
 
 
 def _notes(report: BenchReport, test: DeviceTest) -> Iterator[str]:
-    """How it was measured."""
     repeated = f", repeated {test.repeats} times" if test.repeats > 1 else ""
     yield (
         f"median of the timings over {test.seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
@@ -83,8 +82,8 @@ def _notes(report: BenchReport, test: DeviceTest) -> Iterator[str]:
     sizes = {one.size for worker in workers for one in worker.tests if one.kind == "layers"}
     if sizes:
         yield (
-            f"layers: batch x sequence {format_list(sorted(sizes))}, width 1024; a backward pass counts as two forward "
-            "passes, and a causal mask saves nothing"
+            f"layers: batch x sequence {format_list(sorted(sizes))}, width 1024; a backward pass counts as two "
+            "forward passes; the causal mask is ignored"
         )
     threads = {worker.threads for worker in workers if worker.device == "cpu"}
     if threads:

@@ -1,7 +1,7 @@
-"""bench: every worker's device measured alone and all at once, a run of its own for each node, summed up and judged.
+"""Measure every worker's device alone and all at once, in one run per node, and judge the results.
 
-One node a run: they exchange nothing, and what fails on one must not cost the others their figures. What was measured
-is stored before the next is: a controller that is killed loses none of it. Prints nothing.
+One run per node: nodes exchange nothing, and a failure on one must not cost the others their figures. Results are
+stored after each step, so a killed controller loses none. Prints nothing.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
 
 _FILE = "bench.json"
-# Records of one worker or sampler that are looked at; a bench has some hundreds.
+# Maximum records per worker or sampler; a bench has some hundreds.
 _MOST_SAMPLES = 100_000
 _LAST_PORT = 65535
 
-# More nodes are not named one by one.
+# Maximum nodes that are named individually.
 _MOST_NAMES = 8
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are measured at the same time."""
+    """Nodes measured at the same time."""
 
     phase: str  # Of PHASES.
     node_ranks: tuple[int, ...]
@@ -48,7 +48,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one node in one phase: its run, None where it never began, and why it did not end well."""
+    """The result of one node in one phase: its run (None if it never started), and the reason of a failure."""
 
     part: BenchPart
     launched: Launched | None = None
@@ -56,7 +56,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchReport:
-    """Measure every node in each phase; one that fails in a phase is left out of those that follow.
+    """Measure every node in each phase; a node that fails is excluded from later phases.
 
     Args:
         what: its job is a DeviceTest.
@@ -65,12 +65,12 @@ def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchRepo
 
     Raises:
         UsageError: the hostfile does not allow it.
-        MultinodeError: no node could be measured; the error is that of the first one.
-        Interrupted: the user stopped it; what was measured before is kept.
+        MultinodeError: no node could be measured; the error is that of the first.
+        Interrupted: the user stopped it; results are kept.
     """
     test = what.job
     if not isinstance(test, DeviceTest):
-        raise UsageError("bench measures devices, and this is another job")
+        raise UsageError("bench measures devices only; this is another job")
     directory = create_parent(context.runs, what)
     what = msgspec.structs.replace(what, run_id=directory.run_id)
     steps = [step for phase in phases for step in _steps(phase, len(what.cluster.nodes))]
@@ -79,10 +79,10 @@ def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchRepo
 
 
 def load_bench(directory: RunDirectory) -> BenchReport | None:
-    """What a stored bench found out, and where it is or was broken off; None of another run.
+    """The stored result of a bench, with its unmeasured parts; None for another run.
 
     Raises:
-        MultinodeError: its file is not what it should be.
+        MultinodeError: its file is damaged.
     """
     report = directory.read(_FILE, BenchReport)
     return with_progress(report, still_running=directory.is_locked) if report is not None else None
@@ -95,19 +95,19 @@ def _steps(phase: str, nodes: int) -> list[_Step]:
 
 
 class _Series:
-    """The steps of a bench one after the other; what there is of it is stored before each of them and at the end."""
+    """The steps of a bench; results are stored before each step and at the end."""
 
     def __init__(self, what: Launch, test: DeviceTest, context: RunContext, directory: RunDirectory) -> None:
         self._what = what
         self._test = test
         self._context = context
-        # The bench's, which this process holds.
+        # The directory of the bench, held by this process.
         self._directory = directory
         self._started_s = time.time()
         self._measured: list[Measured] = []
 
     def run(self, steps: Sequence[_Step]) -> BenchReport:
-        """All of them.
+        """Run all steps.
 
         Raises:
             MultinodeError, Interrupted: see `bench`.
@@ -126,7 +126,7 @@ class _Series:
     def _conclude(self, left: Sequence[_Step]) -> BenchReport:
         if self._context.stop.count:
             self._keep("stopped", left)
-            raise Interrupted("interrupted", hint=f"what was measured so far: multinode show {self._what.run_id}")
+            raise Interrupted("interrupted", hint=f"results so far: multinode show {self._what.run_id}")
         first = next((one.error for one in self._measured if one.error is not None), None)
         report = self._keep("succeeded" if first is None else "failed")
         if first is not None and not any(worker.tests for node in report.nodes for worker in node.workers):
@@ -134,7 +134,6 @@ class _Series:
         return report
 
     def _is_all_there_is(self) -> bool:
-        """Whether the only worker has measured: it was alone, and all of them together are no more."""
         return len(self._what.cluster.nodes) == 1 and [len(one.part.ranks) for one in self._measured] == [1]
 
     def _measure(self, step: _Step) -> list[Measured]:
@@ -156,7 +155,6 @@ class _Series:
         return measured
 
     def _able(self, step: _Step) -> list[int]:
-        """Node ranks of the step, without those that have failed before; to be stopped is no failure."""
         failed = {
             one.part.node_rank
             for one in self._measured
@@ -169,7 +167,6 @@ class _Series:
         return f"{', '.join(names) if len(names) <= _MOST_NAMES else f'{len(names)} nodes'} {step.phase}"
 
     def _keep(self, status: str, left: Sequence[_Step] = ()) -> BenchReport:
-        """Store what there is, and what is left to be measured."""
         parts = [one.part for one in self._measured]
         as_reached = partial(as_steps, nodes=self._what.cluster.nodes)
         report = summarise_bench(self._directory.run_id, parts, self._test, as_reached)
@@ -190,7 +187,6 @@ class _Series:
         return report
 
     def _node_runs(self) -> tuple[NodeRun, ...]:
-        """How the last run of each node ended; some wait for their first."""
         last = {one.part.node_rank: _node_run(one) for one in self._measured}
         nodes = enumerate(self._what.cluster.nodes)
         return tuple(last.get(rank) or NodeRun(name=node.name, node_rank=rank) for rank, node in nodes)
@@ -205,7 +201,7 @@ def _node_run(one: Measured) -> NodeRun:
 
 
 def _launch_of(what: Launch, test: DeviceTest, phase: str, node_rank: int) -> Launch:
-    """A node's run of a bench, which is named after it; its port is its own: some nodes may be of one machine."""
+    """Each node gets its own port, as several nodes may be on one machine."""
     asked = what.options.master_port
     port = min(asked + node_rank, _LAST_PORT) if asked is not None else None
     return msgspec.structs.replace(
@@ -218,7 +214,6 @@ def _launch_of(what: Launch, test: DeviceTest, phase: str, node_rank: int) -> La
 
 
 def _measure_node(what: Launch, phase: str, node_rank: int, context: RunContext) -> Measured:
-    """One node's run; whatever goes wrong with it is told, and is nobody else's trouble."""
     name = what.cluster.nodes[0].name
     part = BenchPart(phase=phase, node=name, node_rank=node_rank)
     launched = None
@@ -233,7 +228,7 @@ def _measure_node(what: Launch, phase: str, node_rank: int, context: RunContext)
             ranks=node.ranks,
             gpus=node.gpus,
             facts=prepared.facts.get(name),
-            # A bench has few, whatever a node sends.
+            # Limit on untrusted records.
             samples=tuple(itertools.islice(parse_samples(lines), _MOST_SAMPLES)),
         )
         require_success(launched, context)
@@ -246,10 +241,10 @@ def _measure_node(what: Launch, phase: str, node_rank: int, context: RunContext)
 
 
 class _ShownTogether:
-    """Shows the runs of several nodes as the progress of one; called from as many threads.
+    """Shows the runs of several nodes as the progress of one; thread-safe.
 
     Args:
-        observe: is shown them all.
+        observe: shows the combined progress.
     """
 
     def __init__(self, observe: Callable[[RunProgress], None]) -> None:
@@ -258,7 +253,7 @@ class _ShownTogether:
         self._seen: dict[int, RunProgress] = {}
 
     def context_of(self, node_rank: int, context: RunContext) -> RunContext:
-        """The context of one node's run, which shows it among the others and tells no stages of its own."""
+        """The context of one node's run, which reports its progress here and no stages."""
         own = copy.copy(context)
         own.observe = lambda progress: self._show(node_rank, progress)
         own.say = lambda _: None

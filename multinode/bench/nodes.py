@@ -1,6 +1,6 @@
-"""Bench nodes: from what the workers of `bench` recorded to nodes, workers, tests and speeds. Judges nothing. Pure.
+"""Nodes, workers, tests and speeds from the records of `bench`. Judges nothing. Pure.
 
-Nodes are not trusted: what cannot be is left out, and of what was not asked for nothing is taken.
+Untrusted: impossible values and unrequested tests are dropped.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MOST_TESTS = 100
 _LONGEST_TEXT = 100
 _LONGEST_ERROR = 300
 _DEVICES = frozenset({"cpu", "cuda"})
-# Of any unit a test has: nothing that will be built is faster.
+# Upper limit in any unit.
 _FASTEST = 1e7
 _BYTES_PER_MIB = 1 << 20
-# Of what a machine did, what bench keeps.
+# Fields of machine use that bench keeps.
 _FIGURES = ("cpu_busy_percent", "cpu_steal_percent", "job_cores", "quota_cores", "throttled_share")
 _MOST_HOLDERS = 8
 _LONGEST_NAME = 40
-# Contexts that a driver keeps for itself, and the like.
+# Size of driver contexts and the like.
 _LEAST_HELD_MIB = 64.0
 
 
@@ -43,12 +43,12 @@ class BenchPart(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         phase: of PHASES.
-        run_id: of its run; None where it never began.
+        run_id: of its run; None if it never started.
         ranks: of its workers in that run.
-        gpus: theirs, by local rank; None where it has none.
-        facts: of the node; None is unknown.
-        samples: that came home.
-        error: why it did not end well; None where it did.
+        gpus: theirs, by local rank; None without GPUs.
+        facts: of the node; None if unknown.
+        samples: of the run.
+        error: reason of a failure, if it failed.
     """
 
     phase: str
@@ -63,7 +63,7 @@ class BenchPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_nodes(parts: Sequence[BenchPart]) -> tuple[BenchNode, ...]:
-    """The nodes, in node-rank order, each with what all its parts say."""
+    """The nodes in node-rank order, from all their parts."""
     by_rank: dict[int, list[BenchPart]] = {}
     for part in parts:
         by_rank.setdefault(part.node_rank, []).append(part)
@@ -83,7 +83,6 @@ def _node(parts: Sequence[BenchPart]) -> BenchNode:
 
 
 def _worker(rank: int, parts: Sequence[BenchPart]) -> BenchWorker | None:
-    """What it is and did; None where it never said on what it measures."""
     told = [one for part in parts for one in _of(part, DeviceSample) if one.rank == rank and one.device in _DEVICES]
     if not told:
         return None
@@ -149,7 +148,6 @@ def _buffer(sample: SpeedSample) -> str:
 
 
 def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> Speed | None:
-    """By the medians of the repeats; buffers may have differed in size, so that rates are compared."""
     repeats = [rates for sample in samples if (rates := _rates(sample))]
     if not repeats:
         return None
@@ -190,7 +188,6 @@ def _uses(
 
 
 def _span(samples: Iterable[SpeedSample]) -> Span | None:
-    """From the beginning of the first timing to the end of the last one."""
     ends = [
         (one.began_mono_ns, one.ended_mono_ns)
         for one in samples
@@ -201,12 +198,12 @@ def _span(samples: Iterable[SpeedSample]) -> Span | None:
 
 
 def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse:
-    """The use of device and node in a span of the node's monotonic clock.
+    """Use of device and node in a span of the node's monotonic clock.
 
     Args:
-        samples: of the node's sampler, among others.
-        span: in which the worker measured.
-        gpu: the worker's, by index; None of a processor.
+        samples: including those of the node's sampler.
+        span: of the worker's measurement.
+        gpu: index of the worker's; None for a CPU.
     """
     node = ObservedNode(name="", node_rank=0, ranks=(), samples=tuple(samples))
     gpus, _ = use_of_gpus(node, span, span.seconds)
@@ -219,7 +216,6 @@ def _use_in(samples: Sequence[Sample], span: Span, gpu: int | None) -> WorkerUse
 
 
 def _find_holders(facts: NodeFacts | None, gpu: int | None) -> tuple[str, ...]:
-    """The processes that held much memory of a GPU when the node was probed, each in a few words."""
     found = next((one for one in facts.gpus if one.index == gpu), None) if facts is not None else None
     held = [one for one in found.processes if (one.memory_mib or 0) >= _LEAST_HELD_MIB] if found is not None else []
     return tuple(

@@ -1,4 +1,4 @@
-"""What a bench prints: who is slow, the likely cause and what fixes it; then its tables, with best and worst below."""
+"""The screen of a bench: slow devices with causes and fixes, then tables with best and worst."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from multinode.bench.judge import describe_outcome
 from multinode.bench.slow_devices import because
 from multinode.records.benchmark import LAUNCH_US
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
-from multinode.render.table import Part, labelled, paragraph, sheet_table
+from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 
-# Of more rows the slowest are shown.
+# Above this number, only the slowest rows are shown.
 _MOST_ROWS = 32
 _MOST_SMALL = 16
-# Below it, digits are counted from the first one that is none.
+# Below it, digits count from the first non-zero one.
 _SMALL = 0.1
-_SLOW_NOTE = "! is slow: below 90 % of its peers, and the 95 % confidence interval of that share does not reach 1"
-_LAUNCH_NOTE = (
-    f"~ is a lower bound: a call takes less than {LAUNCH_US:.0f} us, which launching it from Python takes too"
-)
+_SLOW_NOTE = "! slow: below 90% of its peers, and the 95% confidence interval of that share excludes 1"
+_LAUNCH_NOTE = f"~ lower bound: a call takes less than {LAUNCH_US:.0f} us, the time to launch it from Python"
 _WAYS = (" forward", " forward + backward")
 _WHERE = (Column("node", words=True), Column("worker"), Column("phase", words=True))
 
-# What stands in a column: the fastest of the tests that each of these takes, with a stroke between them.
+# Columns: the fastest of the tests that each includes, separated by a slash.
 _Picks = tuple[Callable[[BenchTest], bool], ...]
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """A worker in a phase, and a tuple of speeds a column."""
+    """A worker in a phase, with a tuple of speeds per column."""
 
     node: str
     rank: int
@@ -45,7 +43,7 @@ class _Row(msgspec.Struct, frozen=True):
 
     @property
     def standing(self) -> float:
-        """Its median share of what its peers reach."""
+        """Its median share of the peers' speed."""
         ratios = [speed.of_peers for speed in self.speeds if speed.of_peers is not None]
         return statistics.median(ratios) if ratios else 1.0
 
@@ -63,7 +61,7 @@ def bench_parts(report: BenchReport, *, details: bool = False) -> Iterator[Part]
         yield ""
         yield labelled(rows)
     if not details:
-        yield f"details: multinode show {report.run_id} --details"
+        yield footer("Details", f"multinode show {report.run_id} --details")
         return
     for sheet in bench_sheets(report):
         yield ""
@@ -73,17 +71,16 @@ def bench_parts(report: BenchReport, *, details: bool = False) -> Iterator[Part]
 
 
 def next_step(report: BenchReport, given: str) -> str:
-    """The next command; `given` are the hostfile and the like, as they were typed."""
+    """The next command; `given` are the options as typed."""
     if report.anomalies:
-        return f"next: fix that, then: multinode bench{given}"
-    return f"next: multinode nccl-test{given}" if len(report.nodes) > 1 else f"next: multinode check{given}"
+        return footer("Next", f"fix that, then: multinode bench{given}")
+    return footer("Next", f"multinode {'nccl-test' if len(report.nodes) > 1 else 'check'}{given}")
 
 
 _Rows = tuple[tuple[str, str], ...]
 
 
 def _findings(report: BenchReport) -> list[tuple[str, _Rows]]:
-    """What there is to say first, the gravest first, each with its likely cause and fix."""
     said = {one.text for one in report.anomalies}
     explained: set[str] = set()
     found: list[tuple[str, _Rows]] = []
@@ -92,7 +89,7 @@ def _findings(report: BenchReport) -> list[tuple[str, _Rows]]:
         found.append((symptom, () if _cause(one) in explained else _cause_rows(one)))
         explained.add(_cause(one))
     outcome = describe_outcome(report)
-    # Failures, and what is left to be measured.
+    # Failures and unmeasured parts.
     others: list[tuple[str, _Rows]] = [(text, ()) for text in report.verdict if text not in said | {outcome}]
     last: list[tuple[str, _Rows]] = [(outcome, ())] if outcome else []
     return others + found + last
@@ -103,15 +100,13 @@ def _cause(one: Anomaly) -> str:
 
 
 def _cause_rows(one: Anomaly) -> _Rows:
-    """The likeliest cause; the others are in the page and in the JSON document."""
     if not one.likely_causes:
-        return (("Cause", "unknown: nothing that was recorded explains it"),)
+        return (("Cause", "unknown: no recorded data explains it"),)
     cause = one.likely_causes[0]
     return (("Cause", cause.sentence), ("Fix", cause.hint))
 
 
 def _small_sheet(report: BenchReport) -> Sheet:
-    """A row per worker and phase: the fastest type of matrix product, and a copy in memory."""
     tests = [test for worker in report.workers for test in worker.tests]
     products = [test for test in tests if test.kind == "matmul" and test.speeds]
     fastest = max(products, key=lambda test: max(speed.value for speed in test.speeds), default=None)
@@ -135,7 +130,7 @@ def _small_sheet(report: BenchReport) -> Sheet:
         rows=tuple(
             (row.node, str(row.rank), row.phase, *(_measured(speed) for (speed,) in row.cells)) for row in shown
         ),
-        notes=tuple(filter(None, ("! below 90 % of its peers" if marked else "", left_out))),
+        notes=tuple(filter(None, ("! below 90% of its peers" if marked else "", left_out))),
     )
 
 
@@ -147,12 +142,12 @@ def _measured(speed: Speed | None) -> str:
 
 
 def bench_lines(report: BenchReport) -> list[str]:
-    """Lines of plain text: the verdict, and below each of its sentences what is to be done."""
+    """Plain text: the sentences of the verdict, each with its fix."""
     causes = {one.text: one.likely_causes for one in report.anomalies}
     lines = []
     for sentence in report.verdict:
         lines.append(sentence)
-        # The first cause stands in the sentence already.
+        # The sentence already includes the first cause.
         for number, cause in enumerate(causes.get(sentence, ())):
             lines += [f"  also: {cause.sentence}"] if number else []
             lines.append(f"  hint: {cause.hint}")
@@ -160,7 +155,7 @@ def bench_lines(report: BenchReport) -> list[str]:
 
 
 def bench_sheets(report: BenchReport) -> tuple[Sheet, ...]:
-    """Devices; products; memory; layers, by type; products by size; what could not be measured. None of them empty."""
+    """Non-empty sheets: devices, products, memory, layers by type, products by size, unmeasured tests."""
     tests = [test for worker in report.workers for test in worker.tests]
     products = {test.dtype: (_of(kind="matmul", dtype=test.dtype),) for test in tests if test.kind == "matmul"}
     memory = {test.name: (_of(kind=test.kind, name=test.name),) for test in tests if test.kind in {"memory", "bus"}}
@@ -171,7 +166,7 @@ def bench_sheets(report: BenchReport) -> tuple[Sheet, ...]:
             "matrix products",
             products,
             "TFLOP/s",
-            "the fastest size of each type; % is of the data sheet's figure",
+            "fastest size of each type; % of the data sheet's figure",
         ),
         _speed_sheet(report, "memory", memory, "GB/s"),
     ]
@@ -225,7 +220,7 @@ def _device_row(node: str, worker: BenchWorker) -> tuple[str, ...]:
 def _speed_sheet(
     report: BenchReport, title: str, columns: Mapping[str, _Picks], unit: str = "", note: str = ""
 ) -> Sheet:
-    """Speeds, with their share of the data sheet's where `unit` is not empty: else the title names it, for space."""
+    """Speeds, with their share of the data sheet's figure if `unit` is not empty; otherwise the title has it."""
     rows = [
         _Row(node.node, worker.rank, phase, tuple(_fastest(worker, phase, picks) for picks in columns.values()))
         for node in report.nodes
@@ -267,7 +262,6 @@ def _extreme(rows: Sequence[_Row], choose: Callable[[list[float]], float]) -> It
 
 
 def _cell(speed: Speed | None, *, shares: bool) -> str:
-    """Its value, as asked for with the share of the data sheet's figure, and a mark where it is slow."""
     if speed is None:
         return UNKNOWN
     share = f" {percent(speed.of_peak, '.0f')}" if shares and speed.of_peak is not None else ""
@@ -279,12 +273,10 @@ def _bound(speed: Speed) -> str:
 
 
 def _rate(value: float) -> str:
-    """With as many digits as a reader can use; a processor makes thousandths of a TFLOP/s."""
     return format_sig(value) if value >= _SMALL else f"{value:.2g}"
 
 
 def _size_sheet(report: BenchReport) -> Sheet:
-    """A row a type and size: the fastest, the median and the slowest worker, and how much timings scatter."""
     by_label: dict[str, list[tuple[str, BenchTest]]] = {}
     for whose, test in _named_tests(report):
         if test.kind == "matmul":
@@ -307,13 +299,12 @@ def _size_sheet(report: BenchReport) -> Sheet:
         rows=tuple(row for tests in by_label.values() for phase in report.phases for row in _size_row(tests, phase)),
         notes=(
             *((_LAUNCH_NOTE,) if bound else ()),
-            "of sheet: the best, of the data sheet's figure; cv: of the timings, median over workers",
+            "of sheet: best, as a share of the data sheet's figure; cv: of the timings, median over workers",
         ),
     )
 
 
 def _unmeasured_sheet(report: BenchReport) -> Sheet:
-    """A row a test and reason, with the workers that have it."""
     workers: dict[tuple[str, str], list[str]] = {}
     for whose, test in _named_tests(report):
         if test.error is not None:

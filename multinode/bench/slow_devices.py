@@ -1,8 +1,8 @@
-"""Slow devices: beside like devices, all at once beside each alone, and below their data sheet. Pure.
+"""Slow devices: compared with like devices, all at once with alone, and with their data sheet. Pure.
 
-A worker is held against the workers of other nodes with the same device, in the same phase and test; without any,
-against those of its own node. It is slow where its median over the tests of a kind is below nine tenths of the peers'
-median, and in half of them the confidence interval of that share does not reach 1.
+A worker is compared with workers of other nodes with the same device, in the same phase and test; otherwise with those
+of its own node. It is slow if its median over the tests of a kind is below nine tenths of the peers' median, and in
+half of them the confidence interval of that share excludes 1.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_list
 
 SLOW_BELOW = 0.9
-"""Of the peers' median: what is below is slow."""
-# Large products of half precision reach from two thirds to nine tenths on sound GPUs (A100, H100, RTX 4090, A6000),
-# a copy in memory from eight to nine tenths.
+"""Share of the peers' median below which a device is slow."""
+# Sound GPUs (A100, H100, RTX 4090, A6000) reach two thirds to nine tenths in large half-precision products, and eight
+# to nine tenths in a memory copy.
 _LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
-# In smaller matrices, starting and ending weigh as much as the product.
+# For smaller matrices, start-up takes as long as the product.
 _LARGE_ROWS = 4096
 _MOST_NAMED = 4
-# By phase and kind of test, a median share of what the peers reach.
+# Median share of the peers' speed, by phase and kind of test.
 _Ratios = dict[str, dict[str, float]]
 
 
@@ -44,7 +44,7 @@ class _Placed(msgspec.Struct, frozen=True):
 
 
 def with_peers(nodes: Sequence[BenchNode]) -> tuple[BenchNode, ...]:
-    """The nodes with each speed as a share of the peers', and marked where it is slow."""
+    """The nodes with each speed as a share of the peers', marked if slow."""
     placed = _placed(nodes)
     marked = {
         each.name: msgspec.structs.replace(each.worker, tests=_compared(each.worker.tests, _peers(each, placed)))
@@ -57,11 +57,11 @@ def with_peers(nodes: Sequence[BenchNode]) -> tuple[BenchNode, ...]:
 
 
 def find_slow(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> tuple[Slow, ...]:
-    """Nodes and workers slower than their peers, the slowest first; a node whose workers all are is named as a whole.
+    """Nodes and workers slower than their peers, the slowest first; a node with only slow workers is named as a whole.
 
     Args:
-        nodes: as `with_peers` marked them.
-        write_hint: a hint as its node is reached.
+        nodes: from `with_peers`.
+        write_hint: adapts a hint to the way its node is reached.
     """
     placed = _placed(nodes)
     found = []
@@ -74,7 +74,7 @@ def find_slow(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> t
 
 
 def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> tuple[Drop, ...]:
-    """Nodes slower while all workers measure than each alone; the ones with the same cause are named together."""
+    """Nodes slower when all workers measure than alone, grouped by cause."""
     placed = _placed(nodes)
     by_cause: dict[str, list[tuple[_Placed, float, tuple[LikelyCause, ...]]]] = {}
     for each in placed:
@@ -88,7 +88,7 @@ def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> 
 
 
 def find_below_sheet(nodes: Sequence[BenchNode]) -> tuple[BelowSheet, ...]:
-    """GPUs whose best test of a kind is too little of the data sheet's figure; like ones are named together."""
+    """GPUs whose best test of a kind is too far below the data sheet, grouped by model."""
     found: dict[tuple[str, str], list[tuple[_Placed, BenchTest, float]]] = {}
     for each in _placed(nodes):
         for kind, least in _LEAST_SHARE.items():
@@ -103,7 +103,6 @@ def _placed(nodes: Iterable[BenchNode]) -> list[_Placed]:
 
 
 def _peers(one: _Placed, placed: Sequence[_Placed]) -> list[_Placed]:
-    """Like devices on other nodes, else on its own, else any of the same kind elsewhere."""
     alike = [each for each in placed if each.worker.device == one.worker.device and each.worker is not one.worker]
     same = [each for each in alike if each.worker.name == one.worker.name]
     elsewhere, here = ([each for each in same if (each.node is one.node) is own] for own in (False, True))
@@ -140,7 +139,6 @@ def _estimate(speed: Speed) -> Estimate:
 
 
 def _slow_ratios(worker: BenchWorker) -> _Ratios:
-    """By phase and kind of test, where it is slow, its median share of what the peers reach."""
     found: _Ratios = {}
     for phase in PHASES:
         for kind in KINDS:
@@ -169,7 +167,7 @@ def _slow(
     elsewhere = tuple(dict.fromkeys(each.node.node for each in peers if each.node is not first.node))
     they = Peers(names=elsewhere) if elsewhere else Peers(kind="workers")
     phase = next(phase for phase in PHASES if phase in worst)
-    # Of all members, one of each cause.
+    # One of each cause over all members.
     causes: dict[str, LikelyCause] = {}
     for each, _ in members:
         case = Case(
@@ -210,7 +208,7 @@ def _drop_causes(each: _Placed, write_hint: Callable[[str], str], *, alone: bool
     )
     shared = None if alone else shared_processors(case)
     found = find_causes(case)
-    # The other nodes' workers are those other processes.
+    # On one machine, workers of the other nodes are the other processes.
     return found if shared is None else (shared, *(cause for cause in found if cause.cause != "other_load"))
 
 
@@ -229,7 +227,6 @@ def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[LikelyCause,
 
 
 def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]:
-    """Its tests of a kind that say how it stands to the data sheet, each with its share in each phase."""
     for test in worker.tests:
         if test.kind == kind and (kind != "matmul" or int(test.size) >= _LARGE_ROWS):
             yield from ((test, speed.of_peak) for speed in test.speeds if speed.of_peak is not None)
@@ -251,7 +248,7 @@ def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, f
 
 
 def _ratios_text(ratios: _Ratios, peers: Peers) -> str:
-    """`31% of the speed of node0 in matrix products and 33% in memory (alone)`."""
+    """`31% of the speed of node0 in matrix products and 33% in memory bandwidth (alone)`."""
     said = "; ".join(
         f"{format_list([f'{ratio:.0%} in {KINDS[kind]}' for kind, ratio in kinds.items()])} ({phase})"
         for phase, kinds in ratios.items()
@@ -260,8 +257,8 @@ def _ratios_text(ratios: _Ratios, peers: Peers) -> str:
 
 
 def because(causes: Sequence[LikelyCause]) -> str:
-    """How the sentence about a device ends."""
-    return f"; likely because {causes[0].sentence}" if causes else "; nothing that was recorded explains it"
+    """The end of the sentence about a device."""
+    return f"; likely because {causes[0].sentence}" if causes else "; no recorded data explains it"
 
 
 def _cause(causes: Sequence[LikelyCause]) -> str:

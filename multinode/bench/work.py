@@ -1,7 +1,7 @@
-"""Bench work: what a test of `bench` is called, how much it computes or moves, and what the data sheet says to that.
+"""Tests of `bench`: names, FLOPs or bytes, and data sheets.
 
-FLOPs are counted as those do who publish such figures: two for a multiply and add of a matrix product, nothing for the
-rest; attention as if every token saw every other one, causal or not; a backward pass as two forward passes. Pure.
+FLOPs as usual in publications: two for a multiply-add of a matrix product, nothing for the rest; full attention, causal
+or not; a backward pass counts as two forward passes. Pure.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from multinode.records.samples import SpeedSample
 
 KINDS = {
     "matmul": "matrix products",
-    "memory": "memory",
-    "bus": "the bus to the GPU",
+    "memory": "memory bandwidth",
+    "bus": "transfers to the GPU",
     "layers": "transformer layers",
 }
-"""What tests are judged together, in words."""
+"""Kinds of tests that are judged together, in words."""
 _LAYERS = {"bert": "BERT", "gpt2": "GPT-2", "t5_encoder": "T5 encoder", "t5_decoder": "T5 decoder"}
-# Bytes that a test moves, in parts of a buffer: read and written together. What a processor reads before it writes
-# to it is not counted, as in STREAM.
+# Bytes moved, in multiples of a buffer, read and written. As in STREAM, write-allocate reads are not counted.
 _MEMORY = {"copy": 2, "triad": 3}
 _BUS = {"to_device": "to GPU", "from_device": "from GPU"}
 _GIGA, _TERA = 1e9, 1e12
@@ -35,16 +34,16 @@ _MOST_WORK = 1e24
 
 
 class TestKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes two timings those of one test.
+    """Identifies the timings of one test.
 
     Attributes:
         kind: of KINDS.
         name: in words: `4096`, `copy`, `BERT forward`; likewise `label`, with its type.
         dtype: of DEVICE_DTYPES.
-        size: rows of the matrices; of a layer, batch and sequence: `16 x 512`; else empty.
+        size: rows of the matrices; of a layer, batch and sequence: `16 x 512`; otherwise empty.
     """
 
-    # pytest takes what begins with Test for a test.
+    # Keeps pytest from collecting it as a test.
     __test__ = False
 
     kind: str
@@ -55,7 +54,7 @@ class TestKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call of a test does: an amount of FLOPs or bytes, whose rate has this unit, in `scale` of them."""
+    """Amount of FLOPs or bytes per call; its rate has this unit, in `scale` of them."""
 
     amount: float
     unit: str
@@ -63,7 +62,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
-    """A data sheet's word on a test: the most that there can be, in the test's unit, or why that is not known."""
+    """The data sheet's maximum for a test, in the test's unit, or why it is unknown."""
 
     peak: float | None = None
     peak_source: str = ""
@@ -71,7 +70,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(sample: SpeedSample) -> TestKey | None:
-    """The test that was timed; None where nobody asked for such a one, or its sizes cannot be."""
+    """The timed test; None if it was not requested, or its sizes are impossible."""
     if sample.dtype not in DEVICE_DTYPES or work_of(sample) is None:
         return None
     kind, name, size = "memory", sample.test, ""
@@ -87,9 +86,9 @@ def key_of(sample: SpeedSample) -> TestKey | None:
 
 
 def work_of(sample: SpeedSample) -> Work | None:
-    """What a call does; None where that is not known."""
+    """The work of a call; None if unknown."""
     if sample.test == "matmul":
-        # n x n by n x n: n multiply-adds for each of n x n results.
+        # n x n by n x n: n multiply-adds per result.
         return _work(_FLOP * float(sample.size) ** 3 if sample.size else None, "TFLOP/s", _TERA)
     if sample.test in _LAYERS:
         return _work(_layer_flops(sample), "TFLOP/s", _TERA)
@@ -104,16 +103,16 @@ def sheet_of(device: str, name: str | None, key: TestKey) -> Sheet:
 
     Args:
         device: `cpu` or `cuda`.
-        name: the device's.
+        name: of the device.
         key: the test.
     """
     if key.kind == "bus":
-        return Sheet(peak_reason="the bandwidth of a bus depends on GPU, slot and CPU: no data sheet has it")
+        return Sheet(peak_reason="bus bandwidth depends on GPU, slot and CPU: no data sheet lists it")
     if device != "cuda":
-        return Sheet(peak_reason="no data sheets of CPUs are known here")
+        return Sheet(peak_reason="no CPU data sheets are available")
     peak = peak_of(name or "")
     if peak is None:
-        return Sheet(peak_reason=f"no data sheet of {name or 'this GPU'} is known here")
+        return Sheet(peak_reason=f"no data sheet of {name or 'this GPU'} is available")
     figure, source = _figure(peak, key)
     return (
         Sheet(peak=figure, peak_source=source)
@@ -129,7 +128,7 @@ def _figure(peak: Peak, key: TestKey) -> tuple[float | None, str]:
 
 
 def _layer_flops(sample: SpeedSample) -> float | None:
-    """Multiply-adds by token: 4 h^2 for an attention's projections, 2 s h for its scores and mixture, 2 h f beside."""
+    """Multiply-adds per token: 4 h^2 for attention projections, 2 s h for scores and mixture, 2 h f for the rest."""
     sizes = (sample.batch, sample.sequence, sample.hidden, sample.feedforward, sample.attentions)
     if None in sizes:
         return None

@@ -1,1 +1,1 @@
-"""What is wrong before a launch, and what fixes it."""
+"""What is wrong before a launch, and the fix."""

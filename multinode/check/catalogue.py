@@ -1,4 +1,4 @@
-"""The catalogue: every check, in the order in which a person fixes things. Runs them; knows none of their rules."""
+"""The list of all checks, in the order in which people fix things."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from multinode.check.inspection import Inspection
 from multinode.check.probe import UNANSWERED, UNVERIFIED
 from multinode.check.rule import SEVERITIES, Check, Finding, Rule
 
-# Those of a module in the order in which they stand there.
+# In the order of their module.
 _MODULES = (software, machine, gpus, rdma, interfaces, variables, link, mtu, paths, training, strategy, ports)
 _MEMBERS = [value for module in _MODULES for value in vars(module).values()]
 CHECKS = tuple(value for value in _MEMBERS if isinstance(value, Check))
-# Every kind of finding; those of one check stand together, in the order of the checks.
+# Every kind of finding, grouped by check, in the order of the checks.
 RULES = (*UNANSWERED, UNVERIFIED, *(value for value in _MEMBERS if isinstance(value, Rule)))
 # The rows of the matrix.
 CHECK_NAMES = tuple(dict.fromkeys(rule.check for rule in RULES))
 
 
 def check_all(inspection: Inspection, *, before_launch: bool = False) -> Iterator[Finding]:
-    """What all checks find, or those that a launch makes."""
+    """The findings of all checks, or of those before a launch."""
     for check in CHECKS:
         if check.before_launch or not before_launch:
             yield from check(inspection)
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, each once, otherwise in the order of the checks."""
+    """Errors first, without duplicates, otherwise in the order of the checks."""
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: SEVERITIES.index(finding.severity)))

@@ -1,4 +1,4 @@
-"""check: ask every node, prove the connections, judge. Reports on the others when one cannot be reached."""
+"""check: ask every node, test the connections, judge. Reports on the others if one is unreachable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
 
-# Up to so many nodes a short stream between all pairs takes seconds; above that it is made on request.
+# Up to this number of nodes, streams between all pairs take seconds; above, they are made on request.
 _STREAMS_NODES = 8
 _STREAM_S = 0.3
 
@@ -42,8 +42,8 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How nodes are checked.
 
     Attributes:
-        launch: how the job is to be launched.
-        bandwidth: whether nodes stream to each other; None does where they are few.
+        launch: how the job will be launched.
+        bandwidth: whether nodes stream to each other; None does so for few nodes.
     """
 
     launch: LaunchOptions = LaunchOptions()
@@ -54,7 +54,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node, as checked.
 
     Attributes:
-        addr: its data-plane address, where it could be found; likewise `ifname` and `link_gbit_per_s`.
+        addr: its address for data, if found; likewise `ifname` and `link_gbit_per_s`.
     """
 
     name: str
@@ -68,10 +68,10 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `check --json` prints.
+    """The document of `check --json`.
 
     Attributes:
-        streams: the short TCP streams between the nodes, in Gbit/s of payload.
+        streams: short TCP streams between the nodes, in Gbit/s of payload.
     """
 
     schema: str = "multinode.check/1"
@@ -95,7 +95,7 @@ def check_cluster(
     options: CheckOptions,
     say: Callable[[str], None] = lambda _: None,
 ) -> CheckReport:
-    """Check the nodes, and the job on them where there is one. Never raises for what a node does; it is a finding."""
+    """Check the nodes, and the job if given. Never raises because of a node; that is a finding."""
     began = time.monotonic()
     if agent.has_asked:
         refresh_lab(cluster)
@@ -136,12 +136,10 @@ def check_cluster(
 
 
 def _reachable(finding: Finding, cluster: Cluster) -> Finding:
-    """With a fix that can be typed where nodes are reached through Slurm."""
     return msgspec.structs.replace(finding, hint=as_steps(finding.hint, cluster.nodes)) if finding.hint else finding
 
 
 def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> list[Finding]:
-    """Whether the job can be laid out over these nodes as it is to be launched."""
     try:
         plan_launch(inspection.cluster, job, inspection.facts, "check", options)
     except UsageError as error:
@@ -168,7 +166,6 @@ def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: 
 def _inspect_network(
     agent: AgentTransport, inspection: Inspection, options: CheckOptions, say: Callable[[str], None]
 ) -> tuple[Inspection, list[Finding]]:
-    """The data plane of the nodes that answered, and what came of their connections."""
     nodes = tuple(node for node, _ in inspection.known)
     if not nodes:
         return inspection, []
@@ -179,13 +176,13 @@ def _inspect_network(
     endpoints = {node.name: place for node, place in zip(nodes, places, strict=True)}
     inspection = msgspec.structs.replace(inspection, endpoints=endpoints)
     addresses = {name: place.addr for name, place in endpoints.items() if place.addr is not None}
-    # What calls at a card without a link ends at its deadline; the check of the link tells of it.
+    # A call over a NIC without a link times out; the check of the link reports it.
     down = {node.name for node, interface in inspection.links if not interface.up}
     present = [node for node in nodes if node.name in addresses and node.name not in down]
     if len(present) < 2:  # noqa: PLR2004 - a network needs two
         return inspection, []
     say(f"connecting {len(present)} nodes with each other")
-    # A stream would take its share of what a run that is in progress needs.
+    # A stream would take bandwidth from a run in progress.
     is_busy = any(process.supervised for found in inspection.facts.values() for process in found.run_processes)
     by_default = len(present) <= _STREAMS_NODES and not is_busy
     bandwidth = by_default if options.bandwidth is None else options.bandwidth

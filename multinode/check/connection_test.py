@@ -1,4 +1,4 @@
-"""Prove the data plane: every node opens ports there, the others call at them and stream to them, nothing remains."""
+"""Test the network: every node opens ports, the others connect and stream to them, and all are closed again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from multinode.transport.fan_out import Outcomes, gather
 
 _ANSWER_S = 15.0
 _CONNECT_S = 3.0
-# Many nodes share the controller, and in a lab one machine: each may take longer, and none of that is the network's.
+# Many nodes share the controller, and in a lab one machine: slowness of either is not the network's.
 _CONNECT_S_PER_NODE = 0.15
 _STREAM_ANSWER_S = 10.0
 
@@ -31,15 +31,15 @@ _Kind = TypeVar("_Kind")
 
 
 class ConnectivityPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tried.
+    """What is tested.
 
     Attributes:
         pairs: caller and peer.
-        master_port: opened on every node beside the ephemeral ones, where it is free; None opens only those.
-        ephemeral: how many ephemeral ports each node opens.
-        stream_s: length of a stream between each pair, both ways; None tries none.
-        least_gbit_per_s: by pair, what a stream reaches unless something is wrong; one that does not is tried again.
-        deadline_s: how long all of it may take; streams that would end later are left out.
+        master_port: opened on every node beside the ephemeral ones, if free; None opens only those.
+        ephemeral: number of ephemeral ports per node.
+        stream_s: duration of a stream between each pair, both ways; None makes none.
+        least_gbit_per_s: by pair, the minimum of a healthy stream; slower ones are repeated.
+        deadline_s: total time; streams that would end later are left out.
     """
 
     pairs: tuple[Pair, ...] = ()
@@ -57,14 +57,14 @@ def run_connectivity_test(
     plan: ConnectivityPlan,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[ConnectivityResult, tuple[MultinodeError, ...]]:
-    """What came of it, and the errors of nodes that could not be asked; the others go on without them.
+    """The result, and the errors of nodes that could not be asked; the others continue without them.
 
     Args:
-        agent: the way to the nodes.
-        nodes: who takes part, in node-rank order.
-        addresses: on the data plane, by name.
-        plan: what is tried.
-        say: is told each stage in a few words.
+        agent: runs the verbs.
+        nodes: in node-rank order.
+        addresses: for data, by name.
+        plan: what is tested.
+        say: is called with each stage in a few words.
     """
     with ConnectivityTest(agent, nodes, addresses, plan) as test:
         attempts = test.connect(plan.pairs)
@@ -80,16 +80,16 @@ def run_connectivity_test(
 
 
 class ConnectivityTest:
-    """The nodes, each with its ports open, until the end of the `with`.
+    """The nodes with open ports, inside a `with` block.
 
     Args:
-        agent: the way to the nodes.
-        nodes: who takes part, in node-rank order.
-        addresses: on the data plane, by name.
-        plan: says which ports are opened.
+        agent: runs the verbs.
+        nodes: in node-rank order.
+        addresses: for data, by name.
+        plan: the ports to open.
 
     Attributes:
-        errors: of nodes that could not be asked, or no more.
+        errors: of nodes that could not be asked, or no longer.
         listening: what was opened, by node.
     """
 
@@ -121,7 +121,7 @@ class ConnectivityTest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Their end is waited for: the ports must be free again before the job binds them.
+        # Wait for their end: the job must be able to bind the ports.
         gather(self.present, self._end, deadline_s=_ANSWER_S)
         for stream in self._streams.values():
             stream.close()
@@ -132,11 +132,11 @@ class ConnectivityTest:
         return tuple(node for node in self._nodes if node.name in self._streams)
 
     def has_time_for(self, seconds: float) -> bool:
-        """Whether a stream of such a length would be over before the nodes close their ports by themselves."""
+        """Whether a stream of this duration would end before the nodes close their ports."""
         return time.monotonic() + seconds + _STREAM_ANSWER_S < self._ends
 
     def connect(self, pairs: Sequence[Pair]) -> tuple[Attempted, ...]:
-        """Let each caller call at every port of its peers, with packets of full size at one of them."""
+        """Each caller connects to every port of its peers, with full-size packets on one of them."""
         timeout_s = _CONNECT_S + _CONNECT_S_PER_NODE * len(self._nodes)
         ports = {one.node: one.ports for one in self.listening}
         targets: dict[str, list[tuple[str, Record]]] = {}
@@ -159,7 +159,7 @@ class ConnectivityTest:
         return tuple(one for answer in answers for one in answer)
 
     def stream(self, pairs: Sequence[Pair], seconds: float) -> tuple[PairSpeed, ...]:
-        """Let each caller send to its peer over one connection; the pairs should be disjoint."""
+        """Each caller sends to its peer over one connection; the pairs should be disjoint."""
         timeout_s = seconds + _STREAM_ANSWER_S
         peers = dict(pairs)
         ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
@@ -174,7 +174,7 @@ class ConnectivityTest:
             return stream_speed(node.name, peers[node.name], [_read(one, StreamResult, node.name) for one in results])
 
         callers = [node for node in self.present if peers.get(node.name) in ports]
-        # All are told before any is heard: only so many nodes are heard at a time, and the streams must meet.
+        # All start before any result is read: only some nodes are read at a time, and the streams must overlap.
         self._note(gather(callers, order, deadline_s=_ANSWER_S))
         told = [node for node in callers if node.name in self._streams]
         return self._note(gather(told, hear, deadline_s=timeout_s + _ANSWER_S))
@@ -198,15 +198,14 @@ class ConnectivityTest:
         with self._dropping(node) as stream:
             record = stream.read(timeout_s + _ANSWER_S)
             if record is None:
-                raise ContactLost("its agent ended while the network was tried", node=node.name)
+                raise ContactLost("its agent ended during the network test", node=node.name)
         results = record.get("results") if record.get("kind") == kind else None
         if not isinstance(results, list):
-            raise NodeFailed("its answer cannot be read: no results", node=node.name)
+            raise NodeFailed("cannot read its answer: no results", node=node.name)
         return results
 
     @contextlib.contextmanager
     def _dropping(self, node: Node) -> Iterator[AgentStream]:
-        """Its stream; a node whose stream fails takes part no more."""
         stream = self._streams[node.name]
         try:
             yield stream
@@ -238,18 +237,18 @@ _PAIR_S = 0.5
 
 
 def require_pairs(names: Sequence[str]) -> None:
-    """Refuse to measure all pairs where they are too many, or none.
+    """Reject a measurement of all pairs if there are too many, or none.
 
     Raises:
         UsageError: there are.
     """
     if len(names) > ALL_PAIRS_NODES:
         raise UsageError(
-            f"--pairs measures every pair of up to {ALL_PAIRS_NODES} nodes, and these are {len(names)}",
-            hint=f"--nodes {ALL_PAIRS_NODES}, or a hostfile with some of them",
+            f"--pairs measures every pair of at most {ALL_PAIRS_NODES} nodes; this hostfile has {len(names)}",
+            hint=f"use --nodes {ALL_PAIRS_NODES}, or a hostfile with fewer nodes",
         )
     if len(names) < 2:  # noqa: PLR2004 - a pair is two
-        raise UsageError("--pairs needs two nodes, and this is one", hint="a hostfile with two nodes or more")
+        raise UsageError("--pairs needs at least two nodes; there is one", hint="use a hostfile with two or more nodes")
 
 
 def measure_pairs(
@@ -262,11 +261,11 @@ def measure_pairs(
     """Stream between all pairs, both ways.
 
     Args:
-        agent: the way to the nodes.
+        agent: runs the verbs.
         nodes: in node-rank order.
-        addresses: on the data plane, by name.
-        ceilings: payload in Gbit/s that the link of each node carries, of those whose link is known.
-        say: is told each stage in a few words.
+        addresses: for data, by name.
+        ceilings: payload in Gbit/s that each node's link carries, if known.
+        say: is called with each stage in a few words.
 
     Raises:
         NodeError, NodeFailed: a node could not be asked.

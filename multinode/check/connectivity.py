@@ -1,6 +1,6 @@
-"""ConnectivityResult: which nodes try to reach which, in which rounds they stream to each other, and what came of it.
+"""ConnectivityResult: which nodes connect to which, in which rounds they stream, and the results.
 
-Pure, but for a random choice of peers: knows neither how a connection is tried nor what a stream should reach.
+Pure, except for a random choice of peers; independent of how connections are tested.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _RANDOM_PEERS = 2
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's listeners could bind.
+    """Ports that a node's listeners could bind.
 
     Attributes:
-        ports: bound: those that were asked for, then ephemeral ones.
-        failed: reason by port, for those that were asked for and could not be bound.
+        ports: bound: those asked for, then ephemeral ones.
+        failed: the reason, for ports asked for that could not be bound.
     """
 
     node: str
@@ -30,14 +30,14 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of `node` to connect to `peer` over the data plane.
+    """One attempt of `node` to connect to `peer`.
 
     Attributes:
         addr: the peer's address.
         error: None is success; `refused`, `timed out`, `no route`, `wrong answer`, `large packets lost`, or the
-            system's words.
+            system's message.
         ms: time to the connection or to the failure.
-        path_mtu: what the kernel knows of the path, in bytes.
+        path_mtu: the kernel's path MTU, in bytes.
     """
 
     node: str
@@ -50,12 +50,12 @@ class Attempted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectivityResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it.
+    """All results.
 
     Attributes:
         listening: by node, in node-rank order.
-        attempts: in the order in which they were planned.
-        streams: likewise; empty where none were tried.
+        attempts: in the planned order.
+        streams: likewise; empty without streams.
     """
 
     listening: tuple[Listening, ...] = ()
@@ -66,7 +66,8 @@ class ConnectivityResult(msgspec.Struct, frozen=True, kw_only=True):
 def choose_pairs(names: Sequence[str], rng: random.Random) -> tuple[Pair, ...]:
     """Ordered pairs of caller and peer for a check: all of them up to 16 nodes.
 
-    Above that everybody calls the next node (a ring, the way of an all-reduce), node 0 (the rendezvous) and two others.
+    With more nodes, each connects to the next one (as in a ring all-reduce), to node 0 (the rendezvous) and to two
+    others.
     """
     if len(names) <= ALL_PAIRS_NODES:
         return tuple((caller, peer) for caller in names for peer in names if peer != caller)
@@ -77,7 +78,7 @@ def choose_pairs(names: Sequence[str], rng: random.Random) -> tuple[Pair, ...]:
 
 
 def launch_pairs(names: Sequence[str]) -> tuple[Pair, ...]:
-    """Those that a launch tries: everybody calls node 0, and its neighbours in the ring."""
+    """Pairs before a launch: every node connects to node 0, and to its neighbors in the ring."""
     count = len(names)
     pairs = [(caller, names[0]) for caller in names[1:]]
     for index, caller in enumerate(names):
@@ -86,7 +87,7 @@ def launch_pairs(names: Sequence[str]) -> tuple[Pair, ...]:
 
 
 def round_robin(names: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
-    """Rounds of disjoint pairs in which all are paired with all once (the circle method), each pair one way."""
+    """Rounds of disjoint pairs that cover all pairs once (the circle method), each one way."""
     players: list[str | None] = [*names]
     if len(players) % 2:
         players.append(None)
@@ -105,16 +106,16 @@ def stream_pairs(
     least_of: Callable[[Sequence[PairSpeed]], Mapping[Pair, float]],
     say: Callable[[str], None],
 ) -> tuple[PairSpeed, ...]:
-    """What every pair reached, each way, and the better of two tries for those that reached less than the least.
+    """The speed of every pair, each way; the better of two tries for pairs below the minimum.
 
-    A node stalls for a moment, and a cable does not. The slow ones that met the first time meet again: what two pairs
-    share, such as the line between two switches, is then slow for both once more.
+    A node may stall for a moment; a bad cable is always slow. The slow pairs of the first try run together again: a
+    link that they share, as between two switches, is then slow for both again.
 
     Args:
         names: of the nodes.
-        stream: lets disjoint pairs stream at once; a pair that it leaves out of the second try keeps its first figure.
-        least_of: of the first try, Gbit/s by sender and receiver; a pair that is not there has none to reach.
-        say: is told each stage in a few words.
+        stream: runs disjoint pairs at once; a pair that it leaves out of the second try keeps its first figure.
+        least_of: minimum in Gbit/s by sender and receiver, from the first try; missing pairs have none.
+        say: is called with each stage in a few words.
     """
     found: dict[Pair, PairSpeed] = {}
     rounds = round_robin(names)
@@ -138,7 +139,6 @@ def _both_ways(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], Sequence[Pair]]:
 
 
 def _better(first: PairSpeed, second: PairSpeed) -> PairSpeed:
-    """One with the figures of both tries; a second one that failed says nothing of the line."""
     if second.gbit_per_s is None:
         return first
     worse, better = sorted((first.gbit_per_s or 0.0, second.gbit_per_s))

@@ -1,6 +1,6 @@
-"""GPUs: those that the job is to use are there on every node, alike, driven by software that fits together, and free.
+"""GPUs: present on every node, of one model, with matching software, and free.
 
-What holds them may be another's process, or what an earlier run of ours left behind.
+What holds them may be another process, or left over from an earlier run.
 """
 
 from __future__ import annotations
@@ -23,89 +23,97 @@ from multinode.units import format_duration
 NO_GPU_FOR_BACKEND = Rule(
     "gpus",
     "error",
-    catches="a GPU's backend (nccl, xccl, hccl) was asked for on a node without that GPU",
-    message="the {backend} backend needs a GPU of its vendor's, and there is none ({reason})",
+    catches="a GPU backend (nccl, xccl, hccl) is requested on a node without such a GPU",
+    message="the {backend} backend needs a GPU of its vendor, and this node has none ({reason})",
     hint="--backend gloo measures the same network without a GPU",
 )
 NO_GPU_HERE = Rule(
     "gpus",
     "error",
-    catches="some nodes have GPUs and others have none: driver gone, container without --gpus",
-    message="no GPU was found here ({reason}), and {peer} has {count}: its workers would speak gloo where the others "
-    "speak NCCL, and the first collective would hang",
-    hint="on {node}: nvidia-smi. Without its answer the driver is missing or broken (a reboot after an update of it "
-    "fixes most); in a container: start it with --gpus all. Or take the node out of the hostfile",
+    catches="some nodes have GPUs and others have none: driver missing, container started without --gpus",
+    message=(
+        "no GPU was found here ({reason}), and {peer} has {count}: its workers would use gloo while the others use "
+        "NCCL, and the first collective would hang"
+    ),
+    hint=(
+        "on {node}: nvidia-smi. If it fails, the driver is missing or broken (after a driver update, reboot); start a "
+        "container with --gpus all. Or remove the node from the hostfile"
+    ),
 )
 NO_SUCH_GPU = Rule(
     "gpus",
     "error",
     catches="gpus= names a GPU that the node does not have",
-    message="the hostfile gives it GPU {ids}, and it has {there}: the workers on them would find no device",
-    hint="correct gpus= in the hostfile; on {node}, its GPUs:\nnvidia-smi -L",
+    message="the hostfile assigns it GPU {ids}, but it has {there}: the workers would find no device",
+    hint="correct gpus= in the hostfile; list the GPUs of {node}:\nnvidia-smi -L",
 )
 TOO_FEW_GPUS = Rule(
     "gpus",
     "error",
     catches="more workers than GPUs on a node",
-    message="{workers} workers shall run here, and it has {count} GPUs: the last would find no device",
-    hint="slots={count} in the hostfile",
+    message="{workers} workers are to run here, but it has {count} GPUs: the last worker would find no device",
+    hint="set slots={count} in the hostfile",
 )
 WRONG_SLOTS = Rule(
     "gpus",
     "error",
-    catches="fewer slots than workers are asked for; and unequal numbers of workers, where the job groups them by node",
+    catches="fewer slots than requested workers; or unequal numbers of workers, if the job groups them by node",
     message="{reason}",
     hint="{way!s}",
 )
 MIXED_VENDORS = Rule(
     "gpus",
     "error",
-    catches="accelerators of different vendors, whose backends cannot speak with each other",
-    message="it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) cannot speak "
-    "with each other, and the first collective would fail or hang",
-    hint="train on nodes with accelerators of one vendor; --nodes chooses the first nodes of the hostfile",
+    catches="accelerators of different vendors, whose backends are incompatible",
+    message=(
+        "it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) are "
+        "incompatible, and the first collective would fail or hang"
+    ),
+    hint="train on nodes with accelerators of one vendor; --nodes K uses the first K nodes of the hostfile",
 )
 MIXED_MODELS = Rule(
     "gpus",
     "warning",
     catches="nodes with different models of GPU: the slowest sets the pace",
-    message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest of them",
-    hint="train on nodes that are alike; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
+    message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest GPU",
+    hint="train on identical nodes; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
 )
 MIXED_MEMORY = Rule(
     "gpus",
     "warning",
     catches="GPUs of one model with different amounts of memory: the smallest sets the batch size",
-    message="a GPU of it has {memory} of memory, that of {peer} {expected}: what fits one may not fit the other",
-    hint="choose per_device_train_batch_size for the smallest",
+    message="a GPU has {memory} of memory here and {expected} on {peer}: a batch that fits one may not fit the other",
+    hint="choose per_device_train_batch_size for the smallest GPU",
 )
 DRIVERS_DIFFER = Rule(
     "gpus",
     "warning",
     catches="different versions of the NVIDIA driver",
-    message="its NVIDIA driver is {version}, that of {peer} {expected}: what works there may fail here",
+    message="the NVIDIA driver is {version} here and {expected} on {peer}: what works there may fail here",
     hint="install the same driver on both; on {node}:\nnvidia-smi --query-gpu=driver_version --format=csv",
 )
 NO_PEER_TO_PEER = Rule(
     "gpus",
     "warning",
-    catches="GeForce RTX 40 cards with a driver before 550.40.07, which offers peer-to-peer that does not work",
-    message="{nodes}: several {model} with driver {version}. Before 550.40.07 it offers peer-to-peer access that "
-    "these cards do not have, and NCCL may hang over it",
-    hint="for {nodes!s} in the hostfile: env.NCCL_P2P_DISABLE=1; or a driver from 550.40.07 on",
+    catches="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
+    message=(
+        "{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access that "
+        "these GPUs do not have, and NCCL may hang"
+    ),
+    hint="set env.NCCL_P2P_DISABLE=1 for {nodes!s} in the hostfile, or install driver 550.40.07 or later",
 )
 SLOW_NVIDIA_SMI = Rule(
     "gpus",
     "note",
-    catches="nvidia-smi takes seconds: the driver is loaded anew for each program, every training's start included",
-    message="nvidia-smi took {duration}: without persistence mode the driver is loaded anew for each program",
-    hint="enable the service nvidia-persistenced, or on {node}:\nsudo nvidia-smi -pm 1",
+    catches="nvidia-smi takes seconds: the driver is reloaded for each program, including every training",
+    message="nvidia-smi took {duration}: without persistence mode the driver is reloaded for each program",
+    hint="enable the nvidia-persistenced service, or on {node}:\nsudo nvidia-smi -pm 1",
 )
 NCCL_DIFFERS = Rule(
     "versions",
     "error",
-    catches="different versions of NCCL under torch: they cannot speak with each other",
-    message="NCCL is {version} here and {expected} on {peer}: they refuse each other, or hang",
+    catches="torch uses different, incompatible versions of NCCL",
+    message="NCCL is {version} here and {expected} on {peer}: the versions refuse to connect, or hang",
     hint="on {node}:\n{python} -m pip install {package}",
 )
 CUDA_DIFFERS = Rule(
@@ -121,31 +129,37 @@ GPU_HELD = Rule(
     "gpus",
     "warning",
     catches="another process is on a GPU that the job would use",
-    message="GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every "
-    "step of all nodes waits for the slowest",
-    hint="on {node}: nvidia-smi; wait for it, or choose other GPUs in the hostfile: gpus=",
+    message=(
+        "GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every step "
+        "on all nodes waits for the slowest GPU"
+    ),
+    hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
 GPU_FULL = Rule(
     "gpus",
     "error",
-    catches="a GPU that the job would use has hardly any memory left",
-    message="GPU {index} is full: {used} of its {total} are taken by {who}, and the job would run out of memory there",
-    hint="on {node}: nvidia-smi; wait for it, or choose other GPUs in the hostfile: gpus=",
+    catches="a GPU that the job would use has almost no free memory",
+    message="GPU {index} is full: {who} uses {used} of its {total}, and the job would run out of memory",
+    hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
 LEFTOVER = Rule(
     "leftovers",
     "warning",
-    catches="processes of an earlier run that nobody looks after any more",
-    message="{count} of run {run} left behind ({commands}), without a supervisor: what they take of cores, memory "
-    "and ports the job will lack",
+    catches="unsupervised processes of an earlier run",
+    message=(
+        "{count} of run {run} left behind ({commands}), without a supervisor: they take cores, memory and ports from "
+        "the job"
+    ),
     hint="on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = Rule(
     "leftovers",
     "error",
-    catches="processes of an earlier run that still hold a GPU which the job would use",
-    message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would find "
-    "too little memory there, or share the GPU",
+    catches="processes of an earlier run still hold a GPU that the job would use",
+    message=(
+        "{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would run out of "
+        "memory there, or share the GPU"
+    ),
     hint="on {node}:\nkill -9 {pids!s}",
 )
 RUN_GOES_ON = Rule(
@@ -153,35 +167,37 @@ RUN_GOES_ON = Rule(
     "note",
     catches="another run of multinode is still running",
     message="run {run} is still running ({nodes}): it shares cores, memory and network with the job",
-    hint="wait for its end, or stop it on all its nodes (with --hosts HOSTFILE where another machine launched "
-    "it):\n"
-    "multinode stop {run}",
+    hint=(
+        "wait until it ends, or stop it on all its nodes (with --hosts HOSTFILE if another machine launched "
+        "it):\nmultinode stop {run}"
+    ),
 )
 RUN_ON_GPU = Rule(
     "leftovers",
     "warning",
     catches="another run of multinode is still running, on GPUs that the job would use",
     message="run {run} is still running here and holds GPU {gpus}: the job would share it",
-    hint="wait for its end, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (with "
-    "--hosts HOSTFILE where another machine launched it):\n"
-    "multinode stop {run}",
+    hint=(
+        "wait until it ends, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (with --hosts "
+        "HOSTFILE if another machine launched it):\nmultinode stop {run}"
+    ),
 )
 
 _ADA_GEFORCE = re.compile(r"GeForce RTX 40\d0")
 _P2P_DRIVER = (550, 40, 7)
 _ALIKE = 0.05
 _SLOW_QUERY_S = 5.0
-# A desktop holds so much of a card at times, and a CUDA context alone takes more.
+# Memory that a desktop may use; a CUDA context alone takes more.
 _LITTLE_MIB = 256.0
 _FULL = 0.9
-# What is taken without a process to be seen for it: a container hides them. The driver keeps less for itself.
+# Memory in use without a visible process: containers hide processes. The driver reserves less.
 _UNSEEN = 0.1
 _SHOWN = 4
 
 
 @launch_check
 def check_backend(inspection: Inspection) -> Iterator[Case]:
-    """A collective test that asks for NCCL has a GPU on every node."""
+    """A collective test with NCCL has a GPU on every node."""
     backend = _backend(inspection)
     for node, found in inspection.known if backend not in {None, "gloo"} else ():
         if not found.gpus or accelerator_named(found.accelerator).backend != backend:
@@ -190,7 +206,7 @@ def check_backend(inspection: Inspection) -> Iterator[Case]:
 
 @launch_check
 def check_presence(inspection: Inspection) -> Iterator[Case]:
-    """Either every node has GPUs or none has."""
+    """All nodes have GPUs, or none."""
     having = [(node.name, len(found.gpus)) for node, found in inspection.known if found.gpus]
     for node, found in inspection.known if having and _backend(inspection) is None else ():
         if not found.gpus:
@@ -199,7 +215,7 @@ def check_presence(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_counts(inspection: Inspection) -> Iterator[Case]:
-    """Every node has the GPUs that the hostfile gives it, one for each worker, and the workers that the job needs."""
+    """Every node has the GPUs in the hostfile, one per worker, and the workers that the job needs."""
     some = {bool(found.gpus) for _, found in inspection.known}
     workers: dict[str, int] = {}
     try:
@@ -207,7 +223,7 @@ def check_counts(inspection: Inspection) -> Iterator[Case]:
         if (counts := inspection.workers_of_nodes()) and isinstance(inspection.job, LlamaFactoryJob | ScriptJob):
             refuse_unequal(inspection.job, {}, inspection.environment.env, inspection.cluster, counts)
     except UsageError as error:
-        # Where some nodes have no GPU, what they lack has been said.
+        # Nodes without GPUs are already reported.
         if len(some) == 1:
             yield WRONG_SLOTS.found(error.node, reason=error.message, way=error.hint)
     for node, found in inspection.known:
@@ -224,7 +240,7 @@ def check_counts(inspection: Inspection) -> Iterator[Case]:
 
 @launch_check
 def check_vendors(inspection: Inspection) -> Iterator[Case]:
-    """The accelerators of all nodes are of one vendor."""
+    """All accelerators are of one vendor."""
     having = [(node.name, accelerator_named(found.accelerator)) for node, found in inspection.known if found.gpus]
     for name, accelerator in having if _on_gpus(inspection) else ():
         peer, expected = having[0]
@@ -241,7 +257,7 @@ def check_vendors(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_models(inspection: Inspection) -> Iterator[Case]:
-    """The workers run on GPUs of one model with one amount of memory."""
+    """The workers use GPUs of one model and memory size."""
     used = _used(inspection)
     for name, gpus in used.items():
         first = next(iter(used))
@@ -259,7 +275,7 @@ def check_models(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_drivers(inspection: Inspection) -> Iterator[Case]:
-    """One version of the driver, none that is known to break these cards, and it stays loaded."""
+    """One driver version, none known to break these GPUs, and it stays loaded."""
     used = _used(inspection)
     nvidia = {node.name for node, found in inspection.known if accelerator_named(found.accelerator) is NVIDIA}
     drivers = {name: gpus[0].driver for name, gpus in used.items() if name in nvidia}
@@ -276,7 +292,7 @@ def check_drivers(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_torch_builds(inspection: Inspection) -> Iterator[Case]:
-    """NCCL and CUDA of the job's torch are the same everywhere, where they are used."""
+    """NCCL and CUDA of the job's torch are the same on all nodes that use them."""
     facts = {node.name: found for node, found in inspection.known if found.gpus and _on_gpus(inspection)}
     for rule, version_of in ((NCCL_DIFFERS, attrgetter("nccl_version")), (CUDA_DIFFERS, attrgetter("cuda_version"))):
         versions = {name: version for name, found in facts.items() if (version := version_of(found)) is not None}
@@ -284,7 +300,7 @@ def check_torch_builds(inspection: Inspection) -> Iterator[Case]:
             found, model = facts[name], facts[peer]
             torch = model.packages.get("torch")
             package = f"torch=={torch}" if torch is not None else "torch"
-            # Beside the same torch, NCCL alone.
+            # With the same torch, only NCCL can differ.
             if rule is NCCL_DIFFERS and found.packages.get("torch") == torch:
                 package = f"nvidia-nccl-cu{(model.cuda_version or '12').partition('.')[0]}=={expected}"
             python = found.python or "python3"
@@ -293,7 +309,7 @@ def check_torch_builds(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_gpus_free(inspection: Inspection) -> Iterator[Case]:
-    """The GPUs of the job have room, and nobody else computes on them."""
+    """The job's GPUs have free memory, and no other process uses them."""
     for node, found in inspection.known:
         for gpu in used_gpus(inspection, node, found):
             ours = any(process.run_id is not None for process in gpu.processes)
@@ -303,7 +319,7 @@ def check_gpus_free(inspection: Inspection) -> Iterator[Case]:
                 yield rule.found(
                     node.name,
                     index=gpu.index,
-                    who=listed(map(_describe, others), _SHOWN) or "processes that cannot be seen from here",
+                    who=listed(map(_describe, others), _SHOWN) or "processes of other users",
                     used=_gib(gpu.memory_used_mib),
                     total=_gib(gpu.memory_total_mib),
                 )
@@ -311,7 +327,7 @@ def check_gpus_free(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_leftovers(inspection: Inspection) -> Iterator[Case]:
-    """No process of an earlier run is left, and no other run is going on."""
+    """No process of an earlier run is left, and no other run is in progress."""
     for node, found in inspection.known:
         for run, processes in _by_run(found).items():
             pids = {process.pid: process.command or "a process" for process in processes}
@@ -331,7 +347,7 @@ def check_leftovers(inspection: Inspection) -> Iterator[Case]:
 
 
 def used_gpus(inspection: Inspection, node: Node, found: NodeFacts) -> tuple[Gpu, ...]:
-    """Those of a node that the job would use; none where it uses no GPU."""
+    """The GPUs of a node that the job would use; empty if it uses none."""
     if not _on_gpus(inspection):
         return ()
     if node.gpus is not None:
@@ -340,18 +356,15 @@ def used_gpus(inspection: Inspection, node: Node, found: NodeFacts) -> tuple[Gpu
 
 
 def _used(inspection: Inspection) -> dict[str, tuple[Gpu, ...]]:
-    """By node, where there are any."""
     used = {node.name: used_gpus(inspection, node, found) for node, found in inspection.known}
     return {name: gpus for name, gpus in used.items() if gpus}
 
 
 def _backend(inspection: Inspection) -> str | None:
-    """What a collective test asks for."""
     return inspection.job.backend if isinstance(inspection.job, CollectiveTest) else None
 
 
 def _on_gpus(inspection: Inspection) -> bool:
-    """Whether the job would use GPUs where there are any."""
     return _backend(inspection) != "gloo"
 
 
@@ -368,7 +381,7 @@ def _judge(gpu: Gpu, *, ours: bool, others: bool) -> Rule | None:
     share = None
     if gpu.memory_used_mib is not None and gpu.memory_total_mib:
         share = gpu.memory_used_mib / gpu.memory_total_mib
-    # What our own runs hold is told as a leftover.
+    # GPUs held by our own runs are reported as leftovers.
     if share is not None and share >= _FULL and (others or not ours):
         return GPU_FULL
     unseen = share is not None and share >= _UNSEEN and not gpu.processes
@@ -386,7 +399,7 @@ def _holders(gpu: Gpu) -> set[int]:
 def _by_run(found: NodeFacts) -> dict[str, list[RunProcess]]:
     runs: dict[str, list[RunProcess]] = {}
     for process in found.run_processes:
-        # What a run is called on a node has the node rank behind a dot.
+        # The name of a run on a node ends in the node rank.
         run, _, rank = process.run_id.rpartition(".")
         runs.setdefault(run if run and rank.isdigit() else process.run_id, []).append(process)
     return runs

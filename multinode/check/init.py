@@ -1,4 +1,4 @@
-"""init: ask nodes what they are, and write the hostfile that says so."""
+"""init: ask nodes for their facts, and write the hostfile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:
-    """Probe the nodes and fill in what their lines do not say.
+    """Probe the nodes and fill in what their lines do not specify.
 
     Raises:
         NodeError, NodeFailed: a node did not answer; the first of them, with the others in its detail.
@@ -51,7 +51,7 @@ def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:
         lines.append(render_hostfile(msgspec.structs.replace(described, nodes=(node,))))
     text = "".join(lines)
     if parse_hostfile(text, cluster.source).nodes != nodes:
-        raise NodeFailed("what the nodes said about themselves cannot be written as a hostfile: one of them lies")
+        raise NodeFailed("the nodes' answers do not make a valid hostfile: at least one answer is wrong")
     return Described(cluster=described, text=text)
 
 
@@ -78,17 +78,14 @@ def _fill_in(node: Node, found: NodeFacts, place: Endpoint | None) -> Node:
 
 
 def _python(found: NodeFacts) -> str | None:
-    """The interpreter with torch; else the one that an interactive shell finds, where the user's environment is."""
     return found.python if "torch" in found.packages else found.interactive.get("python3")
 
 
 def _one_line(text: str) -> str:
-    """A node may say anything; a comment ends with its line."""
     return " ".join(text.split())
 
 
 def _remarks(node: Node, found: NodeFacts) -> Iterator[str]:
-    """What a line cannot say."""
     models = ", ".join(dict.fromkeys(gpu.name for gpu in found.gpus)) or "no GPU was found"
     count = f"{len(found.gpus)} x " if found.gpus else ""
     usable = found.memory_limit_gib or found.memory_total_gib

@@ -1,4 +1,4 @@
-"""Inspection: everything that checks look at, gathered before the first of them runs. Holds no judgement."""
+"""Inspection: the input of all checks, gathered before the first one runs. Makes no judgement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOWHERE = Endpoint(addr=None, ifname=None)
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the nodes and of what shall run on them.
+    """What is known about the nodes and the job.
 
     Attributes:
         cluster: all nodes of the hostfile.
@@ -59,7 +59,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def links(self) -> Iterator[tuple[Node, Interface]]:
-        """The data-plane interface of each node that has one, in node-rank order."""
+        """The interface for data of each node that has one, in node-rank order."""
         for node, _ in self.known:
             interface = self.link(node.name)
             if interface is not None:
@@ -72,24 +72,24 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def training(self) -> LlamaFactoryJob | None:
-        """The job, where it is a LLaMA-Factory training."""
+        """The job, if it is a LLaMA-Factory training."""
         return self.job if isinstance(self.job, LlamaFactoryJob) else None
 
     def link(self, node: str) -> Interface | None:
-        """A node's data-plane interface; None where it is not known."""
+        """A node's interface for data; None if unknown."""
         interfaces = self.facts[node].interfaces if node in self.facts else ()
         return next((one for one in interfaces if one.name == self.place(node).ifname), None)
 
     def env(self, node: Node) -> dict[str, str]:
-        """The variables that the job gets on a node that answered: its own, the hostfile's, the command line's."""
+        """The job's variables on a node that answered: its own, the hostfile's, the command line's."""
         return self.facts[node.name].env | node.env | self.environment.env
 
     def place(self, node: str) -> Endpoint:
-        """A node's place on the data plane, with neither address nor interface where it is not known."""
+        """A node's endpoint; empty if unknown."""
         return self.endpoints.get(node, _NOWHERE)
 
     def require_workers(self) -> dict[str, int]:
-        """Workers of each node that answered, of all where none did: as asked for, else by hostfile and GPUs.
+        """Workers of each node that answered (of all if none did): as asked for, or from hostfile and GPUs.
 
         Raises:
             UsageError: a node has fewer slots than were asked for.
@@ -99,9 +99,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return dict(zip((node.name for node in nodes), workers, strict=True))
 
     def workers_of_nodes(self) -> tuple[int, ...] | None:
-        """Workers of each node, in order; None where one has too few, or did not answer and the others differ.
+        """Workers of each node, in order; None if one has too few, or did not answer and the others differ.
 
-        A node that did not answer is taken to be like the others.
+        A node that did not answer is assumed to be like the others.
         """
         try:
             workers = self.require_workers()

@@ -1,4 +1,4 @@
-"""Interfaces: each node's data plane is a network that its peers reach, and is what the kernel, NCCL and gloo take."""
+"""Interfaces: each node's network for data is reachable for its peers, and is what the kernel, NCCL and gloo select."""
 
 from __future__ import annotations
 
@@ -16,88 +16,106 @@ NO_ROUTE = Rule(
     "interface",
     "error",
     catches="a node has no route to a peer's data-plane address",
-    message="it has no route to {peers} ({addr}: {reason}): no collective gets there from here",
-    hint="name addresses of one network for all nodes (addr= in the hostfile), or on {node}{gateway!s}:\n{command!s}",
+    message="it has no route to {peers} ({addr}: {reason}): collectives cannot reach {peers} from here",
+    hint="give all nodes addresses in one network (addr= in the hostfile), or on {node}{gateway!s}:\n{command!s}",
 )
 UNANSWERABLE_ROUTE = Rule(
     "interface",
     "error",
-    catches="a node sends to a peer from an address of another network, which the peer has no interface in",
-    message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
-    "has no interface: the answers get lost, or a filter drops the packets (rp_filter), and the first collective hangs",
+    catches="a node sends to a peer from an address in a network that the peer has no interface in",
+    message=(
+        "it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} has "
+        "no interface: the replies are lost, or rp_filter drops the packets, and the first collective hangs"
+    ),
     hint="on {node}{gateway!s}:\n{command!s}",
 )
 OTHER_ROUTE = Rule(
     "interface",
     "warning",
     catches="asymmetric routes: a node listens on one interface and sends to its peers over another",
-    message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME settles "
-    "where a node listens, the kernel's route over which interface it sends, so that half of the traffic takes the "
-    "other network at its speed",
+    message=(
+        "it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME sets where "
+        "a node listens, but the kernel's route sets where it sends, so half of the traffic takes the other network"
+    ),
     hint="on {node}{gateway!s}:\n{command!s}",
 )
 SHARED_SUBNET = Rule(
     "interface",
     "warning",
     catches="two interfaces of a node are in one subnet",
-    message="{ifname} and {others} are both in {network}: the kernel answers for either address on either interface "
-    "and sends over whichever comes first, so that traffic meant for {ifname} takes the other and connections time out",
+    message=(
+        "{ifname} and {others} are both in {network}: the kernel answers for either address on either interface and "
+        "sends over the first one, so traffic for {ifname} may take the other and connections time out"
+    ),
     hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{way!s}",
 )
 NCCL_WOULD_TAKE = Rule(
     "interface",
     "note",
-    catches="NCCL, left to itself, would take docker, bridge or VPN interfaces; multinode's launches name another",
-    message="left to itself, NCCL {version} would take {taken} on {nodes}, and {virtual} leads to no other node, or "
-    "slowly: launches by hand may hang; those of multinode name the interface",
+    catches="by default NCCL would use docker, bridge or VPN interfaces; multinode's launches name another",
+    message=(
+        "by default NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, or is "
+        "slow: launches by hand may hang; multinode names the interface"
+    ),
     hint="for launches by hand, on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
     by_hand=True,
 )
 NCCL_WILL_TAKE = Rule(
     "interface",
     "warning",
-    catches="NCCL would take docker, bridge or VPN interfaces, and nothing names the right one",
-    message="nothing settles the interface of {nodes}: NCCL {version} would take {taken}, and {virtual} leads to no "
-    "other node, or slowly: the first collective may hang",
-    hint="name the interface of the training network for each node in the hostfile: ifname=",
+    catches="NCCL would use docker, bridge or VPN interfaces, and nothing names the right one",
+    message=(
+        "nothing sets the interface of {nodes}: NCCL {version} would use {taken}, but {virtual} does not reach the "
+        "other nodes, or is slow: the first collective may hang"
+    ),
+    hint="name each node's training interface in the hostfile: ifname=",
 )
 WIRELESS = Rule(
     "interface",
     "warning",
     catches="the data plane goes over wireless",
-    message="its data plane, {ifname}, is wireless: slow, shared with others, and now and then interrupted, while "
-    "every step of the training waits for the slowest node",
+    message=(
+        "its data plane, {ifname}, is wireless: slow, shared and sometimes interrupted, and every training step waits "
+        "for the slowest node"
+    ),
     hint="{way!s}",
 )
 TUNNEL = Rule(
     "interface",
     "warning",
     catches="the data plane goes through a VPN or a tunnel",
-    message="its data plane, {ifname}, is a VPN or tunnel ({driver}): every packet is encapsulated by a CPU, large "
-    "ones may not fit, and gradients move at a fraction of the NIC's speed",
+    message=(
+        "its data plane, {ifname}, is a VPN or tunnel ({driver}): a CPU encapsulates every packet, large packets may "
+        "not fit, and gradients move at a fraction of the NIC's speed"
+    ),
     hint="{way!s}",
 )
 NAME_MISLEADS = Rule(
     "hostname",
     "note",
     catches="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
-    message="the name of {nodes} resolves to {target}: gloo, left to itself, would listen there, where no other node "
-    "gets to. Launches by hand are hit; those of multinode name the interface",
-    hint="for launches by hand, put the address of {ifname} before the name in /etc/hosts, or on {nodes!s}:\n"
-    "export GLOO_SOCKET_IFNAME={ifname}",
+    message=(
+        "the name of {nodes} resolves to {target}: by default gloo would listen there, and no other node could "
+        "connect. This affects launches by hand; multinode names the interface"
+    ),
+    hint=(
+        "for launches by hand, map the name to the address of {ifname} in /etc/hosts, or on {nodes!s}:\nexport "
+        "GLOO_SOCKET_IFNAME={ifname}"
+    ),
     by_hand=True,
 )
 NAME_DECIDES = Rule(
     "hostname",
     "warning",
     catches="a node's own name resolves to loopback, or not at all, and nothing names the interface",
-    message="the name of {nodes} resolves to {target}, and nothing settles the interface: gloo would listen there, "
-    "where no other node gets to, and fail with connectFullMesh",
-    hint="name the interface of the training network for each node in the hostfile: ifname=; or put its address before "
-    "the name in /etc/hosts",
+    message=(
+        "the name of {nodes} resolves to {target}, and nothing sets the interface: gloo would listen there, no other "
+        "node could connect, and it would fail with connectFullMesh"
+    ),
+    hint="name each node's training interface in the hostfile: ifname=; or map the name to its address in /etc/hosts",
 )
 
-# Interfaces that software makes for its own, by the names that it gives them; their number follows.
+# Software interfaces, by name without the number.
 _VIRTUAL_NAMES = re.compile(
     r"docker|br-|veth|virbr|vnet|vmnet|vboxnet|lxc|lxd|podman|cni|flannel|cali|cilium|kube|tailscale|wg|zt|tun|tap"
 )
@@ -110,12 +128,12 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @Check
 def check_routes(inspection: Inspection) -> Iterator[Case]:
-    """The kernel of each node sends to its peers from the address at which it listens."""
+    """Each node's kernel sends to its peers from the address on which it listens."""
     peers = {node.addr: node.name for node in inspection.cluster.nodes if node.addr is not None}
     for name, found, mine in _placed(inspection):
         groups: dict[tuple[Rule, str | None], list[Route]] = {}
         for route in found.routes if mine.addr is not None else ():
-            # As it should be, and of many nodes there are as many routes as pairs.
+            # The normal case; with many nodes there are as many routes as pairs.
             if route.source == mine.addr and route.ifname in {None, mine.ifname}:
                 continue
             if peers.get(route.peer, name) != name:
@@ -142,7 +160,7 @@ def check_routes(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_subnets(inspection: Inspection) -> Iterator[Case]:
-    """No other interface of a node is in the subnet of its data plane."""
+    """No other interface of a node is in the subnet of its network for data."""
     for name, found, place in _placed(inspection):
         mine = inspection.link(name)
         network = next((one for one in (mine.networks if mine else ()) if _holds(one, place.addr)), None)
@@ -153,17 +171,17 @@ def check_subnets(inspection: Inspection) -> Iterator[Case]:
             f"sudo ip address del {address} dev {one.name}"
             for one in others
             for address in one.addresses
-            # Without the address that SSH came over its user would be locked out.
+            # Removing the address that SSH came over would lock the user out.
             if _holds(network, address.split("/")[0]) and address.split("/")[0] != found.ssh_address
         )
         names = listed(one.name for one in others)
-        way = (", or take its address from one that is not needed:", *spare) if spare else ""
+        way = (", or remove the address of one that is not needed:", *spare) if spare else ""
         yield SHARED_SUBNET.found(name, ifname=mine.name, others=names, network=network, way=way)
 
 
 @Check
 def check_media(inspection: Inspection) -> Iterator[Case]:
-    """The data plane of each node is a cable, and no tunnel."""
+    """The network for data is wired, and not a tunnel."""
     for node, interface in inspection.links if len(inspection.cluster.nodes) > 1 else ():
         rule = _medium(interface)
         if rule is not None:
@@ -173,7 +191,7 @@ def check_media(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_unset_interface(inspection: Inspection) -> Iterator[Case]:
-    """Whether NCCL, left to itself, would take interfaces over which no other node is reached."""
+    """Whether NCCL, without a setting, would select interfaces that do not reach the other nodes."""
     for name, found, place in _placed(inspection):
         if found.nccl_version is None:
             continue
@@ -191,7 +209,7 @@ def check_unset_interface(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_hostnames(inspection: Inspection) -> Iterator[Case]:
-    """Whether each node's own name resolves to an address that other nodes get to, which is what gloo would take."""
+    """Whether each node's hostname resolves to an address that other nodes reach, as gloo would use it."""
     for name, found, place in _placed(inspection):
         target = _misleading_target(found, place.ifname)
         if target is not None:
@@ -200,10 +218,9 @@ def check_hostnames(inspection: Inspection) -> Iterator[Case]:
 
 
 def _placed(inspection: Inspection) -> Iterator[tuple[str, NodeFacts, Endpoint]]:
-    """Nodes that have somebody to talk to, with their place on the data plane."""
     for node, found in inspection.known if len(inspection.cluster.nodes) > 1 else ():
         place = inspection.place(node.name)
-        # Whoever is the only one to answer stands on loopback, and that says nothing of its place among others.
+        # A single node that answered may use loopback, which says nothing about several.
         if place.ifname != "lo":
             yield node.name, found, place
 
@@ -212,14 +229,14 @@ def _judge_route(route: Route, found: NodeFacts, mine: Endpoint, theirs: list[_N
     if _address(route.peer) is None or route.source == route.peer:
         return None
     if route.source == mine.addr:
-        # The right address, sent out by another card.
+        # The right address, sent over another NIC.
         return None if route.ifname in {None, mine.ifname} else OTHER_ROUTE
     if route.source is None:
         return NO_ROUTE
     if any(_holds(network, route.source) and _holds(network, mine.addr) for network in _networks(found)):
-        # Two cards in one subnet: that is told by itself.
+        # Two NICs in one subnet are reported separately.
         return None
-    # A peer that tells no interfaces is not said to lack one.
+    # A peer that reports no interfaces is not said to lack one.
     answered = not theirs or any(_holds(network, route.source) for network in theirs)
     return OTHER_ROUTE if answered else UNANSWERABLE_ROUTE
 
@@ -229,16 +246,15 @@ def _reached(inspection: Inspection, name: str, peer: str) -> bool:
 
 
 def _new_route(route: Route, mine: Endpoint, theirs: list[_Network]) -> dict[str, str]:
-    """The command, and what its user has to know of it."""
     network = next((one for one in theirs if _holds(one, route.peer)), None)
     way = "" if network is not None and _holds(network, mine.addr) else " via ROUTER"
     command = f"sudo ip route replace {network or route.peer}{way} dev {mine.ifname} src {mine.addr}"
-    gateway = f" (ROUTER: the gateway to there in the network of {mine.ifname})" if way else ""
+    gateway = f" (ROUTER: the gateway in the network of {mine.ifname})" if way else ""
     return {"command": command, "gateway": gateway}
 
 
 def _is_virtual(interface: Interface) -> bool:
-    # A bridge of another name, br0 or vmbr0, is how many a machine has its card.
+    # Bridges named br0 or vmbr0 often hold a machine's NIC.
     return interface.kind == "virtual" or _VIRTUAL_NAMES.match(interface.name) is not None
 
 
@@ -257,12 +273,11 @@ def _is_wired(interface: Interface) -> bool:
 def _wired_way(node: str, wired: Iterable[Interface]) -> str:
     names = listed(f"{one.name} ({one.addresses[0].split('/')[0]})" for one in wired)
     if names:
-        return f"name a wired interface for every node in the hostfile, ifname=; {node} has: {names}"
-    return "connect the nodes by cable, and name that interface for every node in the hostfile: ifname="
+        return f"name a wired interface for every node in the hostfile (ifname=); {node} has: {names}"
+    return "connect the nodes by cable, and name that interface in the hostfile: ifname="
 
 
 def _misleading_target(found: NodeFacts, ifname: str | None) -> str | None:
-    """What is wrong with what the node's own name resolves to; None where it is well, or was not found out."""
     target = found.hostname_address
     if target is None:
         reason = found.missing.get("hostname_address")
@@ -277,7 +292,6 @@ def _misleading_target(found: NodeFacts, ifname: str | None) -> str | None:
 
 
 def _networks(found: NodeFacts | None) -> list[_Network]:
-    """Those that a node is in; none of one that is not known."""
     return [network for one in (found.interfaces if found else ()) for network in one.networks]
 
 

@@ -1,4 +1,4 @@
-"""The checks that a launch makes first: those whose failure would leave it hanging or dead."""
+"""The checks before a launch: those whose failure would make it hang or fail."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from multinode.job.planning import LaunchOptions
 from multinode.transport.agent import AgentTransport
 
 _EPHEMERAL_PORTS = 2
-# Checks that look into the interpreter that was found before the job starts.
+# Checks of the interpreter that was found before the job starts.
 _SOFTWARE = frozenset({"interpreter", "packages", "versions"})
 # Looks whether the job's files are there.
 _FILES = "paths"
 
 
 def check_launch(inspection: Inspection) -> tuple[Finding, ...]:
-    """What the checks find that a launch makes."""
+    """The findings of the checks before a launch."""
     return sort_findings(check_all(inspection, before_launch=True))
 
 
 def check_connectivity(inspection: Inspection) -> tuple[Finding, ...]:
-    """What those of them find that judge how the nodes reached each other."""
+    """Those of them that judge the connections between nodes."""
     return sort_findings(finding for check in CHECKS if check.judges_meeting for finding in check(inspection))
 
 
 def with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspection:
-    """The same after the nodes have called at node 0 and at their neighbours.
+    """The same after the nodes have connected to node 0 and their neighbors.
 
     Raises:
         NodeError, NodeFailed: a node could not be asked.
@@ -53,9 +53,9 @@ def with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspecti
 
 
 def concerning(findings: Iterable[Finding], cluster: Cluster, options: LaunchOptions) -> tuple[Finding, ...]:
-    """Those that concern the job: its setup may bring interpreter and files, and a program of any kind needs none."""
+    """Those that concern the job: its setup may provide interpreter and files, and a program needs none."""
     names = {node.name for node in cluster.nodes}
-    # On which nodes nothing is known of the job's files, and of its interpreter.
+    # Nodes for which the job's files, and its interpreter, are unknown.
     files, software = set[str](), set[str]()
     if options.engine is not None and options.engine.name == "exec":
         files = software = names
@@ -69,7 +69,7 @@ def concerning(findings: Iterable[Finding], cluster: Cluster, options: LaunchOpt
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:
-    """Stop at the first finding that would break the run; the others stand in its detail.
+    """Stop at the first finding that would break the run; the others are in its detail.
 
     Raises:
         NodeFailed: there is one.

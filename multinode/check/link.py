@@ -1,4 +1,4 @@
-"""Links: the data plane's cards are as fast and healthy as they should be, and streams reach what they promise."""
+"""Links: NICs are as fast and healthy as they should be, and streams reach the link speed."""
 
 from __future__ import annotations
 
@@ -15,51 +15,52 @@ LINK_DOWN = Rule(
     "link",
     "error",
     catches="the data-plane NIC has no link: cable out, switch port off, interface down",
-    message="{ifname}, the interface of the training, is down: the other nodes cannot reach this one",
-    hint="look at cable and switch port if it stays down; on {node}:\nsudo ip link set dev {ifname} up",
+    message="{ifname}, the training interface, is down: the other nodes cannot reach this one",
+    hint="if it stays down, check the cable and switch port; on {node}:\nsudo ip link set dev {ifname} up",
 )
 BELOW_CARD = Rule(
     "link",
     "warning",
     catches="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
-    message="{ifname} runs at {speed}, and the NIC supports {best}: a cable, a plug or the switch port limits it, and "
-    "every collective runs at the speed of the slowest link",
-    hint="try another cable and another switch port; see what both ends advertise, on {node}:\nsudo ethtool {ifname}",
+    message=(
+        "{ifname} runs at {speed}, but the NIC supports {best}: a cable, connector or switch port limits it, and "
+        "every collective runs at the speed of the slowest link"
+    ),
+    hint="try another cable and switch port; to see what both ends advertise, on {node}:\nsudo ethtool {ifname}",
 )
 BELOW_PEERS = Rule(
     "link",
     "warning",
     catches="a node with a slower link than the others",
-    message="{ifname} runs at {speed}, and {peer}'s link at {best}: every collective runs at the speed of this one",
-    hint="another cable, NIC or switch port for {node}; if it has a faster NIC, name it in the hostfile: ifname=",
+    message="{ifname} runs at {speed}, the link of {peer} at {best}: every collective runs at the slower speed",
+    hint="try another cable, NIC or switch port for {node}; if it has a faster NIC, name that in the hostfile: ifname=",
 )
 HALF_DUPLEX = Rule(
     "link",
     "warning",
     catches="half duplex: one end of the cable does not negotiate",
-    message="{ifname} runs at half duplex: it cannot send while it receives, as every ring does, and loses packets",
-    hint="on the switch port as well as on {node}:\nsudo ethtool -s {ifname} autoneg on",
+    message="{ifname} runs at half duplex: it cannot send and receive at once, as every ring does, and loses packets",
+    hint="enable autonegotiation on the switch port and on {node}:\nsudo ethtool -s {ifname} autoneg on",
 )
 LINK_ERRORS = Rule(
     "link",
     "warning",
-    catches="a NIC that counts errors: a bad cable or plug",
+    catches="a NIC counts errors: a bad cable or connector",
     message="{ifname} has counted {errors} errors in {packets} packets: TCP retransmits each, and the link is slower "
     "than its rate",
-    hint="another cable or plug for {node}; whether the count still grows:\nip -s link show {ifname}",
+    hint="replace the cable or connector of {node}; see whether the count still grows:\nip -s link show {ifname}",
 )
 
 SLOW_NODE = Rule(
     "link",
     "warning",
-    catches="a node whose link carries much less than it negotiated, in both directions",
+    catches="a node's link carries much less than it negotiated, in both directions",
     message="{ifname} sends and receives no more than {best} of {ceiling}: every collective runs at the speed of this "
     "node",
-    hint="cable, plug, switch port, or other traffic: look at it on {node}, and measure again on a quiet "
-    "network:\n"
-    "ip -s link show {ifname}\n"
-    "sudo ethtool {ifname}\n"
-    "multinode check --bandwidth",
+    hint=(
+        "check cable, connector, switch port and other traffic on {node}, and measure again on an idle network:\nip "
+        "-s link show {ifname}\nsudo ethtool {ifname}\nmultinode check --bandwidth"
+    ),
 )
 SLOW_SENDER = Rule(
     "link",
@@ -67,7 +68,9 @@ SLOW_SENDER = Rule(
     catches="a node that sends slowly and receives well",
     message="{ifname} sends no more than {best} of {ceiling}, and receives at full speed: every collective runs at the "
     "speed of this node",
-    hint="a traffic shaper or other traffic on {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool -S {ifname}",
+    hint=(
+        "look for a traffic shaper or other traffic on {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool -S {ifname}"
+    ),
 )
 SLOW_RECEIVER = Rule(
     "link",
@@ -75,39 +78,44 @@ SLOW_RECEIVER = Rule(
     catches="a node that receives slowly and sends well",
     message="{ifname} receives no more than {best} of {ceiling}, and sends at full speed: every collective runs at the "
     "speed of this node",
-    hint="lost packets, a policer, or other traffic to {node}:\n"
-    "tc -s qdisc show dev {ifname}\n"
-    "sudo ethtool -S {ifname}",
+    hint=(
+        "look for lost packets, a policer, or other traffic to {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool "
+        "-S {ifname}"
+    ),
 )
 SLOW_PAIR = Rule(
     "link",
     "warning",
-    catches="two nodes between which the network is slow, while both are fast with others",
-    message="from {source} to {target} a stream reaches {best} of {ceiling}: something between the two limits it",
+    catches="the network is slow between two nodes, but both are fast with others",
+    message="a stream from {source} to {target} reaches {best} of {ceiling}: something between the two limits it",
     hint="are they on different switches, with a slower link between them? On {source}:\ntraceroute -n {addr}",
 )
 SLOW_BETWEEN = Rule(
     "link",
     "warning",
-    catches="two nodes between which the network is slow both ways",
-    message="between {source} and {target} a stream reaches at most {best} of {ceiling}, either way: "
-    "the NIC, cable or switch port of one of the two, or what is between them",
-    hint="replace the cables of the two and check again; on both:\nsudo ethtool {ifname}\nip -s link show {ifname}",
+    catches="the network is slow between two nodes in both directions",
+    message=(
+        "a stream between {source} and {target} reaches at most {best} of {ceiling} in both directions: the cause is "
+        "a NIC, cable or switch port of either node, or something between them"
+    ),
+    hint="replace the cables of both and check again; on both:\nsudo ethtool {ifname}\nip -s link show {ifname}",
 )
 ALL_SLOW = Rule(
     "link",
     "note",
-    catches="a network that carries less than its links, between all nodes",
-    message="no stream between the nodes reaches more than {best} of {ceiling}: the switch, or CPUs that are too busy",
-    hint="measure again on idle nodes, or with the job's own collectives:\nmultinode nccl-test",
+    catches="the network carries less than its links between all nodes",
+    message="no stream between the nodes exceeds {best} of {ceiling}: the switch limits it, or the CPUs are busy",
+    hint="measure again on idle nodes, or with collectives:\nmultinode nccl-test",
 )
 ONE_CONNECTION = Rule(
     "link",
     "note",
     catches="a link of 10 Gbit/s or more that one TCP connection cannot fill",
-    message="one TCP connection reaches {best} at most, the links carry {ceiling}: at such speeds one CPU core is the "
-    "limit, and NCCL opens several",
-    hint="what the collectives reach:\nmultinode nccl-test",
+    message=(
+        "one TCP connection reaches at most {best} of {ceiling}: at this speed one CPU core is the limit, but NCCL "
+        "opens several connections"
+    ),
+    hint="measure what collectives reach:\nmultinode nccl-test",
 )
 
 _MUCH_LESS = 0.95
@@ -128,14 +136,14 @@ _RULES = {
 
 
 class _Due(NamedTuple):
-    """What the slower of two links carries of payload, and its speed."""
+    """Payload rate of the slower of two links, and its speed."""
 
     goodput_gbit_per_s: float
     link_gbit_per_s: float
 
 
 class _Stream(NamedTuple):
-    """A stream between two links whose speed is known."""
+    """A stream between two links of known speed."""
 
     pair: Pair
     gbit_per_s: float
@@ -145,7 +153,7 @@ class _Stream(NamedTuple):
 
 @launch_check
 def check_link_up(inspection: Inspection) -> Iterator[Case]:
-    """The card of the data plane has a link."""
+    """The NIC for data has a link."""
     for name, link in inspection.cards.items():
         if not link.up or link.running is False:
             yield LINK_DOWN.found(name, ifname=link.name)
@@ -153,7 +161,7 @@ def check_link_up(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
-    """The card runs as fast as it can, and as those of the other nodes."""
+    """The NIC runs at its maximum speed, and as fast as those of the other nodes."""
     cards = inspection.cards
     speeds = {name: link.speed_gbit_per_s for name, link in cards.items() if link.speed_gbit_per_s}
     fastest = max(speeds, key=lambda name: speeds[name], default="")
@@ -167,7 +175,7 @@ def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_link_health(inspection: Inspection) -> Iterator[Case]:
-    """The card loses no packets to errors, and sends while it receives."""
+    """The NIC loses no packets to errors, and is full duplex."""
     for name, link in inspection.cards.items():
         if link.duplex == "half":
             yield HALF_DUPLEX.found(name, ifname=link.name)
@@ -178,7 +186,7 @@ def check_link_health(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_streams(inspection: Inspection) -> Iterator[Case]:
-    """Streams reach what the links promise; who is slow in all of its own is blamed for them."""
+    """Streams reach the link speed; a node that is slow in all of its streams is blamed for them."""
     links = {node.name: interface for node, interface in inspection.links}
     dues = _dues(inspection)
     streams = [
@@ -197,13 +205,13 @@ def check_streams(inspection: Inspection) -> Iterator[Case]:
             source, target = blame.nodes[0], blame.nodes[-1]
             addr = inspection.place(target).addr
             words |= {"source": source, "target": target, "ifname": links[source].name, "addr": addr}
-        # Between two nodes either may be to blame, and all of them are none in particular.
+        # Between two nodes either may be the cause; if all are slow, none is singled out.
         nobody = blame.kind in {"cable", "all"}
         yield _RULES[blame.kind].found(None if nobody else blame.nodes[0], **words)
 
 
 def least_speeds(inspection: Inspection) -> dict[Pair, float]:
-    """Gbit/s that a stream reaches at least unless something is wrong, by pair of nodes whose links are known."""
+    """Gbit/s that a healthy stream reaches at least, by pair of nodes with known links."""
     return {pair: least_of_due(*due) for pair, due in _dues(inspection).items()}
 
 
@@ -221,5 +229,5 @@ def _figures(streams: list[_Stream]) -> dict[str, str]:
     best = max(streams, key=lambda stream: stream.gbit_per_s)
     reached = format_rate(best.gbit_per_s)
     if best.worse_gbit_per_s is not None:
-        reached += f" (the better of two tries; the other: {format_rate(best.worse_gbit_per_s)})"
+        reached += f" (the better of two measurements; the other: {format_rate(best.worse_gbit_per_s)})"
     return {"best": reached, "ceiling": format_rate(best.due.goodput_gbit_per_s)}

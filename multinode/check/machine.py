@@ -1,4 +1,4 @@
-"""Machines: each node is one of its own, its clock is right, and memory, /dev/shm, disk and limits are enough."""
+"""Machines: each node is a different machine, its clock is right, and memory, /dev/shm, disk and limits suffice."""
 
 from __future__ import annotations
 
@@ -22,127 +22,153 @@ from multinode.units import format_duration
 SAME_MACHINE = Rule(
     "machine",
     "error",
-    catches="one machine listed twice in the hostfile, under two names or addresses",
-    message="it is the same machine as {peer} (both are {hostname}): its workers would share cores and GPUs with "
-    "those of {peer}, NCCL refuses two workers on one GPU, and nothing between them is a network",
-    hint="take one of the two lines out of the hostfile, and give the other as many slots= as the machine has GPUs",
+    catches="one machine is in the hostfile twice, under two names or addresses",
+    message=(
+        "it is the same machine as {peer} (both are {hostname}): its workers would share cores and GPUs with those of "
+        "{peer}, NCCL refuses two workers on one GPU, and no network is between them"
+    ),
+    hint="remove one of the two lines from the hostfile, and set slots= of the other to the machine's number of GPUs",
 )
 SHARED_MACHINE = Rule(
     "machine",
     "warning",
-    catches="two containers of one machine as two nodes",
-    message="it runs on the same machine as {peer}, as another container ({hostname} and {other}): they share its "
-    "cores, memory and NIC; where both see the same GPU, NCCL takes them for two hosts and trains twice on it",
-    hint="give each container GPUs of its own (docker: --gpus device=0), or make one node of the machine",
+    catches="two containers on one machine are listed as two nodes",
+    message=(
+        "it runs on the same machine as {peer}, as another container ({hostname} and {other}): they share its cores, "
+        "memory and NIC; if both see the same GPU, NCCL takes them for two hosts and both train on it"
+    ),
+    hint="give each container its own GPUs (docker: --gpus device=0), or use the machine as one node",
 )
 BRIDGED_CONTAINER = Rule(
     "machine",
     "warning",
     catches="a docker container without host networking, whose address other machines cannot reach",
-    message="it is a container on docker's bridge: its address {addr} is known on its own machine alone, and workers "
-    "on other machines cannot connect to it",
-    hint="start the container with --network=host, and log in through the sshd of the container on a port of its own: "
-    "port= in the hostfile",
+    message=(
+        "it is a container on docker's bridge: only its own machine can reach its address {addr}, and workers on "
+        "other machines cannot connect to it"
+    ),
+    hint="start the container with --network=host, and give its sshd its own port: port= in the hostfile",
 )
 CLOCK_OFF = Rule(
     "clock",
     "warning",
-    catches="a node whose clock differs from the others by more than two seconds",
-    message="its clock is {skew} {way} {peer}: times in logs do not compare, the first failure may be blamed on the "
-    "wrong node, and certificates may look expired",
+    catches="a node's clock differs from the others by more than two seconds",
+    message=(
+        "its clock is {skew} {way} {peer}: times in logs are not comparable, the wrong node may be blamed for a "
+        "failure, and certificates may seem expired"
+    ),
     hint="on {node}:\nsudo timedatectl set-ntp true",
 )
 CONTROLLER_CLOCK_OFF = Rule(
     "clock",
     "warning",
-    catches="a controller whose clock differs from those of all nodes",
-    message="the clock of this machine, the controller, is {skew} {way} those of the nodes: times in logs do not "
-    "compare",
+    catches="the controller's clock differs from those of all nodes",
+    message=(
+        "the clock of this machine, the controller, is {skew} {way} those of the nodes: times in logs are not "
+        "comparable"
+    ),
     hint="on this machine:\nsudo timedatectl set-ntp true",
 )
 
 SMALL_SHM = Rule(
     "machine",
     "warning",
-    catches="too small a /dev/shm, as docker makes it: data loader workers and NCCL die of a bus error",
-    message="no more than {total} fit into /dev/shm of {nodes}, and {users} share data there: a worker may die with "
-    "`Bus error` or `No space left on device`",
+    catches=(
+        "too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus error"
+    ),
+    message=(
+        "{nodes} has only {total} in /dev/shm, and {users} share data there: a worker may fail with `Bus error` or "
+        "`No space left on device`"
+    ),
     hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}:\n"
     "sudo mount -o remount,size=16G /dev/shm",
 )
 FULL_SHM = Rule(
     "machine",
     "warning",
-    catches="a /dev/shm full of what dead processes left there",
-    message="{free} are left of {total} in /dev/shm of {nodes}, and {users} share data there: a worker may die with "
-    "`Bus error`",
-    hint="on {nodes!s}, see what lies there and remove what is nobody's any more:\nls -lat /dev/shm",
+    catches="files that dead processes left fill /dev/shm",
+    message=(
+        "{nodes} has {free} of {total} free in /dev/shm, and {users} share data there: a worker may fail with `Bus "
+        "error`"
+    ),
+    hint="on {nodes!s}, list the files there and remove those that no process uses:\nls -lat /dev/shm",
 )
 DISK_FULL = Rule(
     "machine",
     "error",
-    catches="no space left where a run keeps its log and samples",
-    message="{free} are left on the disk of the home directory, where a run keeps its log: the run would fail at once",
-    hint="make room on {node}; see what takes it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
+    catches="no free space where a run keeps its log and samples",
+    message="the disk of the home directory, where a run keeps its log, has {free} free: the run would fail at once",
+    hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 DISK_LOW = Rule(
     "machine",
     "warning",
-    catches="less than 1 GiB left where a run keeps its log and samples",
-    message="{free} are left on the disk of the home directory, where a run keeps its log: a checkpoint beside it may "
-    "not fit",
-    hint="make room on {node}; see what takes it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
+    catches="less than 1 GiB free where a run keeps its log and samples",
+    message=(
+        "the disk of the home directory, where a run keeps its log, has {free} free: a checkpoint there may not fit"
+    ),
+    hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 OFFLOAD_TOO_LARGE = Rule(
     "machine",
     "warning",
-    catches="DeepSpeed offload to a node without the memory for it",
-    message="the DeepSpeed JSON offloads {what} to the CPU: for {billions} billion parameters ({source}) on "
-    "{count} nodes that is about {need} GiB on each, and {nodes} may use {there} GiB: the kernel would kill a worker "
-    "(exit code -9)",
+    catches="DeepSpeed offload to a node with too little memory",
+    message=(
+        "the DeepSpeed JSON offloads {what} to the CPU: for {billions} billion parameters ({source}) on {count} nodes "
+        "this takes about {need} GiB on each, but {nodes} may use {there} GiB: the kernel would kill a worker (exit "
+        "code -9)"
+    ),
     hint="remove {keys!s} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
 )
 MEMORY_LIMITED = Rule(
     "machine",
     "note",
-    catches="a container or login session that may use only a part of the machine's memory",
-    message="{nodes} may use {limit} of the machine's {total} GiB of memory: beyond that the kernel kills a worker "
-    "(exit code -9), whatever `free` says",
+    catches="a container or login session may use only part of the machine's memory",
+    message=(
+        "{nodes} may use {limit} of the machine's {total} GiB of memory: above that the kernel kills a worker (exit "
+        "code -9), whatever `free` shows"
+    ),
     hint="docker: --memory; systemd:\nsystemctl set-property user-$UID.slice MemoryMax=infinity",
 )
 FEW_OPEN_FILES = Rule(
     "machine",
     "warning",
-    catches="a limit on open files that a training reaches",
-    message="on {nodes} a process may open {limit} files: sockets to every other worker and data loaders reach that "
-    "(`Too many open files`)",
-    hint="on {nodes!s}, as root, and then log in anew:\n{raise_files!s}",
+    catches="the limit on open files is too low for training",
+    message=(
+        "a process on {nodes} may open {limit} files: sockets to the other workers and data loaders need more (`Too "
+        "many open files`)"
+    ),
+    hint="on {nodes!s}, as root; then log in again:\n{raise_files!s}",
 )
 LOW_OPEN_FILES = Rule(
     "machine",
     "note",
-    catches="a limit on open files that a large training may reach",
-    message="on {nodes} a process may open {limit} files: many data loader workers or a large cluster may reach that "
-    "(`Too many open files`)",
-    hint="on {nodes!s}, as root, and then log in anew:\n{raise_files!s}",
+    catches="the limit on open files is too low for large trainings",
+    message=(
+        "a process on {nodes} may open {limit} files: many data loader workers or a large cluster may need more (`Too "
+        "many open files`)"
+    ),
+    hint="on {nodes!s}, as root; then log in again:\n{raise_files!s}",
 )
 FEW_PROCESSES = Rule(
     "machine",
     "warning",
-    catches="a limit on processes and threads that a training reaches",
+    catches="the limit on processes and threads is too low for training",
     message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
     "(`Resource temporarily unavailable`)",
-    hint="on {nodes!s}, as root, and then log in anew:\n"
-    "printf '* soft nproc unlimited\\n' > /etc/security/limits.d/multinode-nproc.conf",
+    hint=(
+        "on {nodes!s}, as root; then log in again:\nprintf '* soft nproc unlimited\\n' > "
+        "/etc/security/limits.d/multinode-nproc.conf"
+    ),
 )
 
 _SKEW_S = 2.0
-# Docker hands these out for its bridges.
+# Docker's subnets for its bridges.
 _BRIDGES = ipaddress.ip_network("172.16.0.0/12")
 _GIB = 1 << 30
 _MIB_PER_GIB = 1024
 _SMALL_SHM_GIB = 1.0
-# What docker gives a container that asks for nothing.
+# Docker's default size.
 _DOCKER_SHM_GIB = 64 / _MIB_PER_GIB
 _LOW_DISK_GIB = 1.0
 _NO_DISK_GIB = 50 / _MIB_PER_GIB
@@ -150,7 +176,7 @@ _FEW_FILES, _LOW_FILES = 1024, 4096
 _RAISE_FILES = "printf '* - nofile 65536\\n' > /etc/security/limits.d/multinode-nofile.conf"
 _FEW_PROCESSES = 1024
 _ALL = 0.95
-# Bytes for each parameter, the least of what DeepSpeed's own estimate takes (estimate_zero2_model_states_mem_needs,
+# Bytes per parameter, the minimum of DeepSpeed's own estimates (estimate_zero2_model_states_mem_needs,
 # estimate_zero3_model_states_mem_needs): fp32 weights, two moments and gradients; and half-precision weights.
 _OPTIMIZER_BYTES = 16
 _PARAM_BYTES = 2
@@ -159,7 +185,7 @@ _BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
 
 @Check
 def check_same_machine(inspection: Inspection) -> Iterator[Case]:
-    """No two nodes are one machine."""
+    """No two nodes are the same machine."""
     told = set()
     for (peer, its), (node, found) in combinations(inspection.known, 2):
         if found.boot_id is None or found.boot_id != its.boot_id or node.name in told:
@@ -174,7 +200,7 @@ def check_same_machine(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_container_network(inspection: Inspection) -> Iterator[Case]:
-    """The data plane of a container is one that other machines reach."""
+    """A container's network is reachable from other machines."""
     links = list(inspection.links)
     reached = {attempt.peer for attempt in inspection.connectivity.attempts if attempt.error is None}
     for node, interface in links if len(links) > 1 else ():
@@ -186,11 +212,11 @@ def check_container_network(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_clocks(inspection: Inspection) -> Iterator[Case]:
-    """The clocks of nodes and controller agree, to what a probe can tell."""
+    """The clocks of nodes and controller agree, within the accuracy of a probe."""
     offsets = {node.name: found.clock_offset_s for node, found in inspection.known if found.clock_offset_s is not None}
     if not offsets:
         return
-    # Whoever is alone is wrong: the controller, if none of the nodes agrees with it.
+    # The one that differs is wrong: the controller, if no node agrees with it.
     alone = all(abs(offset) > _SKEW_S for offset in offsets.values())
     right = statistics.median_low(offsets.values()) if alone else 0.0
     if alone:
@@ -205,7 +231,7 @@ def check_clocks(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_shared_memory(inspection: Inspection) -> Iterator[Case]:
-    """Shared memory has room for what workers put there."""
+    """Shared memory is large enough for the workers."""
     for node, found in inspection.known:
         total, free = found.shm_total_gib, found.shm_free_gib
         if total is None:
@@ -221,7 +247,7 @@ def check_shared_memory(inspection: Inspection) -> Iterator[Case]:
 
 @launch_check
 def check_disk(inspection: Inspection) -> Iterator[Case]:
-    """There is room for a run's log and samples."""
+    """There is space for a run's log and samples."""
     for node, found in inspection.known:
         free = found.disk_free_gib
         if free is not None and free < _LOW_DISK_GIB:
@@ -230,7 +256,7 @@ def check_disk(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_memory_limit(inspection: Inspection) -> Iterator[Case]:
-    """Nothing limits the memory unseen."""
+    """No hidden limit applies to the memory."""
     for node, found in inspection.known:
         total, limit = found.memory_total_gib, found.memory_limit_gib
         if total is not None and limit is not None and limit < _ALL * total:
@@ -239,7 +265,7 @@ def check_memory_limit(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_offload(inspection: Inspection) -> Iterator[Case]:
-    """What DeepSpeed offloads fits into memory."""
+    """DeepSpeed's offloaded states fit into memory."""
     parts, count = _offloaded_parts(inspection.training), len(inspection.cluster.nodes)
     for node, found in inspection.known if parts else ():
         parameters, source = _count_parameters(inspection.training, found.model)
@@ -262,19 +288,18 @@ def check_offload(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_limits(inspection: Inspection) -> Iterator[Case]:
-    """The limits that a job inherits from its login let it work."""
+    """The limits inherited from the login suffice for the job."""
     for node, found in inspection.known:
         files, processes = found.limits.get("open_files"), found.limits.get("processes")
         if files is not None and files < _LOW_FILES:
             rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES
             yield rule.found(node.name, limit=files, raise_files=_RAISE_FILES)
-        # The kernel does not hold root to it.
+        # The kernel does not apply it to root.
         if processes is not None and processes < _FEW_PROCESSES and found.user not in {None, "root"}:
             yield FEW_PROCESSES.found(node.name, limit=processes, user=found.user)
 
 
 def _share_nothing(one: Node, other: Node) -> bool:
-    """Whether the hostfile gives each GPUs of its own, on purpose."""
     return one.gpus is not None and other.gpus is not None and not set(one.gpus) & set(other.gpus)
 
 
@@ -288,7 +313,6 @@ def _skew(skew_s: float) -> dict[str, str]:
 
 
 def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
-    """Who needs /dev/shm for this job; None is nobody that we know of."""
     loaders = inspection.training.config.get("dataloader_num_workers") if inspection.training else None
     if type(loaders) is int and loaders > 0:
         return f"{loaders} data loader workers of each training worker"
@@ -297,10 +321,9 @@ def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
 
 
 def _offloaded_parts(job: LlamaFactoryJob | None) -> list[tuple[str, str, int]]:
-    """What the job offloads to the CPU: in a word, by its key in the DeepSpeed JSON, bytes for each parameter."""
     deepspeed = parse_deepspeed(job.deepspeed_text) if job is not None else None
     parts = []
-    # Of LoRA the optimizer is small.
+    # With LoRA the optimizer is small.
     if job and deepspeed and deepspeed.offload_optimizer == "cpu" and job.config.get("finetuning_type") == "full":
         parts.append(("optimizer", "offload_optimizer", _OPTIMIZER_BYTES))
     if deepspeed and deepspeed.offload_parameters == "cpu":
@@ -309,7 +332,7 @@ def _offloaded_parts(job: LlamaFactoryJob | None) -> list[tuple[str, str, int]]:
 
 
 def _count_parameters(job: LlamaFactoryJob | None, model: dict[str, Any] | None) -> tuple[float, str]:
-    """Parameters of the model and how they are known: by its config.json, or by its name (`...-8B`); else 0."""
+    """Parameters of the model, and the source: config.json, or its name (`...-8B`); otherwise 0."""
     shape = parse_model(model or {})
     if shape is not None:
         return float(shape.parameters), "by its config.json"

@@ -1,4 +1,4 @@
-"""Paths of the job: what it reads stands on every node with the same content, and what it writes can be written."""
+"""Paths of the job: its inputs exist on every node with the same content, and its outputs can be written."""
 
 from __future__ import annotations
 
@@ -17,121 +17,133 @@ PATH_MISSING = Rule(
     "paths",
     "error",
     catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
-    message="{path} is missing: the job reads it on every node",
+    message="{path} is missing; the job reads it on every node",
     hint="copy it to the nodes; run in this directory:\nmultinode copy{hosts!s} {path}",
 )
 PATH_ELSEWHERE = Rule(
     "paths",
     "error",
-    catches="the directory that the job is launched from is not on a node, and its files neither",
-    message="{path} is missing in {cwd}, where the job would run, as {here}, the directory of this launch, is not on "
-    "{node}",
+    catches="the launch directory and its files are not on a node",
+    message=(
+        "{path} is missing in {cwd}, where the job would run: {here}, the directory of this launch, is not on {node}"
+    ),
     hint="copy the directory; run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
 )
 PATH_NOWHERE = Rule(
     "paths",
     "error",
-    catches="a file or directory of the job is neither on a node nor here",
-    message="{path} is missing on {nodes}, and is not on this machine either: the job reads it on every node{near}",
-    hint="correct its name, or put it on {nodes!s}",
+    catches="a file or directory of the job is neither on a node nor on this machine",
+    message="{path} is missing on {nodes} and on this machine; the job reads it on every node{near}",
+    hint="correct its name, or copy it to {nodes!s}",
 )
 PATH_OF_PEER = Rule(
     "paths",
     "error",
-    catches="a file or directory of the job that another node has is not on a node",
-    message="{path} is missing, and {peer} has it: the job reads it on every node",
+    catches="a file or directory of the job is missing on a node but present on another",
+    message="{path} is missing here but present on {peer}; the job reads it on every node",
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {path}",
 )
 PATH_HANGS = Rule(
     "paths",
     "error",
-    catches="a file system that a job's path lies on hangs: an NFS server that is gone",
-    message="{path} does not answer{mount}: the job would hang there as well",
+    catches="the file system of a path of the job hangs: an NFS server is gone",
+    message="{path} does not answer{mount}: the job would hang there",
     hint="is its server up? On {node}, as root:\n{command!s}",
 )
 NOEXEC = Rule(
     "noexec",
     "warning",
-    catches="a temporary directory or a cache that is mounted noexec: nothing that is compiled there can be loaded",
-    message="{places} of {nodes} {are} mounted noexec, and torch.compile, Triton and DeepSpeed load what they compile "
-    "from there: `failed to map segment from shared object`",
-    hint="put them elsewhere:\n{command!s}",
+    catches="a temporary directory or cache is mounted noexec: code compiled there cannot be loaded",
+    message=(
+        "{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code from "
+        "there: `failed to map segment from shared object`"
+    ),
+    hint="use other directories:\n{command!s}",
 )
 OUTPUT_NOT_WRITABLE = Rule(
     "paths",
     "error",
-    catches="the output directory cannot be made or written on a node: owner, read-only disk",
-    message="output_dir {path} {what}: the workers of every node write there when a checkpoint is saved, and those of "
-    "this one would fail then, hours into the training",
-    hint="another place (--set output_dir=...), or on {node}:\nsudo mkdir -p {full!s} && sudo chown {user} {full!s}",
+    catches="the output directory cannot be created or written on a node: owner, read-only disk",
+    message=(
+        "output_dir {path} {what}: the workers of every node write there at each checkpoint, and those of this node "
+        "would fail hours into the training"
+    ),
+    hint=(
+        "use another directory (--set output_dir=...), or on {node}:\nsudo mkdir -p {full!s} && sudo chown {user} "
+        "{full!s}"
+    ),
 )
 NO_WORKDIR = Rule(
     "workdir",
     "error",
     catches="the directory that workdir= names is not on a node",
-    message="the job's directory: {reason}",
-    hint="correct workdir= in the hostfile, or make the directory on the node",
+    message="workdir= of the job: {reason}",
+    hint="correct workdir= in the hostfile, or create the directory on the node",
 )
 CONTENT_DIFFERS = Rule(
     "content",
     "error",
-    catches="same path, other content: model, tokenizer, dataset or script of another version on a node",
-    message="{path} is not what it is on {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there"
-    "{more}. The workers would train on different models or data, or wait for each other for ever",
+    catches="same path, different content: a node has another version of the model, tokenizer, dataset or script",
+    message=(
+        "{path} differs from {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there{more}. "
+        "The workers would train on different models or data, or hang"
+    ),
     hint="if that of {peer} is right:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_ABSENT = Rule(
     "content",
     "error",
-    catches="a file of the model or of a dataset that one node has and another lacks: a copy that stopped half-way",
-    message="{path} is not there, and {peer} has it{more}: the nodes would not read the same model or data",
+    catches="a file of the model or dataset is missing on one node: an incomplete copy",
+    message="{path} is missing here but present on {peer}{more}: the nodes would read different models or data",
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_UNREAD = Rule(
     "content",
     "note",
-    catches="content that could not be compared: a slow disk, no permission",
-    message="{path} was not compared with the other nodes: {reason}{more}",
-    hint="compare it by hand, on every node:\nsha256sum {target!s}",
+    catches="content could not be compared: a slow disk, no permission",
+    message="{path} could not be compared with the other nodes: {reason}{more}",
+    hint="compare it manually, on every node:\nsha256sum {target!s}",
 )
 REVISION_DIFFERS = Rule(
     "content",
     "warning",
     catches="the job's directory is a git checkout of another revision on a node",
-    message="its checkout in {cwd} is at {revision}, that of {peer} at {expected}: code and settings may differ",
+    message="the checkout in {cwd} is at {revision} here and at {expected} on {peer}: code and settings may differ",
     hint="on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
 )
 CACHE_NOT_SHARED = Rule(
     "shared",
     "warning",
     catches="data_shared_file_system: true without a shared file system",
-    message="data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes "
-    "share (here: {filesystem}): the other nodes wait while the first worker prepares the data, find nothing of it, "
-    "and then all of their workers prepare the same data at once",
+    message=(
+        "data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes share "
+        "(here: {filesystem}): the other nodes wait while the first worker prepares the data, do not find it, and "
+        "then all their workers prepare the same data at once"
+    ),
     hint="--set data_shared_file_system=false",
 )
 CACHE_SHARED = Rule(
     "shared",
     "note",
-    catches="prepared data on a shared file system, and every node prepares them again",
-    message="{path} is on {device}, which all nodes share: each node prepares the data there again, at the same time",
-    hint="let the first worker do it for all: --set data_shared_file_system=true",
+    catches="every node prepares the data again on a shared file system",
+    message="{path} is on {device}, which all nodes share: every node prepares the same data there at the same time",
+    hint="let the first worker prepare it for all: --set data_shared_file_system=true",
 )
 
-# Type of a file system whose source, where it is equal on two nodes, is one and the same; after NFS, the parallel ones.
+# File system types for which equal sources mean one file system; after NFS, the parallel ones.
 _NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "afs", "ocfs2", "gfs2"}
 )
-# In user space there are local ones too, with the same source on every node.
+# Some FUSE file systems are local, with the same source on every node.
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.portal"})
-# Where what a job compiles can lie instead, by the variable that moves it there.
+# Other places for compiled code, by the variable that moves it.
 _ELSEWHERE = {
     "TMPDIR": "/var/tmp",  # noqa: S108 - the job's
     "TORCHINDUCTOR_CACHE_DIR": "/var/tmp/inductor",  # noqa: S108
     "TRITON_CACHE_DIR": "/var/tmp/triton",  # noqa: S108
     "TORCH_EXTENSIONS_DIR": "/var/tmp/ext",  # noqa: S108
 }
-_TROUBLES = {"file": "is a file, and no directory", "missing": "cannot be made"}
+_TROUBLES = {"file": "is a file, not a directory", "missing": "cannot be created"}
 _REVISION = ".git"
 _SHOWN_DIGITS = 12
 _SHOWN_FILES = 4
@@ -139,7 +151,7 @@ _SHOWN_FILES = 4
 
 @launch_check
 def check_workdir(inspection: Inspection) -> Iterator[Case]:
-    """A directory that the hostfile names exists."""
+    """A directory in the hostfile exists."""
     for node, found in inspection.known:
         if "workdir" in found.missing:
             yield NO_WORKDIR.found(node.name, reason=found.missing["workdir"])
@@ -147,21 +159,20 @@ def check_workdir(inspection: Inspection) -> Iterator[Case]:
 
 @launch_check
 def check_paths(inspection: Inspection) -> Iterator[Case]:
-    """What the job reads stands at the same path on every node."""
+    """The job's inputs exist at the same path on every node."""
     files = job_files(inspection.job, inspection.code)
     copied_or_not = may_be_paths(inspection.job) if inspection.code is not None else ()
     not_needed = {files.output, files.cache, *copied_or_not} - set(files.needed)
     for node, found in inspection.known:
         missing = [one.path for one in found.paths if one.kind == "missing" and one.path not in not_needed]
         for path in missing:
-            # What is in a directory comes with it; without the job's directory nothing could be looked for in it.
+            # Contents come with their directory; without the job's directory nothing in it can be checked.
             is_known = found.cwd is not None or path.startswith(("/", "~"))
             if is_known and set(map(PurePosixPath, missing)).isdisjoint(PurePosixPath(path).parents):
                 yield _missing(inspection, node, found, path)
 
 
 def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) -> Case:
-    """Why a path is not there, by what else is known of it."""
     here = inspection.controller_cwd
     is_relative = not path.startswith(("/", "~"))
     hosts = hosts_option(inspection.cluster.hosts)
@@ -204,7 +215,7 @@ def check_noexec(inspection: Inspection) -> Iterator[Case]:
     """What a job compiles for itself can be loaded."""
     for node, found in inspection.known:
         env = node.env | inspection.environment.env
-        # The command line's and the hostfile's own word for it is not what the node's session has.
+        # Values from the command line or hostfile differ from the node's session.
         names = [name for name in _ELSEWHERE if name in found.noexec and name not in env]
         if names:
             places = listed(list(dict.fromkeys(found.noexec[name] for name in names)), len(names))
@@ -214,7 +225,7 @@ def check_noexec(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_output(inspection: Inspection) -> Iterator[Case]:
-    """What the job writes can be written on every node."""
+    """The job's output can be written on every node."""
     output = job_files(inspection.job).output
     for node, found in inspection.known:
         path = _path(found, output)
@@ -226,7 +237,7 @@ def check_output(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_contents(inspection: Inspection) -> Iterator[Case]:
-    """Files of the job are what they are on the first node that has told."""
+    """Files of the job are equal to those of the first node that read them."""
     known = [(node.name, found) for node, found in inspection.known if found.contents]
     if not known or len(inspection.cluster.nodes) == 1:
         return
@@ -236,7 +247,7 @@ def check_contents(inspection: Inspection) -> Iterator[Case]:
             yield CONTENT_UNREAD.found(
                 name,
                 path=unread[0].path,
-                reason=unread[0].reason or "it did not say why",
+                reason=unread[0].reason or "no reason given",
                 more=_more([one.path for one in unread]),
                 target=_quote(_absolute(unread[0].path, found)),
             )
@@ -255,7 +266,7 @@ def check_contents(inspection: Inspection) -> Iterator[Case]:
                 expected_size=their_size,
                 **_copying(different, first, inspection.cluster),
             )
-        # What was not read may be there all the same.
+        # A file that was not read may exist.
         complete = all(one.digest is not None for one in found.contents)
         absent = [path for path in expected if path not in digests and _has_above(path, found)] if complete else []
         if absent:
@@ -264,7 +275,7 @@ def check_contents(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_revisions(inspection: Inspection) -> Iterator[Case]:
-    """Git checkouts that the job runs in are at one revision."""
+    """Git checkouts of the job are at one revision."""
     revisions = {
         node.name: one.digest
         for node, found in inspection.known
@@ -286,7 +297,7 @@ def check_revisions(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_shared(inspection: Inspection) -> Iterator[Case]:
-    """What the YAML says of a shared file system is so, where the nodes tell."""
+    """Settings for shared file systems in the YAML are true, as far as the nodes know."""
     job, path = inspection.training, job_files(inspection.job).cache
     if job is None or path is None or len(inspection.facts) < 2:  # noqa: PLR2004 - to share
         return
@@ -297,7 +308,7 @@ def check_shared(inspection: Inspection) -> Iterator[Case]:
         if len({place.device for place in caches}) == 1 and all(map(_is_network, caches)):
             yield CACHE_SHARED.found(None, path=path, device=caches[0].device)
         return
-    # One node may serve the others from its own disk, and a variable may have moved the cache beside the dataset.
+    # One node may serve the others from its disk, and a variable may have moved the cache.
     folder = job.config.get("dataset_dir")
     suspects = [*caches, *(_places(inspection, folder) if isinstance(folder, str) else [])]
     if not any(map(_is_network, suspects)):
@@ -305,7 +316,6 @@ def check_shared(inspection: Inspection) -> Iterator[Case]:
 
 
 def _places(inspection: Inspection, path: str) -> list[PathFact]:
-    """Where a path lies on each node that tells of which file system."""
     places = [_path(found, path) for _, found in inspection.known]
     return [place for place in places if place is not None and place.filesystem is not None]
 
@@ -315,18 +325,16 @@ def _is_network(place: PathFact) -> bool:
 
 
 def is_network(filesystem: str | None) -> bool:
-    """Whether a type of file system, as the kernel names it, is one that several machines may have in common."""
+    """Whether a file system type, as in the kernel, can be shared by several machines."""
     kind = filesystem or ""
     return kind in _NETWORK_FILESYSTEMS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
 
 
 def _digests(found: NodeFacts) -> dict[str, tuple[str, int | None]]:
-    """Digest and size of each file that was read."""
     return {one.path: (one.digest, one.size_bytes) for one in found.contents if one.digest and one.path != _REVISION}
 
 
 def _has_above(path: str, found: NodeFacts) -> bool:
-    """Whether a directory above it is there; one that is missing as a whole is another finding."""
     folders = [place.path for place in found.paths if place.kind == "directory"]
     return any(path != folder and path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
@@ -354,5 +362,4 @@ def _absolute(path: str, found: NodeFacts) -> str:
 
 
 def _quote(path: str) -> str:
-    """For a shell, which still expands the user's home."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") and path != "~/" else shlex.quote(path)

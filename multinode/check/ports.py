@@ -1,4 +1,4 @@
-"""Ports: the rendezvous can be bound and reached, and so can the ephemeral ports of every collective."""
+"""Ports: the rendezvous port can be bound and reached, and so can the ephemeral ports of collectives."""
 
 from __future__ import annotations
 
@@ -18,63 +18,71 @@ from multinode.job.rendezvous import RENDEZVOUS_PORTS
 PORT_IN_USE = Rule(
     "master-port",
     "error",
-    catches="MASTER_PORT is in use on node 0, by which process and user",
-    message="port {port}, the rendezvous, is {user}: the workers could not find each other there",
+    catches="MASTER_PORT is in use on node 0",
+    message="port {port}, the rendezvous port, is {user}: the workers could not connect",
     hint="end that process, or choose another port: --master-port {other}",
 )
 MASTER_PORT_BLOCKED = Rule(
     "master-port",
     "error",
     catches="a firewall blocks MASTER_PORT alone",
-    message="{callers} cannot reach its port {port}, the rendezvous ({error}), while other ports can be reached: "
-    "probably a firewall rule for this port. The rendezvous would hang",
-    hint="choose a port that is open: --master-port; or open, on {node}, this one for --master-port {port}, or all "
-    "that launches choose from:\n"
-    "sudo ufw allow proto tcp from {network} to any port {port}\n"
-    "sudo ufw allow proto tcp from {network} to any port {choice}",
+    message=(
+        "{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable: probably a "
+        "firewall rule. The rendezvous would hang"
+    ),
+    hint=(
+        "choose an open port with --master-port; or, on {node}, open this port for --master-port {port}, or the range "
+        "that launches choose from:\nsudo ufw allow proto tcp from {network} to any port {port}\nsudo ufw allow proto "
+        "tcp from {network} to any port {choice}"
+    ),
 )
 EPHEMERAL_BLOCKED = Rule(
     "ports",
     "error",
     catches="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
-    message="{callers} cannot reach its ports {ports} at {addr} ({error}), ephemeral ports that were tried: NCCL and "
-    "gloo listen on such ports, so the rendezvous can work and the first collective would hang",
-    hint="usually a firewall on {node}: see its rules, and allow the nodes by ufw or by iptables; with nft, "
-    "delete the rule that the list shows:\n"
-    "sudo nft list ruleset\n"
-    "sudo iptables -S\n"
-    "sudo ufw allow proto tcp from {network} to any port {first}:{last}\n"
-    "sudo iptables -I INPUT -s {network} -p tcp -j ACCEPT",
+    message=(
+        "{callers} cannot reach its ephemeral ports (tried: {ports} at {addr}; {error}): NCCL and gloo listen on such "
+        "ports, so the rendezvous may work but the first collective would hang"
+    ),
+    hint=(
+        "usually a firewall on {node}: list its rules, and allow the nodes with ufw or iptables; with nft, delete the "
+        "rule that the list shows:\nsudo nft list ruleset\nsudo iptables -S\nsudo ufw allow proto tcp from {network} "
+        "to any port {first}:{last}\nsudo iptables -I INPUT -s {network} -p tcp -j ACCEPT"
+    ),
 )
 UNREACHABLE = Rule(
     "ports",
     "error",
     catches="a node cannot be reached on the data plane at all: no route, refused, timed out",
-    message="{callers} cannot reach it at {addr} on any port that was tried ({error}): collectives would hang or fail",
+    message="{callers} cannot reach it at {addr} on any tried port ({error}): collectives would hang or fail",
     hint="{way!s}",
 )
 CALLER_BLOCKED = Rule(
     "ports",
     "error",
-    catches="a node cannot reach out: every other node is reached by all but this one",
-    message="it cannot reach {peers} ({error}), and others can: probably its own firewall or cable",
-    hint="on {node}, see:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
+    catches="a node cannot connect to the others, which reach each other",
+    message="it cannot reach {peers} ({error}), but others can: probably its own firewall or cable",
+    hint="look on {node}:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
 )
 IMPOSTOR = Rule(
     "ports",
     "error",
     catches="another machine answers at a node's data-plane address",
-    message="what answers {callers} at {addr} is another machine: two machines have this address, or there is a proxy "
-    "or NAT between them",
+    message=(
+        "another machine answers {callers} at {addr}: two machines have this address, or a proxy or NAT is between them"
+    ),
     hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); on {node}:\nip address show",
 )
 LARGE_PACKETS_LOST = Rule(
     "link",
     "error",
     catches="path MTU: small packets pass and large ones are lost without an error",
-    message="small packets from {callers} reach it at {addr}, large ones are lost (the MTU of its NIC is {mtu}): the "
-    "rendezvous would work and the first gradients hang. A switch or tunnel on the path probably has a smaller MTU",
-    hint="give every node the smallest MTU on the path; on each node:\nsudo ip link set dev {ifname} mtu 1500",
+    message=(
+        "small packets from {callers} reach it at {addr}, but large ones are lost (the MTU of its NIC is {mtu}): the "
+        "rendezvous would work, but the first gradients would hang. A switch or tunnel on the path probably has a "
+        "smaller MTU"
+    ),
+    hint="set the smallest MTU of the path on every node:\nsudo ip link set dev {ifname} mtu 1500",
 )
 
 _LAST_PORT = 65535
@@ -82,24 +90,24 @@ _USUAL_RANGE = (32768, 60999)
 _SHOWN_PORTS = 4
 _WAYS = {
     "refused": (
-        "probably a firewall on {node} rejects it: see its rules there, and allow the nodes:",
+        "probably a firewall on {node} rejects the connection: list its rules there, and allow the nodes:",
         "sudo nft list ruleset",
         "sudo ufw allow proto tcp from {network}",
     ),
     "timed out": (
-        "is {addr} the right address of {node}, as it says there? Then probably a firewall drops the packets:",
+        "if {node} shows {addr} here, a firewall probably drops the packets:",
         "ip address show dev {ifname}",
         "sudo ufw allow proto tcp from {network}",
     ),
 }
 _NO_WAY = (
-    "the address is wrong, or a cable is unplugged: correct addr= or ifname= in the hostfile; on {caller}:",
+    "the address is wrong or a cable is unplugged: correct addr= or ifname= in the hostfile; on {caller}:",
     "ip route get {addr}",
 )
 
 
 class _Edge(NamedTuple):
-    """What one node found at another."""
+    """The result of one node at another."""
 
     caller: str
     peer: str
@@ -122,8 +130,8 @@ def check_master_port(inspection: Inspection) -> Iterator[Case]:
 
 @meeting_check
 def check_ports(inspection: Inspection) -> Iterator[Case]:
-    """Nodes reach each other on the data plane: on MASTER_PORT, on ephemeral ports, with packets of any size."""
-    # Those of a node whose card is down are told by the check of the link.
+    """Nodes reach each other: on MASTER_PORT, on ephemeral ports, with packets of any size."""
+    # A node whose link is down is reported by the check of the link.
     down = {node.name for node, interface in inspection.links if not interface.up}
     tried: dict[tuple[str, str], list[Attempted]] = {}
     for attempt in inspection.connectivity.attempts:
@@ -162,23 +170,24 @@ def _judge(pair: tuple[str, str], attempts: list[Attempted], inspection: Inspect
     elif pair[1] == inspection.cluster.nodes[0].name:
         trouble = MASTER_PORT_BLOCKED
     else:
-        # Nobody else is the rendezvous.
+        # Only node 0 is the rendezvous.
         return
     yield _Edge(*pair, trouble, errors[0], ports)
 
 
 def _causes(edges: list[_Edge]) -> list[_Edge]:
-    """Without those that follow from others.
+    """Without findings that follow from others.
 
-    A firewall that knows no connections drops the answers to its own node's calls as well, because they come to an
-    ephemeral port: that node then reaches nobody who is kept from its ephemeral ports.
+    A stateless firewall also drops the answers to its own node's calls, because they arrive at an ephemeral port:
+    that
+    node then reaches nobody that cannot reach its ephemeral ports.
     """
     blocked = {(edge.peer, edge.caller) for edge in edges if edge.trouble is EPHEMERAL_BLOCKED}
     return [edge for edge in edges if not (edge.trouble is UNREACHABLE and (edge.caller, edge.peer) in blocked)]
 
 
 def _silent_callers(edges: list[_Edge], tried: set[tuple[str, str]]) -> list[str]:
-    """Nodes that fail to reach every peer, several of them, where each is reached by somebody else."""
+    """Callers that reach no peer, although others reach these peers."""
     failing = {(edge.caller, edge.peer) for edge in edges if edge.trouble in {UNREACHABLE, EPHEMERAL_BLOCKED}}
     reached = {peer for _, peer in tried - failing}
     silent = []
@@ -190,7 +199,7 @@ def _silent_callers(edges: list[_Edge], tried: set[tuple[str, str]]) -> list[str
 
 
 def _one_way(edges: list[_Edge]) -> list[_Edge]:
-    """Where two nodes do not reach each other at all, one of the two says it: that of the later node."""
+    """If two nodes cannot reach each other at all, keep only the finding of the later node."""
     unreachable = {(edge.caller, edge.peer) for edge in edges if edge.trouble is UNREACHABLE}
     kept: dict[tuple[str, str], _Edge] = {}
     for edge in edges:
@@ -229,38 +238,40 @@ def _case(group: list[_Edge], inspection: Inspection) -> Case:
 
 MAX_INTERFACES = 16
 
-# Since then interfaces that are not RUNNING are passed over, and libvirt's bridges come last.
+# Since this version interfaces that are not RUNNING are skipped, and libvirt's bridges come last.
 _RUNNING_SINCE = (2, 28, 3)
 
 
 class _Pattern(msgspec.Struct, frozen=True, kw_only=True):
-    """A value of NCCL_SOCKET_IFNAME, read: `^` and `=` stand once, before the whole list."""
+    """A parsed value of NCCL_SOCKET_IFNAME: `^` and `=` apply to the whole list."""
 
     names: tuple[str, ...]
     excludes: bool
     exact: bool
 
     def takes(self, name: str) -> bool:
-        # A list that is empty after its signs matches every name.
+        # An empty list after the signs matches every name.
         listed = not self.names or (name in self.names if self.exact else name.startswith(self.names))
         return listed != self.excludes
 
 
 def takes_by_prefix(spec: str) -> bool:
-    """Whether the value may take interfaces that it does not name: prefixes, or all but those that it names."""
+    """Whether the value may select interfaces that it does not name: prefixes, or exclusions."""
     pattern = _parse(spec)
     return pattern.excludes or not pattern.exact or not pattern.names
 
 
 def select_interfaces(interfaces: Sequence[Interface], spec: str | None, version: str | None) -> tuple[Interface, ...]:
-    """The interfaces that NCCL takes: the bootstrap listens on the first, NET/Socket sends over all of them.
+    """The interfaces that NCCL uses: the bootstrap listens on the first, NET/Socket sends over all of them.
 
     Args:
         interfaces: in the kernel's order; those without an address do not count.
-        spec: NCCL_SOCKET_IFNAME. Without `=` an entry is a prefix: `eth1` takes `eth10` as well. NCCL reads a value of
-            a single character as if there were none.
-        version: of NCCL, `2.27.5`. An unknown one gets the rules before 2.28.3, which pass over fewer interfaces: what
-            NCCL may take is then never left out.
+        spec: NCCL_SOCKET_IFNAME. Without `=` an entry is a prefix: `eth1` also matches `eth10`. NCCL ignores a
+            value of
+            a single character.
+        version: of NCCL, `2.27.5`. An unknown one gets the rules before 2.28.3, which skip fewer interfaces, so
+            that
+            none that NCCL may use is left out.
     """
     recent = _is_recent(version)
     usable = [one for one in interfaces if one.addresses and (not recent or one.running is not False)]
@@ -273,7 +284,7 @@ def select_interfaces(interfaces: Sequence[Interface], spec: str | None, version
 def _parse(spec: str) -> _Pattern:
     rest = spec.removeprefix("^")
     entries = rest.removeprefix("=").split(",")
-    # A port may follow a name; here it says nothing.
+    # A port may follow a name; it does not matter here.
     names = tuple(name for name in (entry.split(":")[0] for entry in entries) if name)
     return _Pattern(names=names, excludes=spec.startswith("^"), exact=rest.startswith("="))
 

@@ -1,4 +1,4 @@
-"""RDMA: NCCL takes InfiniBand and RoCE without being asked, so either every node has it or none may use it."""
+"""RDMA: NCCL uses InfiniBand and RoCE by default, so either every node has it or none may use it."""
 
 from __future__ import annotations
 
@@ -15,78 +15,100 @@ from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
 RDMA_ON_SOME = Rule(
     "rdma",
     "warning",
-    catches="RDMA that works on some nodes only: NCCL takes it there, and the others cannot follow",
-    message="RDMA is active on {having} ({ports}), and here {what}: NCCL would take it there and cannot here, and the "
-    "first collective may hang or fall back without a word",
-    hint="on every node in the hostfile: env.NCCL_NET=Socket (a network plugin ignores NCCL_IB_DISABLE=1)",
+    catches="RDMA works on some nodes only: NCCL uses it there, but not on the others",
+    message=(
+        "RDMA is active on {having} ({ports}), and here {what}: NCCL would use it there but cannot here, and the "
+        "first collective may hang or silently fall back"
+    ),
+    hint="set env.NCCL_NET=Socket for every node in the hostfile (a network plugin ignores NCCL_IB_DISABLE=1)",
 )
 RDMA_IDLE = Rule(
     "rdma",
     "note",
     catches="RDMA NICs without an active port",
-    message="the RDMA ports of {nodes} are not active ({ports}): NCCL passes them over and uses the network interface",
-    hint="if it should be used: ibstat on {nodes!s} shows cable and subnet manager; else nothing needs to be done",
+    message="the RDMA ports of {nodes} are not active ({ports}): NCCL ignores them and uses the network interface",
+    hint="to use them, check the cable and subnet manager with ibstat on {nodes!s}; otherwise ignore this",
 )
 RDMA_EVERYWHERE = Rule(
     "rdma",
     "note",
-    catches="RDMA on every node: NCCL's traffic does not go where multinode counts it",
-    message="RDMA is active on every node ({ports}): NCCL will use it beside the network interface, whose counters "
-    "then do not show the training's traffic",
-    hint="to stay on the interface: env.NCCL_NET=Socket on every node in the hostfile; the log says `Using network`",
+    catches="RDMA on every node: NCCL's traffic bypasses the interfaces that multinode counts",
+    message=(
+        "RDMA is active on every node ({ports}): NCCL will use it, and the counters of the network interface will not "
+        "show the training's traffic"
+    ),
+    hint=(
+        "to use the interface instead, set env.NCCL_NET=Socket for every node in the hostfile; the log shows `Using "
+        "network`"
+    ),
 )
 
 LOCKED_MEMORY = Rule(
     "rdma",
     "warning",
-    catches="a limit on locked memory where RDMA needs to lock its buffers",
-    message="a process may lock {limit} MiB of memory, and RDMA is active here: NCCL locks its buffers for the NIC "
-    "and fails (`ibv_reg_mr failed`, `Cannot allocate memory`)",
+    catches="the limit on locked memory is too low for RDMA",
+    message=(
+        "a process may lock {limit} MiB of memory, but RDMA is active: NCCL locks its buffers for the NIC and would "
+        "fail (`ibv_reg_mr failed`, `Cannot allocate memory`)"
+    ),
     hint="docker: --ulimit memlock=-1; else on {node}, as root:\n"
     "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
 )
 RDMA_SLOT = Rule(
     "rdma",
     "warning",
-    catches="an RDMA NIC in a PCIe slot that carries less than its link",
-    message="{port} has negotiated {rate:g} Gbit/s, and its PCIe slot carries {slot:g} Gbit/s of the {most:g} that it "
-    "could",
-    hint="another slot, the slot's width in the BIOS, or, of a card with two halves, both halves in use; LnkCap and "
-    "LnkSta on {node}:\nlspci -vv",
+    catches="an RDMA NIC's PCIe slot is slower than its link",
+    message="{port} has negotiated {rate:g} Gbit/s, but its PCIe slot carries {slot:g} Gbit/s of at most {most:g}",
+    hint=(
+        "use another slot, set the slot's width in the BIOS, or connect both halves of a two-part NIC; compare LnkCap "
+        "and LnkSta on {node}:\nlspci -vv"
+    ),
 )
 RDMA_NAMED_IDLE = Rule(
     "rdma",
     "warning",
-    catches="a port that the hostfile names by hca= and that is not active",
-    message="hca= in the hostfile names {port}, which is {state}: NCCL passes it over, and without any other port the "
-    "training goes over the network interface",
-    hint="cable, switch port and, of InfiniBand, the subnet manager of {port}; or leave it out of hca=",
+    catches="a port that hca= in the hostfile names is not active",
+    message=(
+        "hca= in the hostfile names {port}, which is {state}: NCCL ignores it, and without another port the training "
+        "uses the network interface"
+    ),
+    hint="check the cable, switch port and, for InfiniBand, the subnet manager of {port}; or remove it from hca=",
 )
 RDMA_WITHOUT_ADDRESS = Rule(
     "rdma",
     "warning",
-    catches="an active RoCE port without an IP address beside one that has one: half of the card is idle",
-    message="{port} is active with {rate:g} Gbit/s, and its interface {ifname} has no IP address: RoCE addresses ports "
-    "by these, so NCCL leaves it idle or fails there, while {other} carries everything",
-    hint="give {ifname} an address in a network of its own, on every node; or name the ports that NCCL shall use, in "
-    "the hostfile: hca={device}",
+    catches="one of two active RoCE ports has no IP address and stays idle",
+    message=(
+        "{port} is active with {rate:g} Gbit/s, but its interface {ifname} has no IP address, which RoCE needs: NCCL "
+        "leaves the port idle or fails, and {other} carries all traffic"
+    ),
+    hint=(
+        "give {ifname} an address in its own network on every node; or name the ports for NCCL in the hostfile: "
+        "hca={device}"
+    ),
 )
 RDMA_OTHER_NETWORK = Rule(
     "rdma",
     "warning",
-    catches="an active RoCE port whose network no active RoCE port of another node is in",
-    message="{port} is in {networks}, and no active RoCE port of {peer} is: NCCL connects the ports of both nodes in "
-    "their order, and a connection between these has no way",
-    hint="compare cables and addresses of {node} and {peer}; or name the ports that meet, in the hostfile: "
-    "hca={others}",
+    catches="an active RoCE port shares no network with the active RoCE ports of another node",
+    message=(
+        "{port} is in {networks}, but no active RoCE port of {peer} is: NCCL connects the ports of both nodes in "
+        "order, and these two cannot connect"
+    ),
+    hint=(
+        "compare the cables and addresses of {node} and {peer}; or name the ports that share a network in the "
+        "hostfile: hca={others}"
+    ),
 )
 RDMA_MTU = Rule(
     "rdma",
     "note",
     catches="RoCE over interfaces whose MTU is below 4200: its packets are smaller than they could be",
-    message="{port} sends over {ifname}, whose MTU is {mtu}: RoCE's packets are then of {packet} bytes and not of 4096",
-    hint="an MTU of 4200 or more on the switch and on every node, where the switch has 9000, as root:\n"
-    "ip link set {ifname} mtu 9000",
+    message="{port} sends over {ifname}, whose MTU is {mtu}: RoCE then sends packets of {packet} instead of 4096 bytes",
+    hint=(
+        "set an MTU of 4200 or more on the switch and every node; if the switch has 9000, as root:\nip link set "
+        "{ifname} mtu 9000"
+    ),
 )
 RDMA_ACS = Rule(
     "rdma",
@@ -94,38 +116,43 @@ RDMA_ACS = Rule(
     catches="PCIe access control (ACS) between an RDMA NIC and a GPU on its switch: GPUDirect goes through the CPU",
     message="PCIe access control (ACS) of {bridges} sends what {ports} and the GPUs on the same switch exchange to the "
     "CPU and back: GPUDirect RDMA reaches about half of its rate, or hangs",
-    hint="off in the BIOS, with VT-d or AMD-Vi; or after every boot, on {node} as root:{fix!s}",
+    hint="disable it in the BIOS (with VT-d or AMD-Vi); or after every boot, on {node} as root:{fix!s}",
 )
 RDMA_IOMMU = Rule(
     "rdma",
     "note",
     catches="an IOMMU that translates addresses of an RDMA NIC: GPUDirect may be slow or hang",
-    message="an IOMMU ({iommu}) translates the addresses of what {ports} sends: with GPUDirect RDMA that goes through "
-    "the CPU, slower, and may hang",
-    hint="off in the BIOS (VT-d, AMD-Vi); or iommu=pt on the kernel's command line, in /etc/default/grub of {node}",
+    message=(
+        "an IOMMU ({iommu}) translates the addresses of {ports}: GPUDirect RDMA then goes through the CPU, is slower, "
+        "and may hang"
+    ),
+    hint=(
+        "disable it in the BIOS (VT-d, AMD-Vi); or add iommu=pt to the kernel command line in /etc/default/grub of "
+        "{node}"
+    ),
 )
 RDMA_FIRMWARE = Rule(
     "rdma",
     "note",
     catches="RDMA NICs of one model with different firmware on two nodes",
-    message="its NIC of model {board} has firmware {version}, and that of {peer} {expected}",
-    hint="the same on all nodes, where one of them is slower or fails",
+    message="its {board} NIC has firmware {version}; {peer} has {expected}",
+    hint="install the same firmware on all nodes if one is slower or fails",
 )
 
 _ROCE_MTU = 4200
-# What is around a RoCE packet's payload, at the most; payloads are powers of two.
+# Maximum overhead of a RoCE packet; payloads are powers of two.
 _ROCE_HEADERS = 58
 _SHOWN = 4
 _IOMMUS = ("dmar", "ivhd")
-# Less than a few channels of NCCL need for their buffers.
+# Less than NCCL's buffers for a few channels.
 _LOCKED_BYTES = 1 << 28
 
 
 @Check
 def check_rdma(inspection: Inspection) -> Iterator[Case]:
-    """RDMA is active on all nodes where NCCL runs, or on none."""
+    """RDMA is active on all nodes that use NCCL, or on none."""
     nodes = _nodes(inspection)
-    # gloo knows no RDMA, and a single node no network.
+    # gloo does not use RDMA, and a single node no network.
     if len(nodes) < 2 or all(_is_off(inspection, node, found) for node, found in nodes):  # noqa: PLR2004
         return
     having = [(node.name, _ports(found)) for node, found in nodes if _active(found)]
@@ -143,10 +170,10 @@ def check_rdma(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
-    """NCCL may lock the buffers that it hands to an RDMA card."""
+    """NCCL may lock the buffers for an RDMA NIC."""
     for node, found in _nodes(inspection):
         locked = found.limits.get("locked_memory_bytes")
-        # The kernel does not hold root to the limit; it does hold a container's root to it.
+        # The kernel does not apply the limit to root, except to a container's root.
         is_free = (found.user == "root" and found.container is None) or _is_off(inspection, node, found)
         if locked is not None and locked < _LOCKED_BYTES and _active(found) and not is_free:
             yield LOCKED_MEMORY.found(node.name, limit=locked >> 20)
@@ -154,7 +181,7 @@ def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_rdma_ports(inspection: Inspection) -> Iterator[Case]:
-    """Each active port carries what it has negotiated, to every other node."""
+    """Each active port reaches its negotiated rate, to every other node."""
     nodes = [(node, found) for node, found in _nodes(inspection) if not _is_off(inspection, node, found)]
     if len(nodes) < 2:  # noqa: PLR2004 - a single node needs no network
         return
@@ -202,7 +229,7 @@ def _judge_roce(
             if (other := _interface(facts, one)) is not None
             for network in other.networks
         }
-        # What a port without an address would be in, nobody knows.
+        # The network of a port without an address is unknown.
         is_whole = all((other := _interface(facts, one)) is not None and other.addresses for one in _roce(facts))
         if peer.name != node.name and is_whole and there and not own & there:
             meeting = [
@@ -222,7 +249,7 @@ def _judge_roce(
 
 @Check
 def check_rdma_path(inspection: Inspection) -> Iterator[Case]:
-    """What an active port and a GPU on its switch exchange stays below the switch."""
+    """Traffic between an active port and a GPU on its switch stays below the switch."""
     for node, found in _nodes(inspection):
         ports = [port for port in found.rdma if port.state == "ACTIVE"]
         if len(inspection.cluster.nodes) == 1 or _is_off(inspection, node, found):
@@ -237,7 +264,7 @@ def check_rdma_path(inspection: Inspection) -> Iterator[Case]:
                 fix=("", *(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges)),
             )
             continue
-        # Arm's are always on, and do no such harm.
+        # Arm's are always on, and harmless.
         translated = [port for port in ports if (port.iommu or "").startswith(_IOMMUS)]
         if translated:
             names = listed(map(_name, translated), _SHOWN)
@@ -246,7 +273,7 @@ def check_rdma_path(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_rdma_firmware(inspection: Inspection) -> Iterator[Case]:
-    """NICs of one model have one firmware."""
+    """NICs of one model have the same firmware."""
     boards = sorted({port.board for _, found in inspection.known for port in found.rdma if port.board})
     for board in boards:
         versions = {
@@ -259,7 +286,6 @@ def check_rdma_firmware(inspection: Inspection) -> Iterator[Case]:
 
 
 def _nodes(inspection: Inspection) -> list[tuple[Node, NodeFacts]]:
-    """Those where NCCL may run, each with the RDMA ports that the hostfile leaves to it."""
     return [
         (
             node,
@@ -287,7 +313,7 @@ def _active(found: NodeFacts) -> bool:
 
 
 def _is_off(inspection: Inspection, node: Node, found: NodeFacts) -> bool:
-    """Whether NCCL has been told to leave RDMA alone; the environment wins over its files."""
+    """Environment variables take precedence over NCCL's configuration files."""
     files = {name: value for values in found.nccl_files.values() for name, value in values.items()}
     env = files | inspection.env(node)
     return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "").lower() == "socket"

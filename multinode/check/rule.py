@@ -1,4 +1,4 @@
-"""Rule: what a finding says. Check: what looks for it; what nodes have in common is said once, with their names."""
+"""Rule: the text of a finding. Check: what looks for it. Equal findings of several nodes are reported once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a check found.
 
     Attributes:
-        severity: `error` (the training would fail or hang), `warning` (it may), `note` (good to know).
-        node: the node's name; None concerns the cluster as a whole.
+        severity: `error` (the training would fail or hang), `warning` (it may), `note` (for information).
+        node: the node's name; None concerns the whole cluster.
         check: the check's name, as in the matrix.
         message: what is wrong and why it breaks the training.
-        hint: what fixes it, such as a key of the hostfile; each line after the first is a command.
-        by_hand: whether it concerns only launches that multinode does not make.
+        hint: the fix, such as a key of the hostfile; each line after the first is a command.
+        by_hand: whether it concerns only launches without multinode.
     """
 
     severity: str
@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def finding_of_error(check: str, error: MultinodeError) -> Finding:
-    """What could not be asked."""
+    """A finding for something that could not be asked."""
     hint = "\n".join(error.hint_lines) or None
     return Finding(severity="error", node=error.node, check=check, message=error.message, hint=hint)
 
@@ -47,7 +47,7 @@ _MOST_NAMES = 8
 
 
 class _Word(str):
-    """A text that a hint names: quoted for a shell, unless `!s` asks for it as it is."""
+    """A text in a hint: quoted for a shell, unless `!s` asks for it unquoted."""
 
     __slots__ = ()
 
@@ -56,16 +56,17 @@ class _Word(str):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One kind of finding; the reference of all checks is made from these.
+    """One kind of finding; the reference of the checks is generated from these.
 
     Attributes:
-        check: the check that it belongs to: its column in the matrix.
+        check: its check, the column in the matrix.
         severity: as in `Finding`.
-        catches: the trouble, in the words of a list.
-        message: the finding's, with `{names}` for what is known only when it is found. Where it, or the hint, names
-            `{nodes}`, the nodes whose values are equal share one finding.
-        hint: likewise, with a `{name}` quoted for a shell, as it may be a node's own word; `{name!s}` is text of ours.
-            Each line after the first is a command, to be copied whole.
+        catches: the problem, for a list.
+        message: the finding's, with `{names}` for values known at run time. If it or the hint contains `{nodes}`,
+            nodes
+            with equal values share one finding.
+        hint: likewise; `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each
+            line after the first is a command to copy.
         by_hand: as in `Finding`.
     """
 
@@ -77,7 +78,7 @@ class Rule(msgspec.Struct, frozen=True):
     by_hand: bool = False
 
     def found(self, on: str | None, /, **values: object) -> Case:
-        """The trouble on a node, which message and hint may name `{node}`; None concerns the cluster as a whole."""
+        """A case on a node, which message and hint may refer to as `{node}`; None concerns the whole cluster."""
         return Case(self, on, values)
 
     @property
@@ -87,26 +88,25 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def _text(value: object) -> object:
-    """A tuple is words and then commands, a line each; of any other value no part begins a line."""
     if isinstance(value, tuple):
         return "\n".join(str(_text(line)) for line in value)
     return value.replace("\n", " ") if isinstance(value, str) else value
 
 
 class Case(NamedTuple):
-    """A rule that a node breaks, and the values that the rule names."""
+    """A rule that a node breaks, with the values for its text."""
 
     rule: Rule
     node: str | None
     values: Mapping[str, object]
 
     def finding(self) -> Finding:
-        """What a user reads.
+        """The finding for the user.
 
         Raises:
-            KeyError: a value that message or hint names was not given.
+            KeyError: a value in message or hint is missing.
         """
-        # A node's own words do not begin a line that would look like one of ours.
+        # A node's text must not begin a line that looks like one of ours.
         known = {name: _text(one) for name, one in {"node": self.node, **self.values}.items()}
         words = {name: _Word(value) if isinstance(value, str) else value for name, value in known.items()}
         return Finding(
@@ -120,11 +120,11 @@ class Case(NamedTuple):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check: called with an inspection, what it finds.
+    """A check: a function from an inspection to findings.
 
     Attributes:
-        before_launch: whether a launch makes it as well: what it finds would leave the run hanging or dead.
-        judges_meeting: whether such a one judges how the nodes reached each other, too.
+        before_launch: whether a launch runs it: its errors would make the run hang or fail.
+        judges_meeting: whether it also judges the connections between nodes.
     """
 
     judge: Callable[[Inspection], Iterable[Case]]
@@ -132,7 +132,7 @@ class Check(msgspec.Struct, frozen=True):
     judges_meeting: bool = False
 
     def __call__(self, inspection: Inspection) -> Iterator[Finding]:
-        """What it finds; of what nodes have in common, one finding in the place of all."""
+        """Its findings; equal ones of several nodes are merged."""
         shared: dict[tuple[Rule, tuple[Any, ...]], list[Case]] = {}
         for case in self.judge(inspection):
             if case.rule.names_nodes:
@@ -151,7 +151,7 @@ meeting_check = partial(Check, before_launch=True, judges_meeting=True)
 
 
 class _Disagreement(NamedTuple):
-    """A node, its value, and which other node has the one that was expected."""
+    """A node, its value, and another node with the expected value."""
 
     node: str
     value: Any
@@ -160,11 +160,11 @@ class _Disagreement(NamedTuple):
 
 
 def disagreements(values: Mapping[str, Any], *, majority: bool = False) -> Iterator[_Disagreement]:
-    """The nodes that differ from the first, or from most.
+    """The nodes that differ from the first, or from the majority.
 
     Args:
         values: by node.
-        majority: whether the commonest value is expected, of equally common ones the first.
+        majority: whether the most frequent value is expected (the first of equally frequent ones).
     """
     if not values:
         return
@@ -177,5 +177,5 @@ def disagreements(values: Mapping[str, Any], *, majority: bool = False) -> Itera
 
 
 def listed(names: Iterable[str], most: int = _MOST_NAMES) -> str:
-    """`a`, `a and b`, `a, b and c`, each once; beyond `most` the rest is counted."""
+    """`a`, `a and b`, `a, b and c`, without duplicates; those after `most` are counted."""
     return format_list(list(dict.fromkeys(names)), most, "more")

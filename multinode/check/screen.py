@@ -1,4 +1,4 @@
-"""What a check prints: counts, findings by severity with their fixes, what passed on each node, the next command."""
+"""The screen of a check: counts, findings by severity with their fixes, passed checks, the next command."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from multinode.check.rule import SEVERITIES, Finding
-from multinode.render.table import Command, Part, labelled, labelled_parts, make_table, paragraph
+from multinode.render.table import Command, Part, footer, labelled, labelled_parts, make_table, paragraph
 from multinode.units import format_count, format_list
 
 _MARKS = {"error": "[bold red]ERROR[/]", "warning": "[yellow]warn[/]", "note": "note", None: "[green]ok[/]"}
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _NOT_KNOWN = "[dim]-[/]"
-# So many nodes fit beside each other; more stand below each other, with the checks that found something.
+# This number of nodes fits side by side; more are listed below each other, with the checks that found something.
 _MAX_COLUMNS = 8
-# Of more nodes, those of which as many checks passed share a line.
+# With more nodes, those with the same number of passed checks share a line.
 _MAX_LINES = 8
 
 Nodes = Sequence[tuple[str, bool]]
@@ -31,11 +31,12 @@ def check_parts(
 
     Args:
         nodes: name, and whether it was reached.
-        checks: names of all that were made.
-        findings: the worst first.
-        details: with the matrix of nodes and checks, and the findings about launches that multinode does not make.
+        checks: names of all checks.
+        findings: most severe first.
+        details: with the matrix of nodes and checks, and findings about launches without multinode.
     """
-    shown = [finding for finding in findings if details or not finding.by_hand]
+    pressing = any(finding.severity != "note" for finding in findings)
+    shown = [one for one in findings if details or not (one.by_hand or (pressing and one.severity == "note"))]
     yield paragraph(_counts(nodes, checks, shown), style="bold")
     for severity in SEVERITIES:
         found = _alike([finding for finding in shown if finding.severity == severity])
@@ -52,17 +53,17 @@ def check_parts(
         yield _matrix(nodes, checks, shown)
         return
     hidden = len(findings) - len(shown)
-    notes = f"{format_count(hidden, 'note')} for those who start torchrun by hand, " if hidden else ""
-    yield f"--details: {notes}table of nodes and checks"
+    notes = f"{format_count(hidden, 'note')}, " if hidden else ""
+    yield footer("Details", f"--details: {notes}table of nodes and checks")
 
 
 def next_step(failures: Sequence[Finding], given: str, for_launch: str) -> str:
-    """What to do next: fix the failures and check again, or launch; with the options that `check` was given."""
+    """The next command: check again after fixing, or launch, with the options given to `check`."""
     if not failures:
-        return f"next: multinode launch{for_launch}"
+        return footer("Next", f"multinode launch{for_launch}")
     severities = Counter(alike[0].severity for alike in _alike(failures))
     named = format_list([format_count(severities[name], name) for name in SEVERITIES if severities[name]])
-    return f"next: fix the {named} above, then: multinode check{given}"
+    return footer("Next", f"fix the {named} above, then: multinode check{given}")
 
 
 def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> str:
@@ -77,7 +78,6 @@ def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) ->
 
 
 def _alike(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """What says the same of several nodes is one problem."""
     same: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in findings:
         same.setdefault((finding.severity, finding.check, finding.message), []).append(finding)
@@ -85,7 +85,6 @@ def _alike(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def _rows(alike: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """The problem, where it is, and what fixes it; of a hint, what follows its first line is commands."""
     names = [finding.node for finding in alike if finding.node is not None]
     where = f"{format_list(names, _MAX_LINES, 'more')}: " if len(names) > 1 else ""
     label = format_count(len(names), "node") if where else alike[0].node or "all nodes"
@@ -99,14 +98,11 @@ def _rows(alike: Sequence[Finding]) -> Iterator[tuple[str, str]]:
 
 
 def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """A line a node, or of many nodes a line for those of which as many checks passed."""
     lines = {name: _passed_on(name, checks, findings) if reached else "not reached" for name, reached in nodes}
-    if len(nodes) <= _MAX_LINES:
-        yield from lines.items()
-        return
     for line in dict.fromkeys(lines.values()):
         alike = [name for name in lines if lines[name] == line]
-        yield format_count(len(alike), "node"), f"{line} ({format_list(alike, _MAX_LINES, 'more')})"
+        label = format_count(len(alike), "node") if len(alike) > 1 else alike[0]
+        yield label, f"{line} ({format_list(alike, _MAX_LINES, 'more')})" if len(alike) > 1 else line
 
 
 def _passed_on(node: str, checks: Sequence[str], findings: Sequence[Finding]) -> str:
@@ -116,7 +112,6 @@ def _passed_on(node: str, checks: Sequence[str], findings: Sequence[Finding]) ->
 
 
 def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Table:
-    """Nodes and checks; what concerns all nodes is a column, or row, of its own."""
     everywhere = [(None, True)] if any(finding.node is None for finding in findings) else []
     places: list[_Place] = [*nodes, *everywhere]
     table = make_table()

@@ -1,4 +1,4 @@
-"""Software of the job: its interpreter, what is installed for it, and that the nodes agree on it."""
+"""Software of the job: its interpreter and packages, and that the nodes agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multinode.check.rule import Case, Check, Rule, disagreements, launch_check
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.records.benchmark import Benchmark
 
-# Different versions of these on two nodes break the rendezvous, the collectives or the numbers.
+# Different versions of these break the rendezvous, the collectives or the results.
 _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate", "peft")
 
 _PACKAGES = {"torchrun": "torch", "llamafactory-cli": "llamafactory"}
@@ -19,38 +19,43 @@ NO_INTERPRETER = Rule(
     "error",
     catches="the job's interpreter is not on a node",
     message="no interpreter for the job: {reason}",
-    hint="name the training environment's in the hostfile: python=/path/to/env/bin/python",
+    hint="name the interpreter of the training environment in the hostfile: python=/path/to/env/bin/python",
 )
 NOT_INSTALLED = Rule(
     "packages",
     "error",
-    catches="what the job imports is not installed for its interpreter",
+    catches="packages that the job imports are not installed for its interpreter",
     message="{words} not installed for {python}",
     hint="correct python= in the hostfile, or on the node:\n{python} -m pip install {packages!s}",
 )
 OTHER_SHELL = Rule(
     "interpreter",
     "error",
-    catches="the training environment is found in an interactive shell only (conda, modules, .bashrc)",
-    message="over SSH the job would run {python}, which has no {words}; an interactive shell finds {other}: what sets "
-    "that up (conda, a module, ~/.bashrc) is not read when a command runs over SSH",
-    hint="name it in the hostfile, on the line of {node}: python={other}",
+    catches="the training environment is available in interactive shells only (conda, modules, .bashrc)",
+    message=(
+        "over SSH the job would run {python}, which has no {words}; an interactive shell finds {other}: its setup "
+        "(conda, a module, ~/.bashrc) is not read for commands over SSH"
+    ),
+    hint="name it on the line of {node} in the hostfile: python={other}",
 )
 TOOL_MISSING = Rule(
     "packages",
     "error",
     catches="a program that starts the job (torchrun, llamafactory-cli) is neither beside the interpreter nor on PATH",
-    message="{tool} was not found beside {python}, nor on the PATH of a non-interactive shell{elsewhere}: the job "
-    "could not be started",
-    hint="name the environment that has it in the hostfile (python=), or on the node:\n"
-    "{python} -m pip install {package}",
+    message=(
+        "{tool} is neither beside {python} nor on the PATH of a non-interactive shell{elsewhere}: the job could not "
+        "start"
+    ),
+    hint=(
+        "name an environment that has it in the hostfile (python=), or on the node:\n{python} -m pip install {package}"
+    ),
 )
 VERSIONS_DIFFER = Rule(
     "versions",
     "error",
-    catches="nodes have different versions of a package that must be equal",
-    message="{package} is {version} here and {expected} on {peer}: they would not fit together, whichever is right",
-    hint="if that of {peer} is right, on {node}:\n{python} -m pip install {package}=={public}{build!s}",
+    catches="nodes have different versions of a package that must match",
+    message="{package} is {version} here and {expected} on {peer}: the versions must match",
+    hint="if {peer} has the right one, on {node}:\n{python} -m pip install {package}=={public}{build!s}",
 )
 
 
@@ -64,7 +69,7 @@ def check_interpreter(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_interactive(inspection: Inspection) -> Iterator[Case]:
-    """The interpreter that a non-interactive shell finds is the one with torch."""
+    """The interpreter of a non-interactive shell is the one with torch."""
     for node, found in inspection.known:
         other = found.interactive.get("python3")
         if node.python is None and other is not None and other != found.python:
@@ -73,11 +78,11 @@ def check_interactive(inspection: Inspection) -> Iterator[Case]:
 
 @launch_check
 def check_packages(inspection: Inspection) -> Iterator[Case]:
-    """What the job imports is installed for its interpreter on every node."""
+    """The job's packages are installed for its interpreter on every node."""
     needed = ("torch",) if inspection.training is None else ("torch", "llamafactory")
     for node, found in inspection.known:
         missing = [name for name in needed if name not in found.packages]
-        # Where another shell finds an interpreter, that is what has to be corrected.
+        # If another shell finds an interpreter, PATH has to be fixed.
         known = found.python is not None and "packages" not in found.missing and "python3" not in found.interactive
         if missing and known:
             words, packages = " and ".join(missing), " ".join(missing)
@@ -86,10 +91,10 @@ def check_packages(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_tools(inspection: Inspection) -> Iterator[Case]:
-    """The programs that start the job are there."""
+    """The programs that start the job exist."""
     for node, found in inspection.known:
         for tool in needed_tools(inspection.job) if found.tools or found.interactive else ():
-            # Where a package is missing altogether, that is what has to be fixed.
+            # A missing package has to be fixed first.
             package = _PACKAGES[tool]
             if tool not in found.tools and package in found.packages:
                 other = found.interactive.get(tool)
@@ -101,11 +106,11 @@ def check_tools(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_versions(inspection: Inspection) -> Iterator[Case]:
-    """What must be equal on all nodes is equal to that of the first node that has it."""
+    """Versions that must be equal agree with the first node that has the package."""
     for package in _MUST_AGREE:
         versions = {node.name: found.packages[package] for node, found in inspection.known if package in found.packages}
         for name, version, peer, expected in disagreements(versions):
-            # What pip cannot know of a version such as 2.8.0+cu126: its build is of another package index.
+            # Pip cannot find a local version such as 2.8.0+cu126: it is on another package index.
             public, _, build = expected.partition("+")
             yield VERSIONS_DIFFER.found(
                 name,
@@ -113,7 +118,7 @@ def check_versions(inspection: Inspection) -> Iterator[Case]:
                 version=version,
                 expected=expected,
                 public=public,
-                build=f" (from the package index of its {build} builds, where {expected} came from)" if build else "",
+                build=f" (from the package index for {build} builds, the source of {expected})" if build else "",
                 peer=peer,
                 python=inspection.facts[name].python,
             )

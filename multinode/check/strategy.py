@@ -1,4 +1,4 @@
-"""Strategy: what the job's way of sharing the model out costs on these links, and what would cost less."""
+"""Strategy: the cost of the job's sharding strategy on these links, and cheaper ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multinode.units import format_count, format_duration, format_rate, goodput_
 SENDS_TOO_MUCH = Rule(
     "strategy",
     "warning",
-    catches="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow for it",
+    catches="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow",
     message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
     "{link}; {other} would send {other_size}, in {other_time} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
@@ -27,7 +27,7 @@ SENDS_TOO_MUCH = Rule(
 SENDS_MUCH = Rule(
     "strategy",
     "note",
-    catches="communication that takes long in every step, and no way of sharing the model out that sends much less",
+    catches="communication takes long in every step, and no other sharding sends much less",
     message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
     "{link} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
@@ -36,9 +36,11 @@ SENDS_MUCH = Rule(
 IGNORED = Rule(
     "strategy",
     "warning",
-    catches="a sharding strategy of FSDP version 1 that accelerate does not take from the YAML",
-    message="fsdp: {fsdp} is trained as full_shard: with transformers {version} accelerate takes the strategy of FSDP "
-    "version 1 from FSDP_SHARDING_STRATEGY alone, and it is not set",
+    catches="accelerate does not read the FSDP1 sharding strategy from the YAML",
+    message=(
+        "fsdp: {fsdp} is trained as full_shard: with transformers {version} accelerate reads the FSDP1 strategy only "
+        "from FSDP_SHARDING_STRATEGY, which is not set"
+    ),
     hint="--env FSDP_SHARDING_STRATEGY={name}",
 )
 _STRATEGY_VARIABLE = "FSDP_SHARDING_STRATEGY"
@@ -46,7 +48,7 @@ _STRATEGY_VARIABLE = "FSDP_SHARDING_STRATEGY"
 _NOT_TOLD_SINCE = (5, 6)
 
 _WARN_S = 1.0
-# A healthy pair of nodes at 1 Gbit/s with the small model of configs/tiny_sft.yaml stays below.
+# A healthy pair of nodes at 1 Gbit/s stays below this with the small model of configs/tiny_sft.yaml.
 _NOTE_S = 0.4
 _LEAST_S = 0.1
 _MUCH_LESS = 0.5
@@ -55,10 +57,10 @@ _GIGA = 1e9
 _BITS_PER_BYTE = 8
 _BYTES_PER_MIB = 1 << 20
 _ETHERNET_MTU = 1500
-# What a node says of its link is not taken for less than any network has.
+# A link is never assumed slower than any network.
 _LEAST_GBIT_PER_S = 1e-4
 _LEAST_MTU = 576
-# Of a GPU's memory the frozen model may take so much: the rest is for activations, gradients and the context.
+# Share of GPU memory for the frozen model; the rest is for activations, gradients and the context.
 _MODEL_SHARE = 0.75
 
 
@@ -72,7 +74,7 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 @Check
 def check_strategy(inspection: Inspection) -> Iterator[Case]:
-    """The gradients and weights of a step pass the links in good time, or nothing would pass them in less."""
+    """The gradients and weights of a step pass the links in reasonable time, or no strategy would be faster."""
     training, workers, link = _read(inspection), inspection.workers_of_nodes(), _link(inspection)
     nodes = len(inspection.cluster.nodes)
     if training is None or workers is None or link is None or nodes == 1:
@@ -100,13 +102,13 @@ def check_strategy(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_sharding(inspection: Inspection) -> Iterator[Case]:
-    """FSDP shares the model out as the YAML says."""
+    """FSDP shards the model as the YAML says."""
     job = inspection.training
     words = str(job.config.get("fsdp") or "").split() if job is not None else []
     name = next((word for word in words if word in {"shard_grad_op", "no_shard", "hybrid_shard"}), None)
     told = job.config.get("fsdp_config") if job is not None else None
     told = told if isinstance(told, dict) else {}
-    # What accelerate's own launcher starts has the variable from its configuration.
+    # accelerate's own launcher sets the variable from its configuration.
     if name is None or str(told.get("version") or told.get("fsdp_version")) == "2" or "sharding_strategy" in told:
         return
     for node, found in inspection.known:
@@ -119,7 +121,6 @@ def check_sharding(inspection: Inspection) -> Iterator[Case]:
 
 
 def _read(inspection: Inspection) -> Training | None:
-    """What the job trains and how; None where it is not known, as then nothing can be said."""
     facts = inspection.facts.values()
     models = (found.model for found in facts if found.model is not None)
     versions = (found.packages["transformers"] for found in facts if "transformers" in found.packages)
@@ -132,25 +133,23 @@ def _read(inspection: Inspection) -> Training | None:
 
 
 def _cheapest(training: Training, layout: Layout, inspection: Inspection, *, gloo: bool) -> _Choice | None:
-    """What sends least and can still be done on these GPUs; None where nothing sends less."""
     strategy = training.strategy
     sharded = strategy in _SHARDED
     if (training.lora and strategy is Strategy.DDP) or (sharded and not _fits(training, inspection)):
         return None
-    # How a person gets from it to DDP.
-    leave = "--set deepspeed=null" if strategy in STAGES else "leave fsdp out of the YAML"
+    # How to change from it to DDP.
+    leave = "--set deepspeed=null" if strategy in STAGES else "remove fsdp from the YAML"
     memory = ", if a GPU holds the whole model" if sharded else ""
     if training.lora:
-        way = f"{leave}{memory}; DeepSpeed ZeRO-2 with gradient_accumulation_steps: 1 sends little as well"
+        way = f"{leave}{memory}; DeepSpeed ZeRO-2 with gradient_accumulation_steps: 1 also sends little"
     else:
         also = "" if strategy is Strategy.DDP else f" and {leave}"
-        way = f"where an adapter serves the purpose: --set finetuning_type=lora{also}{memory}; else a faster link"
+        way = f"if an adapter is enough: --set finetuning_type=lora{also}{memory}; otherwise use a faster link"
     name = "DDP with LoRA" if training.lora else f"DDP with LoRA at rank {SMALL_RANK}"
     return _Choice(name=name, way=way, size_bytes=_sent(Strategy.DDP, training.small, layout, gloo=gloo))
 
 
 def _fits(training: Training, inspection: Inspection) -> bool:
-    """Whether each GPU holds the frozen model; taken for granted where there is none, or its memory is not known."""
     parameters = training.small.parameters or 0
     needed_mib = parameters * training.small.parameter_bytes / _BYTES_PER_MIB
     gpus = [gpu for found in inspection.facts.values() for gpu in found.gpus]
@@ -161,17 +160,16 @@ def _fits(training: Training, inspection: Inspection) -> bool:
 def _amortise(training: Training, layout: Layout) -> str:
     if not any(call.per_micro_batch for call in calls_of_strategy(training.strategy, training.load, layout)):
         return (
-            f"gradients travel once a step: --set gradient_accumulation_steps={2 * training.load.accumulation} halves "
-            "the share of each sample"
+            f"gradients are sent once per step: --set gradient_accumulation_steps={2 * training.load.accumulation} "
+            "halves the bytes per sample"
         )
     return (
-        "each micro-batch sends: a larger per_device_train_batch_size with fewer gradient_accumulation_steps sends "
-        "less for as many samples"
+        "every micro-batch sends: a larger per_device_train_batch_size with fewer gradient_accumulation_steps "
+        "sends less per sample"
     )
 
 
 def _link(inspection: Inspection) -> tuple[float, str] | None:
-    """Payload of the slowest link in GB/s, and in words: the slowest stream, else what the cards negotiated."""
     rates = [one.gbit_per_s or 0.0 for one in inspection.connectivity.streams]
     measured = [rate for rate in rates if rate > _LEAST_GBIT_PER_S]
     if measured:
@@ -194,6 +192,6 @@ def _format_time(time_s: float) -> str:
 
 
 def _format_bytes(size_bytes: float) -> str:
-    """In powers of 1000, as links are: `84 MB`, `32.2 GB`."""
+    """In powers of 1000, as for links: `84 MB`, `32.2 GB`."""
     value, unit = (size_bytes / _GIGA, "GB") if size_bytes >= _GIGA else (size_bytes / 1e6, "MB")
     return f"{float(f'{value:.3g}'):g} {unit}"

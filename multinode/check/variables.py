@@ -1,4 +1,4 @@
-"""Variables: what a profile, NCCL's files or the hostfile preset, and what it does to a run that multinode starts."""
+"""Variables that a shell profile, NCCL's files or the hostfile set, and their effect on a run."""
 
 from __future__ import annotations
 
@@ -19,41 +19,53 @@ from multinode.records.benchmark import CollectiveTest
 NAMES_NO_INTERFACE = Rule(
     "variables",
     "error",
-    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node, and the job would get it",
-    message="{name}={value} from {source} matches none of its interfaces that have an address ({present}): "
-    "{reader} finds no socket interface, and the job ends or hangs at its first collective",
+    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node",
+    message=(
+        "{name}={value} from {source} matches no interface with an address ({present}): {reader} finds no socket "
+        "interface, and the job fails or hangs at its first collective"
+    ),
     hint="{way!s}",
 )
 NAMES_NO_INTERFACE_YET = Rule(
     "variables",
     "warning",
     catches="NCCL_SOCKET_IFNAME in the hostfile names no interface, in a job that does not use NCCL",
-    message="{name}={value} from {source} matches none of its interfaces that have an address ({present}): without "
-    "GPUs nothing reads it, and with them the job would end at its first collective",
+    message=(
+        "{name}={value} from {source} matches no interface with an address ({present}): a job without GPUs ignores "
+        "it; a job with GPUs would fail at its first collective"
+    ),
     hint="{way!s}",
 )
 NAMES_MORE = Rule(
     "variables",
     "warning",
-    catches="NCCL_SOCKET_IFNAME is a prefix or an exclusion, and takes more interfaces than meant (eth1 takes eth10)",
-    message="{name}={value} from {source} takes {taken}: without = NCCL reads names as beginnings, with ^ it takes all "
-    "others, and it sends over every interface that it takes, also over those that lead to no other node",
+    catches=(
+        "NCCL_SOCKET_IFNAME is a prefix or an exclusion that matches more interfaces than intended (eth1 matches eth10)"
+    ),
+    message=(
+        "{name}={value} from {source} matches {taken}: without = NCCL reads names as prefixes, with ^ it uses all "
+        "others, and it sends over every match, even one that reaches no other node"
+    ),
     hint="{way!s}",
 )
 NAMES_ANOTHER = Rule(
     "variables",
     "warning",
-    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names another interface than the data plane's",
-    message="{name}={value} from {source} takes {taken}, and the data plane of the node is {ifname}: the rendezvous "
-    "uses one network and the collectives another, which was not checked",
+    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME does not name the data plane's interface",
+    message=(
+        "{name}={value} from {source} selects {taken}, but the data plane of the node is {ifname}: the rendezvous "
+        "uses one network and the collectives another, unchecked one"
+    ),
     hint="{way!s}",
 )
 NAME_OVERRIDDEN = Rule(
     "variables",
     "note",
-    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to something else than multinode's launches set",
-    message="{name}={value} is set in {source} on {nodes}; multinode's launches set it to the data plane, launches by "
-    "hand use the preset",
+    catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to a value other than that of multinode's launches",
+    message=(
+        "{name}={value} is set in {source} on {nodes}; multinode's launches set it to the data plane; launches by "
+        "hand use the preset"
+    ),
     hint="{way!s}",
     by_hand=True,
 )
@@ -61,73 +73,91 @@ SETTINGS_DIFFER = Rule(
     "variables",
     "warning",
     catches="NCCL settings differ between nodes: NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others",
-    message="{name} is {value} on {nodes} and {expected} on {peer}: NCCL expects the same on every node; with "
-    "transports or algorithms that do not fit together, the first collective hangs or is slow",
-    hint="set it alike for all nodes, on every line of the hostfile: env.{name}=VALUE; or nowhere: {way!s}",
+    message=(
+        "{name} is {value} on {nodes} and {expected} on {peer}: NCCL expects the same value on every node; with "
+        "mismatched transports or algorithms the first collective hangs or is slow"
+    ),
+    hint="set the same value on every line of the hostfile (env.{name}=VALUE), or remove it: {way!s}",
 )
 TOO_MANY_SOCKETS = Rule(
     "variables",
     "warning",
-    catches="NCCL_SOCKET_NTHREADS times NCCL_NSOCKS_PERTHREAD is more than NCCL's 64",
-    message="NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is {count} on {nodes}: NCCL "
-    "allows 64 sockets, and lowers the second to {allowed} with a warning",
-    hint="choose values whose product is at most 64, or leave both out: more sockets are often slower",
+    catches="NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD exceeds NCCL's limit of 64",
+    message=(
+        "NCCL_SOCKET_NTHREADS={threads} x NCCL_NSOCKS_PERTHREAD={sockets} is {count} on {nodes}: NCCL allows 64 "
+        "sockets and lowers the second to {allowed} with a warning"
+    ),
+    hint="choose values whose product is at most 64, or unset both: more sockets are often slower",
 )
 STRAY = Rule(
     "variables",
     "note",
-    catches="stray RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* and the like in a profile or in ~/.deepspeed_env",
-    message="{source} on {nodes} has {names}, which changes a run behind its launcher's back: multinode keeps it from "
-    "its jobs, launches by hand get it",
-    hint="on {nodes!s}, find it and remove it:\n{command!s}",
+    catches="RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* or similar are set in a profile or in ~/.deepspeed_env",
+    message=(
+        "{source} on {nodes} sets {names}, which overrides a launcher: multinode unsets it for its jobs; launches by "
+        "hand inherit it"
+    ),
+    hint="find and remove it on {nodes!s}:\n{command!s}",
     by_hand=True,
 )
 RANKS_OVERRIDDEN = Rule(
     "variables",
     "warning",
-    catches="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or the like, which multinode sets itself",
-    message="{name}={value} from {source} replaces the value that multinode sets for LLaMA-Factory: with a wrong one "
-    "the nodes wait for each other forever",
+    catches="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or similar, which multinode sets itself",
+    message=(
+        "{name}={value} from {source} replaces the value that multinode sets for LLaMA-Factory: with a wrong value "
+        "the nodes wait for each other forever"
+    ),
     hint="remove {name} from {source!s}",
 )
 GPUS_HIDDEN = Rule(
     "variables",
     "warning",
-    catches="CUDA_VISIBLE_DEVICES, or another accelerator's variable, is preset on a node and hides GPUs that the job "
-    "would use",
-    message="{name}={value} in {source} leaves the job {visible} of {count} GPUs: a worker "
-    "for each GPU would end with 'invalid device ordinal'",
-    hint="where no more GPUs were given to you: as many slots= in the hostfile; else remove the variable:\n{command!s}",
+    catches="CUDA_VISIBLE_DEVICES or its equivalent is preset on a node and hides GPUs that the job would use",
+    message=(
+        "{name}={value} in {source} leaves the job {visible} of {count} GPUs: one worker per GPU would fail with "
+        "'invalid device ordinal'"
+    ),
+    hint=(
+        "if you may use only these GPUs, set slots= in the hostfile to match; otherwise remove the "
+        "variable:\n{command!s}"
+    ),
 )
 GPUS_NOT_VISIBLE = Rule(
     "variables",
     "error",
-    catches="gpus= names a GPU that CUDA_VISIBLE_DEVICES of the node's sessions hides",
-    message="the hostfile gives it GPU {ids}, which {name}={value} in {source} hides: multinode uses no "
-    "GPU that a node's own environment withholds",
-    hint="choose gpus= among {there}; or remove the variable, where the GPUs are yours:\n{command!s}",
+    catches="gpus= names a GPU that CUDA_VISIBLE_DEVICES hides on the node",
+    message=(
+        "the hostfile assigns it GPU {ids}, which {name}={value} in {source} hides: multinode uses no GPU that the "
+        "node's environment hides"
+    ),
+    hint="choose gpus= from {there}; or, if you may use the GPUs, remove the variable:\n{command!s}",
 )
 
 PYTHON_HOME = Rule(
     "variables",
     "warning",
-    catches="PYTHONHOME in a profile, in the hostfile or in --env: the job's interpreter loads another one's library",
-    message="PYTHONHOME={value} from {source} has {python} load its standard library from there: where that is another "
-    "Python's, the job ends with `No module named 'encodings'`",
+    catches=(
+        "PYTHONHOME is set in a profile, the hostfile or --env: the job's interpreter loads the wrong standard library"
+    ),
+    message=(
+        "PYTHONHOME={value} from {source} makes {python} load its standard library from there: if it belongs to "
+        "another Python, the job fails with `No module named 'encodings'`"
+    ),
     hint="{way!s}",
 )
 
 _SESSION = "the environment of an SSH session"
 _HOSTFILE = "the hostfile"
 _OPTION = "--env"
-# What reaches a job that multinode launches, whatever its interface.
+# Variables that reach a job launched by multinode, whatever its interface.
 _GIVEN = frozenset({_HOSTFILE, _OPTION})
 _DEEPSPEED_ENV = "~/.deepspeed_env"
 _NCCL = "NCCL_SOCKET_IFNAME"
 _GLOO = "GLOO_SOCKET_IFNAME"
 _PROFILES = "~/.bashrc ~/.profile ~/.ssh/environment /etc/environment"
 _SHOWN_CHARACTERS = 80
-# What both ends of a connection, or all ranks of a collective, must read alike.
+# Settings that both ends of a connection, or all ranks of a collective, must share.
 _MUST_AGREE = (
     "NCCL_NET",
     "NCCL_NET_PLUGIN",
@@ -147,13 +177,13 @@ _MUST_AGREE = (
 )
 _MOST_SOCKETS = 64
 _WHOLE = re.compile(r"\s*\d{1,6}")
-# llamafactory_command sets these, and the hostfile's variables after them.
+# llamafactory_command sets these, followed by the hostfile's variables.
 _SET_BY_US = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "RANK")
 
 
 @launch_check
 def check_interface_names(inspection: Inspection) -> Iterator[Case]:
-    """What the job gets as names of its interface names its data plane, and that alone."""
+    """Variables that name interfaces name exactly the one for data."""
     for node, found in inspection.known:
         place = inspection.place(node.name)
         ifname = place.ifname
@@ -199,7 +229,7 @@ def check_agreement(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_socket_counts(inspection: Inspection) -> Iterator[Case]:
-    """NCCL is asked for no more sockets than it makes."""
+    """NCCL is asked for no more sockets than its maximum."""
     for node, found in inspection.known if _is_read(inspection, _NCCL) else ():
         threads, sockets = (
             int(digits[0]) if (digits := _WHOLE.match(_preset(inspection, node, found, name)[1] or "")) else 0
@@ -213,7 +243,7 @@ def check_socket_counts(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
-    """No variable of another launcher waits in a profile, nor in the hostfile one that multinode works out."""
+    """No variable of another launcher is set in a profile, and none that multinode computes in the hostfile."""
     for node, found in inspection.known:
         for source, variables in ((_SESSION, found.env), (_DEEPSPEED_ENV, found.deepspeed_env)):
             names = sorted(name for name in variables if any(fnmatchcase(name, stray) for stray in STRAY_VARIABLES))
@@ -231,11 +261,11 @@ def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
 
 @Check
 def check_python_home(inspection: Inspection) -> Iterator[Case]:
-    """The interpreter of the job finds its own library."""
+    """The job's interpreter finds its own library."""
     for node, found in inspection.known:
         source, value = _preset(inspection, node, found, "PYTHONHOME")
         if value:
-            searched = (f"on {node.name}, find it and remove it:", f"grep -n PYTHONHOME {_PROFILES}")
+            searched = (f"find and remove it on {node.name}:", f"grep -n PYTHONHOME {_PROFILES}")
             way = searched if source == _SESSION else f"remove it from {source}"
             python = found.python or "the job's interpreter"
             yield PYTHON_HOME.found(node.name, value=_shown(value), source=source, python=python, way=way)
@@ -243,7 +273,7 @@ def check_python_home(inspection: Inspection) -> Iterator[Case]:
 
 @launch_check
 def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
-    """No preset hides GPUs that the job would use."""
+    """No variable hides GPUs that the job would use."""
     for node, found in inspection.known:
         names = accelerator_named(found.accelerator).visible
         name = next((one for one in names if one in found.env), None)
@@ -265,7 +295,6 @@ def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
 
 
 def _preset(inspection: Inspection, node: Node, found: NodeFacts, name: str) -> tuple[str, str | None]:
-    """Where a variable is set beside multinode itself, and to what; who comes first, wins. None is nowhere."""
     files = found.nccl_files if name.startswith("NCCL_") else {}
     given = {_OPTION: inspection.environment.env, _HOSTFILE: node.env}
     for source, variables in {**given, _SESSION: found.env, **files}.items():
@@ -275,7 +304,6 @@ def _preset(inspection: Inspection, node: Node, found: NodeFacts, name: str) -> 
 
 
 def _judge_name(name: str, value: str, taken: tuple[str, ...], meant: str | None) -> Rule | None:
-    """What is wrong with names that the job will get as they are."""
     if not taken:
         return NAMES_NO_INTERFACE
     if meant is not None and meant not in taken:
@@ -286,12 +314,11 @@ def _judge_name(name: str, value: str, taken: tuple[str, ...], meant: str | None
 def _taken(found: NodeFacts, name: str, value: str) -> tuple[str, ...]:
     if name == _NCCL:
         return tuple(one.name for one in select_interfaces(found.interfaces, value, found.nccl_version))
-    # Gloo takes whole names; `=` would be a part of one.
+    # Gloo takes whole names; `=` would be part of one.
     return tuple(one.name for one in found.interfaces if one.addresses and one.name in value.split(","))
 
 
 def _is_read(inspection: Inspection, name: str) -> bool:
-    """Whether the job reads it: gloo is part of every job, NCCL wants GPUs."""
     if name == _GLOO:
         return True
     if isinstance(inspection.job, CollectiveTest) and inspection.job.backend is not None:
@@ -304,15 +331,15 @@ def _way(name: str, source: str, ifname: str | None = None) -> tuple[str, ...]:
         return "remove it:", f"grep -n {name} {_PROFILES if source == _SESSION else shlex.quote(source)}"
     instead = ""
     if ifname:
-        meant = " (the second = is NCCL's: this name exactly)" if name == _NCCL else ""
+        meant = " (the second = means an exact match in NCCL)" if name == _NCCL else ""
         option = "--env " if source == _OPTION else "env."
         instead = f"; or write {option}{name}={'=' if name == _NCCL else ''}{ifname}{meant}"
-    where = "leave out --env {}" if source == _OPTION else "remove env.{}=... from the node's line in the hostfile"
+    where = "remove --env {}" if source == _OPTION else "remove env.{}=... from the node's line in the hostfile"
     return (f"{where.format(name)}, and multinode sets it{instead}",)
 
 
 def _shown_of(inspection: Inspection, name: str, value: str) -> str:
-    """What a variable is set to, unless it was forwarded by name alone: such a value is never shown."""
+    """A forwarded value is never shown."""
     return "(forwarded)" if name in inspection.environment.forwarded else _shown(value)
 
 
@@ -323,7 +350,7 @@ def _shown(value: str | None) -> str:
 
 
 def _count_visible(value: str) -> int:
-    """GPUs that CUDA shows: those before the first that is none (CUDA C++ Programming Guide, environment variables)."""
+    """CUDA ignores every id from the first invalid one on (CUDA C++ Programming Guide, environment variables)."""
     count = 0
     for entry in value.split(","):
         if not re.fullmatch(r"\d+|(GPU|MIG)-.+", entry.strip()):

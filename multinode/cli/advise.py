@@ -1,4 +1,4 @@
-"""`multinode advise`: which change pays, what it costs, and how to make it."""
+"""`multinode advise`: which changes pay off, their cost, and how to make them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ def advise(
     run_ids: RunIds = None,
     link: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="As if the nodes had this link: 10gbit; a bare number is in Gbit/s."),
+        typer.Option(
+            metavar="RATE", help="Assume this link rate between nodes, such as 10gbit. A bare number is in Gbit/s."
+        ),
     ] = None,
     link_measured: LinkMeasured = None,
     top: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Show the best N; else 3, all in JSON and with --details."),
+        typer.Option(min=1, metavar="N", help="Number of changes to show. Default: 3; all with --json or --details."),
     ] = None,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Say which change of a measured training pays, by how much, what it costs, and how to make it."""
+    """Show which changes would make a measured training faster, by how much, and how to make them."""
     from multinode.predict.advice import pays
     from multinode.predict.advice_screen import is_one_node
     from multinode.predict.words import launch_command
@@ -64,11 +66,7 @@ def advise(
 
 
 def read_recommendations(run_ids: list[str] | None, link: str | None, link_measured: str | None) -> Recommendations:
-    """What is advised of stored runs.
-
-    Raises:
-        UsageError: a rate is none, or as `advise_runs`.
-    """
+    """The recommendations from stored runs."""
     from multinode.predict.advise import advise_runs
 
     return advise_runs(
@@ -89,7 +87,7 @@ def _rate(option: str, text: str | None) -> float | None:
 
     rate = parse_option(option, text, parse_rate) if text is not None else None
     if rate is not None and not is_rate(rate):
-        raise UsageError(f"{option} {text}: no link has that rate", hint="for example 10gbit")
+        raise UsageError(f"{option} {text}: not a possible link rate", hint="for example 10gbit")
     return rate
 
 
@@ -102,7 +100,7 @@ def print_recommendations(
     more: str = "",
     next_command: str = "",
 ) -> None:
-    """The best `top`, else the usual number; what was tried is shown whatever its rank."""
+    """The best `top`, or the default number; tried changes are shown whatever their rank."""
     import msgspec
 
     from multinode.predict.advice import shortlist

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 # The run's own hostfile is kept with it, so this is for a machine that did not launch it.
 Elsewhere = Annotated[
     str | None,
-    typer.Option("--hosts", autocompletion=complete_hosts, help="Hostfile, for a run that another machine launched."),
+    typer.Option(
+        "--hosts", autocompletion=complete_hosts, help="Hostfile, for a run that was launched from another machine."
+    ),
 ]
 
 _SECONDS_PER_DAY = 86400.0
@@ -64,9 +66,9 @@ def attach(
     fetch: Fetch = None,
     as_json: Json = False,
 ) -> None:
-    """Follow a run that is still running, from where it was left; Ctrl-C stops it, or leaves it running if detached.
+    """Follow an active run again. Ctrl-C stops the run, or leaves it running if it is detached.
 
-    A run that another multinode follows, as in a batch job of Slurm, is watched by what that one writes.
+    If another multinode follows the run, as in a Slurm batch job, its records are shown.
     """
     from multinode.launch.attach import attach as follow
 
@@ -76,7 +78,7 @@ def attach(
         if if_slower != "report":
             raise UsageError(
                 f"--if-slower-than-one-node {if_slower}: another multinode follows this run",
-                hint=f"what it says of it: multinode show {known.run.run_id}",
+                hint=f"see its verdict: multinode show {known.run.run_id}",
             )
         if exports.are_wanted:
             raise UsageError(
@@ -103,8 +105,8 @@ def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
     from multinode.launch.logs import follow_logs
 
     if fetch:
-        raise UsageError("--fetch: another multinode follows this run", hint="attach again once it has ended")
-    note(f"another multinode follows run {known.run.run_id}: what it writes, to the run's end; Ctrl-C leaves")
+        raise UsageError("--fetch: another multinode follows this run", hint="attach again after it has ended")
+    note(f"another multinode follows run {known.run.run_id}: showing its records until the run ends; Ctrl-C leaves")
     if known.run.kind == "launch" and (told := running_verdict(known.run.run_id)[1]):
         note(told)
     ranks = tuple(node.node_rank for node in known.run.nodes)
@@ -121,7 +123,7 @@ def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
 def stop(
     run_id: RunId = "last", hosts: Elsewhere = None, grace_period: GracePeriod = 10.0, as_json: Json = False
 ) -> None:
-    """Stop a run on all its nodes: TERM, after the grace period KILL, and then see that nothing of it is left."""
+    """Stop a run on all its nodes with SIGTERM, then SIGKILL after the grace period, and verify that it has ended."""
     from multinode.launch.attach import stop as stop_run
     from multinode.launch.attach import with_hosts
 
@@ -157,11 +159,11 @@ def clean(
     run_ids: RunIds = None,
     hosts: Hosts = None,
     older_than: Annotated[
-        float, typer.Option(min=0.0, metavar="DAYS", help="Without RUN: all that began so many days ago.")
+        float, typer.Option(min=0.0, metavar="DAYS", help="Without RUN: clean runs older than this many days.")
     ] = 7.0,
     as_json: Json = False,
 ) -> None:
-    """Remove what runs that have ended left on their nodes; logs and results on this machine stay."""
+    """Remove files of finished runs from their nodes. Logs and results on this machine are kept."""
     from multinode import api
 
     cluster, _ = read_cluster(hosts)
@@ -180,8 +182,12 @@ def clean(
 
 def _describe_stop(node: NodeStop) -> str:
     if not node.runs:
-        return "nothing of it is there"
-    left = f"{node.processes_left} of its processes are left" if node.processes_left else "nothing of it is left"
+        return "nothing to remove"
+    left = (
+        (f"{node.processes_left} of its processes are still running")
+        if node.processes_left
+        else "nothing of it is left"
+    )
     return f"{', '.join(node.runs)} stopped; {left}"
 
 
@@ -189,9 +195,9 @@ def _describe_cleaned(node: Cleaned) -> str:
     removed = f"{format_count(len(node.removed), 'run')} removed, {format_size(node.size_bytes)}"
     own = [run for run in node.kept if run not in node.machines]
     others = [f"{run} (of {node.machines[run]})" for run in node.kept if run in node.machines]
-    goes_on = f"; not over, so kept: {', '.join(own)}" if own else ""
-    elsewhere = f"; of another machine and not over, so kept: {', '.join(others)}" if others else ""
-    written = f"; kept, as a job has written files there: {', '.join(node.code_kept)}" if node.code_kept else ""
+    goes_on = f"; still running, so kept: {', '.join(own)}" if own else ""
+    elsewhere = f"; of another machine and still running, so kept: {', '.join(others)}" if others else ""
+    written = f"; kept because a job has written files there: {', '.join(node.code_kept)}" if node.code_kept else ""
     return f"{removed}{goes_on}{elsewhere}{written}"
 
 
@@ -203,7 +209,6 @@ def _known(run_id: str) -> Known:
 
 
 def _known_here(run_id: str) -> Known | None:
-    """The run, if it is one of this machine."""
     try:
         return _known(run_id)
     except UsageError:

@@ -46,26 +46,31 @@ def bench(
     hosts: Hosts = None,
     nodes: Nodes = None,
     local: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="No nodes: N workers on this machine, without SSH.")
+        int | None, typer.Option(min=1, metavar="N", help="Run N workers on this machine, without nodes and SSH.")
     ] = None,
     workers_per_node: WorkersPerNode = None,
     only: Annotated[
-        str | None, typer.Option(metavar="KINDS", help="Some of matmul, memory and layers, with commas between.")
+        str | None, typer.Option(metavar="KINDS", help="Comma-separated list of matmul, memory, layers. Default: all.")
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="TYPES", help="Some of fp32, tf32, fp16 and bf16, with commas; else all the device has."),
+        typer.Option(
+            metavar="TYPES",
+            help="Comma-separated list of fp32, tf32, fp16, bf16. Default: all that the device supports.",
+        ),
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option(metavar="ROWS", help="Rows of the square matrices, with commas; else those that fit the time."),
+        typer.Option(
+            metavar="ROWS", help="Comma-separated rows of the square matrices. Default: sizes that fit the time."
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long each test is timed.")] = 1.0,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all tests are gone through.")] = 1,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Only one worker after the other, on one node after the other.")
+    seconds: Annotated[float, typer.Option(help="Duration of each test.")] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of passes over all tests.")] = 1,
+    alone: Annotated[bool, typer.Option("--alone", help="Measure only one worker at a time, node by node.")] = False,
+    together: Annotated[
+        bool, typer.Option("--together", help="Measure only all workers of all nodes at once.")
     ] = False,
-    together: Annotated[bool, typer.Option("--together", help="Only all workers of all nodes at once.")] = False,
     common: NodeOptions,
     check: Check = True,
     hang_timeout: HangTimeout = 300.0,
@@ -73,9 +78,9 @@ def bench(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Measure every worker's device: matrix products, memory and transformer layers; name a slow one and why it is.
+    """Measure every worker's device (matrix products, memory, transformer layers) and find slow ones and the cause.
 
-    Each is measured alone, and then all at once, which heat, power and shared CPUs may slow down.
+    Devices are measured one at a time, then all at once, where heat, power and shared CPUs may slow them down.
     """
     from multinode.bench.measure import bench as run_bench
     from multinode.records.benchmark import PHASES, make_device_test

@@ -48,7 +48,7 @@ def check(
     *,
     job: Annotated[
         Path | None,
-        typer.Argument(metavar="JOB", help="LLaMA-Factory YAML; without one, what any training needs is checked."),
+        typer.Argument(metavar="JOB", help="LLaMA-Factory YAML. Without one, check only what any training needs."),
     ] = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
@@ -59,18 +59,18 @@ def check(
     bandwidth: Annotated[
         bool | None,
         typer.Option(
-            help="Stream for a moment between all pairs; by default up to 8 nodes, and not beside a run.",
+            help="Measure a short stream between all pairs. Default: with up to 8 nodes and no active run.",
             show_default=False,
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if the lab is found by itself and a run is in progress there.")
+        bool, typer.Option("--force", help="Check even if the default hostfile is a lab with an active run.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for a warning, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 on warnings too.")] = False,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Look at every node and at the network between them; say what would break a training, and what fixes it."""
+    """Check every node and the network between them for problems that would break a training, with fixes."""
     from multinode import api
     from multinode.lab.cluster import require_idle
 
@@ -96,5 +96,5 @@ def check(
         print_screen(check_parts(reached, report.checks, report.findings, details=details))
         typer.echo(next_step(failures, given_options(ctx), given_options(ctx, ctx.params.keys() - _OWN)))
     if strict and report.ok and failures:
-        fail_gate(f"{format_count(len(failures), 'warning')}, and --strict allows none")
+        fail_gate(f"{format_count(len(failures), 'warning')}; --strict allows none")
     raise typer.Exit(3 if report.unreached else 1 if failures else 0)

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
-    """Print the script that has a shell complete verbs, options, runs and hostfiles."""
+    """Print a shell completion script for verbs, options, runs and hostfiles."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     typer.echo(get_completion_script(prog_name="multinode", complete_var="_MULTINODE_COMPLETE", shell=shell))

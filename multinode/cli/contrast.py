@@ -61,31 +61,35 @@ def contrast(
     hosts: Hosts = None,
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="1,2,4", help="How many of the hostfile's first nodes, each in turn; else one and all."),
+        typer.Option(
+            metavar="1,2,4",
+            help="Numbers of nodes to compare, such as 1,2,4, from the top of the hostfile. Default: one and all.",
+        ),
     ] = None,
     mode: Annotated[
         Literal["same-workers", "scale-out", "fixed-global-batch"] | None,
         typer.Option(
-            help="same-workers, scale-out (every node full, the same batch per worker) or fixed-global-batch (every "
-            "node full, the same samples per step); else what node 0's slots allow, and it says why."
+            help=(
+                "same-workers, scale-out (every node full, same batch per worker) or fixed-global-batch (every node "
+                "full, same samples per step). Default: chosen from the slots of node 0."
+            )
         ),
     ] = None,
     baseline_gpus: Annotated[
-        str | None, typer.Option(metavar="1,2,3,5", help="GPUs of node 0 for the baseline: same workers.")
+        str | None,
+        typer.Option(metavar="1,2,3,5", help="GPUs of node 0 for the baseline, to compare the same workers."),
     ] = None,
     workers_per_node: WorkersPerNode = None,
     each_node: Annotated[
-        bool, typer.Option("--each-node", help="Measure each node alone, too: a slow node is not a slow network.")
+        bool, typer.Option("--each-node", help="Also measure each node alone, to tell a slow node from a slow network.")
     ] = False,
     steps: Annotated[
         int | None,
-        typer.Option(
-            min=3, help="Measured steps on each side, after the warm-up (max_steps); else 30, or all there are."
-        ),
+        typer.Option(min=3, help="Measured steps per side, after the warm-up (max_steps). Default: 30, or all."),
     ] = None,
     full_run: Annotated[bool, typer.Option("--full-run", help="Train the full run on each side.")] = False,
     repeats: Annotated[
-        int, typer.Option(min=1, max=20, help="Measure each side so often, in turns: drift affects all sides alike.")
+        int, typer.Option(min=1, max=20, help="Repeats per side, interleaved so that drift affects all sides.")
     ] = 1,
     set_: Overrides = None,
     synthetic: Synthetic = False,
@@ -96,15 +100,15 @@ def contrast(
     on_hang: OnHang = "stop",
     min_efficiency: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Exit 1 where the efficiency is below this, such as 0.8, for scripts."),
+        typer.Option(min=0.0, help="Exit with code 1 if the efficiency is below this, such as 0.8."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print each side with each node's command, and start nothing.")
+        bool, typer.Option("--dry-run", help="Print the commands of each side and node, and exit.")
     ] = False,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Run a job on one node and on many, say which is faster, by how much and why, and what would change that."""
+    """Run a job on one node and on several, and report which is faster, by how much and why."""
     from multinode import api
 
     there = read_cluster(hosts)
@@ -133,7 +137,7 @@ def contrast(
         following = one_node
     if as_json:
         print_document(contrasted)
-        note(f"next: {following}")
+        note(f"Next        {following}")
     else:
         print_contrast(
             contrasted.contrast, details=details, more=f"multinode show {name} --details", next_command=following
@@ -145,7 +149,7 @@ def contrast(
 
 
 def one_node_command(contrast: Contrast, given: str) -> str | None:
-    """The launch on one node where that was measured to be the better; `given` are the job and the hostfile."""
+    """The launch on one node if it was measured to be faster; `given` are the job and the hostfile."""
     from multinode.contrast.judge import prefers_one_node
 
     if not prefers_one_node(contrast) or not given:
@@ -175,23 +179,21 @@ def compare(
     ctx: typer.Context,
     run_a: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN_A", autocompletion=complete_runs, help="The baseline: an id, or the beginning of one."
-        ),
+        typer.Argument(metavar="RUN_A", autocompletion=complete_runs, help="Baseline run: an id or its beginning."),
     ],
     run_b: Annotated[
         str,
         typer.Argument(
-            metavar="RUN_B", autocompletion=complete_runs, help="What is held against it; `last` is the newest run."
+            metavar="RUN_B", autocompletion=complete_runs, help="Run to compare with it; `last` is the newest."
         ),
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="Also trainings that were not the same; what differs is marked.")
+        bool, typer.Option("--force", help="Compare runs with different settings and mark the differences.")
     ] = False,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two stored records: trainings as `contrast` does, nccl-tests, tables, and others figure by figure."""
+    """Compare two stored runs: trainings as in `contrast`, nccl-tests, tables, and other kinds figure by figure."""
     from multinode.contrast.figures import Contrast
     from multinode.experiment.compared import ComparedRecords, compare_records, compared_sheet
     from multinode.network.screen import scan_parts

@@ -1,4 +1,4 @@
-"""`multinode copy`: files made equal on all nodes, over the training network."""
+"""`multinode copy`: make files equal on all nodes, over the training network."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ def register(app: typer.Typer) -> None:
 def copy(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH...", help="Files and directories; relative ones start at the job's directory."),
+        typer.Argument(metavar="PATH...", help="Files and directories. Relative paths start at the job's directory."),
     ],
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="NODE",
-            help="The node that has them, or `controller`, this machine; else the node that has all of them, else this "
-            "machine.",
+            help=(
+                "Source: a node, or `controller` for this machine. Default: the node that has all of them, or this "
+                "machine."
+            ),
         ),
     ] = None,
     delete: Annotated[
@@ -41,9 +43,9 @@ def copy(
     nodes: Nodes = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a model or data set from the node that has it to all others, over the training network.
+    """Copy a model or dataset from the node that has it to all others, over the training network.
 
-    Only what differs is sent, from node to node, and verified by digests. A path changes once all of it has come.
+    Sends only differences, from node to node, and verifies digests. A path changes once all its data has arrived.
     """
     from multinode import api
     from multinode.launch.copy_screen import copy_parts, progress_text

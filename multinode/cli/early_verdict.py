@@ -31,8 +31,10 @@ IfSlower = Annotated[
         "--if-slower-than-one-node",
         metavar="HOW",
         rich_help_panel="Run control",
-        help="Where one node alone would surely be faster, and has the memory: `report` says so; after 120 measured "
-        "steps, `ask` asks whether to stop the run, and `stop` stops it.",
+        help=(
+            "If one node is certainly faster and has enough memory: `report` prints this; after 120 measured steps, "
+            "`ask` asks whether to stop the run, and `stop` stops it."
+        ),
     ),
 ]
 _LEAVE_S = 30.0
@@ -40,25 +42,21 @@ _LONGEST_ANSWER = 1 << 10
 
 
 def require_terminal(mode: Mode, *, detach: bool = False) -> None:
-    """Refuse what nobody would be there for.
-
-    Raises:
-        UsageError: nobody can be asked, or this command leaves before there is a verdict.
-    """
+    """Reject an option that needs somebody at the terminal."""
     if detach and mode != "report":
         raise UsageError(
-            f"--if-slower-than-one-node {mode} needs this command to stay: a detached run is followed by none",
-            hint="leave out --detach; multinode show says the verdict on a run that is followed",
+            f"--if-slower-than-one-node {mode} needs this command to keep running; nothing follows a detached run",
+            hint="remove --detach; multinode show prints the verdict of a followed run",
         )
     if mode == "ask" and (is_quiet() or not (sys.stdin.isatty() and sys.stderr.isatty())):
         raise UsageError(
-            "--if-slower-than-one-node ask needs a terminal, and no --quiet",
-            hint="--if-slower-than-one-node report, or stop",
+            "--if-slower-than-one-node ask needs a terminal and no --quiet",
+            hint="use --if-slower-than-one-node report or stop",
         )
 
 
 def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
-    """On a run that is still running, by what has come home of it so far, and in words; empty where there is none."""
+    """The verdict on a run in progress, from its records so far, in words; empty without one."""
     from multinode.launch.attach import find_known
     from multinode.predict.early_verdict_watch import judge
 
@@ -73,7 +71,7 @@ def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
 
 @contextlib.contextmanager
 def watch(context: RunContext, mode: Mode) -> Iterator[None]:
-    """While inside, the runs of this context are judged once they have made their first steps."""
+    """Inside the block, runs of this context are judged after their first steps."""
     watching = _Watch(context, mode)
     context.observe = watching.observe
     try:
@@ -170,7 +168,7 @@ class _Watch:
             return
         if not judged.verdict.is_certain:
             self._context.say(
-                f"one node alone is faster by {format_count(judged.verdict.measured, 'measured step')}: looking again "
+                f"one node is faster by {format_count(judged.verdict.measured, 'measured step')}: looking again "
                 f"after {CERTAIN_STEPS}"
             )
             return
@@ -178,12 +176,9 @@ class _Watch:
             self._stop()
         else:
             self._asks = True
-            self._context.say(
-                "One node alone is faster. Stop the run? y and Enter stops it; any other answer lets it run."
-            )
+            self._context.say("One node is faster. Stop the run? Type y to stop it; any other answer continues it.")
 
     def _read_answer(self, *, running: bool) -> None:
-        """What was typed, if anything was: nobody is waited for."""
         if not running:
             self._asks = False
         elif select.select([sys.stdin.fileno()], [], [], 0)[0]:
@@ -195,5 +190,5 @@ class _Watch:
     def _stop(self) -> None:
         from multinode.records.run import SLOWER_THAN_ONE_NODE
 
-        self._context.say("stopping on all nodes: one node alone is faster (--if-slower-than-one-node)")
+        self._context.say("stopping on all nodes: one node is faster (--if-slower-than-one-node)")
         self._context.stop.ask(SLOWER_THAN_ONE_NODE)

@@ -30,16 +30,16 @@ def register(app: typer.Typer) -> None:
 def explain(
     logs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="LOG...", help="Logs of a run: files or directories; - or nothing: standard input."),
+        typer.Argument(metavar="LOG...", help="Log files or directories of a run. Default: standard input."),
     ] = None,
     *,
     as_json: Json = False,
 ) -> None:
-    """Name the first failure in logs of torchrun, DeepSpeed, accelerate, LLaMA-Factory, Slurm or NCCL; the fix too."""
+    """Find the first failure in logs of torchrun, DeepSpeed, accelerate, LLaMA-Factory, Slurm or NCCL, with a fix."""
     from multinode.diagnose.explain_logs import explain_logs
 
     if not logs and sys.stdin.isatty():
-        raise UsageError("no log is named", hint="multinode explain node0.log node1.log; or pipe one in")
+        raise UsageError("no log was given", hint="use multinode explain node0.log node1.log, or pipe a log into it")
     explanation = explain_logs(logs or ["-"], _Progress().tell)
     if as_json:
         print_document(explanation)
@@ -71,14 +71,14 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
     yield paragraph(_sentence(first), style="bold")
     rows = [(name, text) for name, text in (("Cause", first.cause), ("Fix", first.hint)) if text]
     if first.error_id is None:
-        rows.append(("Cause", "no entry of the catalogue: the message is the program's own"))
+        rows.append(("Cause", "not in the catalogue; this is the program's own message"))
     for number, text in enumerate(explanation.next):
         rows.append(("" if number else "Next", text))
     if explanation.other_failures:
         title = "Then" if explanation.order_known else "Also"
         rows += [(title if not number else "", _sentence(one)) for number, one in enumerate(explanation.other_failures)]
     if not explanation.order_known:
-        rows.append(("Order", "the logs do not say which of these came first"))
+        rows.append(("Order", "the logs do not show which of these came first"))
     yield ""
     yield labelled(rows)
 

@@ -36,14 +36,15 @@ def export(
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Export a run that is followed on this machine, to its end.")
+        bool,
+        typer.Option("--follow", "-f", help="Keep exporting a run that is followed on this machine, until it ends."),
     ] = False,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's figures and samples for TensorBoard, MLflow, Weights & Biases, Prometheus, or as tables.
+    """Export a run's metrics and samples to TensorBoard, MLflow, Weights & Biases, Prometheus, or tables.
 
-    Of a contrast, a sweep, or a launch with restarts, each of its runs is exported.
+    A contrast, a sweep or a launch with restarts exports each of its runs.
     """
     from multinode.export.target import parse_targets
     from multinode.launch.export import export_runs, follow_export
@@ -53,7 +54,7 @@ def export(
         raise UsageError("where to?", hint=f"multinode export {run_id} tensorboard:DIR")
     if follow:
         if len(where) > 1:
-            raise UsageError("--follow exports to one target", hint="start one for each")
+            raise UsageError("--follow takes one target", hint="start one export per target")
         follow_export(runs_root(), run_id, where[0])
         return
     done = []

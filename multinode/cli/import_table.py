@@ -21,28 +21,26 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    path: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV, TSV, Markdown, JSON or YAML of benchmarks.")],
+    path: Annotated[Path, typer.Argument(metavar="TABLE", help="Benchmarks as CSV, TSV, Markdown, JSON or YAML.")],
     prices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What GPUs cost, a YAML; the table's own prices come first.")
+        Path | None, typer.Option(metavar="FILE", help="YAML of GPU prices. Prices in the table take precedence.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What the table is called; else as its file.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the table. Default: the file name.")] = None,
     default: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN=VALUE", help="A cell of every row that has none: samples=1100. Repeatable."),
+        typer.Option(metavar="COLUMN=VALUE", help="Value for rows without one, such as samples=1100. Repeatable."),
     ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(metavar="TITLE", help="Pass over this column. Repeatable.")
-    ] = None,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="TITLE", help="Ignore this column. Repeatable.")] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="TITLE=COLUMN", help="Which column a title means: 'Speed=tokens/s'. Repeatable."),
+        typer.Option(metavar="TITLE=COLUMN", help="Map a title to a column: 'Speed=tokens/s'. Repeatable."),
     ] = None,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Pass over all columns whose titles are unknown.")
+        bool, typer.Option("--skip-unknown", help="Ignore all columns with unknown titles.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Import a table of benchmarks measured elsewhere: a run like a sweep, its rows marked, contradictions named."""
+    """Import benchmarks measured elsewhere as a run like a sweep. Imported rows are marked, contradictions reported."""
     from multinode.experiment.import_table import import_table
     from multinode.experiment.imported_table import Extras
 

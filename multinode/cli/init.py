@@ -25,24 +25,27 @@ def register(app: typer.Typer) -> None:
 def init(
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NODE...", help="Names or aliases for SSH, in node-rank order; each may carry keys."),
+        typer.Argument(metavar="NODE...", help="SSH names or aliases in node-rank order, with optional hostfile keys."),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="The hostfile to write, else `hostfile`; of --example the directory."
+            "--output", "-o", metavar="FILE", help="Hostfile to write, or directory for --example. Default: `hostfile`."
         ),
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="Ask no node: copy sample hostfiles and training configurations here.")
+        bool,
+        typer.Option(
+            "--example", help="Copy sample hostfiles and training configurations here, without probing nodes."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Look at the nodes, and write a commented hostfile with addr, ifname, slots, gpus and python filled in."""
+    """Probe the nodes, and write a commented hostfile with addr, ifname, slots, gpus and python filled in."""
     if example == bool(nodes):
         raise UsageError(
-            "--example asks no node, and nodes were named" if example else "no node was named",
-            hint="multinode init gpu-a gpu-b, or: multinode init --example",
+            "--example probes no nodes, but nodes were given" if example else "no node was given",
+            hint="use multinode init gpu-a gpu-b, or multinode init --example",
         )
     if example:
         _copy_example(output or Path(), as_json=as_json)
@@ -60,7 +63,7 @@ def _copy_example(folder: Path, *, as_json: bool) -> None:
     for path in files:
         typer.echo(path)
     where = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-    note(f"next: {where}multinode launch --hosts hostfiles/two4090.txt configs/lora_sft.yaml --dry-run")
+    note(f"Next        {where}multinode launch --hosts hostfiles/two4090.txt configs/lora_sft.yaml --dry-run")
 
 
 def _describe(nodes: list[str], output: Path, *, as_json: bool) -> None:
@@ -68,7 +71,7 @@ def _describe(nodes: list[str], output: Path, *, as_json: bool) -> None:
 
     cluster = parse_hostfile("\n".join(nodes), "the command line")
     if output.exists():
-        raise UsageError(f"{output} already exists", hint="name another: -o FILE")
+        raise UsageError(f"{output} already exists", hint="choose another file: -o FILE")
     with api.connect(cluster) as context, show_stage() as say:
         from multinode.check.init import describe_nodes
 
@@ -81,4 +84,4 @@ def _describe(nodes: list[str], output: Path, *, as_json: bool) -> None:
     else:
         typer.echo(described.text, nl=False)
         note(f"written to {output}")
-        note(f"next: multinode check --hosts {output}")
+        note(f"Next        multinode check --hosts {output}")

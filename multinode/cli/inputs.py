@@ -26,30 +26,20 @@ _MOST_NOTES = 10
 
 
 def read_cluster(hosts: str | None, nodes: int | None = None) -> Nodes:
-    """The nodes that `--hosts` or its stand-ins name, cut to `--nodes`.
-
-    A hostfile that `--hosts` did not name is told on stderr.
-
-    Raises:
-        UsageError: no hostfile, a wrong one, or fewer nodes than asked for.
-    """
+    """The nodes named by `--hosts` or its alternatives, limited to `--nodes`."""
     from multinode import api
 
     return api.load_nodes(hosts, nodes, note)
 
 
 def read_nodes(hosts: str | None, nodes: int | None, local: int | None) -> Nodes:
-    """As `read_cluster`; with `--local` this machine, for that many workers.
-
-    Raises:
-        UsageError: as `read_cluster`; or nodes are named beside `--local`.
-    """
+    """As `read_cluster`; with `--local` this machine, for that many workers."""
     from multinode import api
 
     if local is None:
         return read_cluster(hosts, nodes)
     if hosts is not None or nodes is not None:
-        raise UsageError("--local needs no nodes, and --hosts or --nodes was given", hint="leave one of them out")
+        raise UsageError("--local uses no nodes, but --hosts or --nodes is given", hint="use only one of them")
     return api.local_nodes(local)
 
 
@@ -66,14 +56,10 @@ def parse_option(name: str, text: str, parse: Callable[[str], T]) -> T:
 
 
 def read_change(path: Path | None) -> Change:
-    """What the file that `--with` names changes; nothing without one.
-
-    Raises:
-        UsageError: it cannot be read, or is wrong; the message has its place.
-    """
+    """The change in the file of `--with`; empty without one."""
     if path is None:
         return Change()
-    return parse_change(read_text(path, "the file of options", "multinode tune writes one"), path)
+    return parse_change(read_text(path, "the file of options", "create one with multinode tune"), path)
 
 
 def read_job(
@@ -82,25 +68,19 @@ def read_job(
     overrides: list[str],
     deepspeed_edits: list[str] | None = None,
 ) -> Job:
-    """The job: a script after `--`, a YAML, or the default one; edits of its DeepSpeed JSON are shown as a diff.
-
-    Raises:
-        UsageError: both or neither, or it cannot be understood.
-    """
+    """The job: a script after `--`, a YAML, or the default one; edits of its DeepSpeed JSON are shown as a diff."""
     from multinode import api
     from multinode.job.stored_job import load_script
     from multinode.records.settings import default_job, load_settings
 
     if script is not None:
         if path is not None:
-            raise UsageError(f"both a job ({path}) and a script after -- were given", hint="give one of them")
+            raise UsageError(f"both a job ({path}) and a script after -- are given", hint="use only one of them")
         if not script:
-            raise UsageError("nothing stands after --", hint="multinode launch -- train.py --its --arguments")
+            raise UsageError("no script follows --", hint="multinode launch -- train.py --its --arguments")
         if overrides or deepspeed_edits:
             option = "--set" if overrides else "--deepspeed-set"
-            raise UsageError(
-                f"{option} changes a YAML job, and this is a script", hint="give the script its own arguments"
-            )
+            raise UsageError(f"{option} changes a YAML job; this is a script", hint="give the script its own arguments")
         return load_script(script)
     job = api.load_job(path or default_job(load_settings(Path.cwd()), Path.cwd()), overrides, deepspeed_edits or ())
     _show_diff(job)
@@ -108,23 +88,18 @@ def read_job(
 
 
 def _show_diff(job: LlamaFactoryJob) -> None:
-    """What the run's own DeepSpeed JSON has otherwise than the user's file, on stderr."""
     from multinode.render.escaping import sanitize
     from multinode.secret_values import redact_text
 
     if job.deepspeed_diff is None:
         return
-    lines = (redact_text(job.deepspeed_diff) or "--deepspeed-set changes nothing in the JSON").split("\n")
+    lines = (redact_text(job.deepspeed_diff) or "--deepspeed-set does not change the JSON").split("\n")
     for line in lines:
         typer.echo("\t".join(sanitize(part) for part in line.split("\t")), err=True)
 
 
 def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:
-    """The engine that `--engine` names, or the job's own.
-
-    Raises:
-        UsageError: it does not run such a job, or accelerate's configuration cannot be understood.
-    """
+    """The engine in `--engine`, or the job's default."""
     config = None
     if accelerate is not None:
         config = parse_accelerate(read_text(accelerate, "the accelerate configuration"), str(accelerate))
@@ -150,11 +125,7 @@ def read_copied_code(directory: Path | None) -> CodeTree | None:
 
 
 def read_job_environment(variables: list[str] | None, setup: str | None) -> JobEnvironment:
-    """What `--env` and `--setup` put around the job; an empty `--setup` switches the settings' off.
-
-    Raises:
-        UsageError: one cannot be understood, or a variable is not set here.
-    """
+    """The variables and setup of `--env` and `--setup`; an empty `--setup` disables that of the settings."""
     from multinode.records.settings import load_settings
 
     text = setup if setup is not None else load_settings(Path.cwd()).defaults.setup

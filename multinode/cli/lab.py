@@ -54,38 +54,42 @@ _NODE_ROW = "{:<10}{:<7}{:<17}{:<17}{:<10}{}"
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=200, help="How many nodes.")] = 2,
-    rate: Annotated[str, typer.Option(help="Line rate of the training network: 100mbit, 1gbit, none.")] = "1gbit",
+    nodes: Annotated[int, typer.Option(min=1, max=200, help="Number of nodes.")] = 2,
+    rate: Annotated[
+        str, typer.Option(help="Line rate of the training network, such as 100mbit, 1gbit or none.")
+    ] = "1gbit",
     slots: Annotated[
-        int | None, typer.Option(min=1, help="Workers that each node offers; else 2, or with --gpus one a GPU.")
+        int | None, typer.Option(min=1, help="Workers per node. Default: 2, or one per GPU with --gpus.")
     ] = None,
     cores_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Pin each node to cores of its own; else all nodes share all cores.")
+        int | None, typer.Option(min=1, help="Pin each node to its own cores. Default: nodes share all cores.")
     ] = None,
     python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Interpreter of the training environment; else this command's.")
+        str | None,
+        typer.Option(metavar="PATH", help="Interpreter of the training environment. Default: that of this command."),
     ] = None,
-    disk: Annotated[str, typer.Option(metavar="SIZE", help="What each node may write, in memory.")] = "4G",
+    disk: Annotated[str, typer.Option(metavar="SIZE", help="Size of each node's writable disk, in memory.")] = "4G",
     gpus: Annotated[
         Literal["none", "share"],
-        typer.Option(help="share: all nodes see this machine's NVIDIA GPUs, and NCCL takes them for different hosts."),
+        typer.Option(
+            help="share: all nodes see this machine's NVIDIA GPUs, and NCCL treats the nodes as different hosts."
+        ),
     ] = "none",
-    network: Annotated[str, typer.Option(metavar="NET/23", help="A private network of the lab's own.")] = (
-        "10.213.0.0/23"
-    ),
-    ipv6: Annotated[bool, typer.Option("--ipv6", help="Give the training network IPv6 addresses alone.")] = False,
+    network: Annotated[str, typer.Option(metavar="NET/23", help="Private network for the lab.")] = ("10.213.0.0/23"),
+    ipv6: Annotated[bool, typer.Option("--ipv6", help="Use only IPv6 addresses in the training network.")] = False,
     slurm: Annotated[
-        bool, typer.Option("--slurm", help="Run Slurm on the nodes, with slurmctld on node0; each slot is a GPU to it.")
+        bool,
+        typer.Option("--slurm", help="Run Slurm on the nodes, with slurmctld on node0. Each slot counts as a GPU."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the lab, and measure what its links carry."""
+    """Start the lab, and measure its links."""
     there = count_gpus() if gpus == "share" else None
     if there is not None and slots is not None and slots > there:
         raise UsageError(
-            f"--slots {slots}, and this machine has {there} GPU{'s' if there > 1 else ''}: NCCL refuses two workers of "
-            "one node on one GPU",
-            hint=f"--slots {there}, and more --nodes",
+            f"--slots {slots}, but this machine has {there} GPU{'s' if there > 1 else ''}: NCCL refuses two "
+            "workers of one node on one GPU",
+            hint=f"use --slots {there} and more --nodes",
         )
     spec = LabSpec(
         node_count=nodes,
@@ -110,7 +114,7 @@ def up(
 
 @app.command()
 def status(as_json: Json = False) -> None:
-    """Say which nodes there are and whether they live."""
+    """List the nodes and their state."""
     lab = load_lab()
     described = describe_lab(lab)
     if as_json:
@@ -121,16 +125,16 @@ def status(as_json: Json = False) -> None:
     if not as_json:
         _print_status(described)
     if faults := list_faults():
-        note(f"faults in force: {len(faults)}; see them with: multinode lab fault list")
+        note(f"active faults: {len(faults)}; list them: multinode lab fault list")
 
 
 @app.command()
 def rate(
     node: Annotated[str, typer.Argument(metavar="NODE|all", help="The node whose NIC changes.")],
-    line_rate: Annotated[str, typer.Argument(metavar="RATE", help="100mbit, 2.5gbit, none.")],
+    line_rate: Annotated[str, typer.Argument(metavar="RATE", help="New rate: 100mbit, 2.5gbit or none.")],
     as_json: Json = False,
 ) -> None:
-    """Give a node's training network another line rate, both directions, while jobs run."""
+    """Change the line rate of a node's training network in both directions, even while jobs run."""
     rate_gbit_per_s = parse_option("RATE", line_rate, parse_lab_rate)
     names = [one.name for one in require_lab().nodes] if node == "all" else [node]
     lab = set_rate(names, rate_gbit_per_s)
@@ -147,24 +151,22 @@ def rate(
     epilog=examples("lab exec node0 -- ip address"),
 )
 def exec_(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Where to run it.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, after --.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Node to run it on.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command, after --.")],
 ) -> None:
-    """Run a command on a node, as root, in an environment like that of an SSH login."""
+    """Run a command on a node as root, in the environment of an SSH login."""
     argv = command[1:] if command[0] == "--" else command
     if not argv:
-        raise UsageError("nothing stands after --", hint=f"multinode lab exec {node} -- hostname")
+        raise UsageError("no command follows --", hint=f"multinode lab exec {node} -- hostname")
     raise typer.Exit(exec_in_node(require_lab().node(node), argv))
 
 
 @app.command()
 def down(
     as_json: Json = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also while runs are in progress there, which it ends.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="End active runs in the lab too.")] = False,
 ) -> None:
-    """Take the lab away, or whatever a crash left of one."""
+    """Stop the lab, and remove remains of a crashed one."""
     if not force:
         _guard(live_runs())
     removed = down_lab()
@@ -172,7 +174,7 @@ def down(
         print_document({"schema": "multinode.lab/1", "removed": removed})
     elif removed:
         typer.echo(f"removed {removed.count()}")
-    note("nothing of the lab is left" if removed else "no lab stood here; nothing is left of one")
+    note("the lab is down" if removed else "no lab is running")
 
 
 def _guard(runs: dict[str, str]) -> None:
@@ -206,8 +208,8 @@ def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:
 def _warn_of_slow_links(links: list[LinkSpeed]) -> None:
     slow = [f"{link.source} -> {link.target}" for link in links if link.is_slow]
     if slow:
-        typer.echo(f"warning: more than 5 % below what the line rate leaves for TCP: {', '.join(slow)}", err=True)
-        typer.echo("  hint: this machine may be busy, or too slow for this rate: ask for a lower --rate", err=True)
+        typer.echo(f"warning: more than 5% below the TCP line rate: {', '.join(slow)}", err=True)
+        typer.echo("  hint: this machine may be busy or too slow for this rate: use a lower --rate", err=True)
 
 
 def _print_status(lab: LabStatus) -> None:

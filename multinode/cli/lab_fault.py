@@ -46,15 +46,15 @@ app = PanelApp(
     cls=PanelGroup,
     invoke_without_command=True,
     rich_markup_mode=None,
-    help="Take one thing of the lab away at a time, until `multinode lab fault clear`; without a verb: list.",
+    help="Inject one fault at a time into the lab, until `multinode lab fault clear`. Without a verb: list.",
 )
 
 _SCHEMA = "multinode.lab-fault/1"
 _OFFSET = re.compile(r"(?P<number>[+-]\d+(?:\.\d+)?)(?P<unit>s|m|h|d)")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-Node = Annotated[str, typer.Argument(metavar="NODE|all", help="Whom to take it from.")]
-OneNode = Annotated[str, typer.Argument(metavar="NODE", help="Whom to take it from.")]
+Node = Annotated[str, typer.Argument(metavar="NODE|all", help="Node to inject the fault into.")]
+OneNode = Annotated[str, typer.Argument(metavar="NODE", help="Node to inject the fault into.")]
 
 
 def _fault_command(*, for_all: bool = True, **settings: Any) -> Callable[[Callable[..., Fault]], None]:
@@ -76,14 +76,14 @@ def _fault_command(*, for_all: bool = True, **settings: Any) -> Callable[[Callab
 
 @app.callback()
 def fault(context: typer.Context) -> None:
-    """Take one thing of the lab away at a time, until `multinode lab fault clear`; without a verb: list."""
+    """Inject one fault at a time into the lab, until `multinode lab fault clear`. Without a verb: list."""
     if context.invoked_subcommand is None:
         list_()
 
 
 @app.command(name="list")
 def list_(as_json: Json = False) -> None:
-    """Say what is in force, oldest first."""
+    """List active faults, oldest first."""
     require_lab()
     faults = list_faults()
     if as_json:
@@ -91,43 +91,44 @@ def list_(as_json: Json = False) -> None:
         return
     _print_faults(faults)
     if not faults:
-        note("no fault is in force")
+        note("no active fault")
 
 
 @app.command()
 def clear(
-    node: Annotated[str, typer.Argument(metavar="NODE|all", help="Whom to give back what was taken.")] = "all",
+    node: Annotated[str, typer.Argument(metavar="NODE|all", help="Node to clear. Default: all.")] = "all",
     as_json: Json = False,
 ) -> None:
-    """Give back what was taken, newest first; a killed node is started anew, with a fresh disk."""
+    """Clear faults, newest first. A killed node restarts with a fresh disk."""
     cleared = clear_faults(require_lab(), None if node == "all" else node)
     if as_json:
         print_document({"schema": _SCHEMA, "cleared": cleared, "faults": list_faults()})
         return
     _print_faults(cleared)
-    note(f"faults cleared: {len(cleared)}" if cleared else "no fault was in force")
+    note(f"faults cleared: {len(cleared)}" if cleared else "there was no active fault")
 
 
 @_fault_command()
 def link(
     node: Node,
-    down: Annotated[bool, typer.Option("--down", help="No carrier, as when the cable is pulled.")] = False,
+    down: Annotated[bool, typer.Option("--down", help="No carrier, like a pulled cable.")] = False,
     rate: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Carry this at most, and say otherwise: 100mbit.")
+        str | None,
+        typer.Option(metavar="RATE", help="Limit the rate without changing the reported one, such as 100mbit."),
     ] = None,
     way: Annotated[
         Literal["send", "receive", "both"],
-        typer.Option(metavar="send|receive|both", help="With --rate: slow what the node sends, receives, or both."),
+        typer.Option(metavar="send|receive|both", help="With --rate: limit sending, receiving or both."),
     ] = "both",
     interface: Annotated[str, typer.Option(metavar="IFNAME", help="The NIC: ens1f0, or eth0 for management.")] = (
         "ens1f0"
     ),
 ) -> Fault:
-    """Pull a cable, or have a link carry less than its NIC reports."""
+    """Pull a cable, or limit a link to less than its NIC reports."""
     _require_one({"--down": down or None, "--rate": rate}, f"multinode lab fault link {node} --down")
     if rate is None:
         if way != "both":
-            raise UsageError("a link that is down carries nothing either way", hint="--way belongs to --rate")
+            raise UsageError("a link that is down carries nothing in either direction", hint="--way belongs to --rate")
         return LinkDown(node=node, ifname=interface)
     value = parse_option("--rate", rate, parse_rate)
     return LinkSlow(node=node, ifname=interface, rate_gbit_per_s=value, way=way)
@@ -136,11 +137,11 @@ def link(
 @_fault_command()
 def mtu(
     node: Node,
-    size: Annotated[int, typer.Argument(metavar="MTU", help="Larger than the 1500 of the switch, such as 9000.")],
+    size: Annotated[int, typer.Argument(metavar="MTU", help="MTU above the switch's 1500, such as 9000.")],
 ) -> Fault:
-    """Let the training NIC send frames that its switch port drops: large ones vanish, small ones arrive.
+    """Let the training NIC send frames that its switch port drops: large ones are lost, small ones arrive.
 
-    A TCP stream suffers where both ends have the fault: take `all`.
+    A TCP stream is affected if both ends have the fault: use `all`.
     """
     return Mtu(node=node, mtu=size)
 
@@ -148,10 +149,12 @@ def mtu(
 @_fault_command()
 def ports(
     node: Node,
-    drop: Annotated[str | None, typer.Option(metavar="RANGE", help="Answer nothing: 30000-60999 or 29500.")] = None,
-    reject: Annotated[str | None, typer.Option(metavar="RANGE", help="Answer with a refusal.")] = None,
+    drop: Annotated[
+        str | None, typer.Option(metavar="RANGE", help="Drop packets to these ports, such as 30000-60999 or 29500.")
+    ] = None,
+    reject: Annotated[str | None, typer.Option(metavar="RANGE", help="Refuse connections to these ports.")] = None,
 ) -> Fault:
-    """Turn away TCP connections to these ports that come in on the training NIC, as a firewall does."""
+    """Block TCP connections to these ports on the training NIC, as a firewall does."""
     _require_one({"--drop": drop, "--reject": reject}, f"multinode lab fault ports {node} --drop 30000-60999")
     action: Literal["drop", "reject"] = "reject" if drop is None else "drop"
     first, last = parse_option(f"--{action}", drop or reject or "", _parse_ports)
@@ -163,12 +166,12 @@ def sshd(
     node: Node,
     how: Annotated[
         Literal["stop", "freeze", "new-host-key", "refuse-key", "crowded"],
-        typer.Argument(metavar="stop|freeze|new-host-key|refuse-key|crowded", help="What it does."),
+        typer.Argument(metavar="stop|freeze|new-host-key|refuse-key|crowded", help="State of the SSH daemon."),
     ],
 ) -> Fault:
-    """Have the SSH daemon stop, hang, change its host key, refuse this client's key, or take no further client.
+    """Make the SSH daemon stop, hang, change its host key, refuse this client's key, or accept no more clients.
 
-    Sessions that have begun go on.
+    Existing sessions continue.
     """
     return SshdState(node=node, how=how)
 
@@ -177,30 +180,31 @@ def sshd(
 def node_(
     node: Node,
     how: Annotated[
-        Literal["kill", "freeze"], typer.Argument(metavar="kill|freeze", help="No power, or no process that runs.")
+        Literal["kill", "freeze"],
+        typer.Argument(metavar="kill|freeze", help="kill: like a power loss; freeze: stop all processes."),
     ],
 ) -> Fault:
-    """Kill the node without a farewell, or freeze all its processes."""
+    """Kill the node abruptly, or freeze all its processes."""
     return NodeState(node=node, how=how)
 
 
 @_fault_command()
 def cpu(
     node: Node,
-    share: Annotated[float, typer.Option("--share", metavar="CORES", help="Of one core, for example 0.3.")],
+    share: Annotated[float, typer.Option("--share", metavar="CORES", help="Share of one core, such as 0.3.")],
 ) -> Fault:
-    """Have all processes of the node together get a part of a core, as in a container with a small limit."""
+    """Limit all processes of the node to a share of a core, as in a container with a small limit."""
     return Cpu(node=node, share=share)
 
 
 @_fault_command()
 def memory(
     node: Node,
-    limit: Annotated[str, typer.Option("--limit", metavar="SIZE", help="In memory, such as 700MiB or 2G.")],
+    limit: Annotated[str, typer.Option("--limit", metavar="SIZE", help="Memory limit, such as 700MiB or 2G.")],
 ) -> Fault:
-    """Hold all processes of the node together to so much memory; the kernel kills the largest when it is exceeded.
+    """Limit the memory of all processes of the node; above it the kernel kills the largest.
 
-    What the node has on its disk counts, as it is in memory; what a process holds already does not.
+    The node's disk counts, as it is in memory; memory already in use does not.
     """
     limit_bytes = parse_option("--limit", limit, parse_size)
     return Memory(node=node, limit_bytes=limit_bytes)
@@ -211,16 +215,18 @@ def disk(
     node: Node,
     how: Annotated[Literal["full"], typer.Argument(metavar="full", help="To the last byte.")],  # noqa: ARG001 - the one that there is
 ) -> Fault:
-    """Leave no room on the node's disk."""
+    """Fill the node's disk."""
     return DiskFull(node=node)
 
 
 @_fault_command()
 def package(
     node: Node,
-    requirement: Annotated[str, typer.Argument(metavar="NAME=VERSION", help="Such as torch=2.4.1.")],
+    requirement: Annotated[
+        str, typer.Argument(metavar="NAME=VERSION", help="Package and version, such as torch=2.4.1.")
+    ],
 ) -> Fault:
-    """Have the job's interpreter report another version of a package."""
+    """Make the job's interpreter report another version of a package."""
     package_name, version = parse_option("NAME=VERSION", requirement, _parse_pair)
     return Package(node=node, name=package_name, version=version)
 
@@ -228,12 +234,12 @@ def package(
 @_fault_command()
 def file(
     node: Node,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="From the root, as the node sees it.")],
-    missing: Annotated[bool, typer.Option("--missing", help="The file or directory is gone.")] = False,
-    text: Annotated[str | None, typer.Option(metavar="TEXT", help="The file is this, or is there at all.")] = None,
-    append: Annotated[str | None, typer.Option(metavar="TEXT", help="The file has this at its end.")] = None,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Absolute path on the node.")],
+    missing: Annotated[bool, typer.Option("--missing", help="Remove the file or directory.")] = False,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Replace or create the file with this text.")] = None,
+    append: Annotated[str | None, typer.Option(metavar="TEXT", help="Append this text to the file.")] = None,
 ) -> Fault:
-    """Take a file away from this node alone, or change it there."""
+    """Remove or change a file on this node only."""
     options = {"--missing": missing or None, "--text": text, "--append": append}
     _require_one(options, f"multinode lab fault file {node} {path} --missing")
     if missing:
@@ -245,9 +251,9 @@ def file(
 @_fault_command()
 def variable(
     node: Node,
-    assignment: Annotated[str, typer.Argument(metavar="NAME=VALUE", help="Such as NCCL_SOCKET_IFNAME=eth0.")],
+    assignment: Annotated[str, typer.Argument(metavar="NAME=VALUE", help="Variable, such as NCCL_SOCKET_IFNAME=eth0.")],
 ) -> Fault:
-    """Set a variable in the environment of every SSH session that begins."""
+    """Set a variable in the environment of new SSH sessions."""
     variable_name, value = parse_option("NAME=VALUE", assignment, _parse_pair)
     return Variable(node=node, name=variable_name, value=value)
 
@@ -255,9 +261,9 @@ def variable(
 @_fault_command(context_settings={"ignore_unknown_options": True})
 def clock(
     node: Node,
-    offset: Annotated[str, typer.Argument(metavar="OFFSET", help="+90s, -5m, +2h or +1d.")],
+    offset: Annotated[str, typer.Argument(metavar="OFFSET", help="Offset: +90s, -5m, +2h or +1d.")],
 ) -> Fault:
-    """Have the wall clock of every SSH session that begins be wrong."""
+    """Set a wrong wall clock for new SSH sessions."""
     offset_s = parse_option("OFFSET", offset, _parse_offset)
     return Clock(node=node, offset_s=offset_s)
 
@@ -274,21 +280,21 @@ def address(
 @_fault_command()
 def interface(
     node: Node,
-    ifname: Annotated[str, typer.Argument(metavar="IFNAME", help="Such as br-1234 or tailscale0.")],
-    network: Annotated[str, typer.Option("--address", metavar="ADDRESS/PREFIX", help="What it has.")] = (
+    ifname: Annotated[str, typer.Argument(metavar="IFNAME", help="Name, such as br-1234 or tailscale0.")],
+    network: Annotated[str, typer.Option("--address", metavar="ADDRESS/PREFIX", help="Its address.")] = (
         "172.18.0.1/16"
     ),
 ) -> Fault:
-    """Add an interface that is up, has an address, and leads nowhere."""
+    """Add an interface with an address that leads nowhere."""
     return Interface(node=node, name=ifname, address=network)
 
 
 @_fault_command(for_all=False)
 def route(
     node: OneNode,
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="The node that it then sends to through eth0.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="Node that it then reaches through eth0.")],
 ) -> Fault:
-    """Send to a peer's training address through the management NIC; the answers come as before."""
+    """Send to a peer's training address through the management NIC; replies are unchanged."""
     return Route(node=node, peer=peer)
 
 
@@ -309,7 +315,6 @@ def _print_faults(faults: Sequence[Fault]) -> None:
 
 
 def _line(text: str) -> str:
-    """A line of a file as a shell gives it, without the end that it has there."""
     return text if text.endswith("\n") or not text else f"{text}\n"
 
 
@@ -322,7 +327,7 @@ def _require_one(options: Mapping[str, object], example: str) -> None:
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
         said = " and ".join(given) or "nothing"
-        raise UsageError(f"{said} was given, and it is one of {', '.join(options)}", hint=example)
+        raise UsageError(f"{said}: expected one of {', '.join(options)}", hint=example)
 
 
 def _parse_ports(text: str) -> tuple[int, int]:
@@ -337,7 +342,7 @@ def _parse_offset(text: str) -> float:
     """How far a clock is off, `+90s`, `-5m`, `+2h` or `+1d`, in seconds."""
     match = _OFFSET.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} does not say how far a clock is off; write it as +90s, -5m, +2h or +1d")
+        raise ValueError(f"{text!r} is not a clock offset; write it as +90s, -5m, +2h or +1d")
     return float(match["number"]) * _UNIT_S[match["unit"]]
 
 

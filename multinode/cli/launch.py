@@ -75,7 +75,9 @@ def launch(
     *,
     job: Annotated[
         Path | None,
-        typer.Argument(metavar="JOB", help="LLaMA-Factory YAML; without one, the settings' or configs/default.yaml."),
+        typer.Argument(
+            metavar="JOB", help="LLaMA-Factory YAML. Default: the one in the settings, or configs/default.yaml."
+        ),
     ] = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
@@ -92,7 +94,7 @@ def launch(
             min=5.0,
             metavar="SECONDS",
             rich_help_panel="Run control",
-            help="How long the nodes keep running without contact to this command.",
+            help="Time that nodes keep running without contact to this command.",
         ),
     ] = 120.0,
     grace_period: GracePeriod = 10.0,
@@ -101,8 +103,10 @@ def launch(
         typer.Option(
             metavar="SIZE",
             rich_help_panel="Run control",
-            help="What the job's log may take on each node, from 1M on; beyond it the oldest output goes, but for its "
-            "beginning and errors. 0: no limit.",
+            help=(
+                "Maximum size of the job's log on each node, at least 1M. Beyond it the oldest output is dropped, "
+                "except the beginning and errors. 0: no limit."
+            ),
         ),
     ] = "2G",
     detach: Annotated[
@@ -111,7 +115,7 @@ def launch(
             "--detach",
             "-d",
             rich_help_panel="Run control",
-            help="Leave once the job runs on every node; it needs no lease then.",
+            help="Exit once the job runs on every node. The job then needs no lease.",
         ),
     ] = False,
     hang_timeout: HangTimeout = 300.0,
@@ -126,10 +130,10 @@ def launch(
     trace_ranks: TraceRanks = None,
     nccl_inspector: NcclInspector = False,
     sample_hz: SampleHz = 1.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each node's command and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each node's command and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a training on every node, with matching ranks, and follow it to its end."""
+    """Run a training on every node, with matching ranks, and follow it to the end."""
     from multinode import api
 
     require_terminal(if_slower, detach=detach)
@@ -137,8 +141,9 @@ def launch(
     there = read_cluster(hosts, nodes or change.nodes)
     if detach and any(node.slurm_job is not None for node in there.cluster.nodes):
         raise UsageError(
-            "--detach: Slurm ends what a step leaves behind, so a run in an allocation needs its controller there",
-            hint="have a batch job of Slurm run both: multinode submit -N2 -- launch ...",
+            "--detach: Slurm ends processes that a step leaves behind, so a run in an allocation needs its "
+            "controller there",
+            hint="run both in a Slurm batch job: multinode submit -N2 -- launch ...",
         )
     training = dataclasses.replace(
         training,
@@ -170,7 +175,8 @@ def launch(
     again = restarting.options(detach=detach)
     if exports.are_wanted and detach:
         raise UsageError(
-            "--export and --metrics-port need this command to stay", hint="leave out --detach, or attach with --export"
+            "--export and --metrics-port need this command to keep running",
+            hint="remove --detach, or attach with --export",
         )
     if dry_run:
         _print_plan(what, as_json=as_json)
@@ -190,7 +196,7 @@ def launch(
 
 
 def contrast_command(ctx: typer.Context) -> str:
-    """The contrast of what `launch` was given in this context with one node; empty where it does not take that."""
+    """The contrast with one node for the arguments of this `launch`; empty if contrast does not take them."""
     if ctx.params["with_"] is not None:
         return ""
     nodes = ctx.params["nodes"]
@@ -213,5 +219,5 @@ def _print_plan(what: Launch, *, as_json: bool) -> None:
 def _parse_log_limit(text: str) -> int | None:
     limit_bytes = parse_size(text)
     if 0 < limit_bytes < _LEAST_LOG_BYTES:
-        raise ValueError(f"{text!r} is less than a log can be kept within, 1M")
+        raise ValueError(f"{text!r} is less than the minimum log size, 1M")
     return limit_bytes or None

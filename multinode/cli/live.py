@@ -127,7 +127,7 @@ def _opened_view(*, quiet: bool) -> Iterator[LiveView]:
 
 
 def within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress], None]:
-    """As `show`, as often as its share of a processor's time allows, and at the end in any case."""
+    """As `show`, limited to a share of CPU time, and always once at the end."""
     due = 0.0
 
     def show_seldom(progress: RunProgress) -> None:
@@ -143,7 +143,6 @@ def within_share(show: Callable[[RunProgress], None]) -> Callable[[RunProgress],
 
 
 def _telling_stalls(say: Callable[[str], None], show: Callable[[RunProgress], None]) -> LiveView:
-    """A view that tells each standstill, and its end, in lines that stay."""
     told: Stall | None = None
     troubles: set[str] = set()
 

@@ -47,7 +47,7 @@ class _Printer:
 
 
 def print_logs(logs: Logs, run_id: str, rank: int | None, *, raw: bool) -> None:
-    """Logs to their ends, one after the other; on a terminal every line behind its node's name, unless `raw`."""
+    """Logs to their ends, one after the other; on a terminal every line is prefixed by its node, unless `raw`."""
     printer = _Printer(prefix=sys.stdout.isatty())
     for part_id, name, chunks in logs:
         note(f"--- {name}" if part_id == run_id else f"--- {part_id}: {name}")
@@ -62,7 +62,7 @@ def print_logs(logs: Logs, run_id: str, rank: int | None, *, raw: bool) -> None:
 
 
 def print_followed(chunks: Iterator[tuple[str, bytes]], nodes: int, rank: int | None) -> None:
-    """What comes from each node's log, behind its name where there are several or on a terminal; also at Ctrl-C."""
+    """New lines of each node's log, prefixed by its name if there are several or on a terminal; also at Ctrl-C."""
     printer = _Printer(prefix=nodes > 1 or sys.stdout.isatty())
     readers: dict[str, LogReader] = {}
     try:
@@ -108,7 +108,6 @@ def _raw_texts(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[str]:
-    """The same text in whole lines, for what looks for secrets in it; of a line that has no end, pieces."""
     begun: list[str] = []
     size = 0
     for text in texts:

@@ -28,30 +28,30 @@ class Verb(NamedTuple):
 # In the order of `multinode --help`; a summary fits a line of 80 columns.
 VERBS = {
     "init": Verb("init", "Prepare", "Probe the nodes and write a hostfile."),
-    "check": Verb("check", "Prepare", "Find what would break a training, before it starts."),
+    "check": Verb("check", "Prepare", "Find problems that would break a training before it starts."),
     "completion": Verb("completion", "Prepare", "Print the completion script of bash, zsh or fish."),
-    "copy": Verb("copy", "Prepare", "Copy a model or data set to all nodes, from one to the next."),
-    "launch": Verb("launch", "Run", "Run a training on every node and follow it to its end."),
+    "copy": Verb("copy", "Prepare", "Copy a model or dataset to all nodes, from node to node."),
+    "launch": Verb("launch", "Run", "Run a training on every node and follow it to the end."),
     "submit": Verb("submit", "Run", "Submit a batch job to Slurm that runs a verb on its nodes."),
     "attach": Verb("attach", "Run", "Follow a run that is still running."),
     "stop": Verb("attach", "Run", "Stop a run on all its nodes."),
     "clean": Verb("attach", "Run", "Remove what old runs left on their nodes."),
     "nccl-test": Verb("nccl_test", "Measure", "Measure all-reduce and other collectives over the network."),
-    "bench": Verb("bench", "Measure", "Measure every GPU or CPU, and name a slow one."),
-    "contrast": Verb("contrast", "Measure", "Measure one node against many: which is faster, and why."),
+    "bench": Verb("bench", "Measure", "Measure every GPU or CPU and find slow ones."),
+    "contrast": Verb("contrast", "Measure", "Compare one node with many: which is faster, and why."),
     "sweep": Verb("sweep", "Measure", "Measure a job over a grid of settings, nodes and workers."),
-    "tune": Verb("tune", "Measure", "Find the change that reaches a training's loss soonest."),
+    "tune": Verb("tune", "Measure", "Find the change that reaches a given loss fastest."),
     "compare": Verb("contrast", "Decide", "Compare two stored runs of any kind."),
-    "predict": Verb("predict", "Decide", "Predict other networks, nodes and settings."),
-    "advise": Verb("advise", "Decide", "Rank the changes that would make a training faster."),
+    "predict": Verb("predict", "Decide", "Predict the speed with other networks, nodes and settings."),
+    "advise": Verb("advise", "Decide", "Rank changes that would make a training faster."),
     "import": Verb("import_table", "Decide", "Import benchmarks measured elsewhere, as a table."),
     "runs": Verb("runs", "Inspect", "List the runs."),
-    "show": Verb("runs", "Inspect", "Show what a run found; a sweep's table sorted, priced."),
-    "explain": Verb("explain", "Inspect", "Name the first failure in logs of any run, and the fix."),
+    "show": Verb("runs", "Inspect", "Show the results of a run, or the table of a sweep."),
+    "explain": Verb("explain", "Inspect", "Find the first failure in any run's logs, with a fix."),
     "logs": Verb("runs", "Inspect", "Print a run's logs."),
-    "report": Verb("report", "Inspect", "Write a run as a page with charts, Markdown or CSV."),
+    "report": Verb("report", "Inspect", "Write a run as an HTML page, Markdown or CSV."),
     "export": Verb("export", "Inspect", "Export a run to TensorBoard, MLflow, W&B, Prometheus."),
-    "lab": Verb("lab", "Lab", "Make virtual nodes on this machine."),
+    "lab": Verb("lab", "Lab", "Create virtual nodes on this machine."),
 }
 
 # Of writing to a file that names none: its disk is full or gone.
@@ -74,30 +74,30 @@ _ALIASES = {
 
 # Verbs of other launchers, and of ours that are part of another.
 _VERBS_ELSEWHERE = {
-    "table": "multinode show RUN --sort COLUMN: show takes what table took",
+    "table": "multinode show RUN --sort COLUMN: show replaces table",
     "run": "multinode launch train.yaml, or: multinode launch -- train.py",
     "torchrun": "multinode launch -- train.py",
     "status": "multinode show for a run, multinode lab status for the lab",
     "ps": "multinode runs",
 }
-_TRIED = "multinode tune --from RUN --candidates N measures what is advised"
+_TRIED = "multinode tune --from RUN --candidates N measures the advised changes"
 # What has no option here, by the names that other launchers have for it.
 _ELSEWHERE = {
-    "--include": "--nodes N takes the first N lines of the hostfile; GPUs are named there: node1 gpus=0,1",
-    "--exclude": "leave the node's line out of the hostfile; of its GPUs name the others there: node1 gpus=0,1",
-    "-H": "--hosts FILE, with one node a line: node1 slots=4",
-    "--host": "--hosts FILE, with one node a line: node1 slots=4",
-    "-np": "--nodes N and --workers-per-node K; or slots=K on the lines of the hostfile",
-    "-n": "--nodes N and --workers-per-node K; or slots=K on the lines of the hostfile",
-    "--num-processes": "--workers-per-node K, on each node; accelerate counts those of all nodes together",
-    "--gpu-ids": "GPUs are named in the hostfile: node1 gpus=0,1",
-    "--master-addr": "the first line of the hostfile is node rank 0; addr= on it names the address that others call",
-    "--main-process-ip": "the first line of the hostfile is node rank 0; addr= on it is what the others call",
-    "--node-rank": "the order of the lines of the hostfile is the node rank; this command runs on one machine alone",
-    "--machine-rank": "the order of the lines of the hostfile is the node rank; this command runs on one machine alone",
-    "--rdzv-endpoint": "the rendezvous is static, at node 0: --master-port",
-    "--rdzv-backend": "the rendezvous is static, at node 0: --master-port",
-    "--rdzv-id": "the rendezvous is static, at node 0: --master-port",
+    "--include": "use --nodes N for the first N lines of the hostfile; name GPUs there: node1 gpus=0,1",
+    "--exclude": "remove the node's line from the hostfile; to exclude GPUs, name the others there: node1 gpus=0,1",
+    "-H": "use --hosts FILE with one node per line: node1 slots=4",
+    "--host": "use --hosts FILE with one node per line: node1 slots=4",
+    "-np": "use --nodes N and --workers-per-node K, or slots=K in the hostfile",
+    "-n": "use --nodes N and --workers-per-node K, or slots=K in the hostfile",
+    "--num-processes": "use --workers-per-node K for each node; accelerate counts all nodes together",
+    "--gpu-ids": "name GPUs in the hostfile: node1 gpus=0,1",
+    "--master-addr": "the first line of the hostfile is node rank 0; set its address with addr=",
+    "--main-process-ip": "the first line of the hostfile is node rank 0; set its address with addr=",
+    "--node-rank": "the order of lines in the hostfile sets the node rank; run this command on one machine only",
+    "--machine-rank": "the order of lines in the hostfile sets the node rank; run this command on one machine only",
+    "--rdzv-endpoint": "the rendezvous is static, on node 0: set --master-port",
+    "--rdzv-backend": "the rendezvous is static, on node 0: set --master-port",
+    "--rdzv-id": "the rendezvous is static, on node 0: set --master-port",
     "--standalone": "a hostfile with one line is one node",
 }
 _OF_VERBS = {"advise": dict.fromkeys(("--try", "--pick", "--job", "--repeats", "--steps", "--hosts"), _TRIED)}
@@ -159,7 +159,7 @@ def _usual_name(name: str) -> str:
 
 
 def load_verb(name: str) -> Any:
-    """The command of a verb, from its module, with the options that all have."""
+    """The command of a verb, from its module, with the common options."""
     app = PanelApp(rich_markup_mode=None)
     importlib.import_module(f"multinode.cli.{VERBS[name].module}").register(app)
     command = typer.main.get_group(app).commands[name]
@@ -168,7 +168,6 @@ def load_verb(name: str) -> Any:
 
 
 def _add_common(command: Any) -> None:
-    """-q and -v, and --ssh where nodes are reached, whether they stand before the verb or after it."""
     for inner in getattr(command, "commands", {}).values():
         _add_common(inner)
     if not hasattr(command, "commands"):
@@ -179,7 +178,6 @@ def _add_common(command: Any) -> None:
 
 
 def _connects(command: Any) -> bool:
-    """Whether a verb may reach nodes over SSH."""
     return command.name in {"init", "attach", "stop", "logs"} or any(one.name == "hosts" for one in command.params)
 
 
@@ -211,11 +209,13 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", callback=_set_verbosity, help="Only results, warnings and errors.")
+        bool, typer.Option("--quiet", "-q", callback=_set_verbosity, help="Print only results, warnings and errors.")
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", callback=_set_verbosity, help="Also each step and request, with its time."),
+        typer.Option(
+            "--verbose", "-v", callback=_set_verbosity, help="Also print each step and request with its time."
+        ),
     ] = False,
     ssh: Annotated[  # noqa: ARG001 - likewise
         Literal["openssh", "fabric"] | None,
@@ -223,7 +223,7 @@ def _main(
             "--ssh",
             callback=_set_ssh,
             show_default=False,
-            help="Connect through the ssh program, or through the library Fabric; by default ssh where there is one.",
+            help="Connect with the ssh program or with the Fabric library. Default: ssh if installed.",
         ),
     ] = None,
 ) -> None:
@@ -248,8 +248,8 @@ def build_app() -> typer.Typer:
             "token_normalize_func": _usual_name,
             "max_content_width": _WIDEST,
         },
-        help="Launch a training on several nodes over SSH or Slurm, and measure what the network costs it.",
-        epilog="Options of a verb: multinode VERB --help",
+        help="Launch a training on several nodes over SSH or Slurm, and measure the cost of the network.",
+        epilog="For the options of a verb: multinode VERB --help",
     )
     app.callback()(_main)
     return app
@@ -272,7 +272,7 @@ def run() -> None:
         if error.errno not in _STDOUT_ERRORS or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print_error(MultinodeError(f"stdout cannot be written: {error.strerror}"))
+        print_error(MultinodeError(f"cannot write to stdout: {error.strerror}"))
         sys.exit(MultinodeError.exit_code)
     except MultinodeError as error:
         from multinode.cli.output import print_traceback
@@ -286,7 +286,7 @@ def run() -> None:
 
 
 def print_error(error: MultinodeError) -> None:
-    """One clear message on stderr: what, where, what was run, what fixes it; detail above it, as it came first."""
+    """One message on stderr: what, where, the command that failed, the fix; details above it."""
     lines = []
     if error.detail:
         lines += [f"  {line}" for line in error.detail.splitlines()]

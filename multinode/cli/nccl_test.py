@@ -56,75 +56,71 @@ def nccl_test(
         list[str] | None,
         typer.Argument(
             metavar="[COLLECTIVE]...",
-            help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, sendrecv; else all_reduce.",
+            help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all or sendrecv. Default: all_reduce.",
         ),
     ] = None,
     hosts: Hosts = None,
     nodes: Nodes = None,
     local: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="No nodes: N workers on this machine, without SSH.")
+        int | None, typer.Option(min=2, metavar="N", help="Run N workers on this machine, without nodes and SSH.")
     ] = None,
     workers_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Workers on each node; else one, or with --like its slots.")
+        int | None, typer.Option(min=1, help="Workers per node. Default: one, or the slots with --like.")
     ] = None,
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 128M.")] = "64K",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
-    factor: Annotated[int, typer.Option("-f", "--factor", help="Each size is this many times the one before.")] = 4,
+    factor: Annotated[int, typer.Option("-f", "--factor", help="Factor between sizes.")] = 4,
     step: Annotated[
-        str | None, typer.Option("-i", "--step", metavar="SIZE", help="Each size is this much more; instead of -f.")
+        str | None, typer.Option("-i", "--step", metavar="SIZE", help="Increment between sizes, instead of -f.")
     ] = None,
-    iters: Annotated[int, typer.Option("-n", "--iters", min=1, help="Timed iterations of each size.")] = 20,
-    warmup_iters: Annotated[
-        int, typer.Option("-w", "--warmup-iters", min=1, help="Iterations before the timed ones.")
-    ] = 2,
+    iters: Annotated[int, typer.Option("-n", "--iters", min=1, help="Timed iterations per size.")] = 20,
+    warmup_iters: Annotated[int, typer.Option("-w", "--warmup-iters", min=1, help="Warm-up iterations.")] = 2,
     verify: Annotated[
-        int, typer.Option("-c", "--verify", min=0, help="How many times the values are verified; 0: not at all.")
+        int, typer.Option("-c", "--verify", min=0, help="Number of times to verify the values; 0: never.")
     ] = 1,
     dtype: Annotated[
         str, typer.Option("-d", "--dtype", help="int8, uint8, int32, int64, half, bfloat16, float or double.")
     ] = "float",
-    op: Annotated[str, typer.Option("-o", "--op", help="The reduction: sum, prod, max, min or avg.")] = "sum",
+    op: Annotated[str, typer.Option("-o", "--op", help="Reduction: sum, prod, max, min or avg.")] = "sum",
     max_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Fewer iterations where a size would take longer; never under 5.")
+        float, typer.Option(min=0.1, help="Time limit per size. Reduces the iterations, but not below 5.")
     ] = 5.0,
     backend: Annotated[
-        str | None, typer.Option(help="nccl, gloo, xccl (Intel), hccl (Ascend); else that of the nodes' GPUs.")
+        str | None, typer.Option(help="nccl, gloo, xccl (Intel) or hccl (Ascend). Default: that of the nodes' GPUs.")
     ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(metavar="JOB.yaml", help="The messages that this training will send, instead of -b, -e and -f."),
+        typer.Option(metavar="JOB.yaml", help="Measure the messages of this training, instead of -b, -e and -f."),
     ] = None,
     set_: Overrides = None,
     tcp: Annotated[
-        bool, typer.Option("--tcp/--no-tcp", help="Measure raw TCP between the nodes, in turns with the largest size.")
+        bool,
+        typer.Option("--tcp/--no-tcp", help="Measure raw TCP between the nodes, interleaved with the largest size."),
     ] = True,
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help="Measure every pair of nodes too, and name an odd one.")
-    ] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Also measure every pair of nodes to find outliers.")] = False,
     compare: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Say what has changed since this earlier nccl-test.")
+        str | None, typer.Option(metavar="RUN", help="Show changes since this earlier nccl-test.")
     ] = None,
     tune: Annotated[
         bool,
         typer.Option(
             "--tune",
-            help="Try NCCL's settings for sockets, algorithms, protocols and buffers in turns, and say what they gain.",
+            help="Measure NCCL settings for sockets, algorithms, protocols and buffers, and report their gain.",
         ),
     ] = False,
-    repeats: Annotated[int, typer.Option(min=2, max=20, help="With --tune: how often each is measured.")] = 3,
+    repeats: Annotated[int, typer.Option(min=2, max=20, help="With --tune: repeats per setting.")] = 3,
     write: Annotated[
-        bool, typer.Option("--write", help="With --tune: put the best into the hostfile, on the line of every node.")
+        bool, typer.Option("--write", help="With --tune: write the best settings to every line of the hostfile.")
     ] = False,
-    form: Annotated[
-        Literal["table", "nccl-tests"], typer.Option("--format", help="How the rows are printed.")
-    ] = "table",
+    form: Annotated[Literal["table", "nccl-tests"], typer.Option("--format", help="Output format.")] = "table",
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write the chart of busbw over size there: .html.")
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Write a chart of busbw over size to this .html file."),
     ] = None,
     min_busbw: Annotated[
         float | None,
         typer.Option(
-            min=0.0, metavar="GB/S", help="Exit 1 where the best busbw of a collective is below this, for scripts."
+            min=0.0, metavar="GB/S", help="Exit with code 1 if the best busbw of a collective is below this (GB/s)."
         ),
     ] = None,
     common: NodeOptions,
@@ -134,9 +130,9 @@ def nccl_test(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Measure collectives over the nodes with their own torch: what the network gives, whether that is normal, and why.
+    """Measure collectives between the nodes with their own torch: the speed, whether it is normal, and why.
 
-    Columns, units and busbw are those of nccl-tests.
+    Columns, units and busbw are as in nccl-tests.
     """
     from multinode import api
     from multinode.records.benchmark import BACKENDS, DTYPE_BYTES, REDOPS, check_choice, check_reduction
@@ -160,16 +156,16 @@ def nccl_test(
     check_reduction(op, dtype)
     training = read_job(like, None, set_ or []) if like is not None else None
     if set_ and training is None:
-        raise UsageError("--set changes the job of --like, and none was given", hint="--like JOB.yaml")
+        raise UsageError("--set changes the job of --like, which is missing", hint="add --like JOB.yaml")
     if local is not None and workers_per_node is not None:
-        raise UsageError("--local says how many workers there are already", hint="leave --workers-per-node out")
+        raise UsageError("--local already sets the number of workers", hint="remove --workers-per-node")
     if tune and (pairs or compare or output or local is not None or min_busbw is not None):
         raise UsageError(
-            "--tune measures one test under several settings between nodes, and takes no --pairs, --compare, --output, "
-            "--min-busbw or --local"
+            "--tune measures one test with several settings between nodes; it cannot be combined with --pairs, "
+            "--compare, --output, --min-busbw or --local"
         )
     if write and not tune:
-        raise UsageError("--write keeps what --tune finds, and --tune was not given", hint="add --tune")
+        raise UsageError("--write stores the result of --tune, which is missing", hint="add --tune")
     choose_form(None, output, {".html": "html", ".htm": "html"})
     what = common.make_launch(
         _cluster(hosts, nodes, local),
@@ -205,8 +201,8 @@ def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, details: b
     path = Path(what.cluster.source)
     if write and not (path.is_file() and read_text(path, "the hostfile") == what.hostfile):
         raise UsageError(
-            f"--write changes a hostfile, and {what.cluster.source} is none",
-            hint="without --write the keys are printed",
+            f"--write changes a hostfile, but {what.cluster.source} is not one",
+            hint="without --write, multinode prints the keys",
         )
     with open_context(what.cluster) as context:
         report = nccl_tune(what, extent, repeats, context)
@@ -227,12 +223,11 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nod
     except UsageError as error:
         if hosts is not None or nodes is not None:
             raise
-        also = "without any nodes: multinode nccl-test --local 2"
+        also = "to run without nodes: multinode nccl-test --local 2"
         raise UsageError(error.message, hint=f"{error.hint}; {also}" if error.hint else also) from error
 
 
 def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -> None:
-    """The screen; or rows as nccl-tests prints them, for programs, and everything else as a comment."""
     from multinode.network.scan_tables import nccl_tests_text, pair_table
     from multinode.network.screen import next_step, scan_lines, scan_parts
 

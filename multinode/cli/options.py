@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    """Ids of runs, the newest first, for a shell's completion."""
+    """Run ids, newest first, for shell completion."""
     from multinode.records.run_directory import list_runs, runs_root
 
     with contextlib.suppress(MultinodeError):
@@ -38,7 +38,7 @@ def complete_runs(incomplete: str) -> list[str]:
 
 
 def complete_hosts(incomplete: str) -> list[str]:
-    """`lab`, and files that are called as hostfiles are; where none of them fits, a shell completes any file."""
+    """`lab`, `auto`, and files named like hostfiles; otherwise the shell completes any file."""
     found = [
         str(path) for pattern in ("*host*", "hostfiles/*") for path in sorted(Path().glob(pattern)) if path.is_file()
     ]
@@ -50,22 +50,24 @@ _NODES, _JOB, _SYNC, _RUN, _MEASURE = "Nodes", "Job", "Slow networks", "Run cont
 # Its value may be left out.
 COPY_CODE = "--copy-code"
 
-JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="LLaMA-Factory YAML; else the default job.")]
+JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="LLaMA-Factory YAML. Default: the default job.")]
 Hosts = Annotated[
     str | None,
     typer.Option(
         autocompletion=complete_hosts,
         rich_help_panel=_NODES,
         metavar="HOSTS",
-        help="Hostfile, Ansible INVENTORY:GROUP, `-` for stdin, `lab`, or `auto`: what Slurm, dstack, SkyPilot, "
-        "Kubeflow, PBS or OAR gave; else $MULTINODE_HOSTS, multinode.toml, a running lab.",
+        help=(
+            "Hostfile, Ansible INVENTORY:GROUP, `-` for stdin, `lab`, or `auto` for the nodes from Slurm, dstack, "
+            "SkyPilot, Kubeflow, PBS or OAR. Default: $MULTINODE_HOSTS, multinode.toml, a running lab."
+        ),
     ),
 ]
 Nodes = Annotated[
     int | None, typer.Option(min=1, metavar="K", rich_help_panel=_NODES, help="Use the first K nodes of the hostfile.")
 ]
 WorkersPerNode = Annotated[
-    int | None, typer.Option(min=1, rich_help_panel=_NODES, metavar="N", help="Workers on each node; else its slots.")
+    int | None, typer.Option(min=1, rich_help_panel=_NODES, metavar="N", help="Workers per node. Default: its slots.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -77,7 +79,7 @@ With = Annotated[
         "--with",
         metavar="FILE",
         rich_help_panel=_JOB,
-        help="Options and settings of a file that tune wrote; what is given beside it counts before them.",
+        help="Options and settings from a file of multinode tune. Explicit options override it.",
     ),
 ]
 DeepspeedSet = Annotated[
@@ -85,8 +87,9 @@ DeepspeedSet = Annotated[
     typer.Option(
         metavar="KEY=VALUE",
         rich_help_panel=_JOB,
-        help="Change the DeepSpeed JSON of the job for this run alone, and show the diff; a.b is b in the group a. "
-        "Repeatable.",
+        help=(
+            "Change the job's DeepSpeed JSON for this run only, and show the diff; a.b is key b in group a. Repeatable."
+        ),
     ),
 ]
 Synthetic = Annotated[
@@ -94,7 +97,7 @@ Synthetic = Annotated[
     typer.Option(
         "--synthetic",
         rich_help_panel=_JOB,
-        help="Train on synthetic data, for benchmarks: every sample has exactly cutoff_len tokens.",
+        help="Train on synthetic data for benchmarks; every sample has exactly cutoff_len tokens.",
     ),
 ]
 CopyCode = Annotated[
@@ -114,28 +117,31 @@ MasterPort = Annotated[
         max=65535,
         rich_help_panel=_NODES,
         metavar="PORT",
-        help="Port of the rendezvous on node 0; else one of 20000 to 29999 that is free there, another for each run.",
+        help="Rendezvous port on node 0. Default: a free port from 20000 to 29999, different for each run.",
     ),
 ]
 Check = Annotated[
-    bool, typer.Option("--check/--no-check", rich_help_panel=_RUN, help="Check first what would break the run.")
+    bool,
+    typer.Option("--check/--no-check", rich_help_panel=_RUN, help="First check for problems that would break the run."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 LinkMeasured = Annotated[
     str | None,
-    typer.Option(metavar="RATE", help="The link that the runs used, where their NICs did not report it: 1gbit."),
+    typer.Option(metavar="RATE", help="Link rate of the runs, such as 1gbit, if their NICs did not report it."),
 ]
-Details = Annotated[bool, typer.Option("--details", help="Print every table and note, too.")]
+Details = Annotated[bool, typer.Option("--details", help="Also print all tables and notes.")]
 GracePeriod = Annotated[
     float,
     typer.Option(
-        min=0.0, metavar="SECONDS", rich_help_panel=_RUN, help="Time between TERM and KILL when the run is stopped."
+        min=0.0, metavar="SECONDS", rich_help_panel=_RUN, help="Time between SIGTERM and SIGKILL when stopping the run."
     ),
 ]
 Fetch = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="PATH", rich_help_panel=_RUN, help="Copy this file or directory of node 0 here at the end. Repeatable."
+        metavar="PATH",
+        rich_help_panel=_RUN,
+        help="Copy this file or directory from node 0 to this machine at the end. Repeatable.",
     ),
 ]
 EngineName = Annotated[
@@ -144,8 +150,10 @@ EngineName = Annotated[
         "--engine",
         metavar="NAME",
         rich_help_panel=_JOB,
-        help="torchrun, llamafactory, deepspeed, accelerate or exec; else llamafactory for a YAML, torchrun for a "
-        "script.",
+        help=(
+            "torchrun, llamafactory, deepspeed, accelerate or exec. Default: llamafactory for a YAML, torchrun for a "
+            "script."
+        ),
     ),
 ]
 AccelerateConfig = Annotated[
@@ -153,7 +161,7 @@ AccelerateConfig = Annotated[
     typer.Option(
         metavar="FILE",
         rich_help_panel=_JOB,
-        help="A configuration for --engine accelerate; what places a node is set anew.",
+        help="Configuration for --engine accelerate. Machine rank, address and port are overridden.",
     ),
 ]
 Variables = Annotated[
@@ -162,7 +170,7 @@ Variables = Annotated[
         "--env",
         metavar="NAME[=VALUE]",
         rich_help_panel=_JOB,
-        help="Set a variable on every node; NAME alone takes its value from here, and shows it nowhere. Repeatable.",
+        help="Set a variable on every node. NAME alone forwards your local value without logging it. Repeatable.",
     ),
 ]
 Setup = Annotated[
@@ -170,7 +178,9 @@ Setup = Annotated[
     typer.Option(
         metavar="SHELL",
         rich_help_panel=_JOB,
-        help="Shell commands to run on every node before the job: conda, modules; else the settings'.",
+        help=(
+            "Shell commands to run on every node before the job, such as conda or modules. Default: from the settings."
+        ),
     ),
 ]
 HangTimeout = Annotated[
@@ -179,7 +189,7 @@ HangTimeout = Annotated[
         min=0.0,
         metavar="SECONDS",
         rich_help_panel=_RUN,
-        help="Without a step, result or log on any node for so long, it hangs; 0: never.",
+        help="Time without a step, result or log line before the run counts as hung; 0 disables.",
     ),
 ]
 OnHang = Annotated[
@@ -187,7 +197,7 @@ OnHang = Annotated[
     typer.Option(
         metavar="HOW",
         rich_help_panel=_RUN,
-        help="When it hangs: `report` says which rank is behind, `stop` also stops the run.",
+        help="On a hang: `report` names the rank that is behind, `stop` also stops the run.",
     ),
 ]
 OnEnd = Annotated[
@@ -195,7 +205,7 @@ OnEnd = Annotated[
     typer.Option(
         metavar="CMD",
         rich_help_panel=_RUN,
-        help="Shell command to run here when the run ends, hangs or restarts; $MULTINODE_EVENT and others describe it.",
+        help="Shell command to run on this machine when the run ends, hangs or restarts; see $MULTINODE_EVENT.",
     ),
 ]
 Notify = Annotated[
@@ -205,7 +215,10 @@ Notify = Annotated[
         envvar="MULTINODE_NOTIFY",
         show_envvar=False,
         rich_help_panel=_RUN,
-        help="Webhook (https) that gets a JSON document when the run ends, hangs or restarts; else $MULTINODE_NOTIFY.",
+        help=(
+            "Webhook (https) to send a JSON document to when the run ends, hangs or restarts. Default: "
+            "$MULTINODE_NOTIFY."
+        ),
     ),
 ]
 ExportTo = Annotated[
@@ -214,8 +227,10 @@ ExportTo = Annotated[
         "--export",
         metavar="KIND:WHERE,...",
         rich_help_panel=_RUN,
-        help="Export the figures as they come: tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom; "
-        "csv:DIR, parquet:DIR at the end. Repeatable.",
+        help=(
+            "Export metrics during the run: tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom; at the "
+            "end: csv:DIR, parquet:DIR. Repeatable."
+        ),
     ),
 ]
 MetricsPort = Annotated[
@@ -233,7 +248,7 @@ GradCompress = Annotated[
     typer.Option(
         metavar="KIND",
         rich_help_panel=_JOB,
-        help="Send DDP's gradients as fp16 or bf16: half the bytes of fp32 ones; or by powersgd[:RANK[:START]].",
+        help="Compress DDP's gradients: fp16, bf16 (half the bytes of fp32) or powersgd[:RANK[:START]].",
     ),
 ]
 SyncEvery = Annotated[
@@ -243,7 +258,7 @@ SyncEvery = Annotated[
         max=1_000_000,
         metavar="H",
         rich_help_panel=_SYNC,
-        help="Average the parameters between nodes after every H-th step only (local SGD).",
+        help="Average the parameters between nodes only every H steps (local SGD).",
     ),
 ]
 Diloco = Annotated[
@@ -251,19 +266,19 @@ Diloco = Annotated[
     typer.Option(
         metavar="H[:LR[:MOMENTUM]]",
         rich_help_panel=_SYNC,
-        help="Likewise, with an outer optimizer of Nesterov momentum (DiLoCo); 0.7 and 0.9.",
+        help="As --sync-every, with an outer Nesterov optimizer (DiLoCo). Default: LR 0.7, momentum 0.9.",
     ),
 ]
 SyncDtype = Annotated[
     str | None,
-    typer.Option(metavar="DTYPE", rich_help_panel=_SYNC, help="Send what nodes average as fp16 or bf16."),
+    typer.Option(metavar="DTYPE", rich_help_panel=_SYNC, help="Dtype of the averages between nodes: fp16 or bf16."),
 ]
 Profile = Annotated[
     bool,
     typer.Option(
         "--profile/--no-profile",
         rich_help_panel=_MEASURE,
-        help="Record in the workers where the time of their steps goes.",
+        help="Record in the workers where step time goes.",
     ),
 ]
 Trace = Annotated[
@@ -272,7 +287,7 @@ Trace = Annotated[
         min=1,
         metavar="STEPS",
         rich_help_panel=_MEASURE,
-        help="Record so many steps with torch.profiler after the warm-up, and fetch the traces.",
+        help="Number of steps to trace with torch.profiler after the warm-up. The traces are fetched.",
     ),
 ]
 NcclInspector = Annotated[
@@ -280,7 +295,7 @@ NcclInspector = Annotated[
     typer.Option(
         "--nccl-inspector",
         rich_help_panel=_MEASURE,
-        help="Have NCCL's Inspector plugin (2.28 and newer, on the nodes) record each of its operations.",
+        help="Record every NCCL operation with NCCL's Inspector plugin (2.28 and newer, on the nodes).",
     ),
 ]
 TraceRanks = Annotated[
@@ -290,7 +305,7 @@ TraceRanks = Annotated[
         min=0,
         metavar="RANK",
         rich_help_panel=_MEASURE,
-        help="Trace this worker; else the first of each node. Repeatable.",
+        help="Rank to trace. Default: the first of each node. Repeatable.",
     ),
 ]
 SampleHz = Annotated[
@@ -306,22 +321,19 @@ SampleHz = Annotated[
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option(metavar="CONDITION", help="Show rows of which it is true: method=lora, nodes>=2. Repeatable."),
+    typer.Option(metavar="CONDITION", help="Show only matching rows: method=lora, nodes>=2. Repeatable."),
 ]
 PricesFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="What GPUs or nodes cost, a YAML; else the hostfile's prices.")
+    Path | None, typer.Option(metavar="FILE", help="YAML of GPU or node prices. Default: prices in the hostfile.")
 ]
 Deadline = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Name the cheapest cell that ends the full run in 8h, 2d, ...")
+    str | None,
+    typer.Option(metavar="TIME", help="Name the cheapest cell that finishes the full run within 8h, 2d, ..."),
 ]
-RunId = Annotated[
-    str, typer.Argument(autocompletion=complete_runs, help="A run's id, the beginning of one, or `last`.")
-]
+RunId = Annotated[str, typer.Argument(autocompletion=complete_runs, help="Run id, its beginning, or `last`.")]
 RunIds = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[RUN]...", autocompletion=complete_runs, help="Runs: an id, the beginning of one, or `last`."
-    ),
+    typer.Argument(metavar="[RUN]...", autocompletion=complete_runs, help="Run ids, their beginnings, or `last`."),
 ]
 
 SCRIPT = "multinode.script"
@@ -445,7 +457,7 @@ class AveragingOptions:
 
 
 def expand_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb as Typer reads it: each parameter that is a group of options stands as the options in it."""
+    """The verb as Typer reads it: each group of options is replaced by its options."""
     groups: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
@@ -467,12 +479,7 @@ def expand_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
-    """What was typed behind the verb, as it can be typed again, with a blank before it; secrets are redacted.
-
-    Args:
-        ctx: the verb's context.
-        only: names of the parameters that are meant; None means all.
-    """
+    """The arguments of the verb as typed, with a leading blank; secrets are redacted."""
     from multinode.secret_values import redact_words
 
     words: list[str] = []
@@ -495,7 +502,6 @@ def given_options(ctx: Any, only: Collection[str] | None = None) -> str:
 
 
 def _own_first(group: type) -> list[inspect.Parameter]:
-    """A group's options, before those of the group that it extends."""
     types = get_type_hints(group, include_extras=True)
     names = [name for one in group.__mro__ for name in inspect.get_annotations(one)]
     return [

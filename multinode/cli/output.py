@@ -69,7 +69,7 @@ def document_text(value: object) -> str:
 
 
 def print_table(table: Table, prefix: str = "") -> None:
-    """A table on stdout; `prefix` begins every line, for an output that programs read by its lines."""
+    """A table on stdout; `prefix` starts every line, for programs that read lines."""
     console = Console()
     if console.is_terminal and not prefix:
         console.print(table)
@@ -91,11 +91,7 @@ def print_screen(parts: Iterable[Part]) -> None:
 
 
 def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str]) -> str:
-    """The form that `--format` names, else the one by the ending of `--output`; the first of `endings` without either.
-
-    Raises:
-        UsageError: nothing can be written to `output`, or its ending names no form.
-    """
+    """The form of `--format`, or by the ending of `--output`; the first of `endings` without either."""
     if output is not None:
         require_directory(output.parent)
     if form is not None or output is None:
@@ -103,29 +99,31 @@ def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str
     found = endings.get(output.suffix.lower())
     if found is None:
         known = ", ".join(filter(None, endings))
-        raise UsageError(f"--output {output}: no format is called {output.suffix or 'that'}", hint=f"one of {known}")
+        raise UsageError(
+            (f"--output {output}: unknown format {output.suffix or 'without a suffix'}"), hint=f"one of {known}"
+        )
     return found
 
 
 def print_traceback(error: Exception) -> None:
-    """Where an expected error came from, with --verbose."""
+    """The origin of an expected error, with --verbose."""
     if _LOG.isEnabledFor(logging.DEBUG):
         sys.stderr.write(printable(redact_text("".join(traceback.format_exception(error)))))
 
 
 def fail_gate(text: str) -> NoReturn:
-    """A limit that was asked for was missed: say by what figure, and exit 1."""
+    """A requested limit was missed: print the figure, and exit with code 1."""
     typer.echo(f"error: {text}", err=True)
     raise typer.Exit(1)
 
 
 def print_directory(directory: RunDirectory | Path) -> None:
-    """Where all files of a run lie."""
+    """The directory of a run."""
     note(f"results: {directory}")
 
 
 def print_failure(failure: Failure, directory: str) -> None:
-    """The first failure: its last lines first, then the sentence, its cause and what fixes it."""
+    """The first failure: last log lines, then the sentence, its cause and the fix."""
     from multinode.launch.outcome import failure_notes
 
     for line in failure.log_tail.splitlines():

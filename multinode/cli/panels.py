@@ -36,7 +36,7 @@ _ALL = "multinode.help-all"
 
 
 def metavar(parameter: Any) -> str:
-    """What stands for a parameter's value: `PORT`, `N`, `table|csv`, `[RUN]...`."""
+    """The placeholder of a parameter's value: `PORT`, `N`, `table|csv`, `[RUN]...`."""
     name = parameter.metavar
     if name is None:
         choices = "|".join(map(str, getattr(parameter.type, "choices", ())))
@@ -46,13 +46,13 @@ def metavar(parameter: Any) -> str:
 
 
 def bounds(parameter: Any) -> tuple[float | None, float | None]:
-    """The least and the greatest value; some releases of Typer have them on the parameter, others on its type."""
+    """The minimum and maximum; some releases of Typer have them on the parameter, others on its type."""
     holder = parameter if hasattr(parameter, "min") else parameter.type
     return getattr(holder, "min", None), getattr(holder, "max", None)
 
 
 def range_text(parameter: Any) -> str:
-    """The values that it may have, as a sentence with a blank before it; empty where there is no limit."""
+    """The range as a sentence with a leading blank; empty without limits."""
     least, most = bounds(parameter)
     if least is None and most is None:
         return ""
@@ -62,7 +62,7 @@ def range_text(parameter: Any) -> str:
 
 
 def default_text(parameter: Any) -> str:
-    """Its default as it would be typed; empty where there is none to speak of."""
+    """Its default as typed; empty without a meaningful one."""
     value = parameter.default
     if value is None or (value is False and not parameter.secondary_opts) or callable(value):
         return ""

@@ -37,64 +37,70 @@ def predict(
         typer.Argument(
             metavar="[RUN]...",
             autocompletion=complete_runs,
-            help="Runs of one training and an nccl-test: ids, their beginnings, or `last`; a contrast has its own.",
+            help="Runs of one training and an nccl-test: ids, their beginnings, or `last`. A contrast includes them.",
         ),
     ] = None,
     benchmarks: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Published benchmarks (YAML) in the place of runs.")
+        Path | None, typer.Option(metavar="FILE", help="Published benchmarks (YAML) instead of runs.")
     ] = None,
     link: Annotated[
         str | None,
         typer.Option(
             metavar="100mbit,10gbit",
-            help="Rates of a node's NIC; a bare number is in Gbit/s. Else the usual and the measured one.",
+            help="Link rates of a node. A bare number is in Gbit/s. Default: common rates and the measured one.",
         ),
     ] = None,
-    nodes: Annotated[str | None, typer.Option(metavar="2,4", help="How many nodes; else as measured.")] = None,
+    nodes: Annotated[str | None, typer.Option(metavar="2,4", help="Numbers of nodes. Default: as measured.")] = None,
     workers_per_node: Annotated[
-        str | None, typer.Option(metavar="1,8", help="Workers on each node; else as measured, as is all below.")
+        str | None,
+        typer.Option(metavar="1,8", help="Workers per node. Default: as measured, as for all options below."),
     ] = None,
-    batch: Annotated[str | None, typer.Option(metavar="2,4", help="Samples in a worker's micro-batch.")] = None,
+    batch: Annotated[str | None, typer.Option(metavar="2,4", help="Samples per micro-batch of a worker.")] = None,
     accumulation: Annotated[str | None, typer.Option(metavar="1,4", help="Micro-batches per step.")] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
             metavar="ddp,zero2",
-            help="ddp, zero1, zero2, zero3, fsdp, shard_grad_op or hybrid_shard: how the model is shared.",
+            help="Sharding: ddp, zero1, zero2, zero3, fsdp, shard_grad_op or hybrid_shard.",
         ),
     ] = None,
-    method: Annotated[str | None, typer.Option(metavar="full,lora:8", help="full, or lora and its rank.")] = None,
-    bucket_mib: Annotated[str | None, typer.Option(metavar="25,100", help="MiB of gradients reduced at once.")] = None,
+    method: Annotated[str | None, typer.Option(metavar="full,lora:8", help="full, or lora:RANK.")] = None,
+    bucket_mib: Annotated[str | None, typer.Option(metavar="25,100", help="Size of a gradient bucket in MiB.")] = None,
     overlap: Annotated[
-        str | None, typer.Option(metavar="on,off", help="Whether gradients are reduced while others are computed.")
+        str | None, typer.Option(metavar="on,off", help="Whether gradient reduction overlaps with the backward pass.")
     ] = None,
     grad_compress: Annotated[
         str | None,
-        typer.Option(metavar="none,fp16,powersgd:4", help="What DDP sends its gradients as; or none."),
+        typer.Option(metavar="none,fp16,powersgd:4", help="Gradient compression of DDP, or none."),
     ] = None,
     sync_every: Annotated[
-        str | None, typer.Option(metavar="none,4,16", help="Steps after which nodes average (local SGD); or none.")
+        str | None, typer.Option(metavar="none,4,16", help="Steps between averages of the nodes (local SGD), or none.")
     ] = None,
     diloco: Annotated[
-        str | None, typer.Option(metavar="64,128:0.7:0.9", help="The same with an outer optimizer (DiLoCo).")
+        str | None,
+        typer.Option(
+            metavar="64,128:0.7:0.9", help="Steps between averages with an outer optimizer (DiLoCo), or none."
+        ),
     ] = None,
     sync_dtype: Annotated[
-        str | None, typer.Option(metavar="none,fp16", help="What nodes send averages as: fp16, bf16 or none.")
+        str | None, typer.Option(metavar="none,fp16", help="Dtype of the averages between nodes: fp16, bf16 or none.")
     ] = None,
-    target: Annotated[float, typer.Option(help="Efficiency that the break-even is to reach.")] = 0.9,
+    target: Annotated[float, typer.Option(help="Target efficiency of the break-even.")] = 0.9,
     link_measured: LinkMeasured = None,
     stream: Annotated[
         str | None,
         typer.Option(
             metavar="RATE",
-            help="What TCP was measured to carry between the nodes (iperf3), where that is less than their NICs' rate: "
-            "clouds, overlay networks, VPNs, Wi-Fi, shared uplinks. Else what the nccl-test, or the file, says.",
+            help=(
+                "Measured TCP rate between nodes (iperf3), if below the NIC rate: clouds, overlay networks, VPNs, "
+                "Wi-Fi, shared uplinks. Default: from the nccl-test or the file."
+            ),
         ),
     ] = None,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Predict a training on other links, on more nodes and in other settings, each with an interval."""
+    """Predict the speed of a training with other links, nodes and settings, each with an interval."""
     from multinode import api
 
     request = api.ForecastRequest(
@@ -131,10 +137,10 @@ def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: Forec
 
     if benchmarks is not None:
         if run_ids:
-            raise UsageError("runs and --benchmarks are both given", hint="leave one of them out")
+            raise UsageError("both runs and --benchmarks are given", hint="use only one of them")
         if request.link_measured is not None:
-            hint = "network: {gbit_per_s: 10} in it"
-            raise UsageError("--link-measured is of runs, and --benchmarks names a file", hint=hint)
+            hint = "set network: {gbit_per_s: 10} in the file"
+            raise UsageError("--link-measured applies to runs, not to --benchmarks", hint=hint)
         return api.predict_from_benchmarks(benchmarks, request)
     return api.predict(run_ids or ["last"], request)
 
@@ -152,7 +158,7 @@ def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, .
             found.append(kind(word))
         except (ValueError, KeyError):
             raise UsageError(
-                f"{option} {text}: {word!r} is not one of its values", hint="multinode predict --help"
+                f"{option} {text}: {word!r} is not a valid value", hint="multinode predict --help"
             ) from None
     return tuple(dict.fromkeys(found))
 

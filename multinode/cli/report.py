@@ -29,8 +29,10 @@ def report(
         Literal["html", "markdown", "csv"] | None,
         typer.Option(
             "--format",
-            help="html: a page with charts; markdown: for an issue or a wiki; csv: samples, or a sweep's cells. Else "
-            "by the ending of --output, or html.",
+            help=(
+                "html: a page with charts; markdown: for an issue or a wiki; csv: samples, or cells of a sweep. "
+                "Default: from the suffix of --output, or html."
+            ),
         ),
     ] = None,
     output: Annotated[
@@ -39,12 +41,12 @@ def report(
             "--output",
             "-o",
             metavar="FILE|DIR",
-            help="Where to; a directory for csv. Else a page is written to RUN.html here, and Markdown is printed.",
+            help="Output file, or directory for csv. Default: RUN.html in this directory; Markdown is printed.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one page with charts of a run, or of several; it needs nothing from outside and can be passed on."""
+    """Write a self-contained HTML page with charts of one or more runs."""
     from multinode.cli.report_page import load_report, report_markdown, write_csv, write_markdown, write_page
 
     chosen = _choose_form(form, output, as_json=as_json)
@@ -74,14 +76,15 @@ def _choose_form(form: str | None, output: Path | None, *, as_json: bool) -> str
     into = output is not None and (output.is_dir() or form == "csv")
     form = choose_form(form, None if into else output, _ENDINGS)
     if form == "csv" and not into:
-        raise UsageError("CSV files are written to a directory", hint="name it: --format csv --output DIR")
+        raise UsageError("CSV needs an output directory", hint="use --format csv --output DIR")
     if form == "markdown" and as_json and output is None:
-        raise UsageError("--format markdown and --json both print on stdout", hint="name a file for one: -o FILE")
+        raise UsageError(
+            "--format markdown and --json both print on stdout", hint="write one of them to a file: -o FILE"
+        )
     return form
 
 
 def _tell(written: tuple[Path, ...], names: list[str], samples: list[Path], *, as_json: bool) -> None:
-    """Where everything went, the raw samples included."""
     if as_json:
         paths = [str(path) for path in written]
         record = {"schema": "multinode.report/1", "runs": names, "path": paths[0], "paths": paths}
@@ -90,4 +93,4 @@ def _tell(written: tuple[Path, ...], names: list[str], samples: list[Path], *, a
     for path in written:
         typer.echo(path)
     for path in samples:
-        note(f"raw samples, a JSON object a line: {path}")
+        note(f"raw samples, one JSON object per line: {path}")

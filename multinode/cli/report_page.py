@@ -45,14 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = lambda _: None) -> Report:
-    """Read runs back: an id each, the beginning of one, or `last`. One that is named twice is read once.
-
-    `say` is told how far reading is, where it takes a while.
-
-    Raises:
-        UsageError: there is no such run.
-        MultinodeError: a file of it cannot be read.
-    """
+    """Read runs by id, beginning of an id, or `last`. Duplicates are read once."""
     found = {(stored := load_run(root, name)).run.run_id: stored for name in names}
     return Report(
         runs=tuple(_load(stored, say) for stored in found.values()),
@@ -61,12 +54,7 @@ def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = l
 
 
 def write_page(report: Report, path: Path) -> None:
-    """Write the page; one of an earlier time is replaced.
-
-    Raises:
-        UsageError: it cannot be written.
-        MultinodeError: plotly is not installed.
-    """
+    """Write the page, replacing an earlier one."""
     from multinode.cli.run_page import run_page
     from multinode.experiment.cell_page import cell_page
 
@@ -79,32 +67,23 @@ def report_markdown(report: Report) -> str:
 
 
 def write_markdown(report: Report, path: Path) -> None:
-    """Write it; one of an earlier time is replaced.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """Write it, replacing an earlier one."""
     write_text(path, report_markdown(report))
 
 
 def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Write the CSV files into a directory, which is made where it is missing; those of an earlier time are replaced.
-
-    Raises:
-        UsageError: one cannot be written, or the directory cannot be made.
-    """
+    """Write the CSV files into a directory, created if missing, replacing earlier ones."""
     files = _csv_files(report.runs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}", hint=f"ls -ld {folder.parent}") from error
+        raise UsageError(f"{folder} cannot be created: {error.strerror}", hint=f"ls -ld {folder.parent}") from error
     for name, text in files.items():
         write_text(folder / name, text)
     return tuple(folder / name for name in files)
 
 
 def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
-    """The samples of runs and the cells of tables; what none of them has is no file."""
     tables = [one.cells for one in runs if one.cells is not None]
     files = {_CELLS: cell_csv(combined(tables))} if tables else {}
     if len(tables) == len(runs):

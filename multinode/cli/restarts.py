@@ -25,7 +25,7 @@ class Restarts:
             max=1000,
             metavar="N",
             rich_help_panel=_PANEL,
-            help="Start a run that fails again from its last complete checkpoint, so often at the most.",
+            help="Restart a failed run from its last complete checkpoint, at most N times.",
         ),
     ] = 0
     node_wait: Annotated[
@@ -33,7 +33,7 @@ class Restarts:
         typer.Option(
             metavar="TIME",
             rich_help_panel=_PANEL,
-            help="How long a restart waits for a node that cannot be reached or fails a check: 90s, 10m, 2h.",
+            help="Time that a restart waits for a node that is unreachable or fails a check, such as 90s, 10m or 2h.",
         ),
     ] = "10m"
     min_nodes: Annotated[
@@ -42,7 +42,7 @@ class Restarts:
             min=1,
             metavar="K",
             rich_help_panel=_PANEL,
-            help="Restart without nodes that do not return, on K at the least; the global batch is kept.",
+            help="Restart without nodes that do not return, on at least K nodes, with the same global batch.",
         ),
     ] = None
     scale_batch: Annotated[
@@ -50,12 +50,12 @@ class Restarts:
         typer.Option(
             "--scale-batch",
             rich_help_panel=_PANEL,
-            help="With --min-nodes: let the global batch shrink where no accumulation keeps it.",
+            help="With --min-nodes: let the global batch shrink if no accumulation can keep it.",
         ),
     ] = False
     restart_after_oom: Annotated[
         bool,
-        typer.Option("--restart-after-oom", rich_help_panel=_PANEL, help="Restart a run that ran out of memory, too."),
+        typer.Option("--restart-after-oom", rich_help_panel=_PANEL, help="Also restart a run that ran out of memory."),
     ] = False
 
     def options(self, *, detach: bool) -> RestartOptions | None:
@@ -65,13 +65,13 @@ class Restarts:
             UsageError: they do not go together, or the time is none.
         """
         if self.min_nodes is not None and not self.restarts:
-            raise UsageError("--min-nodes is for --restarts: without these no node is left out")
+            raise UsageError("--min-nodes needs --restarts")
         if self.scale_batch and self.min_nodes is None:
-            raise UsageError("--scale-batch is for --min-nodes: without it no node is left out")
+            raise UsageError("--scale-batch needs --min-nodes")
         if self.restarts and detach:
             raise UsageError(
-                "--restarts needs this command to stay: a detached run is not restarted",
-                hint="leave out --detach; in Slurm, multinode submit keeps it there",
+                "--restarts needs this command to keep running; a detached run is not restarted",
+                hint="remove --detach; in Slurm, use multinode submit",
             )
         try:
             node_wait_s = parse_duration(self.node_wait)

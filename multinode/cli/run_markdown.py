@@ -15,7 +15,7 @@ from multinode.render.markdown import code_markdown, sheet_markdown, text_markdo
 
 
 def run_markdown(runs: Sequence[ReportedRun]) -> str:
-    """Every run under its job's name, what matters most first."""
+    """Every run under its job's name, most important first."""
     return "\n".join("".join(_parts(one)).rstrip() + "\n" for one in runs)
 
 

@@ -24,8 +24,8 @@ from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, p
 from multinode.units import format_duration
 
 _CLOCKS = (
-    "Times are in seconds since the end of the run's first step, each node's by its own wall clock; the measured "
-    "steps are shaded. Of long curves each stretch is drawn by its least and its greatest value."
+    "Times are in seconds since the end of the run's first step, by each node's own clock; the measured steps are "
+    "shaded. Long curves show the minimum and maximum of each stretch."
 )
 
 
@@ -75,7 +75,7 @@ def _parts(one: ReportedRun, name: str) -> Iterator[str]:
     if observed is not None and any(node.samples for node in observed.nodes):
         yield from _curves(observed, summary, name)
     elif not one.has_result:
-        yield "<p>Nothing was recorded of this run: it has no samples.</p>\n"
+        yield "<p>This run has no recorded samples.</p>\n"
     if summary is not None:
         yield from (sheet_html(sheet) for sheet in summary_sheets(summary) if sheet.title != "verdict")
 
@@ -126,7 +126,6 @@ def _tiles(one: ReportedRun) -> dict[str, str]:
 
 
 def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
-    """What is known of the figures that one looks at first."""
     used = summary.utilisation
     shares = [card.share for node in summary.nodes for card in node.cards if card.share is not None]
     figures = (

@@ -37,10 +37,7 @@ _END_S, _HASTE_S = 2.0, 0.3
 def open_context(
     cluster: Cluster, *, leaves: bool = False, quiet: bool = False, local: bool = False
 ) -> Iterator[RunContext]:
-    """The connections to the nodes, with a live view on stderr, and Ctrl-C as a stop request.
-
-    `leaves` says that Ctrl-C lets the run go on alone, `quiet` shows nothing, `local` takes this machine for the node.
-    """
+    """The connections to the nodes, with a live view on stderr, and Ctrl-C as a stop request."""
     from multinode import api
 
     with api.connect(cluster, local=local) as context:
@@ -58,18 +55,7 @@ def open_context(
 
 @contextlib.contextmanager
 def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None]:
-    """While inside, Ctrl-C, SIGTERM and a closed terminal ask the run to stop rather than end us on the spot.
-
-    Where nobody follows a run, what goes on is broken off; the third one ends us at once. A signal that was ignored
-    when we began stays so: nohup ignores SIGHUP, and a script SIGINT of `command &`.
-
-    Args:
-        stop: is asked.
-        leaves: what is asked for is to follow no more.
-
-    Raises:
-        Interrupted: a signal came while nobody followed a run.
-    """
+    """Inside the block, Ctrl-C, SIGTERM and a closed terminal ask the run to stop instead of ending us at once."""
     counted = 0
 
     def ask(number: int, _frame: FrameType | None) -> None:
@@ -81,11 +67,15 @@ def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None
         if not stop.is_heard:
             if counted == 1:
                 raise Interrupted("interrupted")
-            said = "ending; once more to end at once"
+            said = "ending; press Ctrl-C again to end immediately"
         elif leaves and stop.reason != SLOWER_THAN_ONE_NODE:
             said = "leaving; the run is still running"
         else:
-            said = "stopping on all nodes; once more to kill at once" if stop.count == 1 else "killing at once"
+            said = (
+                ("stopping on all nodes; press Ctrl-C again to kill immediately")
+                if stop.count == 1
+                else "killing immediately"
+            )
         _say_at_once(said)
 
     before = {
@@ -101,15 +91,15 @@ def stop_on_signals(stop: StopRequest, *, leaves: bool = False) -> Iterator[None
 
 
 def _suspending(stop: StopRequest) -> dict[signal.Signals, Callable[[int, FrameType | None], None]]:
-    """Handlers that say what Ctrl-Z does to a run that needs our word, and then suspend us."""
+    """Handlers for Ctrl-Z that print what the nodes will do, and then suspend this process."""
     if signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
         return {}
 
     def suspend(_number: int, _frame: FrameType | None) -> None:
         if stop.lease_s is not None:
             _say_at_once(
-                f"suspended: the nodes stop the run once they have had no word for {stop.lease_s:.0f} s; fg goes on "
-                "before that. A run that needs no word: launch --detach"
+                f"suspended: the nodes stop the run after {stop.lease_s:.0f} s without contact; resume before that "
+                "with fg. To run without contact: launch --detach"
             )
         # As without us; it is caught again once we go on.
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -122,14 +112,13 @@ def _suspending(stop: StopRequest) -> dict[signal.Signals, Callable[[int, FrameT
 
 
 def _say_at_once(text: str) -> None:
-    """A line on stderr, unless that is closed, or takes no more: nobody waits for a terminal in a signal's handler."""
+    """Write a line to stderr, without ever waiting for the terminal in a signal handler."""
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [sys.stderr.fileno()], [], 0)[1]:
             os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
 
 
 def _end_at_once() -> NoReturn:
-    """Without waiting for anything; a terminal gets back the cursor that a live table hides."""
     with contextlib.suppress(OSError):
         if os.isatty(2):
             os.write(2, b"\x1b[?25h\n")
@@ -139,18 +128,14 @@ def _end_at_once() -> NoReturn:
 def fetch_results(
     context: RunContext, launched: Launched, cluster: Cluster, paths: list[str] | None
 ) -> MultinodeError | None:
-    """Copy what `--fetch` names from node 0 into the run's directory, unless the run goes on.
-
-    Returns:
-        Why it could not be copied: an error to raise once the user has been told how the run ended.
-    """
+    """Copy the files of `--fetch` from node 0 into the run's directory, unless the run continues."""
     # A restart may have gone on without the hostfile's first node.
     run, place = launched.run, launched.plan.nodes[0]
     node = next(one for one in cluster.nodes if one.name == place.node)
     if not paths or run.status == "running":
         return None
     if run.nodes[0].state == "lost":
-        return ContactLost("nothing was fetched: contact with it was lost", node=node.name)
+        return ContactLost("nothing was fetched: contact was lost", node=node.name)
     from multinode.launch.fetch import Wanted, fetch_files
 
     wanted = Wanted(node=node, paths=tuple(paths), cwd=place.output_cwd or place.command.cwd)
@@ -170,19 +155,7 @@ def tell_result(
     not_fetched: MultinodeError | None = None,
     contrast: str | None = None,
 ) -> NoReturn:
-    """Print how the run ended, or that it goes on, and exit; `codes` says otherwise for some of the states.
-
-    Args:
-        launched: the run.
-        as_json: as one document.
-        codes: exit codes by state, where they are not the usual ones.
-        not_fetched: why its results were not fetched.
-        contrast: the command that compares its nodes with one, empty where there is none; None takes it from what is
-            stored.
-
-    Raises:
-        MultinodeError: the run went well, and this one is why its results were not fetched.
-    """
+    """Print the outcome of the run, or that it continues, and exit; `codes` overrides exit codes of states."""
     if as_json:
         print_document(launched)
     else:
@@ -205,12 +178,12 @@ def _print_result(launched: Launched, contrast: str | None) -> None:
     directory = launched.directory
     print_next_step(run, launched.summary, directory, contrast)
     if run.status == "running":
-        note(f"still running: multinode attach {run.run_id}; to end it: multinode stop {run.run_id}")
+        note(f"still running; follow it: multinode attach {run.run_id}; stop it: multinode stop {run.run_id}")
     print_directory(directory)
 
 
 def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, contrast: str | None = None) -> None:
-    """The next command after a run, where there is one; `contrast` as `tell_result` takes it."""
+    """The next command after a run, if any; `contrast` as for `tell_result`."""
     from multinode.launch.outcome import next_step
 
     if run.status == "succeeded" and run.kind == "launch" and contrast != "":

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(as_json: Json = False) -> None:
-    """List the runs; what changed last stands at the end."""
+    """List the runs, most recently changed last."""
     from multinode.launch.outcome import runs_document, runs_table
     from multinode.launch.runs import load_runs
 
@@ -41,9 +41,9 @@ def runs(as_json: Json = False) -> None:
 
 
 def show(*, run_ids: RunIds = None, look: ViewOptions, form: FormOptions, as_json: Json = False) -> None:
-    """Show what a run found: how it ended, what limits it, what is next; of sweeps and imports the table.
+    """Show the results of a run: how it ended, what limits it and what to do next; for sweeps and imports the table.
 
-    Several sweeps and imports are shown as one table. --sort and all that follow are for tables.
+    Several sweeps and imports are shown as one table. --sort and the options below it are for tables.
     """
     names = run_ids or ["last"]
     if look.is_given or form.is_given or len(names) > 1:
@@ -77,7 +77,6 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
 
 
 def _show_results(directory: RunDirectory, *, details: bool) -> bool:
-    """What a contrast, a sweep or import, a bench, an nccl-test and a tuning found; whether there was any."""
     from multinode.bench.measure import load_bench
     from multinode.bench.screen import bench_parts
     from multinode.cli.contrast import one_node_command, print_contrast
@@ -103,7 +102,7 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     if (table := load_table(directory)) is not None:
         name = directory.run_id
         print_cells(table, details=details, more=f"multinode show {name} --details")
-        note(f"sorted and as a page: multinode show {name} --sort samples_per_s -o {name}.html")
+        note(f"sorted, as a page: multinode show {name} --sort samples_per_s -o {name}.html")
     if (bench := load_bench(directory)) is not None:
         print_screen(bench_parts(bench, details=details))
     if (scan := load_scan(directory)) is not None:
@@ -114,7 +113,6 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
 
 
 def _show_tuning(directory: RunDirectory) -> bool:
-    """What short runs of changes came to; a tuning is a grid, and its verdict stands for the table of that."""
     from multinode.experiment.asked_tuning import TUNING_FILE
     from multinode.experiment.tuning import Tuning
     from multinode.experiment.tuning_screen import tuning_parts
@@ -129,15 +127,15 @@ def _show_tuning(directory: RunDirectory) -> bool:
 
 def logs(
     run_id: RunId = "last",
-    node: Annotated[str | None, typer.Option(help="Only this node: its name or node rank.")] = None,
+    node: Annotated[str | None, typer.Option(help="Name or node rank of the only node to print.")] = None,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Only the node of this worker, without lines that name other ranks.")
+        int | None, typer.Option(min=0, help="Print only the node of this rank, without lines of other ranks.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, to the run's end.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="As the job wrote it, progress bars and all.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the raw log, including progress bars.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a run's logs, a node after the other, or those of all runs of a bench, sweep or contrast.
+    """Print a run's logs, node by node, or those of all runs of a bench, sweep or contrast.
 
     Progress bars are reduced to their last state.
     """

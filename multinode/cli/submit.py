@@ -43,12 +43,12 @@ def register(app: typer.Typer) -> None:
 def submit(
     ctx: typer.Context,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a batch job to Slurm that runs a verb on its nodes: launch, contrast, nccl-test, ...
+    """Submit a Slurm batch job that runs a verb on its nodes: launch, contrast, nccl-test, ...
 
-    What stands before -- are options of sbatch; behind it is the verb, without --hosts.
+    Give sbatch options before --, and the verb without --hosts after it.
     """
     runs = runs_root().absolute()
     job = BatchJob(options=ctx.meta[_SBATCH], command=ctx.meta[SCRIPT] or (), python=sys.executable, runs=str(runs))
@@ -66,5 +66,5 @@ def submit(
         print_document({"schema": "multinode.submit/1", "job_id": job_id, "script": script, "runs": str(runs)})
     else:
         typer.echo(f"submitted Slurm job {job_id}")
-    note(f"once it runs: multinode attach, logs -f or stop; they read {runs}, which its nodes have to share")
+    note(f"once it runs: multinode attach, logs -f or stop; they read {runs}, which its nodes must share")
     note(f"before that: squeue --job {job_id}; scancel {job_id}")

@@ -51,7 +51,7 @@ class GridOptions:
         list[str] | None,
         typer.Option(
             metavar="KEY=A,B,...",
-            help="Values of a key to go through. Each is read as YAML: [a,b] is one value, and '\"a,b\"' a text with a "
+            help="Values of a YAML key to sweep. Each is read as YAML: [a,b] is one value, '\"a,b\"' a text with a "
             "comma. Repeatable.",
         ),
     ] = None
@@ -59,30 +59,32 @@ class GridOptions:
         list[str] | None,
         typer.Option(
             metavar="--NAME=A,B,...",
-            help="Values of an argument of the script after -- to go through: --grid-arg --batch=1,2,4. One with a "
-            "comma is quoted: '--layers=\"1,2\",3'. Repeatable.",
+            help=(
+                "Values of a script argument to sweep, such as --grid-arg --batch=1,2,4. Quote values with commas. "
+                "Repeatable."
+            ),
         ),
     ] = None
     set_: Overrides = None
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="1,2,4", help="How many of the hostfile's first nodes, each in turn; else all."),
+        typer.Option(metavar="1,2,4", help="Numbers of nodes to sweep, from the top of the hostfile. Default: all."),
     ] = None
     workers_per_node: Annotated[
-        str | None, typer.Option(metavar="1,2", help="Workers on each node, each number in turn; else its slots.")
+        str | None, typer.Option(metavar="1,2", help="Numbers of workers per node to sweep. Default: the slots.")
     ] = None
     steps: Annotated[
         int | None,
-        typer.Option(min=3, help="Measured steps in each run, warm-up apart (max_steps); else 30, or all there are."),
+        typer.Option(min=3, help="Measured steps per run, after the warm-up (max_steps). Default: 30, or all."),
     ] = None
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.05, help="Train each run for so long instead, from its first step on, and then stop it."),
+        typer.Option(min=0.05, help="Train each run for this many minutes instead, counted from its first step."),
     ] = None
-    repeats: Annotated[int, typer.Option(min=1, max=20, help="Measure each cell so often, for a spread.")] = 1
+    repeats: Annotated[int, typer.Option(min=1, max=20, help="Repeats per cell.")] = 1
     interleave: Annotated[
         bool,
-        typer.Option("--interleave/--no-interleave", help="Repeat in turns, so that drift affects all cells alike."),
+        typer.Option("--interleave/--no-interleave", help="Interleave the repeats, so that drift affects all cells."),
     ] = True
     synthetic: Synthetic = False
 
@@ -131,23 +133,21 @@ def sweep(
     on_hang: OnHang = "stop",
     fresh: Annotated[
         bool,
-        typer.Option(
-            "--fresh", help="Measure all of it again, though the same command has measured some or all of it."
-        ),
+        typer.Option("--fresh", help="Measure everything again, even if the same command has measured it."),
     ] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Measure again what failed; what ran out of memory is not.")
+        bool, typer.Option("--retry-failed", help="Measure failed cells again, except those out of memory.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and exit.")] = False,
     look: ViewOptions,
     form: FormOptions,
     as_json: Json = False,
 ) -> None:
-    """Measure a job over a grid of settings, nodes and workers; interrupted, the same command resumes it."""
+    """Measure a job over a grid of settings, nodes and workers. Run the same command again to resume."""
     from multinode.experiment.sweep import Resume
 
     if grid.steps is not None and grid.minutes is not None:
-        raise UsageError("--steps and --minutes both say how long a cell trains", hint="give one of them")
+        raise UsageError("--steps and --minutes are mutually exclusive", hint="use only one of them")
     form.validate(as_json=as_json)
     # Nobody looks on: by default a cell that hangs does not hold up the others.
     execute = ExecuteOptions(kind="sweep", stall_s=hang_timeout or None, on_stall=on_hang)
@@ -208,29 +208,28 @@ def _read_axes(
     if script is None:
         if options.grid_arg:
             raise UsageError(
-                "--grid-arg goes through the arguments of a script after --, and there is none",
-                hint="through keys of a YAML job: --grid KEY=A,B",
+                "--grid-arg sweeps arguments of a script after --, which is missing",
+                hint="to sweep keys of a YAML job: --grid KEY=A,B",
             )
         axes = parse_axes(options.grid or [])
         twice = next((key for key in axes if any(text.startswith(f"{key}=") for text in options.set_ or ())), None)
         if twice is not None:
-            raise UsageError(f"{twice} is in --set and in --grid", hint="name it in one of them")
+            raise UsageError(f"{twice} is in both --set and --grid", hint="use only one of them")
         return axes, {}
     if options.grid:
         raise UsageError(
-            "--grid goes through keys of a YAML job, and this is a script",
-            hint="through its arguments: --grid-arg --batch=1,2,4",
+            "--grid sweeps keys of a YAML job; this is a script",
+            hint="to sweep its arguments: --grid-arg --batch=1,2,4",
         )
     axes, arguments = parse_arguments(options.grid_arg or [])
     words = {word.partition("=")[0] for word in script}
     twice = next((argument for argument in arguments.values() if argument in words), None)
     if twice is not None:
-        raise UsageError(f"{twice} is in the script's arguments and in --grid-arg", hint="name it in one of them")
+        raise UsageError(f"{twice} is in both the script's arguments and --grid-arg", hint="use only one of them")
     return axes, arguments
 
 
 def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
-    """The cells in the order in which they would be measured; of an earlier sweep that would go on, how far it is."""
     from multinode.experiment.grid_progress import plan_lines
     from multinode.experiment.grid_state import retry_failed as again
     from multinode.experiment.sweep import require_plannable
@@ -242,7 +241,7 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     if found is not None:
         directory, planned = found
         planned = again(planned) if resume.retry_failed else planned
-        note(f"sweep {directory.run_id} is of the same command, which resumes it")
+        note(f"sweep {directory.run_id} has the same command; running it again resumes the sweep")
     if as_json:
         print_document(planned)
         return
@@ -251,7 +250,6 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
 
 
 def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
-    """Measure what is left; where nothing is, no node is asked."""
     from multinode.experiment.sweep import find_finished
     from multinode.experiment.sweep import sweep as measure
     from multinode.experiment.sweep_table import build_table
@@ -262,8 +260,8 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
         ended_s = run.ended_s if run is not None else None
         until = "" if ended_s is None else time.strftime(", until %Y-%m-%d %H:%M", time.localtime(ended_s))
         note(
-            f"sweep {finished.directory.name} measured it already{until}; --fresh measures all of it again, "
-            "as after a change of the network, --retry-failed what failed"
+            f"sweep {finished.directory.name} has already measured this{until}; use --fresh to measure again, such "
+            "as after a network change, or --retry-failed for failed cells"
         )
         build_table(RunDirectory(finished.directory), finished.directory.parent)
         return finished
@@ -272,17 +270,16 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
 
 
 def _tell_end(swept: Swept) -> NoReturn:
-    """Where everything lies, and whether all went well, as an exit code says it to a script."""
     from multinode.experiment.grid_progress import end_line
 
     failed = [cell for cell in swept.record.cells if cell.state == "failed"]
     for cell in failed:
         typer.echo(end_line(cell, None), err=True)
     if failed:
-        note("to measure them again: the same command with --retry-failed")
+        note("to measure them again, run the same command with --retry-failed")
     name = swept.directory.name
     print_directory(swept.directory)
-    note(f"sorted, filtered, priced, as a page: multinode show {name} -o {name}.html")
+    note(f"sorted, filtered and priced, as a page: multinode show {name} -o {name}.html")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -329,11 +326,10 @@ def _require_fit(asked: AskedGrid, look: ViewOptions) -> None:
     look_at(CellTable(run_id="", job="", cells=rows), look.read(beside=False))
     labels = [cell.label for cell in asked.cells]
     if look.baseline is not None and look.baseline not in labels:
-        raise UsageError(f"--baseline {look.baseline}: there is no such cell", hint=f"one of {', '.join(labels)}")
+        raise UsageError(f"--baseline {look.baseline}: no such cell", hint=f"one of {', '.join(labels)}")
 
 
 def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
-    """The stored table, on stdout; beside another baseline where the one has no speed."""
     from multinode.experiment.sweep_table import load_tables
 
     names = [swept.directory.name]
@@ -342,6 +338,6 @@ def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) 
     except UsageError as error:
         if look.baseline is None:
             raise
-        typer.echo(f"warning: --baseline: {error.message}; the first row that has a speed is taken", err=True)
+        typer.echo(f"warning: --baseline: {error.message}; using the first row with a speed", err=True)
         found = load_tables(runs_root(), names, look.read(beside=False))
     form.show(found, look.sort, as_json=as_json)

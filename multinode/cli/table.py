@@ -38,11 +38,11 @@ class ViewOptions:
     """How a table is looked at."""
 
     sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Sort by this value, the least first; -COLUMN: the greatest.")
+        str | None, typer.Option(metavar="COLUMN", help="Sort by this column, ascending; -COLUMN for descending.")
     ] = None
     where: Where = None
     baseline: Annotated[
-        str | None, typer.Option(metavar="CELL", help="The row that the others are relative to; else the first.")
+        str | None, typer.Option(metavar="CELL", help="Row that others are relative to. Default: the first.")
     ] = None
     prices: PricesFile = None
     deadline: Deadline = None
@@ -76,11 +76,11 @@ class FormOptions:
 
     form: Annotated[
         _Form | None,
-        typer.Option("--format", help="How it is shown; else by the ending of --output, or as a table."),
+        typer.Option("--format", help="Output format. Default: from the suffix of --output, or a table."),
     ] = None
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write it there: .html, .md, .csv, .json or .txt."),
+        typer.Option("--output", "-o", metavar="FILE", help="Output file: .html, .md, .csv, .json or .txt."),
     ] = None
 
     details: Details = False
@@ -98,9 +98,11 @@ class FormOptions:
         """
         form = choose_form(self.form, self.output, _ENDINGS)
         if self.output is None and form == "html":
-            raise UsageError("a page is written to a file", hint="name it: --output table.html")
+            raise UsageError("html needs an output file", hint="use --output table.html")
         if self.output is None and form != "table" and as_json:
-            raise UsageError(f"--format {form} and --json both print on stdout", hint="name a file for one: -o FILE")
+            raise UsageError(
+                f"--format {form} and --json both print on stdout", hint="write one of them to a file: -o FILE"
+            )
 
     def show(self, found: CellTable, sort: str | None, *, as_json: bool) -> None:
         """Write it, or print it."""
@@ -115,11 +117,7 @@ class FormOptions:
 
 
 def show_tables(run_ids: list[str], look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
-    """The table of a sweep or an import, or several in one, as it was asked for.
-
-    Raises:
-        UsageError: as `load_tables`.
-    """
+    """The table of one or more sweeps or imports, with the given options."""
     from multinode.experiment.sweep_table import load_tables
 
     form.validate(as_json=as_json)
@@ -133,7 +131,7 @@ def _more(found: CellTable) -> str:
 def print_cells(
     found: CellTable, sort: str | None = None, form: str = "table", *, details: bool = False, more: str = ""
 ) -> None:
-    """A table on stdout, in as many columns as the terminal has; what it is sorted by is among them."""
+    """A table on stdout that fits the terminal; the sort column is always included."""
     from rich.console import Console
 
     from multinode.experiment.cell_screen import cell_parts

@@ -1,4 +1,4 @@
-"""`multinode tune`: changes of a training measured: by the time to its loss, or what `advise` says by speed alone."""
+"""`multinode tune`: measure changes of a training by the time to its loss, or those of `advise` by speed."""
 
 from __future__ import annotations
 
@@ -76,30 +76,44 @@ class TuneOptions:
             "--from",
             metavar="RUN",
             autocompletion=complete_runs,
-            help="Measure what `advise` says of this run, by speed alone; with its job if none is given. Repeatable.",
+            help=(
+                "Measure the speed of the changes that `advise` suggests for this run. Default job: the run's own. "
+                "Repeatable."
+            ),
         ),
     ] = None
     pick: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="With --from: only changes with this in their name; two at once by `a + b`. Repeatable.",
+            help="With --from: try only changes whose name contains this text. Combine two with `a + b`. Repeatable.",
         ),
     ] = None
     link_measured: LinkMeasured = None
     budget: Annotated[
         str,
-        typer.Option(metavar="TIME", help="For all runs together: 20m, 2h; one that does not fit is not begun."),
+        typer.Option(
+            metavar="TIME",
+            help="Time limit for all runs together, such as 20m or 2h. A run that does not fit is not started.",
+        ),
     ] = "20m"
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, max=20, metavar="N", help="Train each N times in turns, with N seeds; else 3, --from: 1."),
+        typer.Option(
+            min=1,
+            max=20,
+            metavar="N",
+            help=("Interleaved repeats of each change, each with its own seed. Default: 3; 1 with --from."),
+        ),
     ] = None
     learning_rates: Annotated[
         str | None,
         typer.Option(
             metavar="RATES",
-            help="Train the first seed with each of 5e-4,1e-3,2e-3, the others with each change's best.",
+            help=(
+                "Train the first seed with each of these rates, such as 5e-4,1e-3,2e-3, and the other seeds with the "
+                "best rate."
+            ),
         ),
     ] = None
     steps: Annotated[
@@ -108,12 +122,18 @@ class TuneOptions:
             min=3,
             max=1_000_000,
             metavar="N",
-            help="Of the training as it stands; the others train on as many samples. Else 64, --from: 20.",
+            help="Steps of the unchanged training; changes train on the same samples. Default: 64; 20 with --from.",
         ),
     ] = None
     candidates: Annotated[int, typer.Option(min=1, max=20, metavar="N", help="Try the best N changes.")] = 4
     eval_samples: Annotated[
-        int, typer.Option(min=2, max=1_000_000, metavar="N", help="Hold out N samples, where the job names no others.")
+        int,
+        typer.Option(
+            min=2,
+            max=1_000_000,
+            metavar="N",
+            help="Number of samples to hold out if the job names no evaluation data.",
+        ),
     ] = 64
 
 
@@ -124,7 +144,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "tune --hosts hosts.txt --budget 1h train.yaml",
             "tune --hosts hosts.txt --from last --candidates 3",
-            note="The winner: multinode launch --with FILE; more --seeds or a larger --budget resume it.",
+            note="Launch the winner: multinode launch --with FILE. To resume, use more --seeds or a larger --budget.",
         ),
     )(expand_options(tune))
 
@@ -143,16 +163,16 @@ def tune(
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the winner here; else with the runs.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the winner. Default: with the runs.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure all of it again.")] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure again what failed.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed runs again.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be tried and how long that takes, and start nothing.")
+        bool, typer.Option("--dry-run", help="Print the changes to try and the time needed, and exit.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the change that reaches the loss of a training soonest; interrupted, the same command resumes it."""
+    """Find the change that reaches the loss of a training fastest. Run the same command again to resume."""
     from multinode.experiment.asked_tuning import AskedTuning
     from multinode.experiment.sweep import Resume
 
@@ -210,8 +230,8 @@ def _require_kind(ctx: typer.Context, *, by_speed: bool) -> None:
     if names:
         option = f"--{names[0].replace('_', '-')}"
         raise UsageError(
-            f"{option} is for changes that are judged {'by the loss' if by_speed else 'by speed'}",
-            hint="leave out --from, or this" if by_speed else "add --from RUN, a run that was measured",
+            f"{option} applies to changes judged {'by the loss' if by_speed else 'by speed'}",
+            hint="remove one of them" if by_speed else "add --from RUN with a measured run",
         )
 
 
@@ -280,7 +300,6 @@ def _print_plan(asked: AskedTuning, resume: Resume, *, as_json: bool) -> None:
 
 
 def _carry_out(asked: AskedTuning, resume: Resume) -> Tuned:
-    """Measure what is left; where nothing is, no node is asked."""
     from multinode.experiment.asked_tuning import require_tunable
     from multinode.experiment.tune import find_tuned
     from multinode.experiment.tune import tune as measure
@@ -288,7 +307,7 @@ def _carry_out(asked: AskedTuning, resume: Resume) -> Tuned:
     require_tunable(asked)
     finished = find_tuned(asked, runs_root(), resume)
     if finished is not None:
-        note(f"tuning {finished.directory.name} measured it already; --fresh measures all of it again")
+        note(f"tuning {finished.directory.name} has already measured this; use --fresh to measure again")
         return finished
     with open_context(asked.launch.cluster) as context:
         return measure(asked, context, resume)

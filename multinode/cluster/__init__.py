@@ -1,1 +1,1 @@
-"""Hosts, their facts and the data plane between them."""
+"""Hosts, their facts and the network between them."""

@@ -1,8 +1,8 @@
-"""Accelerators: what differs between vendors, one entry each: variables, backend, sockets, query tool. Data only.
+"""Accelerators: what differs between vendors: variables, backend, sockets, query tool. Data only.
 
 Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm, "GPU isolation techniques"; Level Zero,
-"Affinity mask"; oneCCL and libfabric's tcp provider; CANN, "Environment variables". RCCL is NCCL for torch, with its
-variables. NVIDIA's alone are sampled while a job runs; the others' query tools are tested on captured output.
+"Affinity mask"; oneCCL and libfabric's tcp provider; CANN, "Environment variables". RCCL is NCCL for torch and uses its
+variables. Only NVIDIA GPUs are sampled while a job runs; the other query tools are tested on captured output.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 
 class Accelerator(NamedTuple):
-    """One vendor's.
+    """The accelerators of one vendor.
 
     Attributes:
         kind: as a probe names it.
         name: for people.
-        visible: the variable that chooses its devices, and others that hide some of those that it shows.
+        visible: the variables that select its devices, the usual one first.
         backend: of torch.distributed.
-        sockets: how a variable names the interface that the backend's sockets use.
-        family: the variable that has them take IPv6; None is none.
+        sockets: how a variable names the interface of the backend's sockets.
+        family: the variable that selects IPv6; None is none.
         query: the program that lists the devices.
-        order: variables that make devices count as that program counts them.
+        order: variables that make device numbers match that program's.
         by_uuid: whether `visible` takes the UUIDs that it prints.
         has_ras: whether the backend has NCCL's RAS service.
     """
@@ -40,7 +40,7 @@ class Accelerator(NamedTuple):
     has_ras: bool = False
 
     def counts_alike(self, env: Mapping[str, str]) -> bool:
-        """Whether devices count as `query` lists them, under `order` and these variables of the user, which win."""
+        """Whether device numbers match those of `query` under `order` and the user's variables, which win."""
         return bool(self.order) and all(env.get(name, value) == value for name, value in self.order.items())
 
 
@@ -49,11 +49,11 @@ NVIDIA = Accelerator(
     name="NVIDIA CUDA",
     visible=("CUDA_VISIBLE_DEVICES",),
     backend="nccl",
-    # Without `=` it is a prefix: eth1 would take eth10.
+    # Without `=` it is a prefix: eth1 would match eth10.
     sockets={"NCCL_SOCKET_IFNAME": "={}"},
     family="NCCL_SOCKET_FAMILY",
     query="nvidia-smi",
-    # CUDA counts the fastest GPU first unless told otherwise.
+    # CUDA numbers the fastest GPU first by default.
     order={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     by_uuid=True,
     has_ras=True,
@@ -63,7 +63,7 @@ ACCELERATORS = (
     Accelerator(
         kind="rocm",
         name="AMD ROCm",
-        # HIP's own count those that ROCr shows.
+        # HIP numbers the devices that ROCr shows.
         visible=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
         backend="nccl",
         sockets={"NCCL_SOCKET_IFNAME": "={}"},
@@ -87,7 +87,7 @@ ACCELERATORS = (
         name="Ascend NPU",
         visible=("ASCEND_RT_VISIBLE_DEVICES",),
         backend="hccl",
-        # As NCCL reads it: prefixes, `^` and `=`.
+        # NCCL's syntax: prefixes, `^` and `=`.
         sockets={"HCCL_SOCKET_IFNAME": "={}"},
         family="HCCL_SOCKET_FAMILY",
         query="npu-smi",
@@ -97,25 +97,25 @@ ACCELERATORS = (
 
 
 def accelerator_named(kind: str | None) -> Accelerator:
-    """The one of this kind; NVIDIA's where a node does not say, as those before this table did."""
+    """The one of this kind; NVIDIA's if a node does not say."""
     return next((one for one in ACCELERATORS if one.kind == kind), NVIDIA)
 
 
-# The maker of GPUs and the line of products; what is left tells one GPU from another.
+# Vendor and product line; the rest identifies the GPU.
 _PASSED_OVER = frozenset({"nvidia", "geforce", "tesla"})
-# A workstation card of the Ampere line is called with and without RTX: `RTX A6000`, `A6000`.
+# Ampere workstation GPUs are named with and without RTX: `RTX A6000`, `A6000`.
 _AMPERE_WORKSTATION = re.compile(r"RTX (A\d{4})\b", re.IGNORECASE)
 _TRADE_MARK = re.compile(r"\((?:R|TM)\)", re.IGNORECASE)
-# What every processor is, and how many cores all of a model have; of `2 x CPU` nothing else would be left.
+# Words common to all CPUs, and the number of cores; of `2 x CPU` nothing else would remain.
 _PROCESSOR = re.compile(r"(?<=\w )(?<! x )(?:\w+-Core )?(?:Processor|CPU)\b ?", re.IGNORECASE)
-# The clock of a model that has a number. A virtual machine's processor may have none, and nothing else to tell it by.
+# The clock of a model with a number. A virtual machine's CPU may have only the clock.
 _CLOCK = re.compile(r"(\d\w?) @ [\d.]+GHz")
 
 
 def short_device_name(name: str) -> str:
-    """The name without what all of its kind have: `RTX 4090`, `A6000`, `V100-SXM2-16GB`, `Intel Xeon Platinum 8481C`.
+    """The name without common words: `RTX 4090`, `A6000`, `V100-SXM2-16GB`, `Intel Xeon Platinum 8481C`.
 
-    As it is where nothing would be left.
+    Unchanged if nothing would remain.
     """
     told = _CLOCK.sub(r"\1", _PROCESSOR.sub("", _TRADE_MARK.sub("", " ".join(name.split()))))
     words = [word for word in told.split() if word.casefold() not in _PASSED_OVER]
@@ -123,5 +123,5 @@ def short_device_name(name: str) -> str:
 
 
 def device_key(name: str) -> str:
-    """What two names of the same device have in common; names with different keys are different devices."""
+    """The same for two names of one device; devices with different keys differ."""
     return short_device_name(name).casefold()

@@ -18,7 +18,7 @@ from multinode.cluster.hostfile import expand_ranges, parse_hostfile, render_hos
 from multinode.errors import UsageError
 
 _MOST_NODES = 4096
-# A comma between names, not one inside brackets.
+# A comma between names, not inside brackets.
 _BETWEEN = re.compile(r",(?![^\[]*\])")
 _STATE = re.compile(r"\bJobState=(\w+)")
 _NODES_OF = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(\S*))?", re.MULTILINE)
@@ -46,12 +46,12 @@ _HOLDS_NODES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A Slurm job as `scontrol show job --details` describes it.
+    """A Slurm job, from `scontrol show job --details`.
 
     Attributes:
-        state: Slurm's word for it, `RUNNING`.
-        node_list: its nodes, as Slurm lists them.
-        resources: generic resources of each node as `srun --gres` takes them, `gpu:a100:2`; none of a node without any.
+        state: Slurm's name, `RUNNING`.
+        node_list: its nodes, in Slurm's notation.
+        resources: generic resources per node, as for `srun --gres`, `gpu:a100:2`; nodes without any are missing.
     """
 
     state: str
@@ -68,7 +68,7 @@ def expand_node_list(text: str) -> list[str]:
     """The names in a node list: `gpu[01-02],login` stands for gpu01, gpu02, login.
 
     Raises:
-        ValueError: it cannot be understood.
+        ValueError: it cannot be parsed.
     """
     return [name for part in _BETWEEN.split(text) if part for name in expand_ranges(part, _MOST_NODES)]
 
@@ -77,7 +77,7 @@ def parse_job(text: str) -> Allocation:
     """A job from `scontrol show job --details JOB`.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: it cannot be parsed.
     """
     state = _STATE.search(text)
     if state is None:
@@ -93,7 +93,7 @@ def parse_job(text: str) -> Allocation:
 
 
 def parse_node_addresses(text: str) -> dict[str, str]:
-    """The address of each node from `scontrol show node --oneliner`, where it is an IP address and not a name."""
+    """The address of each node from `scontrol show node --oneliner`, if it is an IP address."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         match = _ADDRESS.search(line)
@@ -104,32 +104,32 @@ def parse_node_addresses(text: str) -> dict[str, str]:
 
 
 def parse_gpu_nodes(text: str) -> frozenset[str]:
-    """Nodes whose GPUs Slurm gives out, from `scontrol show node --oneliner`."""
+    """Nodes whose GPUs Slurm manages, from `scontrol show node --oneliner`."""
     return frozenset(match[1] for line in text.splitlines() if (match := _GPU_NODE.search(line)) is not None)
 
 
 def allocation_hostfile(
     job_id: int, environ: Mapping[str, str], allocation: Allocation, addresses: Mapping[str, str]
 ) -> tuple[Cluster, str]:
-    """The nodes of an allocation, and the hostfile that says the same.
+    """The nodes of an allocation, and the equivalent hostfile.
 
-    A node with GPUs has as many slots as the job may use there, which the node itself says. Others have the tasks that
-    the allocation was asked for, else one.
+    A node with GPUs has as many slots as GPUs that the job may use there, which the node reports. Others have the
+    allocation's tasks per node if requested, otherwise one.
 
     Args:
         job_id: the job.
         environ: the environment of a process in the allocation.
-        allocation: what `scontrol` says of it.
+        allocation: from `scontrol`.
         addresses: of its nodes.
 
     Raises:
-        UsageError: the environment names no nodes, or what it says cannot be understood.
+        UsageError: the environment names no nodes, or cannot be parsed.
     """
     try:
         names = expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
         tasks = _tasks_per_node(environ, len(names))
     except ValueError as error:
-        raise UsageError(f"Slurm's environment cannot be understood: {error}") from error
+        raise UsageError(f"cannot parse Slurm's environment: {error}") from error
     if not names:
         raise UsageError("SLURM_JOB_NODELIST names no node", hint=_WHERE)
     nodes = tuple(
@@ -143,7 +143,7 @@ def allocation_hostfile(
     )
     source = f"Slurm job {job_id}"
     text = f"# {source}\n{render_hostfile(Cluster(nodes=nodes, source=source))}"
-    # Names and addresses are Slurm's: read back, they are what a hostfile may hold.
+    # Slurm's names and addresses are checked by reading the hostfile back.
     return parse_hostfile(text, source), text
 
 
@@ -181,7 +181,7 @@ def _listed_addresses(
         try:
             names = [str(ipaddress.ip_address(address)) for address in addresses]
         except ValueError as error:
-            raise UsageError(f"{variable} of {scheduler} cannot be understood: {error}") from None
+            raise UsageError(f"{variable} of {scheduler} is invalid: {error}") from None
         count = environ.get(gpus, "")
         slots = int(count) if count.isdecimal() and int(count) else None
         key = _SKYPILOT_KEY if scheduler == "SkyPilot" and is_there(_SKYPILOT_KEY) else None
@@ -218,7 +218,7 @@ _WHERE = "salloc -N2 multinode ..., or: multinode submit -N2 -- launch ..."
 
 
 def _tasks_per_node(environ: Mapping[str, str], count: int) -> list[int | None]:
-    """Tasks of each node where the user asked for tasks; without that Slurm makes a number up from the processors."""
+    """Only if the user requested tasks: otherwise Slurm derives a number from the CPUs."""
     if not {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & environ.keys():
         return [None] * count
     tasks: list[int | None] = []
@@ -228,5 +228,5 @@ def _tasks_per_node(environ: Mapping[str, str], count: int) -> list[int | None]:
             raise ValueError(f"SLURM_TASKS_PER_NODE={environ.get('SLURM_TASKS_PER_NODE')!r}")
         tasks += [int(match[1])] * int(match[2] or 1)
     if len(tasks) != count:
-        raise ValueError(f"SLURM_TASKS_PER_NODE is of {len(tasks)} nodes, SLURM_JOB_NODELIST of {count}")
+        raise ValueError(f"SLURM_TASKS_PER_NODE has {len(tasks)} nodes, SLURM_JOB_NODELIST has {count}")
     return tasks

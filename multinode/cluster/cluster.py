@@ -1,4 +1,4 @@
-"""Cluster and Node: what a hostfile says, in node-rank order. Says nothing about what a node really has (facts)."""
+"""Cluster and Node: the content of a hostfile, in node-rank order. What a node really has is in its facts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-# What begins with `-` would be taken for an option by the first program that is given it.
+# A leading `-` would be read as an option.
 _Text = Annotated[str, Meta(pattern=r"\A(?!-)\s*\S")]
 _User = Annotated[str, Meta(pattern=r"\A[^\s-]\S*\Z")]
-# The kernel's limit is 15 characters. `^`, `=` and `,` are NCCL's syntax: the plan writes that itself.
+# The kernel's limit is 15 characters. `^`, `=` and `,` are NCCL's syntax, which the plan adds.
 _NAME = r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}"
 _InterfaceNames = Annotated[str, Meta(pattern=rf"\A{_NAME}(?:,{_NAME}){{0,15}}\Z")]
-# Of a device and, if it has several, of its port: `mlx5_0`, `mlx5_0:1`.
+# A device, with its port if it has several: `mlx5_0`, `mlx5_0:1`.
 _HCA = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}(?::[1-9]\d{0,2})?"
 _HcaNames = Annotated[str, Meta(pattern=rf"\A{_HCA}(?:,{_HCA}){{0,31}}\Z")]
 _JumpHost = Annotated[str, Meta(pattern=r"\A(?:[^\s@-][^\s@]*@)?[A-Za-z0-9_.:][A-Za-z0-9_.:%-]*\Z")]
@@ -22,26 +22,28 @@ _Price = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line of the hostfile. None means that the line does not say.
+    """One line of the hostfile. None means not specified.
 
     Attributes:
-        name: what SSH connects to: a host name, an address, or an alias of the SSH configuration.
+        name: argument of SSH: a host name, an address, or an alias of the SSH configuration.
         slots: workers on this node.
-        gpus: GPU ids of the workers, in order; their number equals `slots`.
-        addr: the node's IP address on the data plane.
-        ifname: the node's interface on the data plane; of several with commas between, the first has the address.
-        hca: the RDMA devices that NCCL may use, with commas between, each with or without its port.
+        gpus: GPU ids of the workers, in order; as many as `slots`.
+        addr: the node's IP address for data.
+        ifname: the node's interface for data; of several, comma-separated, the first has the address.
+        hca: RDMA devices that NCCL may use, comma-separated, each with or without its port.
         user: SSH user.
         port: SSH port.
         key: path of the SSH private key, on the controller.
         jump: SSH jump host, `[user@]host[:port]`.
-        ssh_config: an SSH configuration to read instead of ~/.ssh/config, as `ssh -F` does.
-        slurm_job: id of the Slurm job whose steps reach the node, in place of SSH.
+        ssh_config: an SSH configuration to read instead of ~/.ssh/config, as with `ssh -F`.
+        slurm_job: id of the Slurm job whose steps reach the node, instead of SSH.
         python: interpreter of the training environment, on the node.
-        workdir: directory in which the job runs, on the node.
-        price: cost of the node per hour, in the user's currency; `price_gpu` of each GPU in use, in its place.
-        price_purchase: cost of buying the node; `price_purchase_gpu` of each GPU in use, in its place.
-        env: environment variables for the job on this node alone.
+        workdir: working directory of the job, on the node.
+        price: cost of the node per hour, in the user's currency.
+        price_gpu: cost of each GPU in use per hour, instead.
+        price_purchase: cost of buying the node.
+        price_purchase_gpu: cost of buying each GPU in use, instead.
+        env: environment variables for the job on this node only.
     """
 
     name: str
@@ -66,24 +68,24 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def ifnames(self) -> tuple[str, ...]:
-        """The interfaces that the line names."""
+        """The interfaces in the line."""
         return _split(self.ifname)
 
     @property
     def hcas(self) -> tuple[str, ...]:
-        """The RDMA devices that the line names."""
+        """The RDMA devices in the line."""
         return _split(self.hca)
 
     def may_use(self, device: str, port: int) -> bool:
-        """Whether the line leaves this port of an RDMA device to NCCL."""
+        """Whether NCCL may use this port of an RDMA device."""
         return not self.hcas or device in self.hcas or f"{device}:{port}" in self.hcas
 
     def hourly(self, workers: int) -> float | None:
-        """What the node costs per hour with so many workers on it, one a GPU; None is unknown."""
+        """Cost of the node per hour with this number of workers, one per GPU; None if unknown."""
         return _price_of(self.price, self.price_gpu, workers)
 
     def purchase(self, workers: int) -> float | None:
-        """What the node, or so many of its GPUs, costs to buy; None is unknown."""
+        """Cost of buying the node, or this number of its GPUs; None if unknown."""
         return _price_of(self.price_purchase, self.price_purchase_gpu, workers)
 
 
@@ -93,7 +95,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         nodes: at least one node.
         source: the hostfile's path, for messages.
-        hosts: what `--hosts` named; empty where something else did.
+        hosts: the `--hosts` argument; empty if the nodes came from elsewhere.
     """
 
     nodes: tuple[Node, ...]
@@ -101,7 +103,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hosts: str = ""
 
     def first(self, count: int) -> Cluster:
-        """The same cluster with its first `count` nodes only."""
+        """The same cluster with only its first `count` nodes."""
         return msgspec.structs.replace(self, nodes=self.nodes[:count])
 
 
@@ -114,7 +116,7 @@ def _price_of(whole: float | None, gpu: float | None, workers: int) -> float | N
 
 
 def local_cluster(slots: int, python: str) -> Cluster:
-    """One node that is this very machine; what its workers send each other goes over its loopback.
+    """This machine as the only node; its workers communicate over loopback.
 
     Args:
         slots: workers.

@@ -1,6 +1,6 @@
-"""Which interface each node trains over: hostfile first, else the fastest network that all nodes share.
+"""The interface that each node trains over: from the hostfile, or on the fastest network that all nodes share.
 
-The choice is proved elsewhere: routes are compared here with what the kernel would do, connections by `preflight`.
+Routes are compared here with what the kernel would do; `preflight` tests connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import UsageError
 
-# A network on one of these never joins two machines that train together unless the hostfile names it.
+# Interfaces that never join two training machines unless the hostfile names them.
 _NEVER_CHOSEN = {"loopback", "bridge", "virtual"}
 _IPV4 = 4
 
@@ -23,14 +23,14 @@ _Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's place on the data plane.
+    """A node's address for data.
 
     Attributes:
-        addr: its address; None where nothing tells.
-        ifname: the interface of that address; None where nothing tells.
-        link_gbit_per_s: what the card negotiated.
-        ifnames: the interfaces that the hostfile names, where those are several.
-        assumed: what was taken from the hostfile without a probe to confirm it.
+        addr: None if unknown.
+        ifname: the interface of that address; None if unknown.
+        link_gbit_per_s: negotiated link speed.
+        ifnames: the interfaces in the hostfile, if several.
+        assumed: what the hostfile says and no probe has confirmed.
     """
 
     addr: str | None
@@ -44,8 +44,9 @@ def choose_endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[
     """Each node's endpoint, in node-rank order.
 
     Raises:
-        UsageError: the hostfile names an address, interface or RDMA device that the node does not have, or the nodes
-            share no network and the hostfile names none.
+        UsageError: the hostfile names an address, interface or RDMA device that the node lacks, or the nodes share
+            no
+            network and the hostfile names none.
     """
     shared = _shared_network(cluster, facts)
     alone = len(cluster.nodes) == 1
@@ -57,7 +58,7 @@ def choose_endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[
 
 
 def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mapping[str, NodeFacts]) -> Iterator[str]:
-    """Where a node's kernel would send to a peer over another interface than the one it listens on."""
+    """Nodes whose kernel would send to a peer over another interface than the one they listen on."""
     for node, mine in zip(cluster.nodes, endpoints, strict=True):
         found = facts.get(node.name)
         for route in found.routes if found else ():
@@ -66,7 +67,7 @@ def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mappin
             if route.source is None:
                 yield f"{node.name} has no route to {route.peer}: {route.error}"
             elif route.source != mine.addr:
-                yield f"{node.name} sends to {route.peer} over {route.ifname}, and listens on {mine.ifname}"
+                yield f"{node.name} sends to {route.peer} over {route.ifname} but listens on {mine.ifname}"
 
 
 def _endpoint(node: Node, found: NodeFacts | None, shared: _Network | None, *, alone: bool) -> Endpoint:
@@ -86,9 +87,9 @@ def _endpoint(node: Node, found: NodeFacts | None, shared: _Network | None, *, a
             return _place(interface, address)
     names = ", ".join(f"{i.name} {' '.join(i.addresses)}" for i in found.interfaces if i.kind not in _NEVER_CHOSEN)
     raise UsageError(
-        f"the nodes share no network that could be found; this one has: {names or 'none'}",
+        f"no shared network of the nodes was found; this one has: {names or 'none'}",
         node=node.name,
-        hint="name each node's address in the hostfile: addr=<address that the other nodes reach>",
+        hint="set each node's address in the hostfile: addr=<address that the other nodes reach>",
     )
 
 
@@ -101,9 +102,9 @@ def _unprobed(node: Node, *, alone: bool) -> Endpoint:
         return Endpoint(addr="127.0.0.1", ifname="lo")
     assumed = []
     if node.addr is None:
-        assumed.append("addr: the node's name is used; addr= in the hostfile settles it")
+        assumed.append("addr: the node's name is used; set addr= in the hostfile to choose")
     if node.ifname is None:
-        assumed.append("ifname: not known without a probe; ifname= in the hostfile settles it")
+        assumed.append("ifname: unknown without a probe; set ifname= in the hostfile to choose")
     ifname = next(iter(node.ifnames), None)
     return Endpoint(addr=node.addr or node.name, ifname=ifname, assumed=tuple(assumed))
 
@@ -113,9 +114,9 @@ def _at_address(node: Node, there: list[tuple[Interface, _Address]], addr: str) 
         if str(address.ip) == addr:
             if node.ifnames and interface.name not in node.ifnames:
                 raise UsageError(
-                    f"addr={addr} is on {interface.name}, and the hostfile says ifname={node.ifname}",
+                    f"addr={addr} is on {interface.name}, but the hostfile has ifname={node.ifname}",
                     node=node.name,
-                    hint=f"ifname={interface.name}, or leave ifname= out",
+                    hint=f"set ifname={interface.name}, or remove ifname=",
                 )
             return _place(interface, address)
     has = ", ".join(f"{address.ip} ({interface.name})" for interface, address in there)
@@ -127,7 +128,6 @@ def _at_address(node: Node, there: list[tuple[Interface, _Address]], addr: str) 
 
 
 def _require_named(node: Node, found: NodeFacts) -> None:
-    """Refuse a line that names an interface or an RDMA device which is not there."""
     ports = tuple(f"{port.device}:{port.port}" for port in found.rdma)
     interfaces = tuple(one.name for one in found.interfaces)
     addressed = {one.name for one in found.interfaces if one.addresses}
@@ -151,7 +151,6 @@ def _addresses(found: NodeFacts) -> Iterator[tuple[Interface, _Address]]:
 
 
 def _shared_network(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> _Network | None:
-    """The fastest network that every node has; among equals the one that SSH came over, which is known to work."""
     if any(node.name not in facts for node in cluster.nodes):
         return None
     shared: set[_Network] | None = None
@@ -177,5 +176,5 @@ def _preference(network: _Network, cluster: Cluster, facts: Mapping[str, NodeFac
         speeds = [i.speed_gbit_per_s or 0.0 for i, address in _addresses(found) if address.network == network]
         slowest = min(slowest, max(speeds, default=0.0))
         over_ssh = over_ssh and found.ssh_address is not None and ipaddress.ip_address(found.ssh_address) in network
-    # On a card with both, IPv4 is what NCCL and gloo take by themselves.
+    # With both, NCCL and gloo take IPv4 by default.
     return slowest, network.version == _IPV4, over_ssh, -int(network.network_address)

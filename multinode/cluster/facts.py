@@ -1,4 +1,4 @@
-"""NodeFacts: what a probe found on a node. Facts carry no judgement; None always comes with a reason in `missing`."""
+"""NodeFacts: what a probe found on a node, without judgement; None always has a reason in `missing`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from msgspec import Meta
 
 from multinode.cluster.accelerators import accelerator_named
 
-# What a node says travels into commands that a person pastes elsewhere: what has a shape must keep it.
+# A node's answers end up in commands that people paste: values with a format must match it.
 Version = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}\Z")]
 InterfaceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}\Z")]
 # The kernel's limit is 63 characters.
 DeviceName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")]
 PciAddress = Annotated[str, Meta(pattern=r"\A[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,64}\Z")]
-# A zone, behind `%`, may be any text to the module ipaddress.
+# The module ipaddress accepts any text as a zone after `%`.
 _ADDRESS = r"[0-9A-Fa-f.:]{2,45}"
 Address = Annotated[str, Meta(pattern=rf"\A{_ADDRESS}(?:%[A-Za-z0-9_.:@+-]{{1,15}})?\Z")]
 Network = Annotated[str, Meta(pattern=rf"\A{_ADDRESS}(?:/[0-9]{{1,3}})?\Z")]
@@ -29,17 +29,17 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     """One network interface.
 
     Attributes:
-        addresses: its IPv4 and global IPv6 addresses with prefix length, `10.0.0.1/24`.
+        addresses: IPv4 and global IPv6 addresses with prefix length, `10.0.0.1/24`.
         up: whether it is up and has a carrier (operstate up, or unknown for virtual ones).
         mtu: in bytes.
-        speed_gbit_per_s: what the card says it negotiated.
+        speed_gbit_per_s: negotiated speed.
         kind: `ethernet`, `loopback`, `bridge`, `wireless`, `virtual` or `infiniband`.
-        driver: the software that makes it, where it is not a card: `veth`, `wireguard`, `tun`, `bond`, ...
-        running: whether the kernel calls it RUNNING, which is what NCCL asks.
-        duplex: `full` or `half`, where it is told.
-        card_gbit_per_s: the fastest that the card could do, where it is told.
-        errors: frames lost to errors since the node started, both directions.
-        packets: frames that went through since then, both directions.
+        driver: of a software interface: `veth`, `wireguard`, `tun`, `bond`, ...
+        running: whether the kernel reports it as RUNNING, which NCCL checks.
+        duplex: `full` or `half`, if reported.
+        card_gbit_per_s: maximum speed of the NIC, if reported.
+        errors: frames lost to errors since boot, both directions.
+        packets: frames transferred since boot, both directions.
     """
 
     name: InterfaceName
@@ -61,25 +61,28 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def networks(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-        """Those of its addresses."""
+        """The networks of its addresses."""
         return [ipaddress.ip_interface(address).network for address in self.addresses]
 
 
 class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of an RDMA card, from /sys/class/infiniband.
+    """A port of an RDMA NIC, from /sys/class/infiniband.
 
     Attributes:
         device: `mlx5_0`.
-        port: from 1 on.
+        port: counted from 1.
         state: `ACTIVE`, `DOWN`, `INIT`, `ARMED`.
         link_layer: `InfiniBand` or `Ethernet` (RoCE).
-        rate_gbit_per_s: what it negotiated.
+        rate_gbit_per_s: negotiated rate.
         ifname: the network interface of the same port.
-        gid_index: by which RoCE v2 addresses it, that of an IPv4 address first; what NCCL_IB_GID_INDEX would name.
-        board: the card's model, as its maker numbers it; `firmware` its version.
-        acs: PCIe bridges between it and a GPU on its switch whose access control sends what they exchange to the CPU.
-        iommu: what translates the addresses of what it sends, `dmar1` (Intel), `ivhd0` (AMD), `smmu3...` (Arm).
-        pcie_gbit_per_s: what goes through its slot in each direction; `pcie_max_gbit_per_s` at the most.
+        gid_index: of its RoCE v2 address, preferably IPv4; the value for NCCL_IB_GID_INDEX.
+        board: the vendor's model number.
+        firmware: its version.
+        acs: PCIe bridges between it and a GPU on its switch whose access control redirects their traffic to the
+            CPU.
+        iommu: the unit that translates its addresses: `dmar1` (Intel), `ivhd0` (AMD), `smmu3...` (Arm).
+        pcie_gbit_per_s: rate of its slot in each direction.
+        pcie_max_gbit_per_s: maximum rate of its slot.
     """
 
     device: DeviceName
@@ -98,19 +101,19 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def carries_gbit_per_s(self) -> float | None:
-        """Its rate, or less where the slot carries less: half of a card may tell the rate of the whole."""
+        """Its rate, or that of its slot if lower: half of a split NIC may report the rate of the whole."""
         rate = self.rate_gbit_per_s
         return min(rate, self.pcie_gbit_per_s or rate) if rate is not None else None
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """The way the kernel would send to a peer.
+    """The kernel's route to a peer.
 
     Attributes:
         peer: the peer's address.
-        source: our address that the kernel picks; None where there is no route.
+        source: our address that the kernel picks; None without a route.
         ifname: the interface of that address.
-        error: why there is none.
+        error: why there is no route.
     """
 
     peer: str
@@ -123,10 +126,10 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that holds memory of a GPU.
 
     Attributes:
-        user: whose it is, where that can be seen.
-        command: its name, likewise.
-        memory_mib: what it holds of the GPU.
-        run_id: the run of ours that it belongs to, where that can be seen.
+        user: its owner, if visible.
+        command: its name, if visible.
+        memory_mib: GPU memory that it holds.
+        run_id: its multinode run, if visible.
     """
 
     pid: Annotated[int, Meta(ge=1)]
@@ -137,7 +140,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, or another accelerator, as its vendor's program lists it, and the processes on it."""
+    """One GPU, or another accelerator, as listed by the vendor's tool, and the processes on it."""
 
     index: int
     name: str
@@ -149,17 +152,17 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def common_backend(nodes: Iterable[NodeFacts]) -> str:
-    """What torch's collectives go over where all nodes have GPUs of one vendor; else gloo, which all have."""
+    """The backend of torch's collectives if all nodes have GPUs of one vendor; otherwise gloo."""
     backends = {accelerator_named(node.accelerator).backend if node.gpus else "gloo" for node in nodes}
     return backends.pop() if len(backends) == 1 else "gloo"
 
 
 def select_gpus(visible: str, gpus: Sequence[Gpu], *, by_place: bool = False) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA shows under this value of CUDA_VISIBLE_DEVICES, in its order; other vendors' likewise.
+    """The GPUs that CUDA shows for this value of CUDA_VISIBLE_DEVICES, in its order; likewise for other vendors.
 
     CUDA takes the entries before the first one that names no GPU (CUDA C++ Programming Guide, "CUDA Environment
-    Variables"). Numbers count as nvidia-smi does, in PCI bus order, or where they stand among `gpus`. A MIG device is
-    not one of nvidia-smi's GPUs.
+    Variables"). Numbers are nvidia-smi's, in PCI bus order, or the position in `gpus`. A MIG device is not one of
+    nvidia-smi's GPUs.
     """
     selected: list[Gpu] = []
     for entry in map(str.strip, visible.split(",")):
@@ -172,7 +175,6 @@ def select_gpus(visible: str, gpus: Sequence[Gpu], *, by_place: bool = False) ->
 
 
 def _is_named(entry: str, gpu: Gpu, number: int) -> bool:
-    """By its number or by its UUID, which may be shortened."""
     return entry == str(number) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
 
 
@@ -182,7 +184,7 @@ class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run_id: the run's directory on the node, `<run_id>.<node_rank>`.
         command: its name.
-        supervised: whether a supervisor that lives still looks after the run.
+        supervised: whether the run still has a supervisor.
     """
 
     pid: Annotated[int, Meta(ge=1)]
@@ -195,11 +197,11 @@ class PathFact(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a path of the job exists on the node; relative ones start at cwd.
 
     Attributes:
-        path: as it was asked for.
+        path: as asked for.
         kind: `file`, `directory` or `missing`.
-        writable: whether it, or where it would be made, can be written.
-        filesystem: type of the file system it lies on, `ext4`, `nfs4`, as in /proc/self/mountinfo.
-        device: that file system's source, `/dev/nvme0n1p2`, `server:/export`.
+        writable: whether it can be written or created.
+        filesystem: type of its file system, `ext4`, `nfs4`, as in /proc/self/mountinfo.
+        device: source of the file system, `/dev/nvme0n1p2`, `server:/export`.
     """
 
     path: str
@@ -213,8 +215,8 @@ class HungPath(msgspec.Struct, frozen=True, kw_only=True):
     """A path of the job that did not answer in time.
 
     Attributes:
-        path: as it was asked for.
-        place: where the file system is mounted that it seems to lie on; likewise `filesystem` and `device`.
+        path: as asked for.
+        place: mount point of its likely file system; likewise `filesystem` and `device`.
     """
 
     path: str
@@ -224,11 +226,11 @@ class HungPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file, a directory or a git checkout of the job holds, in a form that nodes can compare.
+    """Content of a file, directory or git checkout of the job, in a form that can be compared between nodes.
 
     Attributes:
-        path: as it was asked for, or a file below it.
-        digest: of the content; None where it was not read.
+        path: as asked for, or a file below it.
+        digest: of the content; None if it was not read.
         reason: why there is no digest.
     """
 
@@ -239,50 +241,52 @@ class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node is. Unknown keys from a newer agent are ignored; every missing value has a reason.
+    """Facts about one node. Unknown keys from a newer agent are ignored; every missing value has a reason.
 
     Attributes:
-        node: the node's name in the hostfile.
-        hostname: what the node calls itself.
+        node: its name in the hostfile.
+        hostname: its own name.
         user: the user that SSH logged in as.
         boot_id: the kernel's boot id; equal ids mean the same machine.
         time_s: the node's wall clock when it answered, seconds since the epoch.
-        cores: processors that a job may use.
-        processor: what the kernel calls its processors, `AMD EPYC 9B14 96-Core Processor`; ARM's have no name.
-        memory_total_gib: physical memory, whatever part of it may be used.
-        disk_free_gib: free space where runs are kept.
-        agent_python: version of the interpreter that runs the agent.
+        cores: CPUs that a job may use.
+        processor: the kernel's name of the CPU, `AMD EPYC 9B14 96-Core Processor`; Arm CPUs have none.
+        memory_total_gib: physical memory.
+        disk_free_gib: free space in the directory of runs.
+        agent_python: version of the agent's interpreter.
         python: absolute path of the job's interpreter.
-        packages: versions of torch, llamafactory, ... in the job's environment; an absent key is not installed.
-        unknown_arguments: keys of the job's YAML that its LLaMA-Factory has no argument for, each with the argument
-            whose name is nearest; None is none near.
-        cwd: the directory in which the job would run.
-        hung_paths: those of the job's paths, its directory and its interpreter that did not answer.
-        noexec: directories mounted noexec from which a job loads what it compiles, by the variable that moves each.
-        routes: the ways to the peers that were asked for.
-        ssh_address: the node's address that SSH connected to.
-        hostname_address: what the node's own name resolves to.
-        port_users: ports that were asked for and are taken, with who holds them where that can be seen.
+        packages: versions of torch, llamafactory, ... in the job's environment; missing keys are not installed.
+        unknown_arguments: keys of the job's YAML that LLaMA-Factory does not know, each with the most similar
+            argument,
+            or None.
+        cwd: the job's working directory.
+        hung_paths: paths of the job, including its directory and interpreter, that did not answer.
+        noexec: directories mounted noexec from which a job loads compiled code, by the variable that moves each.
+        routes: to the peers asked for.
+        ssh_address: the address that SSH connected to.
+        hostname_address: what its hostname resolves to.
+        port_users: ports that are taken, of those asked for, with their owner if visible.
         env: variables of the SSH environment that would change a run (RANK, PET_*, NCCL_*, ...).
-        machine_id: /etc/machine-id, which tells two containers of one machine from one machine named twice.
-        clock_offset_s: the node's wall clock less the controller's; made by the controller when the answer came.
-        memory_available_gib: what could be had without swapping, within `memory_limit_gib`.
-        memory_limit_gib: what the container or the login session may use, where that is less than the machine has.
-        shm_total_gib: size of /dev/shm; likewise `shm_free_gib`.
+        machine_id: /etc/machine-id, which distinguishes two containers of a machine from a machine listed twice.
+        clock_offset_s: the node's wall clock minus the controller's; computed when the answer arrives.
+        memory_available_gib: available without swapping, within `memory_limit_gib`.
+        memory_limit_gib: limit of the container or login session, if below the physical memory.
+        shm_total_gib: size of /dev/shm.
+        shm_free_gib: free space in /dev/shm.
         limits: soft limits by name: `open_files`, `processes`, `locked_memory_bytes`; None is unlimited.
-        container: what kind of container the node is, `docker`, `podman`, `lxc`, ...; None is none that shows.
+        container: `docker`, `podman`, `lxc`, ...; None if none is detected.
         port_range: the ephemeral ports, first and last.
-        tools: absolute paths of the programs that were asked for, on the PATH that a job gets.
-        interactive: those that were not found so and that an interactive login shell finds.
-        nccl_files: values by file, of the NCCL configuration files that the node has.
-        deepspeed_env: values of ~/.deepspeed_env.
-        accelerator: what kind `gpus` are, of `accelerators.ACCELERATORS`; None where an agent knows of NVIDIA's alone.
-        gpu_query_s: how long nvidia-smi took; None where it answered before it was waited for.
+        tools: absolute paths of the programs asked for, on the job's PATH.
+        interactive: programs found only by an interactive login shell.
+        nccl_files: values in NCCL's configuration files, by file.
+        deepspeed_env: values in ~/.deepspeed_env.
+        accelerator: kind of `gpus`, one of `accelerators.ACCELERATORS`.
+        gpu_query_s: duration of nvidia-smi; None if it had answered before it was needed.
         nccl_version: NCCL of the job's torch.
-        nccl_inspector: path of NCCL's Inspector plugin; None is not found.
-        cuda_version: CUDA that the job's torch was built with.
-        model: config.json of the job's model, where it was asked for.
-        missing: reason by name of every fact that could not be had.
+        nccl_inspector: path of NCCL's Inspector plugin; None if not found.
+        cuda_version: CUDA version of the job's torch.
+        model: config.json of the job's model, if asked for.
+        missing: the reason of every missing fact, by name.
     """
 
     node: str = ""
@@ -337,12 +341,12 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """Those that the environment of the node's sessions lets a program use, in CUDA's order; else all."""
+        """GPUs that the session's environment makes visible, in CUDA's order; otherwise all."""
         gpus = self.gpus
         for number, name in enumerate(accelerator_named(self.accelerator).visible):
             visible = self.env.get(name)
             if visible is not None:
-                # What stands second counts those that the first shows.
+                # The second variable numbers the devices that the first shows.
                 gpus = select_gpus(visible, gpus, by_place=number > 0)
         return gpus
 

@@ -1,7 +1,7 @@
-"""parse_hostfile: the text of a hostfile -> Cluster, and back. Untrusted input: a wrong line is an error that names it.
+"""parse_hostfile: the text of a hostfile -> Cluster, and back. Untrusted input: an error names the line.
 
-Hostfiles of DeepSpeed and Open MPI are valid as they are, and so are PBS nodefiles and Horovod's lists. What a key may
-hold, `Node` bounds; how to say so stands here, for every reader of hosts.
+Hostfiles of DeepSpeed and Open MPI, PBS nodefiles and Horovod's lists are valid unchanged. `Node` bounds the values of
+keys; the messages are here, for every reader of hosts.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _MAX_NODES = 4096
 
 
 class Key(NamedTuple):
-    """What a key may hold, in words, and what else to know when it is wrong."""
+    """What a key accepts, in words, and a remark for when it is wrong."""
 
     expected: str
     hint: str | None = None
 
 
-_ONE_CURRENCY = "a number alone: all nodes have the same currency"
-# In the order in which a hostfile is written.
+_ONE_CURRENCY = "use a plain number: all nodes have the same currency"
+# In the order of a written hostfile.
 KEYS = {
-    "slots": Key("a number of workers, 1 to 1024", "leave out the line of a node that has none"),
-    "gpus": Key("GPU ids such as 6,7, none of them twice", "as nvidia-smi -L numbers them on the node"),
-    "addr": Key("an IP address", "of this node, on the network that the training uses"),
-    "ifname": Key("names of network interfaces such as ens1f0,ens1f1, none of them twice", "as `ip addr` names them"),
-    "hca": Key("names of RDMA devices such as mlx5_0,mlx5_1:1, none of them twice", "as `rdma link` names them"),
+    "slots": Key("a number of workers, 1 to 1024", "remove the line of a node without workers"),
+    "gpus": Key("distinct GPU ids such as 6,7", "use the numbers of nvidia-smi -L on the node"),
+    "addr": Key("an IP address", "use this node's address in the training network"),
+    "ifname": Key("distinct names of network interfaces such as ens1f0,ens1f1", "use the names of `ip addr`"),
+    "hca": Key("distinct names of RDMA devices such as mlx5_0,mlx5_1:1", "use the names of `rdma link`"),
     "user": Key("a user's name"),
     "port": Key("a port, 1 to 65535"),
     "key": Key("the path of a private key", "on the controller"),
-    "jump": Key("one jump host, [user@]host[:port]", "several go into the SSH configuration"),
+    "jump": Key("one jump host, [user@]host[:port]", "put several into the SSH configuration"),
     "ssh_config": Key("the path of an SSH configuration", "on the controller"),
     "slurm_job": Key("the id of a Slurm job", "of one that has the node; --hosts auto writes it"),
     "python": Key("the path of an interpreter", "on the node"),
@@ -57,18 +57,18 @@ KEYS = {
     "price_purchase_gpu": Key("a price to buy one GPU such as 15000", _ONE_CURRENCY),
 }
 _HCA_VARIABLE = "NCCL_IB_HCA"
-# Two ways to say one thing: for the whole node, and for each GPU in use.
+# Alternatives: for the whole node, and for each GPU in use.
 _EXCLUSIVE = (("price", "price_gpu"), ("price_purchase", "price_purchase_gpu"))
-# A word as a shell has it: bare characters, escapes and quotes side by side.
+# A word as in a shell: bare characters, escapes and quotes.
 _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,254}")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 _MOST_CHARACTERS = 1 << 16
 _BYTE_ORDER_MARK = "\ufeff"
 
-# What Open MPI calls them as well.
+# Open MPI's names.
 _ALIASES = {"count": "slots", "cpu": "slots", "username": "user", "user_name": "user", "user-name": "user"}
-# Open MPI's limit on oversubscription: it says nothing about how many workers the user wants.
+# Open MPI's limit on oversubscription, not the number of workers.
 _PASSED_OVER = frozenset(
     f"{first}{between}{second}"
     for one in ("slots", "cpu", "cpus", "count")
@@ -88,13 +88,13 @@ _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 _PRICE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _FIELD = re.compile(r"`\$\.(\w+)")
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
-# More digits than any node's number has would only cost time and memory.
+# Longer numbers would only cost time and memory.
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _LAST_NUMBER = re.compile(r"(.*?)(\d{1,9})(\D*)", re.ASCII | re.DOTALL)
 
 
 class WrongLine(Exception):
-    """What is wrong with a line, before its place is known."""
+    """What is wrong with a line, before its line number is known."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -102,10 +102,10 @@ class WrongLine(Exception):
 
 
 class NodeList:
-    """Collects the nodes of a text, in node-rank order; what is wrong with a line becomes an error with its place.
+    """Collects the nodes of a text, in node-rank order; errors get the line number.
 
     Args:
-        source: the path of the text, for messages.
+        source: path of the text, for messages.
     """
 
     def __init__(self, source: str) -> None:
@@ -130,22 +130,22 @@ class NodeList:
         """One more, of this line or host.
 
         Raises:
-            WrongLine: it exists already, or there are too many.
+            WrongLine: it exists, or there are too many.
         """
         if node.name in self._lines:
             where, _ = self._lines[node.name]
-            hint = "one line a node; several workers on it are slots=2"
+            hint = "write one line per node; for several workers: slots=2"
             raise WrongLine(f"duplicate node {node.name!r} ({where})", hint)
         same = _canonical(node.name)
         if (first := self._lines.get(same)) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
                 f"{node.name!r} is the node {first[1].name!r} of {first[0]} by another name",
-                "one line a node; several workers on it are slots=2",
+                "write one line per node; for several workers: slots=2",
             )
         if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
                 f"addr={node.addr} is that of {first[1].name!r} in {first[0]}, too",
-                "each node has an address of its own on the network that the training uses: ip -br address, on each",
+                "give each node its own address in the training network; on each: ip -br address",
             )
         if len(self._nodes) >= _MAX_NODES:
             raise WrongLine(f"there are more than {_MAX_NODES} nodes")
@@ -160,8 +160,8 @@ class NodeList:
             HostfileError: there is none.
         """
         if not self._nodes:
-            hint = "one node a line, for example: node1 slots=2"
-            raise HostfileError(f"{self._source}:1: it names no node", hint=hint)
+            hint = "write one node per line, for example: node1 slots=2"
+            raise HostfileError(f"{self._source}:1: it lists no nodes", hint=hint)
         return Cluster(nodes=tuple(self._nodes), source=self._source)
 
 
@@ -172,7 +172,7 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
         HostfileError: `source:line: what is wrong and what was expected`.
     """
     found = NodeList(source)
-    # Not splitlines(): that also splits at form feeds and similar characters, which no editor counts as lines.
+    # Not splitlines(), which also splits at form feeds and other characters that editors do not count.
     lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
     counts = count_slots(text)
     for number, line in enumerate(lines, start=1):
@@ -181,15 +181,15 @@ def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
                 if counts is None:
                     found.add(number, node)
                 elif slots := counts.pop(node.name, 0):
-                    # Of a name that is repeated, the first line has the node's place.
+                    # A repeated name keeps the place of its first line.
                     found.add(number, make_node(node.name, {"slots": str(slots)}, {}))
     return found.cluster()
 
 
 def count_slots(text: str) -> Counter[str] | None:
-    """Of a PBS nodefile, how often each name stands there, once a slot; None for any other hostfile.
+    """How often each name occurs in a PBS nodefile, once per slot; None for other hostfiles.
 
-    Open MPI reads such a file in the same way. One in which no name is repeated says nothing of slots.
+    Open MPI reads such a file in the same way. Without repeated names, slots are not specified.
     """
     lines = text.removeprefix(_BYTE_ORDER_MARK).split("\n")
     names = [line.strip() for line in lines if line.strip()]
@@ -198,17 +198,17 @@ def count_slots(text: str) -> Counter[str] | None:
 
 
 def render_hostfile(cluster: Cluster) -> str:
-    """The cluster as a hostfile that reads back the same."""
+    """The cluster as a hostfile that parses to the same."""
     return "".join(_render_node(node) + "\n" for node in cluster.nodes)
 
 
 def redact_hostfile(text: str) -> str:
-    """The text of a hostfile, which reads back the same but for the values of its secrets."""
+    """The text of a hostfile with secret values replaced."""
     return "\n".join(redact_text(_WORD.sub(_redact_word, line)) for line in text.split("\n"))
 
 
 def with_variables(text: str, variables: Mapping[str, str]) -> str:
-    """The text of a hostfile that reads well, with these variables on the line of every node, and all else as it is."""
+    """The text of a valid hostfile with these variables added to every node's line."""
     mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
     lines = text.removeprefix(mark).split("\n")
     return mark + "\n".join(_with_variables(line, variables) for line in lines)
@@ -230,7 +230,7 @@ def _with_variables(line: str, variables: Mapping[str, str]) -> str:
 
 
 def check_variable(name: str) -> bool:
-    """Whether an environment variable can have this name in every shell."""
+    """Whether an environment variable may have this name in every shell."""
     return _VARIABLE.fullmatch(name) is not None
 
 
@@ -238,11 +238,11 @@ def expand_ranges(pattern: str, limit: int) -> list[str]:
     """The names that a pattern with ranges in brackets stands for; a number keeps the zeros of its range's first.
 
     Raises:
-        ValueError: a range is wrong, or there would be more than `limit` names; the message names the pattern.
+        ValueError: a range is invalid, or there would be more than `limit` names; the message names the pattern.
     """
     pieces = _BRACKETS.split(pattern)
     if any("[" in piece or "]" in piece for piece in pieces[::2]):
-        raise ValueError(f"{pattern!r}: a bracket has no partner")
+        raise ValueError(f"{pattern!r}: unmatched bracket")
     names = [""]
     for index, piece in enumerate(pieces):
         # re.split alternates between what stands outside the brackets and what stands inside.
@@ -254,7 +254,7 @@ def expand_ranges(pattern: str, limit: int) -> list[str]:
 
 
 def fold_ranges(names: Sequence[str]) -> str:
-    """Names as few patterns, separated by commas, which stand for the same names in the same order."""
+    """Names as few comma-separated patterns, which expand to the same names in the same order."""
     patterns: list[str] = []
     for (before, after, numbered), group in itertools.groupby(names, key=_around_number):
         same = list(group)
@@ -267,7 +267,6 @@ def fold_ranges(names: Sequence[str]) -> str:
 
 
 def _around_number(name: str) -> tuple[str, str, bool]:
-    """What stands before and after the last number of a name, and whether it has one."""
     match = _LAST_NUMBER.fullmatch(name)
     return (match[1], match[3], True) if match is not None else (name, "", False)
 
@@ -298,8 +297,8 @@ def _parse_line(line: str) -> Iterator[Node]:
         pattern, told = _read_name(name.strip())
         twice = next((key for key in told if key in texts), None)
         if twice is not None:
-            noun = "the user stands" if twice == "user" else "the workers stand"
-            raise WrongLine(f"{noun} both in {name!r} and in {twice}=", "keep one of them")
+            noun = "the user is" if twice == "user" else "the workers are"
+            raise WrongLine(f"{noun} set both in {name!r} and in {twice}=", "keep only one")
         node = _decode(texts | told, env)
         names = _expand(pattern)
         for each, addr in zip(names, _expand_addresses(node.addr, len(names)), strict=True):
@@ -308,7 +307,7 @@ def _parse_line(line: str) -> Iterator[Node]:
 
 
 def _read_name(text: str) -> tuple[str, dict[str, str]]:
-    """The pattern of a name, and what stands in it of a key: `alice@node1`, `worker-0:4`, `[2001:db8::1]`."""
+    """The pattern of a name, and the keys in it: `alice@node1`, `worker-0:4`, `[2001:db8::1]`."""
     user, at, rest = text.rpartition("@")
     told = {"user": user} if at else {}
     match = _BRACKETED.fullmatch(rest) or _WITH_SLOTS.fullmatch(rest)
@@ -326,7 +325,7 @@ def _read_name(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _refuse_other_forms(line: str, words: list[str]) -> None:
-    """Lines of other files that would be read as something else, with how they are written here.
+    """Reject lines of other files that would be misread, with the form to use here.
 
     Raises:
         WrongLine: it is one.
@@ -334,33 +333,34 @@ def _refuse_other_forms(line: str, words: list[str]) -> None:
     name, *rest = words
     raw = next(_words(line))[0]
     if "=" in name:
-        raise WrongLine(f"it begins with {name!r}, and a node's name was expected", "for example: node1 slots=2")
+        raise WrongLine(f"it starts with {name!r} instead of a node's name", "for example: node1 slots=2")
     if "\\" in raw:
         user = raw.rpartition("@")[0]
         hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "a host name, an address or an alias"
-        raise WrongLine(f"a backslash stands in the name {raw!r}, where a shell would drop it", hint)
+        raise WrongLine(f"the name {raw!r} contains a backslash, which a shell would drop", hint)
     if name.startswith((";", "/*")):
-        raise WrongLine(f"it begins with {name!r}, which is no node", "a comment begins with #")
+        raise WrongLine(f"it starts with {name!r}, which is not a node", "comments start with #")
     if name.startswith("^"):
         raise WrongLine(
-            f"{name!r} leaves a node out, in other programs", "leave out its line, or name the others: --nodes"
+            f"{name!r} excludes a node in other programs", "remove its line, or choose the others with --nodes"
         )
     if name.startswith("+"):
-        raise WrongLine(f"{name!r} stands for a node of an allocation, in other programs", "write its name")
+        raise WrongLine(f"{name!r} means a node of an allocation in other programs", "write its name")
     if name == "rank" and rest and "=" in rest[0]:
         node = rest[0].partition("=")[2]
-        raise WrongLine("it is a line of an Open MPI rankfile", f"one line a node, in rank order: {node} slots=N")
+        raise WrongLine(
+            "it is a line of an Open MPI rankfile", (f"write one line per node, in rank order: {node} slots=N")
+        )
     if name == "-" and rest:
         raise WrongLine("it is a line of a YAML list", f"write {' '.join(rest)}")
     if name == "ssh" and rest:
         raise WrongLine("it is a command", f"write {_of_ssh(rest)}")
     bare = [word for word in rest if "=" not in word]
     if bare and bare == rest and all(map(_NAME.fullmatch, rest)):
-        raise WrongLine(f"{len(words)} names stand on one line", f"one node a line: {name}, and on the next {rest[0]}")
+        raise WrongLine(f"{len(words)} names are on one line", f"write one node per line: {name}, then {rest[0]}")
 
 
 def _of_ssh(words: list[str]) -> str:
-    """The line for what a command of ssh connects to."""
     keys = {"-p": "port", "-l": "user", "-i": "key", "-J": "jump", "-F": "ssh_config"}
     given = [f"{keys[option]}={value}" for option, value in itertools.pairwise(words) if option in keys]
     values = {value for option, value in itertools.pairwise(words) if option.startswith("-")}
@@ -369,10 +369,10 @@ def _of_ssh(words: list[str]) -> str:
 
 
 def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
-    """One node of this name, with the texts of its keys.
+    """A node of this name, from the texts of its keys.
 
     Raises:
-        WrongLine: it cannot have this name, or a key does not hold such a text.
+        WrongLine: the name or a value is invalid.
     """
     _check_name(name)
     return msgspec.structs.replace(_decode(texts, env), name=name)
@@ -382,20 +382,20 @@ def _split_words(line: str) -> list[str]:
     """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself.
 
     Raises:
-        WrongLine: a quote is not closed, or a character does not print.
+        WrongLine: a quote is not closed, or a character is not printable.
     """
     if len(line) > _MOST_CHARACTERS:
         raise WrongLine(f"it is longer than {_MOST_CHARACTERS} characters")
     odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
     if odd is not None:
         blank = unicodedata.category(odd) == "Zs"
-        hint = "a blank as web pages have it: write a space" if blank else "only printable characters, spaces and tabs"
+        hint = "a non-breaking space: write a space" if blank else "only printable characters, spaces and tabs"
         raise WrongLine(f"invalid character U+{ord(odd):04X}", hint)
     return [part for word in _words(line) for part in shlex.split(word[0])]
 
 
 def _words(line: str) -> Iterator[re.Match[str]]:
-    """The words of a line before its comment, as they stand there.
+    """The raw words of a line before its comment.
 
     Raises:
         WrongLine: a quote is not closed.
@@ -405,8 +405,8 @@ def _words(line: str) -> Iterator[re.Match[str]]:
         match = _WORD.match(line, at)
         end = match.end() if match else at
         if match is None or (end < len(line) and not line[end].isspace()):
-            wrong = "a quote is not closed, or a backslash stands at its end"
-            raise WrongLine(wrong, "values are quoted as in a shell")
+            wrong = "a quote is not closed, or the line ends with a backslash"
+            raise WrongLine(wrong, "quote values as in a shell")
         yield match
         at = _skip_blanks(line, end)
 
@@ -418,19 +418,18 @@ def _skip_blanks(line: str, at: int) -> int:
 
 
 def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The texts of the keys, and the variables."""
     texts: dict[str, str] = {}
     env: dict[str, str] = {}
     for setting in _joined(settings):
         key, equals, text = setting.partition("=")
         if not equals:
-            raise WrongLine(f"{setting!r} is not key=value", "one node a line; a value with spaces is quoted")
+            raise WrongLine(f"{setting!r} is not key=value", "write one node per line; quote values with spaces")
         key = _ALIASES.get(key, key)
         name = key.removeprefix("env.")
         if key in _PASSED_OVER:
             continue
         if name != key and not check_variable(name):
-            raise WrongLine(f"{key!r}: {name!r} cannot name an environment variable", "letters, digits and _")
+            raise WrongLine(f"{key!r}: {name!r} is not a valid variable name", "use letters, digits and _")
         if name == key and key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
             meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(KEYS)}, env.NAME"
@@ -443,14 +442,14 @@ def _read_settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]
         given[name] = text
     for one, other in _EXCLUSIVE:
         if one in texts and other in texts:
-            raise WrongLine(f"{one}= and {other}= are both given", "a price of the whole node, or of each of its GPUs")
+            raise WrongLine(f"{one}= and {other}= are both given", "give either a price of the node or a price per GPU")
     if "hca" in texts and _HCA_VARIABLE in env:
-        raise WrongLine(f"hca= and env.{_HCA_VARIABLE}= are both given", "keep one of them")
+        raise WrongLine(f"hca= and env.{_HCA_VARIABLE}= are both given", "keep only one")
     return texts, env
 
 
 def _joined(settings: list[str]) -> Iterator[str]:
-    """Settings without the spaces around the `=` of a key; a variable's value may be empty, and keeps to one word."""
+    """Settings without spaces around the `=` of a key; a variable may be empty, and stays one word."""
     keys = {*KEYS, *_ALIASES, *_PASSED_OVER}
     at = 0
     while at < len(settings):
@@ -463,7 +462,6 @@ def _joined(settings: list[str]) -> Iterator[str]:
 
 
 def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
-    """The node of a line, but for its name."""
     values = {key: _plain(key, text) for key, text in texts.items()}
     try:
         node = convert({"name": "", "env": env, **values}, Node)
@@ -478,12 +476,11 @@ def _decode(texts: dict[str, str], env: dict[str, str]) -> Node:
     if len(set(node.gpus)) != len(node.gpus):
         raise _unexpected("gpus", texts)
     if node.slots not in {None, len(node.gpus)}:
-        raise WrongLine(f"slots={node.slots} contradicts the {len(node.gpus)} ids of gpus=", "leave slots= out")
+        raise WrongLine(f"slots={node.slots} contradicts the {len(node.gpus)} ids in gpus=", "remove slots=")
     return msgspec.structs.replace(node, slots=len(node.gpus))
 
 
 def _plain(key: str, text: str) -> Any:
-    """What a text says, as JSON would have it; the text itself where it is none of that."""
     if key == "gpus":
         return [int(part) if _WHOLE.fullmatch(part) else part for part in text.split(",")]
     if key in {"slots", "port", "slurm_job"} and _WHOLE.fullmatch(text):
@@ -498,17 +495,18 @@ def _unexpected(key: str, texts: dict[str, str]) -> WrongLine:
 def _check_name(name: str) -> None:
     if ":" in name:
         if not _is_address(name):
-            raise WrongLine(f"{name!r} is neither a name nor an IPv6 address", "a port is port=, workers are slots=")
+            raise WrongLine(
+                f"{name!r} is neither a name nor an IPv6 address", ("set a port with port=, workers with slots=")
+            )
     elif not _NAME.fullmatch(name):
         raise WrongLine(
             f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
         )
     elif _NUMERIC.fullmatch(name) and not _is_address(name):
-        raise WrongLine(f"{name!r} is no IPv4 address", "four numbers from 0 to 255, without leading zeros")
+        raise WrongLine(f"{name!r} is not an IPv4 address", "four numbers from 0 to 255, without leading zeros")
 
 
 def _canonical(name: str) -> str:
-    """What names of one host have in common: names are alike in small letters, addresses however they are written."""
     if not _is_address(name):
         return _LOCAL if name.lower() == _LOCAL else f"host {name.lower()}"
     address = ipaddress.ip_address(name)
@@ -516,7 +514,6 @@ def _canonical(name: str) -> str:
 
 
 def _share_nothing(one: Node, other: Node) -> bool:
-    """Whether two nodes may be one machine: the hostfile gives each GPUs of its own, on purpose."""
     return one.gpus is not None and other.gpus is not None and not set(one.gpus) & set(other.gpus)
 
 
@@ -525,7 +522,7 @@ def _is_address(text: str) -> bool:
         address = ipaddress.ip_address(text)
     except ValueError:
         return False
-    # What follows the % of an IPv6 address is an interface; the library takes anything for one.
+    # The zone of an IPv6 address is an interface; the library accepts anything.
     return _ADDRESS.fullmatch(text) is not None and not address.is_unspecified
 
 
@@ -537,7 +534,6 @@ def _expand(pattern: str) -> list[str]:
 
 
 def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
-    """The address of each node of a line: as many as there are nodes, or none."""
     if pattern is None:
         return [None] * count
     bracketed = _BRACKETED.fullmatch(pattern)
@@ -545,12 +541,12 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
     if len(addresses) != count:
         raise WrongLine(
             f"addr={pattern!r} gives {len(addresses)} address(es) to {count} node(s)",
-            "a range with as many, as in node[1-2] addr=10.0.0.[11-12]",
+            "use a range of the same length, as in node[1-2] addr=10.0.0.[11-12]",
         )
     for address in addresses:
         if not _is_address(address):
             raise _unexpected("addr", {"addr": address})
-    # Of the ways to write an IPv6 address, the one in which nodes tell theirs.
+    # The canonical form of an IPv6 address, as nodes report it.
     return [str(ipaddress.ip_address(address)) for address in addresses]
 
 
@@ -583,7 +579,7 @@ def _numbers(pattern: str, text: str, limit: int) -> list[str]:
             )
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
-            raise ValueError(f"{pattern!r}: the range {part!r} ends before it begins")
+            raise ValueError(f"{pattern!r}: the range {part!r} ends before it starts")
         if len(numbers) + int(last) - int(first) >= limit:
             raise ValueError(_too_many(pattern, limit))
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
@@ -591,4 +587,4 @@ def _numbers(pattern: str, text: str, limit: int) -> list[str]:
 
 
 def _too_many(pattern: str, limit: int) -> str:
-    return f"{pattern!r} stands for more than {limit} names"
+    return f"{pattern!r} expands to more than {limit} names"

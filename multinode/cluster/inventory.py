@@ -17,7 +17,7 @@ from multinode.decoding import convert, decode_json
 from multinode.errors import HostfileError, UsageError, printable_line
 
 _HOST = "host"
-# With the names that Ansible had for them before 2.0, which it still reads.
+# Including the names from before Ansible 2.0, which it still reads.
 _READ = {
     "ansible_host": _HOST,
     "ansible_ssh_host": _HOST,
@@ -46,7 +46,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 def is_inventory(text: str) -> bool:
-    """Whether a text is an Ansible inventory with groups, and no hostfile."""
+    """Whether a text is an Ansible inventory with groups, and not a hostfile."""
     lines = [line.strip() for line in text.split("\n")]
     said = [line for line in lines if line and not line.startswith(_COMMENTS)]
     return bool(said) and (_KEYS.match(said[0]) is not None or any(_SECTION.fullmatch(line) for line in said))
@@ -70,7 +70,7 @@ def parse_inventory(listing: str, group: str | None, source: str = "inventory") 
         groups = convert(parts, dict[str, _Group])
     except msgspec.DecodeError as wrong:
         raise HostfileError(
-            f"{source}: it is not what ansible-inventory --list prints: {wrong}",
+            f"{source}: not an output of ansible-inventory --list: {wrong}",
             hint="ansible-inventory -i INVENTORY --list | multinode ... --hosts -:GROUP",
         ) from None
     hosts = _members(groups, group) if group is not None else []
@@ -88,7 +88,7 @@ def parse_inventory(listing: str, group: str | None, source: str = "inventory") 
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise WrongLine(f"{name} is no text", "multinode reads neither encrypted values nor lists there")
+        raise WrongLine(f"{name} is not text", "encrypted values and lists are not supported there")
     return str(value)
 
 
@@ -106,9 +106,9 @@ def _members(groups: dict[str, _Group], name: str) -> list[str]:
 
 
 def _no_group(group: str | None, groups: dict[str, _Group], source: str) -> UsageError:
-    what = "no group of it was named" if group is None else f"no group {group!r} of it has hosts"
+    what = "no group was named" if group is None else f"it has no group {group!r} with hosts"
     names = [printable_line(name) for name in groups if _members(groups, name)]
     listed = ", ".join(names[:_SHOWN]) or "none"
     return UsageError(
-        f"{source} is an Ansible inventory, and {what}", hint=f"--hosts {source}:GROUP; its groups with hosts: {listed}"
+        f"{source} is an Ansible inventory, but {what}", hint=f"use --hosts {source}:GROUP; groups with hosts: {listed}"
     )

@@ -1,6 +1,6 @@
-"""Command: argv, environment and directory, and how it looks to a person. The only module that quotes.
+"""Command: argv, environment and directory, and its text for people. The only module that quotes.
 
-Quoting here is for display and for the few constant command lines of the transport; jobs travel as data.
+Quoting is for display and for the few constant command lines of the transport; jobs travel as data.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from multinode.secret_values import FORWARDED, redact, redact_text, redact_words
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """A program to be run.
+    """A program to run.
 
     Attributes:
-        unset: variables that are removed from the environment first; a trailing `*` removes all with that prefix.
-        path_first: directory that goes first on PATH; None leaves PATH alone.
+        unset: variables removed from the environment first; a trailing `*` removes all with that prefix.
+        path_first: directory to prepend to PATH; None leaves PATH unchanged.
         cwd: directory; None is the user's home on the node.
-        forwarded: variables among `env` whose values come from the controller's environment, and are never shown.
-        prelude: shell text that runs first, in `cwd`, by a login bash; variables and PATH are set again after it.
+        forwarded: variables in `env` whose values come from the controller's environment and are never shown.
+        prelude: shell text that runs first, in `cwd`, in a login bash; variables and PATH are set again after it.
     """
 
     argv: tuple[str, ...]
@@ -36,28 +36,28 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown_environment(command: Command) -> dict[str, str]:
-    """Its variables as they may be shown and stored: without the values of secrets and of forwarded ones."""
+    """Its variables for display and storage: without the values of secrets and of forwarded ones."""
     shown: dict[str, str] = redact(command.env)
     return shown | dict.fromkeys(command.forwarded, FORWARDED)
 
 
 def hosts_option(hosts: str) -> str:
-    """`--hosts` as it was given, with a blank before it; empty where it was not."""
+    """` --hosts` with its argument, or an empty text."""
     return f" --hosts {shlex.quote(hosts)}" if hosts else ""
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether an address, or a host's name in its place, is an IPv6 address."""
+    """Whether an address, or a host name in its place, is an IPv6 address."""
     return ":" in address
 
 
 def bracketed(address: str) -> str:
-    """The address as it stands before a colon and a port."""
+    """The address as written before a colon and a port."""
     return f"[{address}]" if is_ipv6(address) else address
 
 
 def quote_path(path: str) -> str:
-    """Quote a word for a POSIX shell; a leading `~/` becomes `"$HOME"/`, which also holds inside an assignment."""
+    """Quote a word for a POSIX shell; a leading `~/` becomes `"$HOME"/`, which also works in an assignment."""
     if path == "~":
         return '"$HOME"'
     if path.startswith("~/"):
@@ -66,13 +66,13 @@ def quote_path(path: str) -> str:
 
 
 def ssh_words(node: Node, program: str) -> list[str]:
-    """How a person names a node to `ssh` or `scp`: the program and its options; the destination follows."""
+    """`ssh` or `scp` with the options for a node; the destination follows."""
     options = {"-F": node.ssh_config, "-P" if program == "scp" else "-p": node.port, "-i": node.key, "-J": node.jump}
     return [program, *(str(word) for option in options.items() if option[1] is not None for word in option)]
 
 
 def destination(node: Node) -> str:
-    """The node as `ssh` takes it, with its user where the hostfile names one."""
+    """The node as an argument of `ssh`, with the user in the hostfile, if any."""
     return f"{node.user}@{node.name}" if node.user else node.name
 
 
@@ -80,13 +80,13 @@ _SSH = re.compile(r"\bssh (\S+) (?=(')?)")
 
 
 def as_steps(text: str, nodes: Iterable[Node]) -> str:
-    """The text with `ssh NODE COMMAND` of nodes in a Slurm job as a step of that job; else as it is."""
+    """The text with `ssh NODE COMMAND` for nodes in a Slurm job replaced by a step of that job."""
     jobs = {node.name: node.slurm_job for node in nodes if node.slurm_job is not None}
 
     def step(found: re.Match[str]) -> str:
         if found[1] not in jobs:
             return found[0]
-        # What ssh hands to a shell.
+        # The part that ssh passes to a shell.
         shell = "sh -c " if found[2] else ""
         return f"srun --jobid={jobs[found[1]]} --overlap --nodelist={found[1]} --nodes=1 --ntasks=1 {shell}"
 
@@ -94,9 +94,9 @@ def as_steps(text: str, nodes: Iterable[Node]) -> str:
 
 
 def render_command(command: Command) -> str:
-    """The command as a person would type it in a POSIX shell, one variable a line, secrets redacted.
+    """The command as typed in a POSIX shell, one variable per line, secrets redacted.
 
-    The text runs as it stands: every value is quoted, and `unset` becomes `env -u` (a prefix stays a comment).
+    The text can be run: every value is quoted, and `unset` becomes `env -u` (a prefix stays a comment).
     """
     lines: list[str] = []
     prefixes = [name for name in command.unset if name.endswith("*")]
@@ -105,7 +105,7 @@ def render_command(command: Command) -> str:
     if command.cwd is not None:
         lines.append(f"cd {quote_path(command.cwd)} &&")
     if command.prelude is not None:
-        # The line break ends a comment, should the text end in one.
+        # The line break ends a comment at the end of the text.
         lines.append(f"{{ {redact_text(command.prelude)}\n}} &&")
     words = [f"-u {shlex.quote(name)}" for name in command.unset if not name.endswith("*")]
     if words:

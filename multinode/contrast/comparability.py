@@ -1,6 +1,6 @@
-"""Comparability: what differs between sides and is not compared: refused where it is another training, else said.
+"""Differences between sides beyond those compared: another training is refused, others are reported.
 
-Other load and thermals are `disturbances`'.
+Other load and thermals are `disturbances`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from multinode.contrast.words import capitalised, figure, name_side
 from multinode.errors import UsageError
 from multinode.units import format_rate
 
-# What makes it another training, by the names of Settings' fields; and what makes the same training faster or slower.
+# Settings that make another training, and settings that change its speed.
 _TRAINED = ("model", "dataset", "stage", "method", "sequence_length", "precision")
 _ASKED = (
     *("lora_rank", "strategy", "per_device_batch", "accumulation", "packing", "recompute", "overlap"),
     *("grad_compress", "averaging", "command"),
 )
 _SAME_LINK = 0.01
-# Settings that are not called by the name of their field.
+# Display names of settings.
 _NAMES = {
     "lora_rank": "LoRA rank",
     "per_device_batch": "per-device batch",
@@ -34,12 +34,12 @@ _LONGEST = 60
 
 
 def require_alike(baseline: Side, candidate: Side, *, anyway: bool = False) -> None:
-    """Refuse to compare sides that did not train the same thing.
+    """Refuse to compare sides that did not train the same.
 
     Args:
-        baseline: with its settings; what is not known differs in nothing.
+        baseline: with its settings; unknown ones never differ.
         candidate: likewise.
-        anyway: whether they are compared all the same; `find_differences` marks it.
+        anyway: whether to compare them regardless; `find_differences` then marks it.
 
     Raises:
         UsageError: model, dataset, stage, method, sequence length or precision differ.
@@ -50,19 +50,19 @@ def require_alike(baseline: Side, candidate: Side, *, anyway: bool = False) -> N
             f"{name.replace('_', ' ')} {_asked(baseline, name)!r} and {_asked(candidate, name)!r}" for name in differing
         ]
         raise UsageError(
-            f"the two did not train the same: {', '.join(told)}",
-            hint="compare runs of one job, or add --force: what differs is then marked",
+            f"the runs did not train the same: {', '.join(told)}",
+            hint="compare runs of one job, or add --force to mark the differences",
         )
 
 
 def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, ...]:
-    """What differs between two sides and is not what their comparison is about, a sentence each.
+    """Differences between two sides beyond those compared, one sentence each.
 
     Args:
         baseline: one side.
-        candidate: the other; or a further one, held against the baseline.
-        mode: as Contrast has it: the samples of a step differ by nature where every node is full, and the accumulation
-            where these are held equal.
+        candidate: the other, or a further one.
+        mode: as in Contrast: with every node full, the samples per step differ by design; with equal samples per step,
+            the accumulation does.
     """
     mine, theirs = name_side(baseline, mode), name_side(candidate, mode)
 
@@ -71,7 +71,7 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
 
     if baseline.settings is None or candidate.settings is None:
         unknown = " and ".join(name for side, name in ((baseline, mine), (candidate, theirs)) if side.settings is None)
-        settings = [f"{unknown} did not keep the settings: whether they are the same is unknown."]
+        settings = [f"{unknown} did not record its settings: whether they match is unknown."]
     else:
         settings = [
             differs(_NAMES.get(name, name.replace("_", " ")), *_given(name, ours, other))
@@ -91,18 +91,15 @@ def _asked(side: Side, name: str) -> object:
 
 
 def _is_other(baseline: Side, candidate: Side, name: str) -> bool:
-    """Whether both are known and differ."""
     ours, theirs = _asked(baseline, name), _asked(candidate, name)
     return ours is not None and theirs is not None and ours != theirs
 
 
 def _given(name: str, *values: object) -> list[object]:
-    """What a lever that is left out is: none."""
     return [_NONE if value is None and name in _LEVERS else value for value in values]
 
 
 def _links(baseline: Side, candidate: Side) -> tuple[str, ...]:
-    """Of stored runs, which may be of any day and cabling; the sides of a contrast share their NICs."""
     ours, theirs = baseline.link_gbit_per_s, candidate.link_gbit_per_s
     if ours is None or theirs is None or math.isclose(ours, theirs, rel_tol=_SAME_LINK):
         return ()
@@ -115,16 +112,15 @@ def _global_batch(baseline: Side, candidate: Side, mode: str) -> str:
         return ""
     said = f"differs: {ours} on {name_side(baseline, mode)}, {theirs} on {name_side(candidate, mode)}"
     if mode in {"same-workers", "fixed-global-batch"}:
-        return f"{said}, though both were to train as many."
+        return f"{said}, although both should train the same number."
     if candidate.role == "point":
-        # Every node full: it lies between those of the two sides, of which it is said.
+        # Every node full: covered by the sentence about the two sides.
         return ""
     fewer = f"1/{figure(theirs / ours)} of the optimizer steps per epoch"
-    return f"{said}: {fewer}; learning rate and warm-up may have to change."
+    return f"{said}: {fewer}; you may have to adjust learning rate and warm-up."
 
 
 def _versions(baseline: Side, candidate: Side) -> dict[str, tuple[str | None, str | None]]:
-    """Of packages whose versions differ; of a side that tells none, nothing is known."""
     if not baseline.versions or not candidate.versions:
         return {}
     return {
@@ -135,7 +131,6 @@ def _versions(baseline: Side, candidate: Side) -> dict[str, tuple[str | None, st
 
 
 def _written(value: object) -> str:
-    """As a person would write it, in one line."""
     if value is None:
         return "unknown"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""compare: two stored runs -> their Contrast. Reads disk; prints nothing."""
+"""The Contrast of two stored runs. Reads disk; prints nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SCHEMA = "multinode.contrast/2"
 
 
 class _Marked(msgspec.Struct, frozen=True):
-    """Any document, as far as its release is concerned."""
+    """The schema of any document."""
 
     schema: str = ""
 
@@ -43,12 +43,12 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
 
     Args:
         root: directory of all runs.
-        first: an id, the beginning of one, or `last`.
+        first: an id, its beginning, or `last`.
         second: likewise.
-        anyway: whether runs that did not train the same are compared all the same, and marked.
+        anyway: whether to compare runs that did not train the same, with the differences marked.
 
     Raises:
-        UsageError: there is no such run, it has no speed, or the two cannot be compared fairly.
+        UsageError: a run does not exist or has no speed, or the two are not comparable.
         MultinodeError: a file of it cannot be read.
     """
     directories = [RunDirectory.open(root, name) for name in (first, second)]
@@ -67,16 +67,16 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
 
 
 def load_side_run(directory: RunDirectory) -> SideRun:
-    """A measured run with all that a side is made from.
+    """A measured run with all inputs of a side.
 
     Raises:
-        UsageError: it is no run of a training, or never got so far.
+        UsageError: it is not a training, or ended too early.
     """
     plan, summary = directory.read("plan.json", LaunchPlan), directory.read("summary.json", Summary)
     if plan is None or summary is None:
         raise UsageError(
-            f"run {directory.run_id} has no figures of a training",
-            hint="name runs of launch, or the two sides of a contrast: multinode runs lists them",
+            f"run {directory.run_id} has no training figures",
+            hint="name runs of launch, or the two sides of a contrast; list them: multinode runs",
         )
     cluster = directory.read("cluster.json", Cluster)
     nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
@@ -95,20 +95,20 @@ def load_side_run(directory: RunDirectory) -> SideRun:
 
 
 def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
-    """A run's contrast, None where it has none; or why the one that it has cannot be shown.
+    """A run's contrast, if it has one; or why it cannot be shown.
 
     Raises:
-        MultinodeError: the file is not what it should be.
+        MultinodeError: the file is damaged.
     """
     marked = directory.read(_CONTRAST, _Marked)
     if marked is None or marked.schema == _SCHEMA:
         return directory.read(_CONTRAST, Contrast), ""
     told = marked.schema or "no schema"
-    return None, f"This contrast is of another release ({told}): measure it again to see it here."
+    return None, f"This contrast is from another release ({told}): measure it again to show it."
 
 
 def _cores(directory: RunDirectory, nodes: Mapping[str, Node]) -> Mapping[str, int | None]:
-    """Processors by node; the lab's nodes share one machine's, and there another node's work is no other load."""
+    """Nodes of a lab share one machine, so the work of another node is not foreign load there."""
     facts = directory.read("facts.json", list[NodeFacts]) or []
     return {one.node: one.cores for one in facts if one.node in nodes and not is_lab_node(nodes[one.node])}
 
@@ -118,7 +118,7 @@ def _job(directory: RunDirectory) -> str:
     return plan.job if plan is not None else directory.run_id
 
 
-# As `render_job` begins a YAML that it writes anew.
+# The first line of a YAML by `render_job`.
 _CHANGED = re.compile(r"# .* with these keys changed by multinode: (.*)")
 
 
@@ -127,15 +127,15 @@ class _Node(msgspec.Struct, frozen=True):
 
 
 class _Cluster(msgspec.Struct, frozen=True):
-    """What is read of a run's nodes here."""
+    """The fields read from a run's nodes."""
 
     nodes: tuple[_Node, ...] = ()
 
 
 def contrast_of_launch(directory: RunDirectory) -> str:
-    """The command that compares its nodes with one; empty where what is stored does not tell how it was launched.
+    """The command that compares its nodes with one; empty if the launch cannot be reproduced.
 
-    Variables that were given with --env, and edits of the DeepSpeed JSON, are not known of a stored launch.
+    Variables of --env, and edits of the DeepSpeed JSON, are not stored with a launch.
 
     Raises:
         MultinodeError: a file of it cannot be read.
@@ -155,7 +155,7 @@ def contrast_of_launch(directory: RunDirectory) -> str:
 
 
 def _launched_job(plan: LaunchPlan) -> list[str] | None:
-    """The engine, what `--set` changed, and the job; None where the plan does not tell all of them."""
+    """The engine, the changes of `--set`, and the job; None if the plan lacks one."""
     first = plan.nodes[0]
     synthetic = plan.job.endswith(", synthetic data)")
     if plan.engine == "accelerate" or first.command.prelude is not None or synthetic:

@@ -1,4 +1,4 @@
-"""Contrast and its sides: the figures of one node against many. Data only."""
+"""Contrast and its sides: figures of one node and many. Data only."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from multinode.stats.estimate import Estimate, Spread
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """The same job on some nodes, measured once or several times; None comes with a reason in `missing`.
+    """The same job on some nodes, measured once or several times; every None has a reason in `missing`.
 
     Attributes:
         role: `baseline`, `candidate`, `point` (of a scaling curve, between the two) or `each-node` (one node alone, to
             tell a slow node from a slow network).
-        run_ids: its runs, one a repeat.
-        settings: of the training; None is unknown.
-        global_batch: samples of an optimizer step, of all workers.
+        run_ids: one per repeat.
+        settings: of the training; None if unknown.
+        global_batch: samples per optimizer step of all workers.
         versions: of torch, the engine and NCCL, by package.
-        samples_per_s: nominal, of all workers, over the steady state.
-        tokens_per_s: padding counted; `tgs` of one worker.
-        step_time_ms: of an optimizer step: the repeats' medians.
-        step_spread: of the steps of the repeat that scattered most.
-        steady_steps: measured steps, of all repeats.
-        split: where a step's time goes, mean of the repeats.
+        samples_per_s: nominal, of all workers, over the measured steps.
+        tokens_per_s: including padding; `tgs` per worker.
+        step_time_ms: of an optimizer step: medians of the repeats.
+        step_spread: of the repeat with the largest variation of steps.
+        steady_steps: measured steps of all repeats.
+        split: of the step, mean of the repeats.
         exposed_ms: exposed communication; `exposed_share` of the step.
         bytes_per_step: of the last repeat.
         bottleneck: of the last repeat.
-        link_gbit_per_s: of its slowest node's NIC, as the plan has it; None on one node, or unknown.
-        stragglers: nodes that a repeat names, the latest first.
-        late_ms: what the others wait for the latest of them, mean of the repeats; 0 where none is.
-        power_w: of all its GPUs; `energy_j_per_sample` theirs.
-        price_per_hour: of its nodes together.
-        whole: what the job asks for when it is not cut short.
-        dataset_samples: samples of the data set, as the training had it.
-        whole_s: time that the user's full run would take; `whole_cost` its price.
-        cost_per_million_tokens: price of a million tokens, padding counted.
-        disturbed: other load and thermals that were seen; `disturbances` a sentence each.
-        missing: reason by name of every figure that is None.
+        link_gbit_per_s: of its slowest node's NIC; None on one node, or if unknown.
+        stragglers: nodes named by a repeat, the latest first.
+        late_ms: wait of the others for the latest, mean of the repeats; 0 without any.
+        power_w: of all its GPUs; likewise `energy_j_per_sample`.
+        price_per_hour: of all its nodes.
+        whole: the full run of the job.
+        dataset_samples: samples of the dataset, as in the training.
+        whole_s: time of the user's full run; `whole_cost` its price.
+        cost_per_million_tokens: including padding.
+        disturbed: other load and thermals; `disturbances` one sentence each.
+        missing: reason by name of every None.
     """
 
     role: str
@@ -87,7 +87,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         speedup: over the side with the fewest nodes.
-        efficiency: speed-up over the ratio of workers; of a curve with the same workers, the speed-up itself.
+        efficiency: speed-up over the ratio of workers; with the same workers, the speed-up itself.
     """
 
     nodes: int
@@ -112,15 +112,15 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step of the candidate costs beyond ideal scaling, in ms; None is unknown.
+    """Cost of a candidate's step beyond ideal scaling, in ms; None if unknown.
 
     Attributes:
-        ideal_ms: the candidate's step if the network cost nothing and each node were as fast as the fastest alone.
-        node: the slowest node; None where none stands out. `relative` its speed, of the fastest's or the others'.
-        node_ms: what it adds.
-        network_ms: communication exposed on the candidate beyond the baseline's own.
-        other_ms: what neither explains; below zero where they explain too much.
-        cause: `network`, `node`, `none` (the candidate loses nothing that a user would notice) or `unknown`.
+        ideal_ms: the candidate's step with a network of no cost and nodes as fast as the fastest alone.
+        node: the slowest node, if one stands out. `relative` its speed over that of the fastest or the others.
+        node_ms: its cost.
+        network_ms: exposed communication of the candidate beyond the baseline's.
+        other_ms: the unexplained rest; negative if they explain too much.
+        cause: `network`, `node`, `none` (no noticeable loss) or `unknown`.
         sentence: the same in one sentence.
     """
 
@@ -135,26 +135,26 @@ class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
-    """One node against many; `contrast.json`.
+    """One node and many; `contrast.json`.
 
     Attributes:
-        mode: `same-workers` (as many workers on both sides), `scale-out` (every node full, the same batch per worker),
+        mode: `same-workers` (the same workers on both sides), `scale-out` (every node full, the same batch per worker),
             `fixed-global-batch` (every node full, the same samples per step) or `compare` (two stored runs).
-        why: why this mode.
+        why: reason of the mode.
         baseline: the side with fewer nodes.
-        candidate: that with more.
+        candidate: the side with more.
         speedup: samples/s of the candidate over the baseline's.
-        efficiency: speed-up over the ratio of workers: 1 is a network that costs nothing.
-        scaling: which efficiency that is: `weak` (the same batch per worker), `strong` (the same samples per step) or
-            `same workers`.
+        efficiency: speed-up over the ratio of workers: 1 is ideal scaling.
+        scaling: kind of efficiency: `weak` (the same batch per worker), `strong` (the same samples per step) or `same
+            workers`.
         curve: by nodes; empty without sides in between.
-        each_node: every node alone; empty where that was not asked for.
+        each_node: every node alone; empty if not requested.
         loss: where the candidate's time goes.
         verdict: one sentence.
-        reasons: up to three more, with the figures behind it.
-        differences: what differs between the sides and is not under comparison, a sentence each.
-        forecast: what other networks and settings would give, by these runs; None with `forecast_reason`.
-        advice: what would change the verdict, best first.
+        reasons: up to three more, with figures.
+        differences: between the sides beyond those compared, one sentence each.
+        forecast: predictions for other networks and settings; None with `forecast_reason`.
+        advice: changes that would affect the verdict, best first.
         rule: which steps are measured.
     """
 

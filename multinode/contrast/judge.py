@@ -1,6 +1,6 @@
-"""compare: the sides of a contrast -> Contrast: how much faster many nodes are than few, and why. Pure.
+"""Judge the sides of a contrast: how much faster many nodes are than few, and why. Pure.
 
-Sides are made by `side`, what differs is found by `comparability`, causes by `slowdown_attribution`.
+`side` makes sides, `comparability` finds differences, `slowdown_attribution` causes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from multinode.stats.estimate import Estimate, UnknownError, inverse, ratio
 from multinode.units import format_count
 
 _MOST_PRICE = 1e6
-# More passes over its data than anybody has time for; sums of such figures stay far from what a float can hold.
+# Implausible number of epochs; sums stay far from float limits.
 _MOST_EPOCHS = 1e9
 _S_PER_HOUR = 3600
 _MS_PER_S = 1e3
@@ -40,17 +40,17 @@ _MOST_NODES = 8
 def hourly_costs(
     prices: Sequence[float | None], nodes: int, tokens_per_s: Estimate | None, missing: dict[str, str]
 ) -> dict[str, float]:
-    """`price_per_hour` of the nodes together, and `cost_per_million_tokens`; what is not known goes to `missing`.
+    """`price_per_hour` of all nodes, and `cost_per_million_tokens`; unknown ones are added to `missing`.
 
     Args:
-        prices: of each node, an hour; None where it has none.
-        nodes: how many there are.
+        prices: of each node per hour; None without a price.
+        nodes: number of nodes.
         tokens_per_s: of the side; None has its reason in `missing`.
         missing: reasons by name.
     """
     known = [price for price in prices if price is not None and 0 <= price <= _MOST_PRICE]
     if len(known) < nodes or len(known) < len(prices):
-        reason = "not every node has a price: price= in the hostfile"
+        reason = "not every node has a price (price= in the hostfile)"
         missing |= dict.fromkeys(("price_per_hour", "cost_per_million_tokens"), reason)
         return {}
     price = math.fsum(known)
@@ -61,11 +61,11 @@ def hourly_costs(
 
 
 def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
-    """The sides with time and cost of the full run, at the rate of their steady state: start and end are left out.
+    """The sides with time and cost of the full run at their measured rate, without start and end.
 
     Args:
         sides: all of a contrast.
-        candidate: the one whose optimizer steps the job's are.
+        candidate: the one whose optimizer steps are those of the job.
     """
     try:
         samples = _samples((candidate, *sides))
@@ -76,10 +76,10 @@ def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
 
 
 def _samples(sides: Sequence[Side]) -> float:
-    """How many samples the full run trains; its steps are the first side's, as its settings have them or as they went.
+    """Samples of the full run, with the steps of the first side.
 
     Raises:
-        UnknownError: that is not known.
+        UnknownError: they are unknown.
     """
     first, full = sides[0], FullRun.first_of(side.whole for side in sides)
     if (steps := asked_steps(full)) is not None:
@@ -88,35 +88,35 @@ def _samples(sides: Sequence[Side]) -> float:
 
 
 def asked_steps(full: FullRun) -> int | None:
-    """Optimizer steps of the full run; None where it asks for epochs, or for what cannot be."""
+    """Optimizer steps of the full run; None if it sets epochs, or an implausible value."""
     return plausible_count(full.steps) or None
 
 
 def asked_epochs(full: FullRun) -> float:
-    """Its passes over the data.
+    """Epochs of the full run.
 
     Raises:
-        UnknownError: it asks for none, or for what cannot be.
+        UnknownError: it sets none, or an implausible value.
     """
     if full.epochs is None or not 0 < full.epochs <= _MOST_EPOCHS:
-        raise UnknownError("the job does not say how many steps or epochs it is to run")
+        raise UnknownError("the job does not set its number of steps or epochs")
     return full.epochs
 
 
 def dataset_size(told: Iterable[int | None]) -> int:
-    """Samples of the data set, of the first run that tells them.
+    """Samples of the dataset, from the first run that has them.
 
     Raises:
-        UnknownError: none does.
+        UnknownError: none has.
     """
     known = next((count for samples in told if (count := plausible_count(samples))), None)
     if known is None:
-        raise UnknownError("how many samples the data set has is not known")
+        raise UnknownError("the number of samples in the dataset is unknown")
     return known
 
 
 def full_run_s(rate: Estimate, samples: float) -> Estimate:
-    """How long so many samples take at a rate in samples/s."""
+    """Time of this many samples at a rate in samples/s."""
     return inverse(rate) * samples
 
 
@@ -134,17 +134,17 @@ _SCALING = {"same-workers": "same workers", "scale-out": "weak", "fixed-global-b
 
 
 def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) -> Contrast:
-    """Contrast the candidate with the baseline; further sides make a curve, and tell slow nodes from slow networks.
+    """Contrast the candidate with the baseline; further sides make a curve, or separate slow nodes from slow networks.
 
     Args:
-        sides: each with its role; one is the baseline and one the candidate.
-        mode: as Contrast has it; likewise `why`, `job` and `rule`.
+        sides: with their roles; one baseline and one candidate.
+        mode: as in Contrast; likewise `why`, `job` and `rule`.
         why: of the mode.
-        job: in a few words.
+        job: for people.
         rule: which steps are measured.
 
     Raises:
-        UsageError: there is no baseline, or no candidate.
+        UsageError: there is no baseline or no candidate.
     """
     sides = with_full_run(sides, _of_role(sides, "candidate"))
     baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")
@@ -174,12 +174,11 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
 def _of_role(sides: Sequence[Side], role: str) -> Side:
     found = next((side for side in sides if side.role == role), None)
     if found is None:
-        raise UsageError(f"there is no {role} to compare", hint="a contrast has a baseline and a candidate")
+        raise UsageError(f"there is no {role} to compare", hint="a contrast needs a baseline and a candidate")
     return found
 
 
 def _scaling(baseline: Side, candidate: Side) -> str:
-    """Of two stored runs: by their workers, else by what is the same in a step: the samples of all, or of each."""
     if baseline.world_size == candidate.world_size:
         return "same workers"
     return "strong" if baseline.global_batch == candidate.global_batch is not None else "weak"
@@ -195,7 +194,7 @@ def _curve(sides: Sequence[Side]) -> tuple[CurvePoint, ...]:
 def _point(side: Side, fewest: Side) -> CurvePoint:
     speedup = ratio(side.samples_per_s, fewest.samples_per_s)
     if side is fewest:
-        # Over itself it is 1, however much its repeats scatter.
+        # Relative to itself it is exactly 1.
         speedup = msgspec.structs.replace(speedup, low=1.0, high=1.0)
     return CurvePoint(
         nodes=side.nodes,
@@ -221,11 +220,11 @@ def _each_node(alone: Sequence[Side]) -> tuple[NodeSpeed, ...]:
 
 
 Outcome = Literal["unsynchronised", "inconclusive", "equal", "faster", "slower"]
-"""Of the candidate against the baseline; `unsynchronised` workers train a model each, and compare nothing."""
+"""Of the candidate against the baseline; `unsynchronised` workers train separate models."""
 
 
 def judge(contrast: Contrast) -> Outcome:
-    """Inconclusive where the interval reaches from slower to faster, and wider than anybody would call equal."""
+    """Inconclusive if the interval includes slower and faster, and is wider than equality allows."""
     if unsynchronised_side(contrast) is not None:
         return "unsynchronised"
     low, value, high = contrast.speedup.low, contrast.speedup.value, contrast.speedup.high
@@ -237,23 +236,22 @@ def judge(contrast: Contrast) -> Outcome:
 
 
 def unsynchronised_side(contrast: Contrast) -> Side | None:
-    """A side whose workers exchange no gradients; None where there is none."""
+    """A side whose workers exchange no gradients, if there is one."""
     sides = (contrast.candidate, contrast.baseline)
     return next((one for one in sides if one.bottleneck.kind == "no_communication" and one.world_size > 1), None)
 
 
 def _verdict(contrast: Contrast) -> str:
-    """Which is faster, by how much, and what costs the difference, in one sentence."""
     outcome = judge(contrast)
     if outcome == "unsynchronised":
         stranger = unsynchronised_side(contrast) or contrast.candidate
         workers = f"the {stranger.world_size} workers on {name_side(stranger, contrast.mode)}"
         return (
-            f"No gradient synchronisation detected: {workers} each train a model of their own, "
-            "which says nothing about the network."
+            f"No gradient synchronization detected: {workers} each train their own model, so this says nothing "
+            "about the network."
         )
     if contrast.mode == "compare":
-        # Two stored runs may have any number of nodes: each is called by its id, and nothing is advised.
+        # Two stored runs are called by their ids, and nothing is advised.
         many, few, are = _name_run(contrast.candidate), _name_run(contrast.baseline), "is"
     else:
         many, few, are = name_nodes(contrast.candidate), name_nodes(contrast.baseline), "are"
@@ -269,7 +267,7 @@ def _verdict(contrast: Contrast) -> str:
 
 
 def _relation(contrast: Contrast, outcome: Outcome, few: str) -> str:
-    """What the candidate is beside the baseline, which is called `few`."""
+    """The candidate relative to the baseline, called `few`."""
     is_same = contrast.mode != "compare" and contrast.candidate.world_size == contrast.baseline.world_size
     if outcome == "equal":
         return f"as fast as {few}{': no network bottleneck' if is_same and contrast.loss.cause == 'none' else ''}."
@@ -304,7 +302,6 @@ def _name_run(side: Side) -> str:
 
 
 def _culprit(contrast: Contrast) -> str:
-    """What costs the difference, in half a sentence."""
     loss = contrast.loss
     if loss.cause == "network":
         return "the network is the bottleneck"
@@ -314,7 +311,7 @@ def _culprit(contrast: Contrast) -> str:
     if loss.cause == "none" and contrast.scaling != "strong" and _has_fewer_workers(contrast):
         return "it has fewer workers"
     if loss.cause == "none":
-        return "costs per step that more workers do not share are the bottleneck"
+        return "fixed costs per step, which more workers do not reduce, are the bottleneck"
     return "the cause is unknown"
 
 
@@ -323,7 +320,6 @@ def _has_fewer_workers(contrast: Contrast) -> bool:
 
 
 def _reasons(contrast: Contrast) -> tuple[str, ...]:
-    """Where the step goes, what passes the network, and what the nodes do without it; as far as each is known."""
     passes = network_words(contrast.candidate)
     found = (_where_it_goes(contrast), f"Network: {passes}." if passes else "", _without_network(contrast))
     return tuple(dict.fromkeys(reason for reason in found if reason))
@@ -340,7 +336,6 @@ def _where_it_goes(contrast: Contrast) -> str:
 
 
 def _told_parts(side: Side) -> str:
-    """The parts that anybody would notice, the largest first; empty where the steps were not split."""
     split = side.split
     if split is None:
         return ""

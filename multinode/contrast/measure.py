@@ -1,4 +1,4 @@
-"""contrast: which sides a job is measured on, measured in turns, compared, and its outlook. Prints nothing."""
+"""Measure the sides of a contrast, interleaved, compare them, and predict changes. Prints nothing."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
 
 
 class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks of a contrast.
+    """The request for a contrast.
 
     Attributes:
         mode: None chooses.
-        counts: numbers of nodes to measure, of the first ones of the hostfile; empty takes one and all.
-        workers: on each node of the candidate; None takes as many as the mode allows.
-        each_node: whether each node is measured alone as well.
-        baseline_gpus: GPUs of node 0 for the baseline, as many as all nodes use together.
-        accumulation: micro-batches per step that the job asks for; None where that is not known.
+        counts: numbers of nodes, from the top of the hostfile; empty means one and all.
+        workers: per node of the candidate; None means as many as the mode allows.
+        each_node: whether to measure each node alone too.
+        baseline_gpus: GPUs of node 0 for the baseline, as many as all nodes use.
+        accumulation: micro-batches per step of the job; None if unknown.
     """
 
     mode: Mode | None = None
@@ -66,11 +66,11 @@ class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedSide(msgspec.Struct, frozen=True, kw_only=True):
-    """One side, before it is measured.
+    """One side before its measurement.
 
     Attributes:
-        role: `baseline`, `candidate`, `point` or `each-node`, as the measured side has it.
-        label: its name, unique among the sides; ends its runs' ids.
+        role: `baseline`, `candidate`, `point` or `each-node`.
+        label: its unique name, the suffix of its runs' ids.
         cluster: its nodes.
         workers: of each of them.
         accumulation: micro-batches per step that it is to make; None leaves the job's own.
@@ -99,8 +99,8 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     """The sides of a contrast.
 
     Attributes:
-        why: why this mode.
-        sides: the baseline first, the candidate after it, then the others.
+        why: reason of the mode.
+        sides: the baseline, the candidate, then the others.
     """
 
     mode: Mode
@@ -119,7 +119,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest) -> Sides:
-    """Choose the sides; `slots` are the workers that each node can have.
+    """Choose the sides; `slots` are the possible workers of each node.
 
     Same workers where the user names node 0's GPUs for it, or the fewest nodes can hold one for each of the most;
     otherwise each node full.
@@ -131,7 +131,7 @@ def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest)
     _require_slots(cluster, slots[: counts[-1]], request.workers)
     if request.baseline_gpus is not None:
         if request.mode not in {None, "same-workers"}:
-            raise UsageError(f"--baseline-gpus is for the same workers, and --mode {request.mode} fills every node")
+            raise UsageError(f"--baseline-gpus compares the same workers, but --mode {request.mode} fills every node")
         cluster_of, workers, why = _named(cluster, slots, request, counts)
         mode: Mode = "same-workers"
     else:
@@ -155,10 +155,10 @@ def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest)
 
 
 def interleaved(sides: Sequence[PlannedSide], repeats: int) -> Iterator[tuple[int, PlannedSide]]:
-    """Every side so many times, each turn in the opposite order of the one before: what drifts hits all alike.
+    """Every side this many times, each round in the reverse order of the one before, so that drift affects all.
 
     Yields:
-        The number of the turn, from 1, and the side.
+        The round, from 1, and the side.
     """
     for turn in range(1, repeats + 1):
         for side in sides if turn % 2 else reversed(sides):
@@ -166,15 +166,14 @@ def interleaved(sides: Sequence[PlannedSide], repeats: int) -> Iterator[tuple[in
 
 
 def _counts(cluster: Cluster, request: ContrastRequest) -> tuple[int, ...]:
-    """The numbers of nodes, ascending, at least two of them."""
     there = len(cluster.nodes)
     counts = tuple(sorted({1, *request.counts} if len(set(request.counts)) == 1 else set(request.counts or (1, there))))
     if there < 2:  # noqa: PLR2004 - one against many
-        raise UsageError("a contrast needs two nodes or more, and the hostfile has one")
+        raise UsageError("a contrast needs two or more nodes; the hostfile has one")
     if counts[0] < 1 or counts[-1] > there:
         raise UsageError(f"--nodes {','.join(map(str, request.counts))}: {cluster.source} has {there} nodes")
     if len(counts) == 1:
-        raise UsageError("--nodes 1 is one node, and a contrast needs another side", hint="--nodes 1,2")
+        raise UsageError("--nodes 1 is only one side; a contrast needs another", hint="--nodes 1,2")
     return counts
 
 
@@ -182,9 +181,9 @@ def _require_slots(cluster: Cluster, slots: Sequence[int], workers: int | None) 
     for node, has in zip(cluster.nodes, slots, strict=False):
         if workers is not None and has < workers:
             raise UsageError(
-                f"{workers} workers were asked for, and it has {has} slots",
+                f"{workers} workers are requested, but it has {has} slots",
                 node=node.name,
-                hint=f"--workers-per-node {min(slots)}, or more slots= or gpus= in the hostfile",
+                hint=f"use --workers-per-node {min(slots)}, or raise slots= or gpus= in the hostfile",
             )
 
 
@@ -199,7 +198,7 @@ def _choose(
         return "same-workers", spread, enough_words(slots[: counts[0]], most)
     few = _why_not_shared(slots, counts, request.workers)
     if mode == "same-workers":
-        raise UsageError(few, hint="--baseline-gpus names node 0's GPUs for the baseline; or --mode scale-out")
+        raise UsageError(few, hint="name node 0's GPUs for the baseline with --baseline-gpus, or use --mode scale-out")
     full = {count: (request.workers,) * count if request.workers else tuple(slots[:count]) for count in counts}
     return mode or "scale-out", full, ASKED if mode else few
 
@@ -239,15 +238,15 @@ def _accumulations(
     """Micro-batches per step of each side, so that a step has as many as the job makes of it on the most nodes."""
     if accumulation is None:
         raise UsageError(
-            "the global batch of a script is not known, nor is it multinode's to change",
-            hint="--mode scale-out compares at the same batch per worker",
+            "multinode does not know the global batch of a script and cannot change it",
+            hint="use --mode scale-out, which compares at the same batch per worker",
         )
     totals = {count: sum(workers[count]) for count in counts}
     batches = accumulation * totals[counts[-1]]
     for total in totals.values():
         if batches % total:
             raise UsageError(
-                f"{batches} micro-batches per step do not divide among {total} workers",
+                f"{batches} micro-batches per step are not divisible by {total} workers",
                 hint=f"--set gradient_accumulation_steps={accumulation * total}",
             )
     return {count: batches // total for count, total in totals.items()}
@@ -272,17 +271,17 @@ def _each_alone(cluster: Cluster, slots: Sequence[int], baseline: PlannedSide) -
 def _named(
     cluster: Cluster, slots: Sequence[int], request: ContrastRequest, counts: Sequence[int]
 ) -> tuple[dict[int, Cluster], dict[int, tuple[int, ...]], str]:
-    """Clusters and workers by number of nodes where node 0's GPUs are named for the baseline."""
+    """Clusters and workers by number of nodes, with node 0's GPUs named for the baseline."""
     if counts[0] != 1 or len(counts) != 2:  # noqa: PLR2004 - one against many
-        raise UsageError("--baseline-gpus is of one node against many", hint="leave --nodes out, or name one number")
+        raise UsageError("--baseline-gpus compares one node with many", hint="remove --nodes, or give one number")
     most, gpus = counts[-1], request.baseline_gpus or ()
     workers = (request.workers,) * most if request.workers else tuple(slots[:most])
     if len(set(gpus)) != len(gpus):
-        raise UsageError("--baseline-gpus names a GPU twice", hint="each GPU has one worker")
+        raise UsageError("--baseline-gpus names a GPU twice", hint="name each GPU once")
     if len(gpus) != sum(workers):
         raise UsageError(
-            f"--baseline-gpus names {len(gpus)} GPUs, and all nodes have {sum(workers)} workers",
-            hint="name as many as all nodes have together",
+            f"--baseline-gpus names {len(gpus)} GPUs, but all nodes together have {sum(workers)} workers",
+            hint="name {workers * most} GPUs",
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))
     clusters = {1: msgspec.structs.replace(cluster, nodes=(first,)), most: cluster.first(most)}
@@ -295,22 +294,22 @@ _ACCUMULATION = "gradient_accumulation_steps"
 
 
 class Contrasted(msgspec.Struct, frozen=True, kw_only=True):
-    """A contrast that was measured.
+    """A measured contrast.
 
     Attributes:
-        directory: where it lies; its sides' runs lie beside it.
+        directory: its directory; its sides' runs are in the same root.
     """
 
     contrast: Contrast
     directory: Path
 
     def document(self) -> Contrast:
-        """What `contrast --json` prints."""
+        """The document of `contrast --json`."""
         return self.contrast
 
 
 class _Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One side that was measured once."""
+    """One measurement of one side."""
 
     side: PlannedSide
     launched: Launched
@@ -318,13 +317,13 @@ class _Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def contrast(what: Launch, context: RunContext, request: ContrastRequest, *, repeats: int = 1) -> Contrasted:
-    """Measure every side so many times, in turns, and compare.
+    """Measure every side several times, interleaved, and compare.
 
-    What was measured before it failed or the user stopped it is compared all the same, if each side was measured once.
+    After a failure or an interruption, the results are still compared if each side was measured once.
 
     Raises:
         UsageError: the hostfile or the mode does not allow it.
-        RunFailed: a run did not end well; its directory has everything.
+        RunFailed: a run failed; its directory has everything.
         Interrupted: the user stopped it.
     """
     sides = plan_sides(what.cluster, _slots(what, _facts(what, context), request), _with_accumulation(request, what))
@@ -337,24 +336,24 @@ def contrast(what: Launch, context: RunContext, request: ContrastRequest, *, rep
     except MultinodeError:
         if {turn.side.label for turn in turns} == {side.label for side in sides.sides}:
             kept = _conclude(what, context, sides, turns, run_id)
-            context.say(f"what was measured before is compared in {kept.directory}")
+            context.say(f"earlier measurements are compared in {kept.directory}")
         raise
     return _conclude(what, context, sides, turns, run_id)
 
 
 def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
-    """The job with no more steps than are measured.
+    """The job limited to the measured steps.
 
     Args:
-        job: the job; a script makes as many steps as its own arguments say.
-        steps: that count, warm-up apart; None takes 30, or all that it has.
-        whole: whether it is trained to its end.
+        job: the job; a script's own arguments set its steps.
+        steps: measured steps after the warm-up; None means 30, or all.
+        whole: whether to train to the end.
 
     Raises:
-        UsageError: it cannot be cut so.
+        UsageError: it cannot be limited.
     """
     if whole and steps is not None:
-        raise UsageError("--full-run trains all steps, and --steps some", hint="leave one of them out")
+        raise UsageError("--full-run trains all steps, --steps only some", hint="use only one of them")
     if not isinstance(job, LlamaFactoryJob):
         if steps is not None:
             raise UsageError("--steps sets max_steps of a YAML job", hint="give the script its own arguments")
@@ -366,7 +365,7 @@ def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
 
 
 def plan_offline_sides(what: Launch, request: ContrastRequest) -> tuple[Sides, tuple[LaunchPlan, ...]]:
-    """The sides and the plan of each, as far as the hostfile alone gives them.
+    """The sides and their plans, from the hostfile only.
 
     Raises:
         UsageError: the hostfile or the mode does not allow it.
@@ -381,13 +380,11 @@ def plan_offline_sides(what: Launch, request: ContrastRequest) -> tuple[Sides, t
 
 
 def _facts(what: Launch, context: RunContext) -> dict[str, NodeFacts]:
-    """Those of the nodes, where the hostfile does not say how many workers each can have."""
     told = all(node.slots is not None or node.gpus is not None for node in what.cluster.nodes)
     return {} if told else probe_nodes(what, context.agent)
 
 
 def _slots(what: Launch, facts: dict[str, NodeFacts], request: ContrastRequest) -> Sequence[int]:
-    """Workers that each node can have: as the hostfile has it, else as many as the node has GPUs, or are asked for."""
     found = []
     for node in what.cluster.nodes:
         (slots,) = workers_of_nodes(msgspec.structs.replace(what.cluster, nodes=(node,)), facts, None)
@@ -406,14 +403,14 @@ def _with_accumulation(request: ContrastRequest, what: Launch) -> ContrastReques
 def _measure_all(
     what: Launch, context: RunContext, order: Sequence[tuple[int, PlannedSide]], turns: list[_Turn], run_id: str
 ) -> None:
-    """Measure in this order; what was measured is in `turns` whatever happens."""
+    """Measure in this order; `turns` has the results whatever happens."""
     repeats = order[-1][0]
     for number, (turn, side) in enumerate(order, 1):
         context.say(f"[{number}/{len(order)}] {side.label}: {side.description}")
         ending = f"-{turn}" if repeats > 1 else ""
         launched = _measure(what, context, side, f"{run_id}-{side.label}{ending}")
         measured = load_side_run(launched.directory)
-        # One that has no speed to compare is told before the others are measured for nothing.
+        # Report a side without a speed before the others are measured in vain.
         make_side(side.role, [measured])
         turns.append(_Turn(side=side, launched=launched, measured=measured))
 
@@ -448,10 +445,9 @@ def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_
 
 
 def with_outlook(compared: Contrast, runs: Path) -> Contrast:
-    """What other networks and settings would give; that it is not known leaves what was measured as good as it is.
+    """Add predictions for other networks and settings, if possible.
 
-    Of nodes that average, or send less than gradients, it is predicted from the baseline alone: they do not tell what
-    another network would give.
+    For nodes that average, or send less than gradients, predictions use the baseline only.
     """
     candidate = compared.candidate
     names = [*compared.baseline.run_ids, *candidate.run_ids]
@@ -464,7 +460,7 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
         plan = RunDirectory(runs / candidate.run_ids[-1]).read(PLAN_FILE, LaunchPlan)
         if plan is not None and changed_algorithm(plan) is not None:
             if len(set(plan.workers)) > 1:
-                why = "unequal nodes that average, or compress gradients, are not predicted"
+                why = "averaging and gradient compression are not predicted for unequal nodes"
                 return msgspec.structs.replace(compared, forecast_reason=why)
             lever = msgspec.structs.replace(
                 request,
@@ -482,7 +478,6 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
 
 
 def _keep(what: Launch, context: RunContext, run_id: str, compared: Contrast, turns: Sequence[_Turn]) -> RunDirectory:
-    """Store the contrast as a run of its own, so that it is listed with the others."""
     directory = create_parent(context.runs, msgspec.structs.replace(what, run_id=run_id))
     first = turns[0].launched.run
     widest = max((turn.launched.run for turn in turns), key=lambda run: len(run.nodes))

@@ -1,4 +1,4 @@
-"""contrast_page: what a page shows of a contrast: verdict and key figures, charts, then every table."""
+"""The page of a contrast: verdict and key figures, charts, then every table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
 
 
 def step_chart(contrast: Contrast) -> Figure | None:
-    """A bar a side, stacked of the parts of its step; None where no side's step was split."""
+    """One stacked bar per side with the parts of its step; None without a split."""
     sides = [side for side in measured_sides(contrast) if side.split is not None]
     parts = {name: [getattr(side.split, field) for side in sides] for field, name in PARTS.items()}
     names = [f"{side_head(contrast, side)}<br>{nodes_and_workers(side)}" for side in sides]
@@ -43,13 +43,13 @@ def step_chart(contrast: Contrast) -> Figure | None:
 
 
 def scaling_chart(contrast: Contrast) -> Figure | None:
-    """Samples/s over nodes with their spread, beside ideal scaling; None without a curve."""
+    """Samples/s over nodes with their spread, and ideal scaling; None without a curve."""
     curve = contrast.curve
     if len(curve) < 2:  # noqa: PLR2004 - a line has two ends
         return None
     nodes = [point.nodes for point in curve]
     measured = [point.samples_per_s for point in curve]
-    # With the same workers on all, nothing is to be gained either.
+    # With the same workers everywhere, ideal scaling is flat.
     ideal = [curve[0].samples_per_s.value * point.world_size / max(1, curve[0].world_size) for point in curve]
     chart = Figure()
     chart.add_trace(Scatter(x=nodes, y=ideal, mode="lines", name="ideal scaling", line={"dash": "dash", "color": GREY}))
@@ -58,7 +58,7 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
             x=nodes,
             y=[one.value for one in measured],
             error_y=error_bars(measured),
-            customdata=[[f"{100 * point.efficiency:.0f} %"] for point in curve],
+            customdata=[[f"{100 * point.efficiency:.0f}%"] for point in curve],
             hovertemplate="%{y:.2f} samples/s, efficiency %{customdata[0]}",
             mode="lines+markers",
             name="measured",
@@ -69,9 +69,9 @@ def scaling_chart(contrast: Contrast) -> Figure | None:
 
 
 def bandwidth_chart(contrast: Contrast) -> Figure | None:
-    """Predicted samples/s over the link of the candidate's nodes, the interval as a band; None without two links.
+    """Predicted samples/s over the candidate's link, with the interval as a band; None without two links.
 
-    Beside them what was measured on one node and on the candidate, and the break-even link.
+    Also shows the measured values, and the break-even link.
     """
     drawn = _over_links(contrast)
     if len(drawn) < 2:  # noqa: PLR2004 - a line has two ends
@@ -89,7 +89,6 @@ def bandwidth_chart(contrast: Contrast) -> Figure | None:
 
 
 def _over_links(contrast: Contrast) -> list[PredictedScenario]:
-    """Scenarios on the candidate's nodes, all in the settings of the one that was measured, else of the first."""
     forecast = contrast.forecast
     there = (contrast.candidate.nodes, contrast.candidate.workers_per_node)
     on_nodes = [
@@ -128,7 +127,6 @@ def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
 
 
 def _levels(contrast: Contrast, drawn: PredictedScenario) -> dict[str, float]:
-    """The baseline as it was measured, and one node in the drawn settings where the baseline has other workers."""
     baseline = contrast.baseline
     levels = {f"{nodes_and_workers(baseline)}, measured": baseline.samples_per_s.value}
     wanted = (1, drawn.workers_per_node)
@@ -164,7 +162,6 @@ def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
 
 
 def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[PredictedScenario]) -> None:
-    """Its range among the links that are drawn: a mark far from them would press all else together."""
     found = contrast.forecast.break_even if contrast.forecast is not None else None
     if found is None:
         return
@@ -213,7 +210,6 @@ def contrast_html(contrast: Contrast, name: str) -> Iterator[str]:
 
 
 def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
-    """What is known of the figures that one looks at first."""
     baseline, candidate = contrast.baseline, contrast.candidate
     few, many = side_head(contrast, baseline), side_head(contrast, candidate)
     figures = (
@@ -242,6 +238,7 @@ def _charts(contrast: Contrast, name: str) -> Iterator[str]:
 
 
 def _how(contrast: Contrast) -> str:
-    """The exact commands of the advice, to be copied."""
     told = [f"# {one.name}\n{one.command}" for one in contrast.advice if one.command]
-    return section_html("how: options of multinode launch, or by hand", [text_html("\n\n".join(told))] if told else [])
+    return section_html(
+        ("how: options of multinode launch, or manual steps"), [text_html("\n\n".join(told))] if told else []
+    )

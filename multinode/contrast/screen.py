@@ -1,6 +1,6 @@
-"""What a contrast prints: verdict, a small table, cause, break-even and what to try; with `--details` every table.
+"""The screen of a contrast: verdict, a small table, cause, break-even and changes to try; every table with `--details`.
 
-Markdown has the same parts in the same words.
+Markdown has the same parts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from multinode.predict.sheets import break_even_sheet, what_if_sheet
 from multinode.predict.words import break_even_words
 from multinode.render.markdown import code_markdown, sheet_markdown, text_markdown
 from multinode.render.sheet import Sheet, span_of_times, times
-from multinode.render.table import Part, labelled, paragraph, sheet_table
+from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.units import format_count
 
 _MOST_ADVICE = 3
-_MOST_DIFFERENCES = 3
-# So many columns of figures with their ranges fit into 80, beside their names.
+# Without details the screen fits 22 lines.
+_MOST_ADVICE_SHORT = 2
+# Maximum columns with ranges in 80 characters.
 _MOST_SIDES = 3
 
 _Rows = Iterator[tuple[str, str]]
@@ -45,10 +46,10 @@ def contrast_parts(
     """The screen of a contrast.
 
     Args:
-        contrast: with its words.
+        contrast: with its sentences.
         details: with every table and note.
-        more: the command that shows the details; empty where they are shown, or are not kept.
-        next_command: what to do next; empty for nothing.
+        more: the command that shows the details; empty if they are shown, or not stored.
+        next_command: the next command, if any.
     """
     yield paragraph(contrast.verdict, "bold")
     for sides in _pages(contrast):
@@ -62,19 +63,19 @@ def contrast_parts(
             yield ""
             yield sheet_table(sheet)
     elif more:
-        yield f"Details     {more}"
+        yield footer("Details", more)
     if next_command:
-        yield f"Next        {next_command}"
+        yield footer("Next", next_command)
 
 
 def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
-    """Below the small table, a label and its text each: the cause, what the figures may hide, and the way out.
+    """Labelled rows below the small table: the cause, caveats, and changes to try.
 
     Args:
-        contrast: with its words.
+        contrast: with its sentences.
         details: with all reasons and differences.
     """
-    passes, differences = network_words(contrast.candidate), contrast.differences
+    passes = network_words(contrast.candidate)
     sentence = capitalised(f"{contrast.loss.sentence}.") if contrast.loss.sentence else ""
     if details:
         reasons = [reason for reason in contrast.reasons if not passes or passes not in reason]
@@ -83,18 +84,16 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
         yield "Cause", sentence
     if passes:
         yield "Network", passes
-    left = 0 if details else len(differences) - _MOST_DIFFERENCES
-    shown = differences[: len(differences) - left] if left > 0 else differences
-    yield from _once("Differs", [*shown, *([f"and {left} more"] if left > 0 else [])])
     sides = (*measured_sides(contrast), *(one for one in contrast.others if one.role == "each-node"))
-    disturbed = [
-        f"{_where(contrast, side)}, {one}; that side may have been slowed"
-        for side in sides
-        for one in side.disturbances
-    ]
-    yield from _once("Disturbed", disturbed)
-    yield from _once("Break-even", _break_even(contrast))
-    yield from _once("Try", _to_try(contrast))
+    disturbed = [f"{_where(contrast, side)}, {one}" for side in sides for one in side.disturbances]
+    if details:
+        yield from _once("Differs", contrast.differences)
+        yield from _once("Disturbed", [f"{one}; this side may be slower as a result" for one in disturbed])
+    else:
+        yield from _first("Differs", contrast.differences)
+        yield from _first("Disturbed", disturbed)
+    yield from _once("Break-even", _break_even(contrast, shortly=not details))
+    yield from _once("Try", _to_try(contrast) if details else _to_try_shortly(contrast))
 
 
 def _where(contrast: Contrast, side: Side) -> str:
@@ -105,17 +104,21 @@ def _once(label: str, texts: Sequence[str]) -> _Rows:
     yield from (("" if number else label, text) for number, text in enumerate(texts))
 
 
-def _break_even(contrast: Contrast) -> list[str]:
-    """The link from which on several nodes are faster than one, with as many workers each as the one has."""
+def _first(label: str, texts: Sequence[str]) -> _Rows:
+    more = f"; {len(texts) - 1} more" if len(texts) > 1 else ""
+    yield from ((label, text.removesuffix(".") + more) for text in texts[:1])
+
+
+def _break_even(contrast: Contrast, *, shortly: bool) -> list[str]:
     found = contrast.forecast.break_even if contrast.forecast is not None else None
     if found is None:
         return [f"unknown: {contrast.forecast_reason}"] if contrast.forecast_reason else []
     candidate = contrast.candidate
-    return [f"{break_even_words(found, candidate.nodes, candidate.link_gbit_per_s)} (predicted)"]
+    said = break_even_words(found, candidate.nodes, candidate.link_gbit_per_s, shortly=shortly)
+    return [said.replace(";", ", predicted;", 1) if shortly and ";" in said else f"{said} (predicted)"]
 
 
-def _to_try(contrast: Contrast) -> list[str]:
-    """The best predictions of what was not measured here, and how far the model was off."""
+def _predicted(contrast: Contrast) -> list[Advice]:
     baseline = contrast.baseline
     asked = None if baseline.settings is None else (baseline.settings.per_device_batch, baseline.settings.accumulation)
     fitting = [
@@ -123,30 +126,38 @@ def _to_try(contrast: Contrast) -> list[str]:
         for one in contrast.advice
         if pays(one)
         and not one.measured
-        # The baseline was measured, however often: a prediction of it says less.
+        # The baseline was measured, so a prediction of it is no use.
         and (one.outlook.nodes, one.outlook.workers_per_node, (one.outlook.per_device_batch, one.outlook.accumulation))
         != (baseline.nodes, baseline.workers_per_node, asked)
     ]
-    now = format_count(contrast.candidate.nodes, "node")
-    told = [
-        f"{one.name}: {gain_words(one)} than {now} now{_of_one_node(one)}" for one in shortlist(fitting, _MOST_ADVICE)
-    ]
+    return list(shortlist(fitting, _MOST_ADVICE))
+
+
+def _to_try(contrast: Contrast) -> list[str]:
+    predicted, now = _predicted(contrast), format_count(contrast.candidate.nodes, "node")
+    told = [f"{one.name}: {gain_words(one)} than {now} now{_of_one_node(one)}" for one in predicted]
     if prefers_one_node(contrast):
         told = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster than {now}, measured", *told]
         told = told[:_MOST_ADVICE]
-    tested = contrast.forecast.back_test if fitting and contrast.forecast is not None else None
+    tested = contrast.forecast.back_test if predicted and contrast.forecast is not None else None
     error = [f"(predicted, {tested.brief})"] if tested is not None else []
     return [*told, *error]
+
+
+def _to_try_shortly(contrast: Contrast) -> list[str]:
+    told = [f"{one.name}: {gain_words(one)}, predicted" for one in _predicted(contrast)]
+    if prefers_one_node(contrast):
+        told = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster, measured", *told]
+    return told[:_MOST_ADVICE_SHORT]
 
 
 def _of_one_node(one: Advice) -> str:
     if one.against_one_node is None:
         return ""
-    return f"; {span_of_times(one.against_one_node, one.against_one_node_interval)} of 1 node"
+    return f"; {span_of_times(one.against_one_node, one.against_one_node_interval, in_table=False)} of 1 node"
 
 
 def _pages(contrast: Contrast) -> Iterator[tuple[Side, ...]]:
-    """Many sides make several tables, each with the baseline in it."""
     baseline, *others = measured_sides(contrast)
     for first in range(0, len(others), _MOST_SIDES - 1):
         yield (baseline, *others[first : first + _MOST_SIDES - 1])

@@ -1,4 +1,4 @@
-"""A contrast as tables of text: sides, settings, nodes and gaps. No figure is made here."""
+"""A contrast as text tables: sides, settings, nodes and missing figures. No figures are computed here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 from multinode.contrast.figures import Contrast, CurvePoint, Side
 from multinode.contrast.slowdown_attribution import is_noticeable
 from multinode.render.sheet import (
-    PLUS_MINUS,
     RANGES,
     UNKNOWN,
     Column,
@@ -23,7 +22,7 @@ from multinode.render.sheet import (
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_duration, format_placement
 
-# What differs between the sides stands beside this.
+# Mark of settings that differ between the sides.
 _MARK = "!"
 DIFFERS = f"{_MARK} differs between the sides"
 
@@ -32,13 +31,13 @@ _Told = Callable[[Side], str]
 
 
 def measured_sides(contrast: Contrast) -> tuple[Side, ...]:
-    """Baseline, points of the curve, candidate, by their nodes; the sides of one node alone are in `each_node`."""
+    """Baseline, points of the curve and candidate, by nodes; without the sides of one node alone."""
     points = sorted((one for one in contrast.others if one.role == "point"), key=lambda side: side.nodes)
     return (contrast.baseline, *points, contrast.candidate)
 
 
 def side_head(contrast: Contrast, side: Side) -> str:
-    """What it is called above its figures: `1 node`, `2 nodes`; of two stored runs their ids."""
+    """Its column head: `1 node`, `2 nodes`; for two stored runs their ids."""
     return side.run_ids[-1] if contrast.mode == "compare" else format_count(side.nodes, "node")
 
 
@@ -48,10 +47,10 @@ def nodes_and_workers(side: Side) -> str:
 
 
 def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
-    """What decides, a column a side: speed, where a step goes, scaling efficiency; each with its uncertainty.
+    """The deciding figures, one column per side: speed, step split, efficiency, with uncertainty.
 
     Args:
-        contrast: whose figures.
+        contrast: its figures.
         sides: some of its `measured_sides`.
     """
     workers = [f"{side.world_size}" for side in sides]
@@ -75,25 +74,17 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
         title="summary",
         columns=(Column("", words=True), *(Column(side_head(contrast, side)) for side in sides)),
         rows=tuple((name, *cells) for name, cells in rows if tells(cells)),
-        notes=tuple(_small_notes(sides)),
+        notes=(_repeats(sides),),
     )
 
 
-def _small_notes(sides: Sequence[Side]) -> Iterator[str]:
-    yield _repeats(sides)
-    if any(side.split for side in sides):
-        yield "step time: the median; its parts: means"
-
-
 def _repeats(sides: Sequence[Side]) -> str:
-    """What stands behind the figures, and how sure they are."""
     least = min(len(side.run_ids) for side in sides)
-    runs = f"{least} repeats of each, in turns" if least > 1 else "each measured once"
-    of = "" if least > 1 else " over the steps"
-    return f"{runs}; {PLUS_MINUS}, or a range where it is wide: 95 % confidence interval{of}"
+    over = f"{least} interleaved repeats" if least > 1 else "the steps"
+    return f"95% confidence intervals over {over}"
 
 
-# Parts of a step that have a row where anybody would notice them.
+# Parts of a step that have a row if noticeable.
 _WHERE_NOTICED = {"wait_ms": "straggler wait", "data_ms": "data wait", "host_ms": "other host"}
 
 
@@ -103,7 +94,6 @@ def _is_noticed(side: Side, field: str) -> bool:
 
 
 def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
-    """What of a step has no row of its own."""
     split = side.split
     parts: list[float | None] = [getattr(split, field, None) for field in ("compute_ms", "exposed_ms", *noticed)]
     known = [one for one in parts if one is not None]
@@ -111,31 +101,29 @@ def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
 
 
 def _part(side: Side, field: str) -> str:
-    """Of its step; what is exposed has an interval of its own."""
     if field == "exposed_ms" and side.exposed_ms is not None and side.exposed_ms.value > 0:
         return plus_minus(side.exposed_ms)
     return format_sig(getattr(side.split, field, None))
 
 
 def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
-    """How much faster each is than the baseline, of as many times as it has workers; of two runs as it is."""
     points = [_point(contrast, side) for side in sides]
     if contrast.mode == "compare":
         return "speed-up", tuple(UNKNOWN if one is None else f"{plus_minus(one.speedup)}" for one in points)
     is_same = len({side.world_size for side in sides}) == 1
     return "speed against 1 node" if is_same and sides[0].nodes == 1 else "scaling efficiency", tuple(
-        UNKNOWN if one is None else f"{plus_minus(one.speedup * (100 * one.efficiency / one.speedup.value), 1)} %"
+        UNKNOWN if one is None else plus_minus(one.speedup * (100 * one.efficiency / one.speedup.value), 1, "%")
         for one in points
     )
 
 
 def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True) -> Sheet:
-    """A column a side, a row a figure that at least one of them has; what was asked for and differs is marked.
+    """One column per side, one row per figure that a side has; differing settings are marked.
 
     Args:
-        contrast: whose figures.
+        contrast: its figures.
         sides: some of its `measured_sides`.
-        costs: whether the rows of `cost_sheet` are among them.
+        costs: whether to include the rows of `cost_sheet`.
     """
     asked = [marked_cells(name, cells) for name, cells in _asked_rows(sides) if tells(cells)]
     found = [*_found_rows(contrast, sides), *(_cost_rows(sides) if costs else ())]
@@ -148,29 +136,29 @@ def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True)
 
 
 def cost_sheet(contrast: Contrast) -> Sheet:
-    """Time and cost of the full run, and the energy of a sample; empty where nothing of it is known."""
+    """Time and cost of the full run, and energy per sample; empty if unknown."""
     sides = measured_sides(contrast)
     rows = tuple((name, *cells) for name, cells in _cost_rows(sides) if tells(cells))
     return Sheet(title="time, cost and energy", columns=_side_columns(contrast, sides), rows=rows)
 
 
 def range_text(measured: Estimate) -> str:
-    """Its confidence interval, as `RANGES` says."""
-    return f"{format_sig(measured.low)} to {format_sig(measured.high)}"
+    """Its confidence interval."""
+    return f"{format_sig(measured.low)}-{format_sig(measured.high)}"
 
 
 def marked_cells(name: str, cells: tuple[str, ...]) -> tuple[str, ...]:
-    """A row of what was asked for: marked where the sides differ."""
+    """A row of settings, marked if the sides differ."""
     return (f"{name} {_MARK}" if len(set(cells)) > 1 else name, *cells)
 
 
 def is_marked(rows: Sequence[tuple[str, ...]]) -> bool:
-    """Whether one of the rows is."""
+    """Whether a row is marked."""
     return any(row[0].endswith(f" {_MARK}") for row in rows)
 
 
 def tells(cells: Sequence[str]) -> bool:
-    """Whether any of them is known."""
+    """Whether any cell is known."""
     return set(cells) != {UNKNOWN}
 
 
@@ -213,7 +201,6 @@ def _cost_rows(sides: Sequence[Side]) -> Iterator[_Row]:
 
 
 def _point(contrast: Contrast, side: Side) -> CurvePoint | None:
-    """A side's speed-up and efficiency; None for the baseline, which has none, and where they are not known."""
     if side.role == "baseline":
         return None
     if side.role == "candidate":
@@ -254,12 +241,12 @@ def _value(measured: Estimate | None) -> str:
     return format_sig(measured.value if measured is not None else None)
 
 
-# Settings that the table of figures has already.
+# Settings that the table of figures already has.
 _SHOWN = frozenset({"per_device_batch", "accumulation", "sequence_length"})
 
 
 def settings_sheet(contrast: Contrast) -> Sheet:
-    """Runs, nodes, settings and versions of the sides, the differing ones marked."""
+    """Runs, nodes, settings and versions of the sides, differing ones marked."""
     sides = measured_sides(contrast)
     settings = [msgspec.structs.asdict(side.settings) if side.settings is not None else {} for side in sides]
     names = dict.fromkeys(name for one in settings for name in one if name not in _SHOWN)
@@ -280,7 +267,7 @@ def settings_sheet(contrast: Contrast) -> Sheet:
 
 
 def each_node_sheet(contrast: Contrast) -> Sheet:
-    """Every node alone: a slow node is no slow network."""
+    """Every node alone."""
     unequal = len({one.workers for one in contrast.each_node}) > 1
     return Sheet(
         title="each node alone",
@@ -305,7 +292,7 @@ def each_node_sheet(contrast: Contrast) -> Sheet:
 
 
 def missing_sheet(contrast: Contrast) -> Sheet:
-    """What is unknown, by the reason; what only some sides lack has their names."""
+    """Missing figures, by reason, with the sides that lack them."""
     sides = measured_sides(contrast)
     lacking: dict[tuple[str, str], list[str]] = {}
     for side in sides:

@@ -1,4 +1,4 @@
-"""make_side: the runs of one side of a contrast -> its Side. What it costs is `contrast_cost`'s. Pure."""
+"""Make a Side of a contrast from its runs. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multinode.profile.repeated_split import average_splits
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, of_scatter
 
-# What is plausible at all; far enough from what a float can hold that no ratio and no product leaves it.
+# Plausible limits; ratios and products stay in float range.
 _LEAST, _MOST = 1e-6, 1e12
 
 
@@ -27,11 +27,11 @@ class SideRun(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run.
 
     Attributes:
-        node_names: in node-rank order; `workers` how many each has.
-        workload: what it trained; None where the run did not keep it.
-        prices: of each node, an hour; None where it has none.
-        cores: processors of each node; None is unknown.
-        link_gbit_per_s: of the slowest of the nodes' NICs; None on one node, or unknown.
+        node_names: in node-rank order; `workers` of each.
+        workload: of the training; None if not stored.
+        prices: of each node per hour; None without a price.
+        cores: processors of each node; None if unknown.
+        link_gbit_per_s: of the slowest NIC; None on one node, or if unknown.
     """
 
     summary: Summary
@@ -44,19 +44,19 @@ class SideRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> int:
-        """How many nodes."""
+        """Number of nodes."""
         return len(self.node_names)
 
 
 def make_side(role: str, runs: Sequence[SideRun]) -> Side:
-    """A side from its repeats: their means with 95 % confidence intervals, as `stats.estimate` has them.
+    """A side from its repeats: means with 95% confidence intervals, as in `stats.estimate`.
 
     Args:
-        role: as Side has it.
-        runs: at least one, of the same job on the same nodes, in the order in which they were measured.
+        role: as in Side.
+        runs: at least one, of the same job on the same nodes, in order.
 
     Raises:
-        UsageError: a run has no speed to compare.
+        UsageError: a run has no speed.
     """
     speeds = [_speed_of(run.summary) for run in runs]
     last, summaries = runs[-1], [run.summary for run in runs]
@@ -70,7 +70,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
         tokens[name] = _estimate(known, summaries, name) if len(known) == len(told) else None
         if tokens[name] is None:
             reasons = (summary.missing[name] for summary in summaries if name in summary.missing)
-            missing[name] = next(reasons, "no worker counted its tokens")
+            missing[name] = next(reasons, "no worker counted tokens")
     split = average_splits(summaries)
     energy = [energy_of(one.nodes, one.steady_steps * (batch or 0), one.samples_per_s) for one in summaries]
     power = {
@@ -118,7 +118,6 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
 
 
 def _estimate(values: Sequence[float], summaries: Sequence[Summary], name: str) -> Estimate:
-    """A figure from its values, one a repeat; of one, with the interval that its summary has under that name."""
     if len(values) > 1:
         return of_repeats(values)
     value, summary = values[0], summaries[0]
@@ -140,29 +139,28 @@ class _Speed(msgspec.Struct, frozen=True, kw_only=True):
 def _speed_of(summary: Summary) -> _Speed:
     steps, rate = summary.step_time_ms, summary.samples_per_s
     if steps is None or rate is None:
-        reason = summary.missing.get("samples_per_s", "it recorded no steady step")
+        reason = summary.missing.get("samples_per_s", "it recorded no measured step")
         raise UsageError(
             f"run {summary.run_id} has no samples/s to compare: {reason}",
-            hint="contrast a LLaMA-Factory job, or run more steps with --steps",
+            hint="use a LLaMA-Factory job, or run more steps with --steps",
         )
     if not _LEAST <= rate <= _MOST or not _LEAST <= steps.median <= _MOST:
         raise UsageError(
             f"run {summary.run_id}: {rate:g} samples/s in steps of {steps.median:g} ms are implausible",
-            hint="measure it again: what its nodes recorded lies in its directory",
+            hint="measure it again; the records of its nodes are in its directory",
         )
     cv = steps.cv if 0 <= steps.cv < math.inf else 0.0
     return _Speed(samples_per_s=rate, steps=msgspec.structs.replace(steps, cv=cv))
 
 
 def _unknown_facts(last: SideRun) -> dict[str, str]:
-    """Why what was asked for, the link, or the size of the data set is not known."""
     missing: dict[str, str] = {}
     if last.workload is None:
-        missing |= dict.fromkeys(("settings", "global_batch"), "the run did not keep what it was asked to train")
+        missing |= dict.fromkeys(("settings", "global_batch"), "the run did not record its settings")
     elif global_batch(last.workload.settings, 1) is None:
-        missing["global_batch"] = "the per-device batch, or the accumulation, is unknown"
+        missing["global_batch"] = "the per-device batch or the accumulation is unknown"
     if last.link_gbit_per_s is None:
-        alone = "one node needs no link"
+        alone = "one node uses no link"
         missing["link_gbit_per_s"] = alone if last.nodes == 1 else "not every node's NIC reports its rate"
     if last.summary.dataset_samples is None:
         missing["dataset_samples"] = last.summary.missing.get("dataset_samples", "no worker reported it")

@@ -1,6 +1,6 @@
-"""Slowdown attribution: what costs the candidate more than ideal scaling would, and why. Pure.
+"""The cost of the candidate beyond ideal scaling, and its cause. Pure.
 
-A synchronous step takes as long as its slowest node's, so a slow node is looked for before the network is blamed.
+A synchronous step takes as long as its slowest node's, so a slow node is considered before the network.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from multinode.contrast.words import PARTS, milliseconds, name_side
 from multinode.stats.estimate import Estimate, ratio
 
 NOTICEABLE = 0.05
-"""Of a whole, the part that a user would notice."""
+"""Fraction of a whole that a user would notice."""
 _MS_PER_S = 1e3
-# Strategies that exchange gradients or parameters in every micro-batch, by the beginnings of their names.
+# Name prefixes of strategies that communicate in every micro-batch.
 _IN_MICRO_BATCHES = ("ZeRO-2", "ZeRO-3", "FSDP")
 _SAME_WORK = ("same-workers", "scale-out")
 _GROWING = ("compute_ms", "data_ms")
@@ -28,12 +28,12 @@ _GROWN = PARTS | {
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loss is looked for in.
+    """The inputs of the attribution.
 
     Attributes:
-        baseline: the side with fewer nodes; `candidate` that with more.
-        alone: every node by itself, the baseline too where it is one; empty where that was not asked for.
-        mode: as Contrast has it.
+        baseline: the side with fewer nodes; `candidate` with more.
+        alone: every node alone, including the baseline if it is one; empty if not requested.
+        mode: as in Contrast.
     """
 
     baseline: Side
@@ -43,7 +43,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
-    """Every node by itself, in the order of the nodes; empty where fewer than two were measured so."""
+    """Every node alone, in node order; empty if fewer than two were measured."""
     alone = [side for side in sides if side.role == "each-node"]
     if alone and baseline.nodes == 1 and all(side.node_names != baseline.node_names for side in alone):
         alone.insert(0, baseline)
@@ -51,25 +51,25 @@ def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:
 
 
 def is_noticeable(part_ms: float, whole_ms: float) -> bool:
-    """Whether anybody would notice: more than a twentieth."""
+    """Whether it is above a twentieth."""
     return part_ms > NOTICEABLE * whole_ms
 
 
 def step_like(side: Side, case: Case) -> Estimate:
-    """The side's step in ms if its workers had as many samples in it as the candidate's."""
+    """The side's step in ms, scaled to the candidate's samples per worker."""
     grows = _growing_share(side)
     return side.step_time_ms * ((1 - grows) + work_ratio(side, case) * grows)
 
 
 def work_ratio(side: Side, case: Case) -> float:
-    """Samples of a worker and step on the candidate, over those on the side."""
+    """Samples per worker and step on the candidate over those on the side."""
     candidate = case.candidate
     if side.global_batch and candidate.global_batch:
         return candidate.global_batch / candidate.world_size / (side.global_batch / side.world_size)
     if case.mode in _SAME_WORK or side is candidate:
         return 1.0
     if case.mode == "fixed-global-batch":
-        # What a worker does alone on each node is what one of the baseline does.
+        # Each node alone does the work of a baseline worker.
         return case.baseline.world_size / candidate.world_size
     return _samples_of_worker(candidate) / _samples_of_worker(side)
 
@@ -79,7 +79,6 @@ def _samples_of_worker(side: Side) -> float:
 
 
 def _growing_share(side: Side) -> float:
-    """The part of a step that grows with its samples: all of it, unless it was split."""
     split = side.split
     if split is None or split.compute_ms is None:
         return 1.0
@@ -95,7 +94,7 @@ def _exchanges_in_micro_batches(side: Side) -> bool:
 
 
 def exposed_ms(side: Side) -> float | None:
-    """Of its median step, by the share of those that were split; one worker alone has nothing to exchange."""
+    """Exposed part of the median step, by the share of the split steps; 0 for one worker."""
     split = side.split
     if split is None or split.exposed_ms is None:
         return 0.0 if side.world_size == 1 else None
@@ -103,7 +102,7 @@ def exposed_ms(side: Side) -> float | None:
 
 
 def network_ms_of(case: Case, reference: Side) -> float | None:
-    """Exposed communication of the candidate beyond the reference's own; a network gives no time back."""
+    """Exposed communication of the candidate beyond the reference's, at least 0."""
     mine, own = exposed_ms(case.candidate), exposed_ms(reference)
     if mine is None or own is None:
         return None
@@ -112,7 +111,7 @@ def network_ms_of(case: Case, reference: Side) -> float | None:
 
 
 def part_ms(side: Side, name: str, case: Case) -> float | None:
-    """A part of its median step, by the name of WorkerSplit's field, if it had as many samples as the candidate's."""
+    """A part of its median step, scaled to the candidate's samples per worker."""
     told: float | None = getattr(side.split, name, None)
     if side.split is None or told is None:
         return None
@@ -121,7 +120,7 @@ def part_ms(side: Side, name: str, case: Case) -> float | None:
 
 
 def most_grown(case: Case, reference: Side) -> tuple[str, float] | None:
-    """The part of the step that grew most, by the name of WorkerSplit's field, in ms; None if none did, or is known."""
+    """The part of the step that grew most, in ms; None if none grew, or is known."""
     grown_ms = {
         name: now - before
         for name in _GROWN
@@ -136,7 +135,7 @@ def most_grown(case: Case, reference: Side) -> tuple[str, float] | None:
 
 
 class _Slowest(msgspec.Struct, frozen=True, kw_only=True):
-    """The node that the others wait for: what it adds to the candidate's step, and its speed, of theirs; or none."""
+    """The slowest node: its cost per candidate step, and its relative speed; or none."""
 
     node: str | None = None
     adds_ms: float = 0.0
@@ -144,11 +143,10 @@ class _Slowest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attribute_slowdown(case: Case) -> SlowdownAttribution:
-    """The candidate's step, taken apart.
+    """Attribute the candidate's step.
 
-    It is held against the fastest node alone where each was measured, else against the baseline, as if that had as
-    many samples per worker and step. Where the steps were not split and each node was measured alone, the network's
-    part is what the nodes leave unexplained.
+    The reference is the fastest node alone if each was measured, otherwise the baseline, scaled to the same samples per
+    worker and step. If steps were not split and each node was measured alone, the network's part is the rest.
     """
     step_ms = case.candidate.step_time_ms.value
     reference = reference_of(case)
@@ -157,7 +155,7 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
     if slowest is None:
         return _explained(SlowdownAttribution(ideal_ms=ideal_ms, network_ms=network_ms_of(case, reference)), case)
     if not case.alone and slowest.node in reference.node_names:
-        # The baseline's own node is the late one: an equal node would have taken that much less.
+        # The baseline's own node is the slow one: an equal node would have been that much faster.
         ideal_ms = max(0.0, ideal_ms - slowest.adds_ms)
     unexplained_ms = step_ms - ideal_ms - slowest.adds_ms
     network_ms = network_ms_of(case, reference)
@@ -175,12 +173,11 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
 
 
 def reference_of(case: Case) -> Side:
-    """What the candidate is held against."""
+    """The reference of the candidate."""
     return min(case.alone or (case.baseline,), key=lambda side: step_like(side, case).value)
 
 
 def _slowest_alone(case: Case, fastest: Side) -> _Slowest:
-    """The candidate's slowest node by what each does alone; none where it may be as fast as the fastest."""
     mine = [side for side in case.alone if set(side.node_names) <= set(case.candidate.node_names)]
     slowest = max(mine or case.alone, key=lambda side: step_like(side, case).value)
     slow, fast = step_like(slowest, case), step_like(fastest, case)
@@ -188,14 +185,13 @@ def _slowest_alone(case: Case, fastest: Side) -> _Slowest:
         return _Slowest()
     node = slowest.node_names[0]
     seen = _latest(case)
-    # With fewer workers on it, a node may be less slow than it was alone: then what the others waited for it counts.
+    # With fewer workers, a node may be less slow than alone: then the actual wait counts.
     is_seen = seen is not None and seen.node == node and slowest.workers_per_node != case.candidate.workers_per_node
     adds_ms = seen.adds_ms if seen is not None and is_seen else slow.value - fast.value
     return _Slowest(node=node, adds_ms=adds_ms, relative=fast.value / slow.value)
 
 
 def _latest(case: Case) -> _Slowest | None:
-    """The node that the candidate's others waited for; None where nobody timed what they wait."""
     candidate = case.candidate
     if candidate.late_ms is None:
         return None
@@ -207,7 +203,6 @@ def _latest(case: Case) -> _Slowest | None:
 
 
 def _explained(loss: SlowdownAttribution, case: Case) -> SlowdownAttribution:
-    """With what costs most, in one sentence without its full stop."""
     cause, reference = _cause(loss, case.candidate.step_time_ms.value), reference_of(case)
     tell = {"node": _of_node, "network": _of_network, "none": _of_none}.get(cause, _of_unknown)
     return msgspec.structs.replace(loss, cause=cause, sentence=tell(loss, case, reference))
@@ -216,7 +211,7 @@ def _explained(loss: SlowdownAttribution, case: Case) -> SlowdownAttribution:
 def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
     gap_ms = step_ms - (loss.ideal_ms or 0.0)
     node_ms = loss.node_ms or 0.0
-    # What a network that nobody timed costs at most.
+    # Upper bound of an unmeasured network's cost.
     network_ms = max(0.0, gap_ms - node_ms) if loss.network_ms is None else loss.network_ms
     if node_ms > network_ms and is_noticeable(node_ms, step_ms):
         return "node"
@@ -259,7 +254,7 @@ def _of_unknown(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
         return f"{lost}, which neither communication nor a slow node explains{_grown(case, reference)}"
     blind = next((side for side in (candidate, reference) if exposed_ms(side) is None), candidate)
     reason = blind.missing.get("exposed_ms", "it was not timed")
-    advice = "" if case.alone else "; --each-node tells a slow node from a slow network"
+    advice = "" if case.alone else "; --each-node separates a slow node from a slow network"
     return f"{lost}; how much of that is exposed communication is unknown: {reason}{advice}"
 
 

@@ -33,7 +33,7 @@ def _files(path: str) -> Iterator[str]:
         return
     found = sorted(str(one) for one in Path(path).rglob("*") if one.is_file() and not one.is_symlink())
     if not found:
-        raise UsageError(f"{path} has no files", hint="name the directory that the launcher wrote its logs to")
+        raise UsageError(f"{path} has no files", hint="name the directory with the launcher's logs")
     yield from found
 
 

@@ -153,7 +153,6 @@ def _describe(failure: Failure, node: Evidence) -> LogFailure:
 
 
 def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int | None]:
-    """The last line that an error of the log's end is told by, and where it stands."""
     lines = reading.tail.rstrip("\n").split("\n")
     for back, text in enumerate(reversed(lines)):
         if error is not None and error.matches(clean_log(text)):
@@ -162,17 +161,17 @@ def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int
 
 
 def _spoken(reading: LogReading, failure: Failure, error: KnownError | None, *, aborted: bool) -> LogWord | None:
-    """The line that says it; None where it is the launcher's report, or the end of the log."""
     word = reading.cause(rank=failure.rank, aborted=aborted)
     return word if word is not None and (word.error == error or error is None) else None
 
 
 def _for_logs(error: KnownError, host: str | None) -> str:
-    """What fixes it; where the run is not ours its logs are named instead of our verbs for them."""
     fix = error.fix.replace("{node}", host or "NODE")
     for verb in ("multinode show last", f"multinode logs last --node {host or 'NODE'}", "multinode logs"):
         fix = fix.replace(f": {verb}", ": give their logs to multinode explain")
-    return fix.replace("(a launch shows them; else nccl.*.log of the run on", "(of NCCL_DEBUG_FILE, or the log; on")
+    return fix.replace(
+        ("(a launch shows them; they are also in nccl.*.log of the run on"), "(of NCCL_DEBUG_FILE, or the log; on"
+    )
 
 
 # Of torchrun's report, whatever a platform puts in front of each line, and of the first task that failed.
@@ -183,7 +182,6 @@ _CLOCK = re.compile(r"(?:\d{4}-)?(\d\d)-?(\d\d)[ T_](\d\d):(\d\d):(\d\d(?:[.,]\d
 
 
 def _seconds(reading: LogReading) -> float | None:
-    """When it failed, as a number to compare within a year: of its line, else of torchrun's report."""
     word, when = reading.cause(), _REPORT_TIME.search(reading.report)
     text = word.time if word is not None and word.time is not None else when[1] if when is not None else ""
     clock = _CLOCK.fullmatch(text)
@@ -203,7 +201,7 @@ def _next(first: LogFailure, readings: Sequence[LogReading]) -> Iterator[str]:
     if first.of_peers:
         peer = _PEER.search(first.message)
         whose = f"of the worker at {peer[1]}" if peer is not None else "of the other nodes"
-        yield f"this is what is said of a worker that is gone or late: the log {whose} has the cause; give it as well"
+        yield f"this error follows from a worker that is gone or late: pass the log {whose} too, which has the cause"
     error = known_errors()[first.error_id] if first.error_id is not None else None
     if error is not None and error.project == "NCCL" and error.is_general and not any(one.has_nccl for one in readings):
-        yield "no log has NCCL's own words: run it again with NCCL_DEBUG=WARN, and give that log"
+        yield "no log has messages of NCCL: run it again with NCCL_DEBUG=WARN, and pass that log"

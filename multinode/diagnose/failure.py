@@ -76,7 +76,6 @@ def first_failure(nodes: Sequence[Evidence], *, stop: str | None = None) -> Fail
 
 
 def _find(nodes: Sequence[Evidence]) -> Failure | None:
-    """The first failure on a node that was not lost."""
     found = next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
     if found is None:
         return None
@@ -93,7 +92,6 @@ def _of(failure: Failure, nodes: Sequence[Evidence]) -> Evidence:
 
 
 def _follows(failure: Failure, lost: Failure, nodes: Sequence[Evidence]) -> bool:
-    """Whether it is what becomes of a peer when a node vanishes: it came later, and has no cause of its own."""
     if lost.time_s is None or (failure.time_s is not None and failure.time_s < lost.time_s - _CLOCK_S):
         return False
     if failure.signal == "SIGABRT" and failure.kind != "timeout":
@@ -158,8 +156,8 @@ def _earliest_exception(nodes: Sequence[Evidence], *, connection: bool) -> Failu
     at_s, node, sample = min(firsts, key=lambda first: first[0])
     failure = replace(_worker_failure(node, sample), time_s=at_s)
     near = [
-        f"{other.run.name}: {_worker_failure(other, theirs).message}; which of the two was first is not known: their "
-        f"clocks are not compared more closely than to {_CLOCK_S:.0f} s"
+        f"{other.run.name}: {_worker_failure(other, theirs).message}; it is unknown which failed first: their "
+        f"clocks agree only within {_CLOCK_S:.0f} s"
         for other_s, other, theirs in firsts
         if not live and other is not node and other_s - at_s < _CLOCK_S and not connection
         if (theirs.type, theirs.message) != (sample.type, sample.message)
@@ -191,7 +189,6 @@ def _death_signal(node: Evidence) -> str | None:
 
 
 def _said_cause(node: Evidence) -> LogWord | None:
-    """What the log of a node without an exception on record says."""
     aborted = node.run.signal is not None or _death_signal(node) is not None
     return None if node.exceptions else node.read().cause(aborted=aborted)
 
@@ -202,7 +199,6 @@ def _is_of_peers(node: Evidence) -> bool:
 
 
 def _failed_by_own_words(nodes: Sequence[Evidence]) -> Failure | None:
-    """Its log names a cause that is no consequence."""
     own = (0, 1)
     said = [(node, _said_cause(node)) for node in nodes if _failed(node.run)]
     return _earliest_job([node for node, word in said if word is not None and rate(word.error, word) in own])
@@ -321,7 +317,7 @@ def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
 def _job_failure(node: Evidence) -> Failure:
     causes = {
         "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
-        "lease_expired": "the node had no word from the controller for the length of the lease, and stopped the job",
+        "lease_expired": "the node heard nothing from the controller until the lease expired, and stopped the job",
     }
     death = find_worker_death(node.read().report) if node.run.cause == "exited" else None
     if death is not None:
@@ -333,19 +329,19 @@ def _job_failure(node: Evidence) -> Failure:
 
 
 def _how(ended: WorkerDeath | NodeRun) -> str:
-    return f"was ended by {ended.signal}" if ended.signal else f"ended with exit code {ended.exit_code}"
+    return f"was killed by {ended.signal}" if ended.signal else f"exited with code {ended.exit_code}"
 
 
 def _lost(node: Evidence, stop: str | None) -> Failure:
     reason = node.error.message if node.error is not None else "no answer"
     if stop is None:
-        goes_on = "if it runs, it stops the job by itself when the lease runs out"
+        goes_on = "if it is up, it stops the job when the lease expires"
     else:
-        goes_on = f"if it runs, the job goes on there until it is stopped, once SSH gets to it: {stop}"
+        goes_on = f"if it is up, the job continues there until you stop it over SSH: {stop}"
     return _failure(
         node,
-        f"contact was lost and not regained: {reason}",
-        hint=f"see whether it has power, and whether SSH gets to it; {goes_on}",
+        f"contact was lost and not restored: {reason}",
+        hint=f"check that it has power and that SSH reaches it; {goes_on}",
         log_tail=last_lines(node.log, 20),
         kind="node_lost",
         time_s=node.run.lost_s,

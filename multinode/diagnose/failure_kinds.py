@@ -102,7 +102,6 @@ def find_worker_death(log: str) -> WorkerDeath | None:
 
 
 def _deepspeed_rank(log: str, command: str) -> int | None:
-    """The launcher names the local rank, in the worker's command; where it stands it says at the beginning."""
     place, local = _DEEPSPEED_PLACE.search(log), _LOCAL_RANK.search(command)
     return None if place is None or local is None else int(place[1]) * int(place[2]) + int(local[1])
 
@@ -149,7 +148,6 @@ def told_by_nccl(warnings: Sequence[str]) -> LogWord | None:
 def _find(
     failure: Failure, oom_kills: int | None, reading: LogReading
 ) -> tuple[str | None, KnownError | None, str | None]:
-    """The kind, the error of the catalogue, and the line of the log that says it."""
     starved, killed = known_errors()["oom-killer"], known_errors()["killed"]
     if failure.signal == "SIGKILL" and oom_kills:
         return starved.kind, starved, None
@@ -176,7 +174,6 @@ def _find(
 
 
 def _sentence(word: LogWord) -> str:
-    """What a line says, in short."""
     gave_up = _WATCHDOG.search(word.text)
     if gave_up is not None:
         return f"the collective timed out: {gave_up[1].lower()} took longer than {int(gave_up[2]) / 1000:g} s"
@@ -226,8 +223,8 @@ def _no_step(nodes: Sequence[NodeProgress]) -> Iterable[str]:
         return
     told = next((f" ({node.name}: {node.stage})" for node in nodes if node.stage), "")
     yield (
-        f"no worker had finished a step{told}: where one rank tokenises the data or loads the model, the others wait "
-        "in a collective; a longer ddp_timeout, or data that is prepared once (tokenized_path), lets them"
+        f"no worker had finished a step{told}: while one rank tokenizes the data or loads the model, the others "
+        "wait in a collective; set a longer ddp_timeout, or prepare the data once (tokenized_path)"
     )
 
 
@@ -237,6 +234,6 @@ def _full_link(shares: Mapping[str, float | None]) -> Iterable[str]:
     )
     if share >= _FULL_SHARE:
         yield (
-            f"the link of {name} was {min(share, 1.0):.0%} in use in the minute before: the collective was under way, "
+            f"the link of {name} was {min(share, 1.0):.0%} in use in the minute before: the collective was running, "
             "and the link is too slow for it; send less (multinode advise), or set a longer ddp_timeout"
         )

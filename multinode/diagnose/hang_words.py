@@ -63,9 +63,8 @@ def _nccl_hints(nodes: Sequence[NodeDiagnosis]) -> Iterator[str]:
 def _stopped(hang: Hang) -> _Words:
     found, first = hang.found, hang.found[0]
     pids = " ".join(str(one.pid) for one in found if one.node is first.node)
-    whom = "it" if len(found) == 1 else "them"
     return _Words(
-        f"{_are(found)} stopped (state T): somebody sent {whom} SIGSTOP",
+        f"{_are(found)} stopped (state T) by SIGSTOP",
         f"resume it, on {first.node.node}: kill -CONT {pids}",
     )
 
@@ -74,7 +73,7 @@ def _traced(hang: Hang) -> _Words:
     first = hang.found[0]
     return _Words(
         f"{_are(hang.found)} held by a debugger (state t)",
-        f"end the debugger, or resume the process; it traces pid {first.pid} on {first.node.node}",
+        f"close the debugger, or resume the process; it traces pid {first.pid} on {first.node.node}",
     )
 
 
@@ -82,14 +81,14 @@ def _launcher_stopped(hang: Hang) -> _Words:
     node, process = _name(hang), hang.process
     command, pid = (process.command, process.pid) if process is not None else (None, None)
     return _Words(
-        f"the launcher on {node} ({command}, pid {pid}) is stopped (state T): somebody sent it SIGSTOP",
+        f"the launcher on {node} ({command}, pid {pid}) is stopped (state T) by SIGSTOP",
         f"resume it, on {node}: kill -CONT {pid}",
     )
 
 
 def _no_workers(_: Hang) -> _Words:
     return _Words(
-        "no worker has started on any node: the launchers wait for each other",
+        "no worker has started on any node: the launchers are waiting for each other",
         "a port between the nodes may be closed, or they disagree on the rendezvous: multinode check",
     )
 
@@ -98,16 +97,16 @@ def _gone(hang: Hang) -> _Words:
     steps = {one.step for one in hang.found if one.step is not None}
     after = f" after step {steps.pop()}" if len(steps) == 1 else ""
     who = "it" if len(hang.found) == 1 else "they"
-    return _without_process(hang, f"no process any more: {who} ended{after}")
+    return _without_process(hang, f"no process left: {who} ended{after}")
 
 
 def _never_there(hang: Hang) -> _Words:
-    return _without_process(hang, "no process: it was not started, or is gone")
+    return _without_process(hang, "no process: it was not started or has ended")
 
 
 def _without_process(hang: Hang, what: str) -> _Words:
     has = "has" if len(hang.found) == 1 else "have"
-    return _Words(f"{has} {what}", f"its last words: multinode logs last --node {hang.found[0].node.node}")
+    return _Words(f"{has} {what}", f"see its last lines: multinode logs last --node {hang.found[0].node.node}")
 
 
 def _uninterruptible(hang: Hang) -> _Words:
@@ -116,23 +115,24 @@ def _uninterruptible(hang: Hang) -> _Words:
     return _Words(
         f"{_are(hang.found)} in uninterruptible sleep (state D{where}): a disk, a network file system or a driver on "
         "that node does not answer",
-        f"what the kernel says, on {first.node.node}: dmesg -T | tail; df -h",
+        f"kernel messages, on {first.node.node}: dmesg -T | tail; df -h",
     )
 
 
 def _silent_node(hang: Hang) -> _Words:
     error = hang.node.error if hang.node is not None else None
     return _Words(
-        f"{_name(hang)} could not be asked what its ranks do: {error}", f"is it alive? try: ssh {_name(hang)} uptime"
+        f"{_name(hang)} did not report what its ranks are doing: {error}",
+        (f"see whether it is up: ssh {_name(hang)} uptime"),
     )
 
 
 def _fewer_collectives(hang: Hang) -> _Words:
-    return _late(hang, f"launched {hang.count} collectives where others have launched {hang.most}")
+    return _late(hang, f"launched {hang.count} collectives while others launched {hang.most}")
 
 
 def _fewer_operations(hang: Hang) -> _Words:
-    text = f"launched {hang.count} {hang.operation} operations where another has launched {hang.most}"
+    text = f"launched {hang.count} {hang.operation} operations while another launched {hang.most}"
     return _late(hang, f"{text} (NCCL RAS)")
 
 
@@ -140,7 +140,7 @@ def _late(hang: Hang, text: str) -> _Words:
     where = hang.found[0].where
     place = f", and is in {where.waits_in or where.place}" if where is not None else ""
     has = "has" if len(hang.found) == 1 else "have"
-    return _Words(f"{has} {text}{place}", "its whole stack is in stall.json")
+    return _Words(f"{has} {text}{place}", "its full stack is in stall.json")
 
 
 def _elsewhere(hang: Hang) -> _Words:
@@ -148,7 +148,7 @@ def _elsewhere(hang: Hang) -> _Words:
     place = first.where.place if first.where is not None else ""
     return _Words(
         f"{_are(hang.found)} in {place}{_busy(first)}{_behind(hang)}",
-        "its whole stack is in stall.json; where it is only slow, give a longer --hang-timeout",
+        "its full stack is in stall.json; if it is only slow, set a longer --hang-timeout",
     )
 
 
@@ -156,7 +156,7 @@ def _disagreement(hang: Hang) -> _Words:
     where = hang.found[0].where
     return _Words(
         f"{_wait(hang.found)} in {where.waits_in if where is not None else ''}{_behind(hang)}",
-        "every rank must come to the same collectives in the same order; see where each stands in stall.json",
+        "every rank must call the same collectives in the same order; see where each one is in stall.json",
     )
 
 
@@ -164,7 +164,7 @@ def _fewer_steps(hang: Hang) -> _Words:
     first = hang.found[0]
     where = f" and waits in {first.where.waits_in}" if first.where is not None and first.waits else ""
     return _Words(
-        f"{_are(hang.found)} behind at step {hang.count} of {hang.most}{where}", "where it stands is in stall.json"
+        f"{_are(hang.found)} behind at step {hang.count} of {hang.most}{where}", "its position is in stall.json"
     )
 
 
@@ -172,17 +172,17 @@ def _connection(hang: Hang) -> _Words:
     peer = hang.connection
     how = ""
     if peer is not None and peer.state == "connecting":
-        how = f"tries to connect to {peer.peer} in vain"
+        how = f"cannot connect to {peer.peer}"
     elif peer is not None:
-        how = f"has {peer.send_queue_bytes} bytes for {peer.peer} that do not get through"
-    return _Words(how, "the network between the nodes: multinode check")
+        how = f"cannot deliver {peer.send_queue_bytes} bytes to {peer.peer}"
+    return _Words(how, "test the network between the nodes: multinode check")
 
 
 def _all_waiting(hang: Hang) -> _Words:
     where = hang.ranks[0].where
     return _Words(
         f"all {len(hang.ranks)} ranks wait in {where.waits_in if where is not None else ''}, and none is behind",
-        "the network between the nodes, or the backend: multinode check",
+        "test the network between the nodes and the backend: multinode check",
     )
 
 
@@ -190,16 +190,16 @@ def _same_place(hang: Hang) -> _Words:
     where = hang.ranks[0].where
     return _Words(
         f"all {len(hang.ranks)} ranks are in {where.place if where is not None else ''}",
-        "where this only takes long, give a longer --hang-timeout",
+        "if this is only slow, set a longer --hang-timeout",
     )
 
 
 def _unknown(hang: Hang) -> _Words:
     unknown = [one for one in hang.ranks if one.where is None]
     reason = next((one.process.stack_missing for one in unknown if one.process and one.process.stack_missing), None)
-    why = f" ({_names(unknown)} could not show a stack: {reason})" if reason else ""
+    why = f" ({_names(unknown)} returned no stack: {reason})" if reason else ""
     return _Words(
-        f"no rank is behind by its state, its stack or its steps{why}", "what each process does is in stall.json"
+        f"state, stack and steps show no rank that is behind{why}", "see what each process is doing in stall.json"
     )
 
 
@@ -261,7 +261,7 @@ def _behind(hang: Hang) -> str:
     theirs = {one.step for one in hang.ranks if one not in hang.found}
     if len(mine) != 1 or len(theirs) != 1 or mine == theirs or None in mine | theirs:
         return ""
-    return f", at step {mine.pop()} where the others have done {theirs.pop()}"
+    return f", at step {mine.pop()} while the others finished {theirs.pop()}"
 
 
 def _busy(one: RankState) -> str:

@@ -157,7 +157,6 @@ def last_words(log: str, count: int) -> str:
 
 
 def _ends_nothing(line: str) -> bool:
-    """Whether it is what a program got over, or a line of a program's text."""
     return _SURVIVED.search(line) is not None or re.match(r"\s*raise ", line) is not None
 
 
@@ -219,7 +218,6 @@ _RAISED = re.compile(rb"[a-z_](?:%s)(?::| *$)" % b"|".join(_ENDINGS), re.MULTILI
 
 @functools.cache
 def _texts() -> Mapping[bytes, Sequence[str]]:
-    """By a word that stands in it: what a shape has to have one of for its line to be looked at."""
     texts: defaultdict[bytes, list[str]] = defaultdict(list)
     catalogue = (text for error in known_errors().values() for text in error.texts)
     for text in (*catalogue, *_LAUNCHERS, *_ABORTS, *_OTHERS):
@@ -337,7 +335,6 @@ class _Reader:
 
 
 def _telling(shapes: AbstractSet[bytes]) -> set[bytes]:
-    """Those that may speak of a failure."""
     text = b"\n".join(shapes)
     # Few blocks have any of these, and few lines of those.
     marks = [*_words().intersection(text.translate(_NO_LETTER).split()), *(mark for mark in _ENDINGS if mark in text)]
@@ -350,7 +347,6 @@ def _may_tell(shape: bytes) -> bool:
 
 
 def _parts(piece: bytes) -> Iterator[bytes]:
-    """A line, or of a very long one what may speak in it."""
     if len(piece) <= _LINE_BYTES:
         yield piece
         return
@@ -399,7 +395,6 @@ _LAUNCHERS_OWN = re.compile(
 
 
 def _read_line(number: int, line: str) -> LogWord | None:
-    """What a line says; None where it is nothing."""
     rank, named = _RANK.search(line), _HOST.search(line)
     host = named[1] or named[2] if named is not None else None
     text = line.strip()

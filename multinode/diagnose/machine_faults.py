@@ -25,8 +25,8 @@ _COUNTERS = (
     ("rx_errors", 100, "counted {} receive errors"),
     ("tx_errors", 100, "counted {} transmit errors"),
     ("symbol_errors", 100, "counted {} symbol errors"),
-    ("rx_dropped", 10_000, "dropped {} packets that it had received"),
-    ("tx_dropped", 10_000, "dropped {} packets that it had to send"),
+    ("rx_dropped", 10_000, "dropped {} received packets"),
+    ("tx_dropped", 10_000, "dropped {} outgoing packets"),
 )
 _MOST_FAULTS = 100
 # More than any node has.
@@ -49,7 +49,7 @@ _XIDS = {
 }
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b")
 _GPU_HINT = (
-    "see the kernel log: ssh {node} 'dmesg -T | grep -i -e xid -e nvrm'; reset or replace the GPU, or leave it out"
+    "see the kernel log: ssh {node} 'dmesg -T | grep -i -e xid -e nvrm'; reset or replace the GPU, or exclude it"
 )
 _HINTS = {
     "gpu": _GPU_HINT,

@@ -108,7 +108,6 @@ def _fits(name: str, word: str) -> bool:
 
 
 def _place(frames: tuple[Frame, ...]) -> str:
-    """The innermost call, and the user's own one where that is another."""
     own = next((frame for frame in frames if not _LIBRARY.search(frame.path)), None)
     if own is None or own == frames[0]:
         return frames[0].place
@@ -257,7 +256,6 @@ def _rank(node: NodeDiagnosis, number: int) -> RankState:
 
 
 def _blame(code: str, ranks: _Ranks, found: Sequence[RankState]) -> Hang | None:
-    """These are to blame; None where there are none."""
     return Hang(code=code, ranks=ranks, found=tuple(found)) if found else None
 
 
@@ -294,7 +292,6 @@ def _silent_node(nodes: _Nodes, ranks: _Ranks) -> Hang | None:
 
 
 def _fewest_collectives(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    """Some ranks have launched fewer collectives than others, by the counts of their process groups."""
     counts = [one.process.collectives if one.process is not None else None for one in ranks]
     known = [count for count in counts if count is not None]
     if len(known) < len(counts) or len(set(known)) < 2:  # noqa: PLR2004 - all have launched as many
@@ -305,7 +302,6 @@ def _fewest_collectives(_: _Nodes, ranks: _Ranks) -> Hang | None:
 
 
 def _lagging_in_nccl(nodes: _Nodes, ranks: _Ranks) -> Hang | None:
-    """The same by NCCL's counts, which are those of one communicator and so know its ranks, not ours."""
     for node in nodes:
         for lag in find_lagging(node.ras) if node.ras else ():
             same = tuple(one for one in ranks if lag.pid is not None and one.pid == lag.pid)
@@ -332,7 +328,6 @@ def _elsewhere(_: _Nodes, ranks: _Ranks) -> Hang | None:
 
 
 def _disagreement(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    """All wait, and not in the same thing."""
     words = collections.Counter(one.where.waits_in for one in ranks if one.where is not None and one.waits)
     if len(words) < 2 or sum(words.values()) < len(ranks):  # noqa: PLR2004 - two make a disagreement
         return None
@@ -349,7 +344,6 @@ def _fewest_steps(_: _Nodes, ranks: _Ranks) -> Hang | None:
 
 
 def _connection(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    """All are at the same point, and a connection carries nothing."""
     for one in ranks:
         for peer in one.process.sockets.listed if one.process and one.process.sockets else ():
             if peer.state == "connecting" or peer.send_queue_bytes:

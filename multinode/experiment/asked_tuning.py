@@ -33,11 +33,11 @@ class AskedTuning(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be tuned.
 
     Attributes:
-        launch: the job as it stands, on all nodes.
-        steps: of a run of the training as it stands; the others train on as many samples.
+        launch: the unchanged job, on all nodes.
+        steps: of a run of the unchanged training; the others train on as many samples.
         seeds: runs of each candidate.
         budget_s: for all runs, those of earlier calls included.
-        most: candidates that are tried, beside the training as it stands and one node alone.
+        most: candidates that are tried, beside the unchanged training and one node alone.
         evaluation_samples: that are held out.
         learning_rates: that each candidate's first seed is trained with, ascending; the other seeds have the best of
             them. Empty leaves all with the job's own.
@@ -66,7 +66,9 @@ def require_tunable(asked: AskedTuning) -> None:
         UsageError: a script, a single node, or a job that does not say how many samples a step has.
     """
     if len(asked.launch.cluster.nodes) == 1:
-        raise UsageError("tune compares several nodes with one, and this is one", hint="a hostfile with two nodes")
+        raise UsageError(
+            "tune compares several nodes with one; there is only one", hint="use a hostfile with two nodes"
+        )
     global_batch_of(asked, Layout(nodes=1))
 
 
@@ -81,7 +83,7 @@ def load_tuning(directory: RunDirectory, record: GridRecord) -> Tuning | None:
 def first_two(layout: Layout) -> tuple[Candidate, ...]:
     """The training as it stands, and on the first node alone with as many workers on it."""
     workers, one = None if layout.unequal else layout.workers_per_node, Change(nodes=1)
-    name = f"as it stands, {layout.nodes} nodes"
+    name = f"unchanged, {layout.nodes} nodes"
     return (
         Candidate(label=BASELINE, name=name, nodes=layout.nodes, workers_per_node=workers),
         Candidate(
@@ -115,8 +117,8 @@ def job_of(asked: AskedTuning) -> LlamaFactoryJob:
     """
     if not isinstance(asked.launch.job, LlamaFactoryJob):
         raise UsageError(
-            "tune sets the seed, the steps and evaluations of a LLaMA-Factory YAML, and this is a script",
-            hint="of a script: multinode tune --from last --candidates 3 -- train.py",
+            "tune sets the seed, steps and evaluations of a LLaMA-Factory YAML; this is a script",
+            hint="for a script: multinode tune --from last --candidates 3 -- train.py",
         )
     return asked.launch.job
 
@@ -129,7 +131,7 @@ def global_batch_of(asked: AskedTuning, layout: Layout) -> int:
     """
     batch = global_batch(read_settings(job_of(asked)), layout.workers)
     if batch is None:
-        raise UsageError("the job does not say how many samples a step has", hint="--set per_device_train_batch_size=1")
+        raise UsageError("the number of samples per step is unknown", hint="--set per_device_train_batch_size=1")
     return batch
 
 

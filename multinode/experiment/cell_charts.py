@@ -118,7 +118,7 @@ def memory_chart(table: CellTable) -> CellChart | None:
                 marker={"symbol": "x", "size": 11, "color": [colours.get(id(row), GREY) for row in out]},
             )
         )
-    return _finished(chart, batches, "samples of a worker's micro-batch", "peak memory of a worker (GiB)")
+    return _finished(chart, batches, "samples per micro-batch", "peak memory per worker (GiB)")
 
 
 def tokens_chart(table: CellTable) -> CellChart | None:
@@ -141,7 +141,6 @@ def _finished(chart: Figure, found: Collection[int], across: str, up: str) -> Ce
 
 
 def _bars(bars: Sequence[_Bar]) -> Iterator[Bar]:
-    """A trace a colour, so that a legend says what the colours are."""
     for number, group in enumerate(dict.fromkeys(bar.group for bar in bars)):
         drawn = [bar for bar in bars if bar.group == group and bar.value is not None]
         if drawn:
@@ -181,7 +180,6 @@ def _errors(values: Sequence[Estimate | float | None]) -> dict[str, Any] | None:
 
 
 def _grouped(rows: Sequence[CellRow]) -> tuple[list[str], str]:
-    """Of each row, which group it is in; and what the groups differ in."""
     columns = {column.name: column for column in cell_columns(rows)}
     for name in _COLOURED_BY:
         if name in columns:
@@ -192,7 +190,6 @@ def _grouped(rows: Sequence[CellRow]) -> tuple[list[str], str]:
 
 
 def _series(rows: Sequence[CellRow], table: CellTable, besides: str = "") -> dict[str, list[CellRow]]:
-    """The rows by all that the table's cells differ in but for the chart's own; no more than can be told apart."""
     columns = [
         column
         for column in cell_columns(table.cells)
@@ -231,6 +228,5 @@ def _lines(series: Mapping[str, Sequence[CellRow]], across: str, up: str) -> Ite
 
 
 def _wrapped(name: str, width: int) -> list[str]:
-    """A stranger's name in lines of a chart."""
     lines = textwrap.wrap(name, width, max_lines=_MOST_LINES, placeholder=" ...", break_on_hyphens=True)
     return [html_text(line) for line in lines] or [UNKNOWN]

@@ -42,14 +42,14 @@ def judge_run(run: Run, *, in_time: bool, lacks: str | None) -> Outcome:
     if run.status == "succeeded" or (run.status == "stopped" and in_time):
         if lacks is None:
             return Outcome(state="measured")
-        return Outcome(state="failed", reason=f"{lacks}: it needs more --minutes" if in_time else lacks)
+        return Outcome(state="failed", reason=f"{lacks}: use more --minutes" if in_time else lacks)
     if run.status in {"stopped", "running"}:
         return Outcome(state="stopped", reason="it was stopped")
     failure = run.first_failure
     kind = failure.kind if failure is not None else None
     killed = _killed_by_kernel(run)
     if killed is not None and _may_be_killed(failure):
-        reason = f"{killed.name}: the kernel killed {_processes(killed)} for lack of memory"
+        reason = f"{killed.name}: the kernel killed {_processes(killed)} because memory ran out"
         return Outcome(state="out_of_memory", out_of="node", reason=reason, failure=failure)
     if kind in _OUT_OF_MEMORY and failure is not None:
         return Outcome(state="out_of_memory", out_of=_OUT_OF_MEMORY[kind], reason=_sentence(failure), failure=failure)
@@ -60,7 +60,6 @@ def judge_run(run: Run, *, in_time: bool, lacks: str | None) -> Outcome:
 
 
 def _killed_by_kernel(run: Run) -> NodeRun | None:
-    """The first node whose kernel killed something for lack of memory while the run went on."""
     return next((node for node in run.nodes if node.oom_kills), None)
 
 
@@ -79,6 +78,5 @@ def _processes(node: NodeRun) -> str:
 
 
 def _sentence(failure: Failure) -> str:
-    """Where and what, in one line."""
     first = failure.message.strip().splitlines()
     return f"{failure.node}: {first[0] if first else 'it failed'}"

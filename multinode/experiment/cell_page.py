@@ -69,7 +69,6 @@ def cells_html(table: CellTable, name: str) -> Iterator[str]:
 
 
 def _bars(table: CellTable, name: str) -> Iterator[str]:
-    """The charts of bars that say something."""
     note = _TOO_MANY if len(table.cells) > MOST_BARS else ""
     for wanted in _wanted(table):
         level = 1.0 if wanted.ending == "relative" else None
@@ -86,36 +85,33 @@ def _wanted(table: CellTable) -> Iterator[_Bars]:
     relative = f"relative to {table.baseline}"
     yield _Bars("samples/s by cell", "speed", "samples/s", "samples_per_s")
     yield _Bars(relative, "relative", "times the baseline's samples/s", "relative")
-    yield _Bars("samples for what an hour costs", "hourly", hourly, "samples_per_money")
-    yield _Bars("speed for what the devices cost", "purchase", bought, "samples_per_s_per_purchase", BOUGHT_WITH)
+    yield _Bars("samples per hourly cost", "hourly", hourly, "samples_per_money")
+    yield _Bars("speed per purchase price", "purchase", bought, "samples_per_s_per_purchase", BOUGHT_WITH)
     # On one node it does not pass the network: it is what two workers cost there.
     yield _Bars("exposed communication", "network", "exposed, % of a step", "network_share", 100)
 
 
 def _axis(text: str) -> str:
-    """As long as a narrow page is wide; nothing in it is markup, though a currency is a stranger's word."""
     text = sanitize(text)
     return html.escape(text if len(text) <= _LONGEST_AXIS else f"{text[: _LONGEST_AXIS - 3]}...")
 
 
 def _is_alone(table: CellTable) -> bool:
-    """Whether no cell has a network to wait for."""
     return all(row.world_size == 1 or not row.network_share for row in table.cells)
 
 
 # What one looks at first: its name, the value of a row, and whether the most or the least is the best.
 _KEY_FIGURES = (
     ("most samples/s", "samples_per_s", 1),
-    ("most tokens/s per worker (TGS)", "tgs", 1),
+    ("highest tokens/s per worker (TGS)", "tgs", 1),
     ("highest MFU", "mfu", 1),
-    ("least memory of a worker (GiB)", "peak_memory_gib", -1),
-    ("most samples for a unit of money", "samples_per_money", 1),
+    ("lowest memory per worker (GiB)", "peak_memory_gib", -1),
+    ("most samples per unit of money", "samples_per_money", 1),
     ("cheapest full run", "whole_cost", -1),
 )
 
 
 def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
-    """The best of the key figures, and whose it is."""
     rows = [row for row in table.cells if has_figures(row)]
     # What is paid in two currencies, or for two jobs, has no cheapest.
     unlike = set()

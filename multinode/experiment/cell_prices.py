@@ -57,7 +57,6 @@ def with_prices(table: CellTable, prices: Prices | None) -> CellTable:
 
 
 def _priced(row: CellRow, prices: Prices | None) -> CellRow:
-    """With the prices that it lacks, of the file."""
     if prices is None:
         return row
     known = {name: None if name in row.filed_prices else getattr(row, name) for name in _PRICES}
@@ -100,7 +99,6 @@ def _of_file(row: CellRow, prices: Prices, name: str) -> float:
 
 
 def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
-    """How many of which device all workers compute on, or those of one node; None is unknown, as is an empty one."""
     if not row.node_devices:
         count = row.world_size if rank is None else row.workers_per_node
         return {row.device: count} if row.device is not None else {}
@@ -114,17 +112,17 @@ def _devices(row: CellRow, rank: int | None = None) -> Mapping[str, int | None]:
 
 def _of_devices(devices: Mapping[str, int | None], prices: Prices, name: str) -> float:
     if not devices:
-        raise UnknownError("the device is not known, nor so its price")
+        raise UnknownError("the device, and therefore its price, is unknown")
     total = 0.0
     for device, count in devices.items():
         each = _kind_of(prices.of_device(device), name)
         if each is None:
             kind, key = _PRICES[name]
             raise UnknownError(
-                f"the prices file has no {kind} price of {short_device_name(device)}, nor has the hostfile {key}"
+                f"no {kind} price of {short_device_name(device)} in the prices file, and no {key} in the hostfile"
             )
         if count is None:
-            raise UnknownError("how many GPUs there are is not known, nor so their price")
+            raise UnknownError("the number of GPUs, and therefore their price, is unknown")
         total += each * count
     return total
 
@@ -135,7 +133,6 @@ def _kind_of(price: Price | None, name: str) -> float | None:
 
 
 def _with_costs(row: CellRow) -> CellRow:
-    """What follows from the row's speed and its prices, anew."""
     if row.state != MEASURED:
         return row
     missing = dict(row.missing)
@@ -143,7 +140,7 @@ def _with_costs(row: CellRow) -> CellRow:
         if getattr(row, name) is not None:
             missing.pop(name, None)
         else:
-            missing.setdefault(name, f"it has no price: {key} in the hostfile, or a prices file")
+            missing.setdefault(name, f"it has no price; set {key} in the hostfile, or use a prices file")
     costs: dict[str, float | None] = {}
     for name in _COSTS:
         costs[name] = attempt(missing, name, partial(_cost, row, missing, name))
@@ -156,7 +153,7 @@ def _cost(row: CellRow, missing: Mapping[str, str], name: str) -> float:
     def known(part: str) -> float:
         value: float | None = value_of(row, part)
         if value is None:
-            raise UnknownError(missing.get(part, "its speed is not known"))
+            raise UnknownError(missing.get(part, "its speed is unknown"))
         return value
 
     parts, factor, under = _COSTS[name]
@@ -195,13 +192,13 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     rows = [row for row, _ in timed]
     if other := other_job(rows):
         column = next(iter((*differing(rows), *untold(rows))), "label")
-        told = f"Cells {other}, so that their full runs are not the same one, and none is the cheapest"
-        sentence = f"{told}: --where {column}=... shows those of one."
+        told = f"Cells {other}, so their full runs differ and none is the cheapest"
+        sentence = f"{told}. To select one value: --where {column}=..."
         return Cheapest(deadline_s=deadline_s, outcome="other_jobs", reason=other, column=column, sentence=sentence)
     if not timed:
         reasons = (row.missing.get("whole_s") for row in table.cells if row.state == MEASURED)
         reason = next(filter(None, reasons), "")
-        sentence = f"How long the full run takes is known of no cell: {reason or 'none was measured'}."
+        sentence = f"The duration of the full run is unknown for every cell: {reason or 'none was measured'}."
         return Cheapest(deadline_s=deadline_s, outcome="untimed", reason=reason, sentence=sentence)
     all_offers = [
         Offer(label=row.label, time_s=time_s, cost=row.whole_cost, currency=row.currency) for row, time_s in timed
@@ -210,16 +207,16 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     if not early:
         fastest = min(all_offers, key=lambda offer: offer.time_s.value)
         takes, within = format_duration(fastest.time_s.value), format_duration(deadline_s)
-        sentence = f"No cell ends within {within}: the fastest, {fastest.label}, takes {takes}."
+        sentence = f"No cell finishes within {within}: the fastest, {fastest.label}, takes {takes}."
         return Cheapest(deadline_s=deadline_s, outcome="too_late", best=fastest, sentence=sentence)
     priced = [(offer.cost, offer) for offer in early if offer.cost is not None]
     if not priced:
-        sentence = "No cell that ends in time has a price: price= in the hostfile, or a prices file."
+        sentence = "No cell that finishes in time has a price. Set price= in the hostfile, or use a prices file."
         return Cheapest(deadline_s=deadline_s, outcome="no_price", unpriced=len(early), sentence=sentence)
     paid = tuple(dict.fromkeys(offer.currency for _, offer in priced))
     if len(paid) > 1:
         named = " and ".join(sorted(currency or "an unknown currency" for currency in paid))
-        sentence = f"Prices are in {named}: which cell is the cheapest is unknown."
+        sentence = f"Prices are in {named}, so the cheapest cell is unknown."
         return Cheapest(deadline_s=deadline_s, outcome="currencies", currencies=paid, sentence=sentence)
     priced.sort(key=lambda one: (one[0], one[1].time_s.value))
     (least, best), *others = priced
@@ -239,19 +236,19 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
 def _found(found: Cheapest, best: Offer) -> Iterator[str]:
     takes = format_duration(best.time_s.value)
     if found.equal:
-        also = f"{best.label} is the cheapest in time, with {', '.join(found.equal)}"
-        yield f"{also}: each costs {_amount(best)}; it takes least, {takes}."
+        also = f"{best.label} is the cheapest within the deadline, with {', '.join(found.equal)}"
+        yield f"{also}: each costs {_amount(best)}; it is the fastest of them, {takes}."
     else:
-        yield f"{best.label} is the cheapest in time: the full run costs {_amount(best)} and takes {takes}."
+        yield f"{best.label} is the cheapest within the deadline: the full run costs {_amount(best)} and takes {takes}."
     if best.time_s.high > found.deadline_s:
-        late = f"By its 95 % interval it may take {format_duration(best.time_s.high)}, and miss the deadline"
+        late = f"By its 95% confidence interval it may take {format_duration(best.time_s.high)} and miss the deadline"
         if found.safe is not None:
-            yield f"{late}; the cheapest that cannot is {found.safe.label}, for {_amount(found.safe)}."
+            yield f"{late}; the cheapest cell that will not is {found.safe.label}, for {_amount(found.safe)}."
         else:
-            yield f"{late}; so may every other." if found.in_time > 1 else f"{late}."
+            yield f"{late}, like every other cell." if found.in_time > 1 else f"{late}."
     if found.unpriced:
         one = found.unpriced == 1
-        count = "1 cell that ends" if one else f"{found.unpriced} cells that end"
+        count = "1 cell that finishes" if one else f"{found.unpriced} cells that finish"
         yield f"{count} in time {'has' if one else 'have'} no price."
 
 

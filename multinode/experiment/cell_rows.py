@@ -116,19 +116,16 @@ def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
 
 
 def _peak_memory_gib(runs: Sequence[SideRun]) -> float | None:
-    """Of the worker that needed most, in any repeat."""
     peaks = (gib for run in runs for node in run.summary.nodes for gib in node.peak_worker_memory_gib.values())
     return max(peaks, default=None)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of the repeats; None where one lacks it, or has what cannot be."""
     known = [value for value in values if value is not None and 0 <= value <= _MOST]
     return statistics.median(known) if known and len(known) == len(values) else None
 
 
 def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
-    """Why what is None is: the side's reasons, and the last repeat's."""
     summary = last.summary
     no_peak = summary.missing.get("utilisation", "") if summary.utilisation is None else summary.utilisation.denominator
     told = side.missing | {
@@ -137,7 +134,7 @@ def _missing(row: CellRow, side: Side, last: SideRun) -> dict[str, str]:
         "peak_memory_gib": "no worker reported its memory",
         "device": "the nodes did not report their devices",
         "workers_per_node": "the nodes have unequal numbers of workers",
-        "price_purchase": "not every node has a price: price_purchase= in the hostfile",
+        "price_purchase": "not every node has a price (price_purchase= in the hostfile)",
         **dict.fromkeys(_UTILISATION, no_peak),
     }
     unknown = [name for name in row.__struct_fields__ if getattr(row, name) is None]
@@ -175,7 +172,6 @@ def device_of(devices: Sequence[Mapping[str, int]]) -> str | None:
 
 
 def _names(node: NodePlan, found: NodeFacts | None) -> list[str] | None:
-    """One a worker."""
     if found is None:
         return None
     if not node.gpus:
@@ -186,7 +182,6 @@ def _names(node: NodePlan, found: NodeFacts | None) -> list[str] | None:
 
 
 def _one_line(name: str) -> str:
-    """A node may say anything."""
     return " ".join(name.split())[:_LONGEST].strip()
 
 
@@ -217,7 +212,6 @@ def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
 
 
 def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
-    """What the measured cells agree on that the sweep set alike as far as it decides this; else what it set itself."""
     column = COLUMNS[name]
     keys = [key for key in column.keys if key in row.varied]
     alike = [one for one in measured if all(one.varied.get(key) == row.varied[key] for key in keys)]
@@ -231,7 +225,6 @@ def _setting(row: CellRow, name: str, measured: Sequence[CellRow]) -> Any:
 
 
 def _agreed(values: Iterable[T]) -> T | None:
-    """What all of them are; None where they differ, or there is none."""
     found = list(values)
     return found[0] if found and all(value == found[0] for value in found) else None
 
@@ -285,19 +278,18 @@ def _asked(
     counts = [epochs * (plausible_count(row.dataset_samples) or known) for row in rows]
     times = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
     size = f" ({known:,} samples)" if len(set(counts)) == 1 else ""
-    return counts, f"The full run is {times} of the data set{size}, at the rate of the measured steps."
+    return counts, f"The full run is {times} of the dataset{size}, at the rate of the measured steps."
 
 
 def _worker_batch(rows: Sequence[CellRow], worker_batch: int | None, workers: int) -> int:
-    """Samples of a worker's step: the job's own, else of the first cell that has the most workers."""
     if not workers:
-        raise UnknownError("how many workers the job has is not known")
+        raise UnknownError("the number of workers is unknown")
     own = plausible_count(worker_batch)
     if own:
         return own
     told = [(row.world_size, row.global_batch) for row in rows if row.world_size and row.global_batch]
     if not told:
-        raise UnknownError("the batch of a worker is not known")
+        raise UnknownError("the batch per worker is unknown")
     widest, batch = max(told, key=lambda one: one[0])
     return batch // widest
 

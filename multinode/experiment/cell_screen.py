@@ -24,7 +24,7 @@ from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.columns import COLUMNS, CellColumn
 from multinode.render.escaping import sanitize
 from multinode.render.sheet import Sheet, plus_minus
-from multinode.render.table import Part, labelled, paragraph, sheet_table
+from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 
 _LABEL = COLUMNS["label"]
 _SHORT_WIDTH = 100
@@ -72,13 +72,13 @@ def cell_parts(
             *_few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows]),
             *_few("Marked", [f"{label}: {what}" for label, what in marks_sheet(table).rows]),
             *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
-            *((("Relative", f"samples/s over those of {table.baseline}"),) if relative else ()),
+            *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
             # Of rows that are shown they are in the details.
             *(() if table.cells else _few("Notes", table.notes)),
         ]
     )
     if more:
-        yield f"details: {more}"
+        yield footer("Details", more)
 
 
 def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -123,7 +123,6 @@ def _short(column: CellColumn, row: CellRow) -> str:
 def _fitting(
     rows: Sequence[CellRow], width: int, first: str | None, text: _Text, most: int | None = None
 ) -> tuple[CellColumn, ...]:
-    """The columns that matter most, as many as fit, in the order in which they stand; the label always."""
     # Without the details an interval stands beside its figure.
     columns = [one for one in cell_columns(rows) if most is None or one.name != "samples_per_s_range"]
     left = width - _width(_LABEL, rows, width, text)
@@ -143,14 +142,12 @@ def _width(column: CellColumn, rows: Sequence[CellRow], width: int, text: _Text)
 
 
 def _most(column: CellColumn, width: int) -> int:
-    """What a column of words may take; longer words are folded."""
     return max(_LEAST_LABEL, int(_LABEL_SHARE * width)) if column is _LABEL else _WIDEST_WORDS
 
 
 def _left_out(rows: Sequence[CellRow], shown: Sequence[CellColumn]) -> Iterator[str]:
-    """What a wider terminal, a page or a CSV file has besides."""
     if len(rows) > _MOST_ROWS:
-        yield f"The first {_MOST_ROWS} of {len(rows):,} rows: --where shows others, --format csv all of them."
+        yield f"The first {_MOST_ROWS} of {len(rows):,} rows: use --where for others, --format csv for all."
     names = {column.name for column in shown}
     missing = [column for column in cell_columns(rows) if column.name not in names]
     if missing:

@@ -91,14 +91,12 @@ def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
 
 
 def _identities(rows: Sequence[CellRow]) -> tuple[CellColumn, ...]:
-    """The columns that say which cell a row is, beside its label; what the sweep set under a key of its own last."""
     ours = [column for column in COLUMNS.values() if column.title and not column.is_figure and column is not _LABEL]
     keys = dict.fromkeys(key for row in rows for key in row.varied if key not in _SHOWN_KEYS)
     return (*ours, *(CellColumn(key, key, rank=18) for key in keys))
 
 
 def _text(value: Any) -> str:
-    """A value as a person would write it."""
     if value is None:
         return UNKNOWN
     if isinstance(value, bool):
@@ -107,7 +105,6 @@ def _text(value: Any) -> str:
 
 
 def _money(value: float | None) -> str:
-    """Two digits behind the point where they say enough."""
     return UNKNOWN if value is None else f"{value:,.2f}" if value >= 1 or value == 0 else format_sig(value)
 
 
@@ -140,7 +137,7 @@ def _speed_range(row: CellRow) -> str:
     speed = row.samples_per_s
     if speed is None or speed.repeats < 2:  # noqa: PLR2004 - of one run it is no range of repeats
         return UNKNOWN
-    return f"{format_sig(speed.low)} to {format_sig(speed.high)}"
+    return f"{format_sig(speed.low)}-{format_sig(speed.high)}"
 
 
 def _speed_bought(row: CellRow) -> str:
@@ -182,7 +179,6 @@ def lead(table: CellTable) -> str:
 
 
 def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
-    """Who is the fastest, by tokens where samples differ in length alone, or none are told."""
     fast = [row for row in measured if has_speed(row)]
     known = [row for row in fast or measured if row.tokens_per_s is not None]
     of_length = differing(fast) == ("sequence_length",) and not untold(fast) and len(known) == len(fast)
@@ -190,17 +186,16 @@ def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
         best = max(fast, key=lambda row: value_of(row, "samples_per_s"))
         work = other_work(fast)
         though = f", though cells {work}" if work else _as_fast(best, fast)
-        return f"Fastest is {best.label} with {_speed(best)} samples/s{_times(table, best)}{though}"
+        return f"The fastest is {best.label} with {_speed(best)} samples/s{_times(table, best)}{though}"
     if not known:
         return ""
     best = max(known, key=lambda row: value_of(row, "tokens_per_s"))
     work = other_work(known)
-    though = ", of cells that differ in sequence length" if of_length else f", though cells {work}" if work else ""
-    return f"Fastest is {best.label} with {tell(COLUMNS['tokens_per_s'], best)} tokens/s{though}"
+    though = ", among cells with different sequence lengths" if of_length else f", though cells {work}" if work else ""
+    return f"The fastest is {best.label} with {tell(COLUMNS['tokens_per_s'], best)} tokens/s{though}"
 
 
 def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
-    """Who may be as fast as the best one, by the confidence interval of their ratio."""
     alike = [row.label for row in fast if row is not best and _may_reach(row.samples_per_s, best.samples_per_s)]
     if not alike:
         return ""
@@ -213,7 +208,6 @@ def _may_reach(one: Estimate | None, best: Estimate | None) -> bool:
 
 
 def _times(table: CellTable, best: CellRow) -> str:
-    """How fast it is beside the baseline, where the two do the same work."""
     baseline = next((row for row in table.cells if row.label == table.baseline), best)
     if best.relative is None or table.baseline in {None, best.label} or other_work([best, baseline]):
         return ""
@@ -230,7 +224,7 @@ def constants_line(table: CellTable) -> str:
             told += [column.words] if text == "yes" else []
         else:
             told.append(text if column.name == "nodes" and " x " not in text else f"{column.words} {text}")
-    return f"On every row: {', '.join(told)}." if told else ""
+    return f"The same in every row: {', '.join(told)}." if told else ""
 
 
 def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -> Sheet:
@@ -244,7 +238,7 @@ def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -
     relative = any(column.name == "relative" for column in shown) and table.baseline is not None
     notes = (
         constants_line(table),
-        f"Relative: samples/s over those of {table.baseline}." if relative else "",
+        f"Relative: samples/s relative to {table.baseline}." if relative else "",
         RANGES if any(column.name == "samples_per_s_range" for column in shown) else "",
         table.rule,
         *table.notes,
@@ -258,7 +252,6 @@ def cells_sheet(table: CellTable, columns: Sequence[CellColumn] | None = None) -
 
 
 def _heading(column: CellColumn) -> Column:
-    """A key of the job and a currency are a stranger's words."""
     return Column(sanitize(column.title), sanitize(column.unit), words=column.is_words)
 
 
@@ -311,7 +304,6 @@ def missing_sheet(table: CellTable) -> Sheet:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """Labels may have commas in them; of many the first few."""
     more = [f"and {len(labels) - _MOST_LABELS} more"] if len(labels) > _MOST_LABELS + 1 else []
     shown = [*labels[:_MOST_LABELS], *more] if more else labels
     return ("; " if any("," in one for one in shown) else ", ").join(shown)
@@ -350,12 +342,10 @@ def _cells(row: CellRow, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _name(value: str) -> str:
-    """With the unit that the value's name leaves to its description."""
     return COLUMNS[value].csv or value
 
 
 def _written(value: Any) -> object:
-    """What CSV has a form for as it is; lists and such as JSON."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     return msgspec.json.encode(value).decode()

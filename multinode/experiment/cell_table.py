@@ -103,7 +103,7 @@ def _find(rows: Sequence[CellRow], label: str) -> CellRow:
         )
     if not has_speed(row):
         fast = ", ".join(row.label for row in rows if has_speed(row)) or "none of its rows"
-        raise UsageError(f"row {label!r} has no samples/s to compare with: {row.state}", hint=f"these have: {fast}")
+        raise UsageError(f"row {label!r} has no samples/s for comparison: {row.state}", hint=f"these have: {fast}")
     return row
 
 
@@ -117,13 +117,11 @@ def _relative(row: CellRow, baseline: CellRow | None) -> Estimate | None:
 
 
 def _own_notes(table: CellTable, tables: Sequence[CellTable]) -> Iterator[str]:
-    """What is not said of every table is said to be of this one."""
     for note in table.notes:
         yield note if all(note in other.notes for other in tables) else f"{table.run_id}: {note}"
 
 
 def _rule(summaries: Sequence[Summary]) -> str:
-    """The rule of all runs; of runs that made different numbers of steps, what became of those."""
     rules = dict.fromkeys(one.rule for one in summaries if one.rule)
     if len(rules) <= 1:
         return next(iter(rules), "")
@@ -199,7 +197,6 @@ def _chosen(table: CellTable, look: Look) -> CellTable:
 
 
 def _sorted(rows: Sequence[CellRow], name: str, *, descending: bool) -> list[CellRow]:
-    """Rows that have no such value stand last, in the order that they had."""
     known = [(value, row) for row in rows if (value := value_of(row, name)) is not None]
     if any(not isinstance(value, (int, float)) for value, _ in known):
         known = [(str(value).casefold(), row) for value, row in known]
@@ -210,16 +207,16 @@ def _sorted(rows: Sequence[CellRow], name: str, *, descending: bool) -> list[Cel
 def _condition(all_rows: Sequence[CellRow], text: str) -> _Condition:
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no condition", hint=_EXAMPLES)
+        raise UsageError(f"{text!r} is not a condition", hint=_EXAMPLES)
     name, sign, wanted = match["name"].strip(), match["sign"], match["value"].strip()
     require_name(all_rows, name)
     if not wanted:
-        raise UsageError(f"{text!r} says nothing to compare with", hint=_EXAMPLES)
+        raise UsageError(f"{text!r} has no value to compare with", hint=_EXAMPLES)
     if sign in {"=", "!="}:
         return lambda row: _is(value_of(row, name), wanted) == (sign == "=")
     bound = _number(wanted)
     if bound is None:
-        raise UsageError(f"{text!r}: {wanted!r} is no number, and {sign} compares numbers", hint=_EXAMPLES)
+        raise UsageError(f"{text!r}: {wanted!r} is not a number, but {sign} compares numbers", hint=_EXAMPLES)
     return lambda row: isinstance(value := value_of(row, name), (int, float)) and _ORDER[sign](value, bound)
 
 

@@ -24,10 +24,10 @@ _BATCH = (
     "accumulation is gradient_accumulation_steps of both; the global batch, their product over all workers, is Hugging "
     "Face's total train batch size and DeepSpeed's train_batch_size."
 )
-_IMPORTED = "Imported rows were measured elsewhere, by rules that are not known here."
+_IMPORTED = "Imported rows were measured elsewhere, with unknown methods."
 _CURRENCIES = "Prices are in "
-# How the notes begin that follow from the rows alone; `tell` is of earlier releases.
-_GENERAL = (_BATCH, "Rows differ in ", "Rows do not all have ", "Rows do not all tell ", _IMPORTED, _CURRENCIES)
+# How the notes begin that follow from the rows alone.
+_GENERAL = (_BATCH, "Rows differ in ", "Rows do not all have ", _IMPORTED, _CURRENCIES)
 
 
 def with_notes(table: CellTable) -> CellTable:
@@ -43,12 +43,10 @@ def combined(tables: Sequence[CellTable]) -> CellTable:
 
 
 def _own_notes(table: CellTable) -> list[str]:
-    """Without those that follow from any rows."""
     return [note for note in table.notes if not note.startswith(_GENERAL)]
 
 
 def _general(rows: Sequence[CellRow]) -> list[str]:
-    """What rows give occasion to say: the batch in other words, and what is no comparison of like with like."""
     said = []
     if any(row.global_batch is not None or row.settings.per_device_batch is not None for row in rows):
         said.append(_BATCH)
@@ -60,21 +58,20 @@ def _general(rows: Sequence[CellRow]) -> list[str]:
         said.append(_IMPORTED)
     paid = [currency or "an unknown currency" for currency in currencies(rows)]
     if len(paid) > 1:
-        said.append(f"{_CURRENCIES}{format_list(paid)}: what is paid in one is no measure of the other.")
+        said.append(f"{_CURRENCIES}{format_list(paid)}, which cannot be compared.")
     return said
 
 
 def _so(rows: Sequence[CellRow]) -> str:
-    """What follows for their speeds from rows that are not known to be of the same work."""
     names = differing(rows)
     if not names:
-        return "a sample may not be the same work in each, and samples/s may compare different work"
-    tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s compare different work"
-    return f"a sample is not the same work in each, so {tokens}"
+        return "a sample may be different work in each, so samples/s may not be comparable"
+    tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s are not comparable"
+    return f"a sample is different work in each, so {tokens}"
 
 
-_FILE, _UNPRICED = "Prices of the file are in ", "The prices file has no price of "
-_TAKEN = "Prices that came without a currency, of a hostfile or an imported table, are taken to be in "
+_FILE, _UNPRICED = "Prices in the file are in ", "The prices file has no price of "
+_TAKEN = "Prices without a currency, from a hostfile or an imported table, are assumed to be in "
 
 
 def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None) -> CellTable:
@@ -95,5 +92,5 @@ def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None)
             notes.append(f"{_TAKEN}{prices.currency}.")
     unpriced = unpriced_devices(shown.cells, prices) if prices is not None or len(notes) < len(shown.notes) else ()
     if unpriced:
-        notes.append(f"{_UNPRICED}{', '.join(unpriced)}: their cells have none.")
+        notes.append(f"{_UNPRICED}{', '.join(unpriced)}; their cells have no price.")
     return msgspec.structs.replace(shown, notes=tuple(dict.fromkeys(notes)))

@@ -147,14 +147,14 @@ class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The cells of one sweep, of several, or of an import.
+    """The cells of one or more sweeps, or of an import.
 
     Attributes:
-        run_id: of the sweep or import; of several, with commas between.
-        rule: which steps count.
-        baseline: label of the row that `relative` refers to; None where no row has a speed.
-        cheapest: None where no deadline was asked for.
-        notes: what a reader should know, a sentence each.
+        run_id: of the sweep or import; several are separated by commas.
+        rule: which steps are measured.
+        baseline: label of the row that `relative` refers to; None if no row has a speed.
+        cheapest: None without a deadline.
+        notes: for readers, one sentence each.
     """
 
     schema: str = "multinode.sweep/1"
@@ -173,19 +173,19 @@ _PLACE = _FIELDS.index("settings")
 _MOST_SUGGESTED = 3
 
 RANGED = ("samples_per_s", "tokens_per_s", "tgs", "step_time_ms", "whole_s", "relative")
-"""Values that have a spread over repeats."""
+"""Values with a spread over repeats."""
 
 VALUES = tuple(name for name in (*_FIELDS[:_PLACE], *_SETTINGS, *_FIELDS[_PLACE:], *_SPREAD) if name in COLUMNS)
-"""What every row has under a name."""
+"""Named values of every row."""
 
 # Beside samples/s.
 _MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}.intersection(_FIELDS) - {"samples_per_s"}
 
 
 def _other_names() -> dict[str, str]:
-    """Ours by the titles that a table shows, and by what a job and a foreign table in our unit call them.
+    """Names of values by the titles of tables, and by those of jobs and foreign tables in our unit.
 
-    What two values are called, as `samples` and `price`, is the name of neither.
+    A title that fits two values, such as `samples` and `price`, names neither.
     """
     called: dict[str, set[str]] = {}
     for column in COLUMNS.values():
@@ -201,9 +201,9 @@ _BY_TITLE = {column_name(name): value for name, value in (dict(zip(VALUES, VALUE
 
 
 def value_of(row: CellRow, name: str) -> Any:
-    """The value of one of `VALUES`, or of a key that the sweep set; None where the row has none.
+    """One of `VALUES`, or a key that the sweep set; None if the row has none.
 
-    A value also goes by the titles that tables have for it, and by the names that columns of a foreign table have.
+    Titles of tables and names of foreign columns are accepted.
     """
     name = name if name in row.varied else our_name(name)
     if name in _SETTINGS:
@@ -217,21 +217,21 @@ def value_of(row: CellRow, name: str) -> Any:
 
 
 def our_name(name: str) -> str:
-    """What a value is called here that a job, a framework, a foreign table or the title of a column calls so."""
+    """Our name of a value, from that of a job, framework, foreign table or column title."""
     title = column_name(name) if name[:1].isalnum() else name
     return _NAMES.get(name) or _BY_TITLE.get(title, name)
 
 
 def value_names(rows: Sequence[CellRow]) -> tuple[str, ...]:
-    """All names that a value of these rows goes by."""
+    """All accepted names of values of these rows."""
     return tuple(dict.fromkeys((*VALUES, *_NAMES, *(key for row in rows for key in row.varied))))
 
 
 def require_name(rows: Sequence[CellRow], name: str) -> None:
-    """Refuse a name that no value goes by.
+    """Refuse an unknown name of a value.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is unknown.
     """
     names = value_names(rows)
     if name in names or our_name(name) in VALUES:
@@ -245,7 +245,6 @@ def require_name(rows: Sequence[CellRow], name: str) -> None:
 
 
 def _nearest(name: str, names: Sequence[str]) -> list[str]:
-    """Values that it is likely to mean, the likeliest first."""
     title = column_name(name)
     called = {column_name(known): known for known in names}
     begun = [known for known in VALUES if title and column_name(known).startswith(title)]
@@ -254,43 +253,43 @@ def _nearest(name: str, names: Sequence[str]) -> list[str]:
 
 
 def has_figures(row: CellRow) -> bool:
-    """Whether something was measured: a published table may tell tokens/s, or memory, and no samples/s."""
+    """Whether anything was measured: a published table may have tokens/s or memory without samples/s."""
     return has_speed(row) or (row.state == "measured" and any(getattr(row, name) is not None for name in _MEASURED))
 
 
 def has_speed(row: CellRow) -> bool:
-    """Whether there is something to compare."""
+    """Whether there is a speed to compare."""
     return row.samples_per_s is not None and row.samples_per_s.low > 0
 
 
-# What makes a sample other work, by the names of Settings.
+# Settings that change the work per sample.
 _WORK = ("model", "dataset", "stage", "sequence_length")
-# Published figures contradict themselves by some percent; another number of epochs is more than that.
+# Published figures are inconsistent by some percent; another number of epochs differs more.
 _SAME_AMOUNT = 1.1
 
 
 def differing(rows: Sequence[CellRow]) -> tuple[str, ...]:
-    """Names of Settings that two of the rows tell otherwise."""
+    """Settings for which two of the rows have different values."""
     return tuple(name for name in _WORK if len(_told(rows, name) - {None}) > 1)
 
 
 def untold(rows: Sequence[CellRow]) -> tuple[str, ...]:
-    """Names of Settings that some of the rows tell, all alike, and others do not."""
+    """Settings that only some of the rows have, with equal values."""
     return tuple(name for name in _WORK if len(told := _told(rows, name)) > 1 and len(told - {None}) == 1)
 
 
 def other_work(rows: Sequence[CellRow]) -> str:
-    """In what the rows' samples are other work: `differ in model and stage`; empty where they are alike."""
+    """How the samples of the rows differ: `differ in model and stage`; empty if they do not."""
     known, unknown = ([COLUMNS[name].words for name in names] for names in (differing(rows), untold(rows)))
     parts = [f"differ in {format_list(known)}"] if known else []
-    return " and ".join([*parts, f"do not all have their {format_list(unknown)}"] if unknown else parts)
+    return " and ".join([*parts, f"do not all have {format_list(unknown)}"] if unknown else parts)
 
 
 def other_job(rows: Sequence[CellRow]) -> str:
-    """In what the rows' full runs are other jobs: their samples, or how many there are; empty where they are alike.
+    """How the full runs of the rows differ in their samples or number of samples; empty if they do not.
 
     Args:
-        rows: whose full run is timed.
+        rows: rows with a time of the full run.
     """
     work = other_work(rows)
     if work:
@@ -298,14 +297,14 @@ def other_job(rows: Sequence[CellRow]) -> str:
     by_packing: dict[bool | None, list[float]] = {}
     for row in rows:
         if row.whole_s is not None and row.samples_per_s is not None:
-            # Packed samples are another number, and the same data.
+            # Packing changes the number of samples, but not the data.
             by_packing.setdefault(row.settings.packing, []).append(row.whole_s.value * row.samples_per_s.value)
     alike = all(max(amounts) <= _SAME_AMOUNT * min(amounts) for amounts in by_packing.values())
     return "" if alike else "train different numbers of samples"
 
 
 def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
-    """What the prices of the rows are paid in, each once; None is that of a price whose currency nobody told."""
+    """The distinct currencies of the rows' prices; None is an unknown one."""
     priced = (row for row in rows if row.price_per_hour is not None or row.price_purchase is not None)
     return tuple(dict.fromkeys(row.currency for row in priced))
 

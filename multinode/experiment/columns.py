@@ -1,7 +1,7 @@
-"""COLUMNS: every value that a cell of a table may have: its name, title and unit, how it is read and shown. No rows.
+"""COLUMNS: every possible value of a cell: name, title, unit, parsing and formatting. No rows.
 
-A foreign table is read by it (imported_columns.py), a sort and a filter find their value by it, and sheets, CSV files
-and sentences are laid out by it. What a row's value is follows from its name: a field of `CellRow` or its `Settings`.
+Used for foreign tables (imported_columns.py), sorting, filtering, sheets, CSV files and sentences. The name of a value
+is that of a field of `CellRow` or its `Settings`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Literal
 import msgspec
 
 MONEY = "{money}"
-"""In a unit, in place of the currency."""
+"""Placeholder of the currency in a unit."""
 
 BOUGHT_WITH = 10_000
-"""Units of money: of what a GPU costs, one buys too little speed to be read."""
+"""Units of money: the speed per single unit would be too small to read."""
 
 _Form = Literal["words", "number", "figure", "share", "money", "duration"]
 ColumnKind = Literal["text", "flag", "count", "number", "epochs", "measured", "clock", "share", "price"]
@@ -33,20 +33,20 @@ class CellColumn(msgspec.Struct, frozen=True):
     """A value of a cell.
 
     Attributes:
-        name: of the value, as a sort, a filter and a CSV file name it.
-        title: above its column; empty of what no table shows.
+        name: for sorting, filtering and CSV files.
+        title: of its column; empty if no table shows it.
         unit: below its title.
-        rank: the least is kept longest where there is little room.
-        shown: how it is written, where that does not follow from `kind`.
-        phrase: its title in a sentence, where that is another.
-        csv: its name in a CSV file, where the name leaves out its unit.
-        key: of a job, that holds the value itself.
+        rank: columns with a lower rank are kept longer in narrow tables.
+        shown: its format, if it does not follow from `kind`.
+        phrase: its title in a sentence, if different.
+        csv: its name in a CSV file, if the name lacks the unit.
+        key: of a job that holds the value.
         decided_by: further keys of a job that decide it.
-        kind: what a foreign table may hold in it; None is no column of a foreign table.
-        written: what messages about a foreign table call it, where that is not its name.
-        names: what else a foreign table may call it.
-        units: what else, in another unit: what that is in ours.
-        bare: what else, without a unit: its cells have to carry it.
+        kind: its type in a foreign table; None if it is no column there.
+        written: its name in messages about a foreign table, if different.
+        names: its other names in a foreign table.
+        units: further names in another unit, with the factor to ours.
+        bare: further names without a unit: the cells must have one.
     """
 
     name: str
@@ -66,17 +66,17 @@ class CellColumn(msgspec.Struct, frozen=True):
 
     @property
     def form(self) -> _Form:
-        """How it is written; `words` and `number` say which cell it is, the others were measured."""
+        """Its format; `words` and `number` identify the cell, the others are measured."""
         return self.shown or _FORMS.get(self.kind, "words")
 
     @property
     def is_figure(self) -> bool:
-        """Whether it was measured; else it says which cell it is."""
+        """Whether it was measured; otherwise it identifies the cell."""
         return self.form not in {"words", "number"}
 
     @property
     def is_words(self) -> bool:
-        """Whether it holds words, which stand on the left and may wrap."""
+        """Whether it holds text, which is left-aligned and may wrap."""
         return self.form == "words"
 
     @property
@@ -86,7 +86,7 @@ class CellColumn(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of a job, that decide it."""
+        """The keys of a job that decide it."""
         return (self.key, *self.decided_by) if self.key else self.decided_by
 
 
@@ -225,8 +225,8 @@ _COLUMNS = (
     CellColumn("packing", "packing", rank=66, decided_by=("packing", "neat_packing", "stage")),
     CellColumn("recompute", "recomputed", rank=67, decided_by=("disable_gradient_checkpointing",)),
     CellColumn("overlap", decided_by=_FSDP),
-    CellColumn("grad_compress", "gradients sent", rank=46, phrase="gradients sent as"),
-    CellColumn("averaging", "averaged", rank=47, phrase="averaged between nodes"),
+    CellColumn("grad_compress", "gradients sent", rank=46, phrase="gradient dtype on the wire"),
+    CellColumn("averaging", "averaged", rank=47, phrase="averaging between nodes"),
     CellColumn("command"),
     CellColumn(
         "per_device_batch",
@@ -420,4 +420,4 @@ _COLUMNS = (
 )
 
 COLUMNS = {column.name: column for column in _COLUMNS}
-"""By name; those that a table shows in the order in which they stand."""
+"""All values by name; those of tables in their order."""

@@ -72,7 +72,7 @@ def compare_records(
     directories = [RunDirectory.open(root, name) for name in (first, second)]
     names = (directories[0].run_id, directories[1].run_id)
     if names[0] == names[1]:
-        raise UsageError(f"both are run {names[0]}", hint="name two runs: multinode runs lists them")
+        raise UsageError(f"both are run {names[0]}", hint="name two runs; list them: multinode runs")
     scans = [load_scan(directory) for directory in directories]
     if scans[0] is not None and scans[1] is not None:
         return msgspec.structs.replace(scans[1], changes=compare_scans(scans[0].record, scans[1].record))
@@ -83,7 +83,7 @@ def compare_records(
     if file is None:
         raise UsageError(
             f"run {names[0]} is of kind {kinds[0]}, and {names[1]} of kind {kinds[1]}: they have no figures in common",
-            hint="two runs of one kind: multinode runs lists them; of one: multinode show RUN",
+            hint="name two runs of one kind; list them: multinode runs; for one run: multinode show RUN",
         )
     if file == "summary.json":
         return compare_runs(root, first, second, anyway=anyway)

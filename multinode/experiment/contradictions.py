@@ -1,6 +1,6 @@
-"""find_contradictions: whether the figures of one row fit together, by arithmetic that holds for every training. Pure.
+"""Find contradictions between the figures of one row, by arithmetic that holds for every training. Pure.
 
-A breach is named and nothing is corrected: which of the figures is wrong nobody can tell from the row alone.
+They are reported and not corrected: the row alone does not show which figure is wrong.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import msgspec
 
 from multinode.records.plausible import Rounded, exactly, product
 
-# How far apart two ways to one figure may be, beyond what the rounding of the published digits explains.
+# Tolerance between two ways to one figure, beyond the rounding of published digits.
 _TOLERANCE = 0.02
 
 Figures = Mapping[str, Rounded]
 
 
 class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one row that do not fit together.
+    """Figures of one row that contradict each other.
 
     Attributes:
         sides: two ways to one figure, as formulas of the names of `experiment.columns`: `samples_per_s*whole_s`,
-            `dataset_samples*epochs`; or `out_of_memory` and the names of what such a row has all the same.
-        values: of both ways; empty of a row that ran out of memory.
+            `dataset_samples*epochs`; or `out_of_memory` and the names of figures that such a row has.
+        values: of both ways; empty for a row out of memory.
     """
 
     sides: tuple[str, ...]
@@ -33,7 +33,7 @@ class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Way(NamedTuple):
-    """One way to a figure: as a product over another, or computed otherwise."""
+    """One way to a figure: a product over another, or a function."""
 
     words: str
     names: tuple[str, ...]
@@ -54,10 +54,10 @@ class _Way(NamedTuple):
 
 
 def find_contradictions(figures: Figures) -> dict[str, Contradiction]:
-    """What does not fit together by more than the tolerance, by its sentence.
+    """Contradictions beyond the tolerance, by their sentence.
 
     Args:
-        figures: of one row as they were published, by the names of `experiment.columns`.
+        figures: of one row as published, by the names of `experiment.columns`.
     """
     return dict(_breaches(figures))
 
@@ -65,24 +65,23 @@ def find_contradictions(figures: Figures) -> dict[str, Contradiction]:
 def _breaches(figures: Figures) -> Iterator[tuple[str, Contradiction]]:
     for one, other in _SAME:
         needed = {*one.names, *one.under, *other.names, *other.under}
-        # Samples/s tell more of the runtime than tokens/s.
+        # Samples/s predict the runtime better than tokens/s.
         if not needed <= figures.keys() or (one is _TOKENS_OF_RUNTIME and "samples_per_s" in figures):
             continue
         left, right = one.of(figures), other.of(figures)
         if max(left.low / right.high, right.low / left.high) > 1 + _TOLERANCE:
             apart = left.value / right.value - 1 if right.value else math.inf
-            size = f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'}"
+            size = f"{100 * abs(apart):.1f}% {'more' if apart > 0 else 'less'}"
             told = f"{one.words} is {_number(left.value)}, {other.words} is {_number(right.value)}: {size}"
             yield told, Contradiction(sides=(one.formula, other.formula), values=(left.value, right.value))
 
 
 def _number(value: float) -> str:
-    """With as many digits as tell two figures apart that are a percent from each other."""
     return f"{value:.6g}" if value < 1e6 else f"{value:,.0f}"  # noqa: PLR2004 - above it .6g would write 1e+06
 
 
 def _steps_for_samples(figures: Figures) -> Rounded:
-    """Optimizer steps of the data: the last of an epoch may be partial, or its samples may be dropped."""
+    """The last step of an epoch may be partial, or its samples may be dropped."""
     whole = figures["dataset_samples"] / figures["global_batch"]
     epochs = figures["epochs"]
     least, most = max(1, math.floor(whole.low)) * epochs.low, max(1, math.ceil(whole.high)) * epochs.high
@@ -90,7 +89,6 @@ def _steps_for_samples(figures: Figures) -> Rounded:
 
 
 def _samples_of_step(figures: Figures) -> Rounded:
-    """As the batch has it; or as the steps had it on average, where the last one of an epoch was partial."""
     batch = figures["global_batch"]
     if not {"dataset_samples", "epochs", "steps"} <= figures.keys():
         return batch
@@ -105,15 +103,15 @@ _GLOBAL_BATCH = _Way("the global batch", ("global_batch",))
 _STEPS = _Way("the number of steps", ("steps",))
 _TOKENS_PER_S = _Way("tokens/s", ("tokens_per_s",))
 _TOKENS_OF_RUNTIME = _Way("tokens/s x runtime", ("tokens_per_s", "whole_s"))
-# Two ways each to one figure.
+# Pairs of ways to one figure.
 _SAME = (
     (
         _GLOBAL_BATCH,
-        _Way("GPUs x accumulation x batch of a GPU", ("world_size", "accumulation", "per_device_batch")),
+        _Way("GPUs x accumulation x batch per GPU", ("world_size", "accumulation", "per_device_batch")),
     ),
     (
         _Way("the batch of all GPUs", ("all_devices_batch",)),
-        _Way("GPUs x batch of a GPU", ("world_size", "per_device_batch")),
+        _Way("GPUs x batch per GPU", ("world_size", "per_device_batch")),
     ),
     (_GLOBAL_BATCH, _Way("batch of all GPUs x accumulation", ("all_devices_batch", "accumulation"))),
     (_Way("the number of GPUs", ("world_size",)), _Way("nodes x workers per node", ("nodes", "workers_per_node"))),
@@ -151,7 +149,7 @@ _SAME = (
         _Way("tokens per sample", ("tokens_per_sample",)),
         _Way("tokens / samples", ("tokens",), ("dataset_samples",)),
     ),
-    (_Way("tokens/s of a GPU x GPUs", ("tgs", "world_size")), _TOKENS_PER_S),
+    (_Way("tokens/s per GPU x GPUs", ("tgs", "world_size")), _TOKENS_PER_S),
     (
         _Way("samples_per_s_per_gpu*world_size", ("samples_per_s_per_gpu", "world_size")),
         _Way("samples_per_s", ("samples_per_s",)),

@@ -1,4 +1,4 @@
-"""Grid and its cells: the settings of a job and of a cluster that a sweep goes through. Data only."""
+"""Grid and its cells: the settings of a job and a cluster that a sweep covers. Data only."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from multinode.records.run import Failure
 from multinode.secret_values import is_secret
 
 BATCH = "per_device_train_batch_size"
-"""The setting whose larger values need more memory, all else equal."""
+"""The setting whose larger values need more memory."""
 _BATCHES = frozenset({BATCH, "batch", "batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size"})
 
 
 def is_batch(key: str) -> bool:
-    """Whether a setting, or a script's argument of this name, is a batch."""
+    """Whether a setting or script argument of this name is a batch."""
     return key in _BATCHES
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep asks for: every combination of these.
+    """A sweep: every combination of these.
 
     Attributes:
-        settings: values by key of the job, or by name of a script's argument, in the order in which they were given.
-        arguments: the script's argument as it is written, by the name that it has in `settings`: `--batch-size` by
-            `batch_size`; empty of a YAML job.
-        nodes: how many of the hostfile's first nodes.
-        workers_per_node: on each of them; None leaves it to the hostfile.
-        repeats: how often each cell is measured.
-        interleave: whether the repeats are made in turns, every second one from the last cell to the first, so that
-            what drifts hits all alike; else those of a cell one after the other.
+        settings: values by key of the job, or by name of a script argument, in the given order.
+        arguments: the spelling of a script argument by its name in `settings`: `--batch-size` by `batch_size`; empty
+            for a YAML job.
+        nodes: numbers of nodes, from the top of the hostfile.
+        workers_per_node: on each; None uses the hostfile.
+        repeats: measurements per cell.
+        interleave: whether repeats are interleaved, every second round in reverse, so that drift affects all; otherwise
+            those of a cell are consecutive.
     """
 
     settings: dict[str, tuple[Any, ...]] = {}
@@ -50,10 +50,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One combination.
 
     Attributes:
-        label: its name, unique in its grid and fit for a file: `2x1-lora-batch4`.
-        settings: values that are set in the job, by key.
-        nodes: of the hostfile's first.
-        workers_per_node: on each of them; None leaves it to the hostfile.
+        label: its name, unique in its grid and valid in file names: `2x1-lora-batch4`.
+        settings: set in the job, by key.
+        nodes: from the top of the hostfile.
+        workers_per_node: on each; None uses the hostfile.
     """
 
     label: str
@@ -63,19 +63,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a cell so far.
+    """The state of a cell.
 
     Attributes:
-        state: `waiting`, `running`, `measured`, `out_of_memory`, `skipped` or `failed`; one that has a run which ended
-            well is `measured`, though repeats of it are still to come.
-        run_ids: runs that ended well, one a repeat.
-        current: the run that was begun last and has not been judged; None where none is under way.
-        attempts: runs that were begun, in all.
-        failed_runs: those that failed and are not made again.
-        took_s: wall time of every run that was judged, with all that goes around it.
-        out_of: whose memory did not suffice: `gpu`, `node` (the kernel's killer); None of any other state.
-        reason: why it, or one of its repeats, was skipped or failed, or what ran out where; else empty.
-        failure: the run's first failure; None where none failed.
+        state: `waiting`, `running`, `measured`, `out_of_memory`, `skipped` or `failed`; a cell with a successful run is
+            `measured`, even if repeats are due.
+        run_ids: successful runs, one per repeat.
+        current: the run in progress, not yet judged, if any.
+        attempts: number of started runs.
+        failed_runs: failed runs that are not repeated.
+        took_s: wall time of every judged run, including overhead.
+        out_of: whose memory ran out: `gpu`, or `node` (kernel OOM killer); None in other states.
+        reason: why it or a repeat was skipped or failed, or what ran out where; otherwise empty.
+        failure: the first failure of its runs, if any.
     """
 
     cell: Cell
@@ -91,17 +91,17 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GridRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`grid.json` of a sweep: written anew whenever a cell's state changes, so that it can go on after a crash.
+    """`grid.json` of a sweep: rewritten at every change of a cell, so that it can resume after a crash.
 
     Attributes:
-        fingerprint: of everything that decides the figures; the same command has the same.
-        command: the job in a few words.
+        fingerprint: of everything that decides the figures; equal for the same command.
+        command: the job, for people.
         cells: in the order of the grid.
-        worker_batch: samples of a worker's optimizer step as the job's own file has it (batch x accumulation), before
-            the grid sets anything; None is unknown.
-        steps: that count in each run; None leaves it to the job, or to `minutes`.
-        minutes: of training in each run, after which it was stopped; None has it train its steps.
-        synthetic: whether the data are made up.
+        worker_batch: samples per optimizer step of a worker in the job's own file (batch x accumulation), before the
+            grid's settings; None if unknown.
+        steps: measured per run; None uses the job's, or `minutes`.
+        minutes: training time per run; None trains its steps.
+        synthetic: whether data are synthetic.
     """
 
     schema: str = "multinode.grid/1"
@@ -116,7 +116,7 @@ class GridRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limit_s(self) -> float | None:
-        """Of training in each run, in seconds; None has it train its steps."""
+        """Training time per run, in seconds; None trains its steps."""
         return None if self.minutes is None else 60 * self.minutes
 
 
@@ -130,14 +130,14 @@ _NO_MATTER = frozenset(
 def fingerprint(
     jobs: Mapping[str, Job], nodes: tuple[Node, ...], options: LaunchOptions, measured: Mapping[str, Any]
 ) -> str:
-    """The same text for the same jobs, nodes, options and way of measuring; it tells nothing of what it was made from.
+    """Equal for the same jobs, nodes, options and measurement; its inputs cannot be recovered from it.
 
-    A price, a port of SSH or a secret that changes leaves the figures as they are, and so the fingerprint.
+    Prices, SSH ports and secrets do not change it.
 
     Args:
         jobs: of every cell, by its label.
-        nodes: those that the grid uses.
-        options: how each cell is laid out.
+        nodes: of the grid.
+        options: layout of each cell.
         measured: the grid and how its cells are measured, as plain data.
     """
     environment = options.environment
@@ -155,12 +155,11 @@ def fingerprint(
 
 
 def _trained(job: Job) -> tuple[Any, ...]:
-    """What of a job decides what is trained; not where its file lies."""
     return (job.text, _with_texts(job.config), job.deepspeed_text) if isinstance(job, LlamaFactoryJob) else job.argv
 
 
 def _with_texts(value: Any) -> Any:
-    """The same with texts for keys: YAML's may be of any kind, as those of `max_memory: {0: 20GiB}`, and JSON's not."""
+    """The same with text keys: YAML allows any, as in `max_memory: {0: 20GiB}`, JSON does not."""
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     if isinstance(value, dict):
@@ -172,7 +171,7 @@ def _with_texts(value: Any) -> Any:
 
 
 def _placed(node: Node) -> dict[str, Any]:
-    """All that a line of the hostfile says, but what it costs and how SSH gets there: a key that is new counts."""
+    """Everything on a line of the hostfile except prices and SSH settings."""
     said = {name: value for name, value in msgspec.structs.asdict(node).items() if name not in _NO_MATTER}
     return said | {"env": _without_secrets(node.env)}
 

@@ -1,4 +1,4 @@
-"""How far a sweep is, in lines: what is measured next, how long the rest takes, what became of a cell. Pure."""
+"""Progress of a sweep in lines: the next cell, the time left, the outcome of a cell. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _OUT_OF = {"gpu": "out of GPU memory", "node": "out of the node's memory"}
 
 
 def left_s(record: GridRecord) -> float | None:
-    """A guess of how long all runs that are due take: each as long as those that ended took on average.
+    """Estimated time of all due runs, from the mean of the finished ones; None before anything is known.
 
-    Where each trains for a time, one that ended before it tells nothing of the others; until one has not, it is the
-    time alone that counts. None before anything is known.
+    With a time limit per run, only runs that reached it count; until one has, the limit itself is used.
     """
     took = [one_s for cell in record.cells for one_s in cell.took_s]
     limit_s = record.limit_s
@@ -31,7 +30,7 @@ def left_s(record: GridRecord) -> float | None:
 
 
 def about(seconds: float) -> str:
-    """A guess for people: `about 40 s`, `about 4 min`, `about 2 h 10 min`."""
+    """An estimate for people: `about 40 s`, `about 4 min`, `about 2 h 10 min`."""
     if seconds < 1.5 * _MINUTE_S:
         return f"about {max(10, round(seconds, -1)):.0f} s"
     minutes = round(seconds / _MINUTE_S)
@@ -42,13 +41,13 @@ def about(seconds: float) -> str:
 
 
 def cell_line(number: int, total: int, name: str, remaining_s: float | None) -> str:
-    """What is measured next: `[3/16] 2x1-lora-batch4, about 4 min left`."""
+    """The cell that is measured next: `[3/16] 2x1-lora-batch4, about 4 min left`."""
     left = "" if remaining_s is None else f", {about(remaining_s)} left"
     return f"[{number}/{total}] {name}{left}"
 
 
 def end_line(cell: CellRecord, samples_per_s: float | None) -> str:
-    """What a run made of its cell."""
+    """The outcome of a cell's run."""
     if cell.state == "measured" and not cell.reason:
         speed = f": {samples_per_s:.4g} samples/s" if samples_per_s is not None else ""
         return f"{cell.cell.label}: measured{speed}"
@@ -57,7 +56,7 @@ def end_line(cell: CellRecord, samples_per_s: float | None) -> str:
 
 
 def state_line(record: GridRecord) -> str:
-    """How many cells are how: `16 cells: 12 measured, 1 out of memory, 3 skipped`."""
+    """Number of cells by state: `16 cells: 12 measured, 1 out of memory, 3 skipped`."""
     counts = Counter(cell.state for cell in record.cells)
     said = ", ".join(f"{counts[state]} {_words(state)}" for state in _STATES if counts[state])
     return f"{format_count(len(record.cells), 'cell')}: {said}"
@@ -72,7 +71,7 @@ def _describe(grid: Grid, cell: Cell) -> str:
 
 
 def plan_lines(record: GridRecord) -> list[str]:
-    """The cells in the order in which they are first measured, and how many runs that makes."""
+    """The cells in order of measurement, and the number of runs."""
     cells = record.cells
     order = [turn.cell for turn in measuring_order(record.grid, [one.cell for one in cells]) if turn.number == 1]
     width = max(len(one.cell.label) for one in cells)
@@ -84,7 +83,7 @@ def plan_lines(record: GridRecord) -> list[str]:
     ]
     repeats = record.grid.repeats
     times = "" if repeats == 1 else f", {repeats} times each"
-    # A run that is under way has been made by nobody yet; one that was cut off is made again.
+    # A run in progress counts as not made: if it is interrupted, it is repeated.
     running = [index for index, one in enumerate(cells) if one.state == "running"]
     left = len(due_turns(functools.reduce(give_up, running, record)))
     return [*lines, f"{format_count(len(cells), 'cell')}{times}: {format_count(left, 'run')} to make"]

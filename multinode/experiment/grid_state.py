@@ -1,6 +1,6 @@
-"""GridRecord from run to run: what is due, what a run changes, which cells it makes needless. Pure.
+"""Transitions of a GridRecord: due runs, the effect of a run, cells that become unnecessary. Pure.
 
-Running out of memory is a result; whatever else goes wrong is a failure.
+Running out of memory is a result; every other error is a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_due(record: GridRecord, turn: Turn) -> bool:
 
 
 def due_turns(record: GridRecord) -> tuple[Turn, ...]:
-    """The runs that are to be made, in their order."""
+    """The runs still to be made, in order."""
     cells = [one.cell for one in record.cells]
     return tuple(turn for turn in measuring_order(record.grid, cells) if is_due(record, turn))
 
@@ -37,23 +37,23 @@ def is_finished(record: GridRecord) -> bool:
 
 
 def begin(record: GridRecord, index: int, run_id: str) -> GridRecord:
-    """A run of the cell is under way."""
+    """The record with a run of this cell in progress."""
     return _change(record, index, state="running", current=run_id, attempts=record.cells[index].attempts + 1)
 
 
 def give_up(record: GridRecord, index: int) -> GridRecord:
-    """The run that was under way says nothing about the cell; it is to be made again."""
+    """The record without the run in progress, which says nothing about the cell and is repeated."""
     return _change(record, index, state=_resting(record.cells[index]), current=None)
 
 
 def settle(record: GridRecord, index: int, outcome: Outcome, *, took_s: float | None = None) -> GridRecord:
-    """The run that was under way has ended so.
+    """The record after the run in progress has ended.
 
     Args:
         record: the grid.
         index: of the cell.
         outcome: of the run.
-        took_s: its wall time; None leaves it out of the guess of what is left.
+        took_s: its wall time; None excludes it from the estimate of the time left.
     """
     if outcome.state == "stopped":
         return give_up(record, index)
@@ -62,15 +62,15 @@ def settle(record: GridRecord, index: int, outcome: Outcome, *, took_s: float | 
 
 
 def skip_larger(record: GridRecord, index: int) -> tuple[GridRecord, tuple[str, ...]]:
-    """Without the larger batches that are otherwise equal to a cell that ran out of memory.
+    """Skip cells that equal one out of memory except for a larger batch.
 
-    One that was measured in an earlier turn keeps its figures.
+    A cell that was measured earlier keeps its figures.
 
     Returns:
-        The record, and the labels that were skipped now.
+        The record, and the labels of the skipped cells.
     """
     small = record.cells[index]
-    reason = f"{small.cell.label} ran out of {_MEMORY.get(small.out_of or '', 'memory')} already"
+    reason = f"{small.cell.label} already ran out of {_MEMORY.get(small.out_of or '', 'memory')}"
     cells = enumerate(record.cells)
     larger = [other for other, cell in cells if cell.state == "waiting" and _needs_more(cell.cell, small.cell)]
     for other in larger:
@@ -79,7 +79,7 @@ def skip_larger(record: GridRecord, index: int) -> tuple[GridRecord, tuple[str, 
 
 
 def without_runs(record: GridRecord, gone: Collection[str]) -> GridRecord:
-    """Without these runs, which are no longer stored: they are to be made again."""
+    """The record without these runs, which are no longer stored and are repeated."""
     for index, cell in enumerate(record.cells):
         kept = tuple(run_id for run_id in cell.run_ids if run_id not in gone)
         if kept != cell.run_ids:
@@ -90,7 +90,7 @@ def without_runs(record: GridRecord, gone: Collection[str]) -> GridRecord:
 
 
 def retry_failed(record: GridRecord, indices: Collection[int] | None = None) -> GridRecord:
-    """With what failed to be measured again, of these cells or of all; what ran out of memory would again."""
+    """The record with failed cells due again, of these or of all; not those out of memory."""
     for index, cell in enumerate(record.cells):
         asked = indices is None or index in indices
         if asked and cell.failed_runs and cell.state in {"failed", "measured"}:
@@ -99,7 +99,6 @@ def retry_failed(record: GridRecord, indices: Collection[int] | None = None) -> 
 
 
 def _settled(cell: CellRecord, outcome: Outcome, took_s: tuple[float, ...]) -> dict[str, Any]:
-    """What the end of its run changes of a cell."""
     changes: dict[str, Any] = {"state": outcome.state, "current": None, "took_s": cell.took_s + took_s}
     if outcome.state == "measured" and cell.current is not None:
         return changes | {"run_ids": (*cell.run_ids, cell.current)}
@@ -108,14 +107,13 @@ def _settled(cell: CellRecord, outcome: Outcome, took_s: tuple[float, ...]) -> d
     if not is_oom:
         changes["failed_runs"] = cell.failed_runs + 1
     if cell.run_ids:
-        # How one repeat ended is no word against those that were measured.
+        # The end of one repeat does not affect those already measured.
         how = "ran out of memory" if is_oom else "failed"
         changes |= {"state": "measured", "reason": f"a repeat {how}: {outcome.reason}"}
     return changes
 
 
 def _needs_more(cell: Cell, small: Cell) -> bool:
-    """Whether a cell differs from a smaller one in its batch alone."""
     ours, theirs = batch_of(cell), batch_of(small)
     return ours is not None and theirs is not None and ours > theirs and batch_group(cell) == batch_group(small)
 

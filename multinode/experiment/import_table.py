@@ -1,4 +1,4 @@
-"""import: a table of figures measured elsewhere -> a stored table, like a sweep's. Reads and writes disk."""
+"""Import a table measured elsewhere into a stored table like that of a sweep. Reads and writes disk."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from multinode.records.hostfile import load_prices
 from multinode.records.run import Run, make_run_id
 from multinode.records.run_directory import RunDirectory
 
-_RULE = "Figures as the table has them; what it does not have follows from them by arithmetic, or is missing."
+_RULE = "Figures are those of the table; others are calculated from them or missing."
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was stored: the table, and where its run directory is."""
+    """The stored table and its run directory."""
 
     table: CellTable
     directory: Path
@@ -34,22 +34,22 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 def import_table(
     root: Path, path: Path, extras: Extras | None = None, *, name: str | None = None, prices_path: Path | None = None
 ) -> Imported:
-    """Import a table, and keep it as a run: the file as it is, the prices file as well, and the table made of them.
+    """Import a table as a run that keeps the file, the prices file and the resulting table.
 
     Args:
         root: of all runs.
-        path: of the table; its ending tells its form.
-        extras: what holds for all rows.
-        name: for people; None takes the file's.
-        prices_path: of a prices file; None takes the table's own prices alone.
+        path: of the table; its suffix sets the format.
+        extras: values for all rows.
+        name: of the table; None uses the file's.
+        prices_path: of a prices file; None uses only the table's own prices.
 
     Raises:
-        UsageError: a file cannot be read, or a line of it is wrong; the message has its place.
+        UsageError: a file cannot be read, or a line of it is wrong; the message has the place.
         MultinodeError: the run cannot be written.
     """
     started_s = time.time()
     if path.suffix.lower() not in FORMS:
-        raise UsageError(f"{path} is no table by its name: expected {', '.join(FORMS)}", hint=HINT)
+        raise UsageError(f"{path} has an unknown file type: expected {', '.join(FORMS)}", hint=HINT)
     read = parse_table(read_text(path, "the table", HINT), str(path), extras or Extras())
     prices, prices_text = load_prices(prices_path) if prices_path is not None else (None, "")
     run_id = make_run_id()
@@ -59,7 +59,7 @@ def import_table(
             job=name or path.name,
             rule=_RULE,
             cells=imported_rows(read.rows),
-            notes=(f"Columns that were passed over: {', '.join(read.ignored)}.",) if read.ignored else (),
+            notes=(f"Ignored columns: {', '.join(read.ignored)}.",) if read.ignored else (),
         )
     )
     table = with_notes(with_price_notes(with_prices(table, prices), table, prices))
@@ -79,6 +79,6 @@ def import_table(
         nodes=(),
         kind="import",
     )
-    # A directory is a run once it has this: last, so that no half of an import is ever listed.
+    # This file makes the directory a run. It is written last, so that an incomplete import is never listed.
     directory.write("run.json", run)
     return Imported(table=table, directory=directory.path)

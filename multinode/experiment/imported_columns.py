@@ -1,6 +1,6 @@
-"""IMPORTED: the columns that a table measured elsewhere may have, by every name, and what a cell of each may hold.
+"""IMPORTED: the columns of foreign tables by every name, and the values that their cells may hold.
 
-Which of them a title means, and in which unit, is imported_titles'.
+imported_titles maps titles to columns and units.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from multinode.units import parse_clock
 
 
 class ImplausibleError(ValueError):
-    """A figure that nobody can have measured; the message says why."""
+    """A value that cannot have been measured; the message says why."""
 
 
 class OutOfMemory(NamedTuple):
-    """What stands in the place of a figure, and whose memory it was: `gpu` or `node`."""
+    """Stands for a missing figure; says whose memory ran out: `gpu` or `node`."""
 
     out_of: str
 
@@ -41,9 +41,9 @@ _SCALED = re.compile(rf"[0-9.]+\s*(?:{'|'.join(WORDS.thousands)})", re.IGNORECAS
 _ABOUT = re.compile(rf"^(?:{any_of(WORDS.about)})\s*", re.IGNORECASE)
 _DAYS = re.compile(r"(?P<days>\d{1,5}) days?, (?P<clock>\d{1,2}:\d\d:\d\d(?:\.\d+)?)", re.ASCII)
 _DAY_S = 86400
-# No worker has more: what is beyond was written in another unit.
+# A larger value is in another unit.
 _MOST_GIB = 1024
-# Nor trains any on more samples at once: what is beyond counts tokens.
+# A larger value counts tokens.
 _MOST_SAMPLES = 100_000
 
 
@@ -51,7 +51,7 @@ class ImportedColumn(NamedTuple):
     """A column of a foreign table, under one of its names.
 
     Attributes:
-        scale: what its unit is in ours; None is told by each cell.
+        scale: factor from its unit to ours; None if each cell has its own unit.
     """
 
     column: CellColumn
@@ -59,26 +59,26 @@ class ImportedColumn(NamedTuple):
 
     @property
     def written(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return self.column.written or self.column.name
 
     @property
     def is_measured(self) -> bool:
-        """Whether it tells how a training went, and may so hold OOM."""
+        """Whether it is a result of the training, which may be OOM."""
         return self.column.kind in {"measured", "clock", "share"}
 
     @property
     def expected(self) -> str:
         """What a cell may hold, for messages."""
         if self.scale is None:
-            return "a number above 0 with its unit, as the title has none"
+            return "a positive number with its unit, as the title has none"
         return _EXPECTED[self.column.kind or "text"]
 
     def value(self, cell: str) -> Value:
-        """What a cell that is not empty says.
+        """The value of a non-empty cell.
 
         Raises:
-            ValueError: nothing that the column holds.
+            ValueError: the cell does not fit the column.
         """
         text = plain_text(cell)
         if text.lower() in _NONE:
@@ -87,21 +87,23 @@ class ImportedColumn(NamedTuple):
             return _words(cell.strip(), self.column)
         if self.column.kind == "flag":
             return _flag(text)
-        # A footnote is told of by a mark behind the word.
+        # A footnote mark may follow the word.
         if text.lower() in WORDS.no_figure or not text:
             return None
         if self.is_measured and (out_of := _out_of_memory(text)) is not None:
             return out_of
         value = _PARSERS[self.column.kind or "measured"](text, self)
         if self.column.name == "peak_memory_gib" and value.value > _MOST_GIB:
-            raise ImplausibleError(f"that is {value.value:,.0f} GiB, more than a worker can have: was it MiB?")
+            raise ImplausibleError(f"{value.value:,.0f} GiB is more than a worker can have; did you mean MiB?")
         if self.column.name == "per_device_batch" and value.value > _MOST_SAMPLES:
-            raise ImplausibleError(f"a worker does not take {value.value:,.0f} samples at once: was it tokens?")
+            raise ImplausibleError(
+                f"{value.value:,.0f} samples is too large for a worker's batch; did you mean tokens?"
+            )
         return value
 
 
 def column_name(title: str) -> str:
-    """A title as one word: small letters, no blanks and dashes, `/s` as `pers`; all other signs stay, of any script."""
+    """A title as one word: lower case, without spaces and dashes, `/s` as `pers`; other characters stay."""
     text = re.sub(r"^#\s*of\b", "number of", plain_text(title).lower())
     text = re.sub(r"^#\s*gpu$", "gpus", text)
     return _SEPARATORS.sub("", text.replace("/", " per "))
@@ -122,7 +124,7 @@ def _flag(text: str) -> str:
 def _out_of_memory(text: str) -> OutOfMemory | None:
     text = text.lower()
     found = _OUT_OF_MEMORY.search(text)
-    # What stands behind it, `OOM (24GB)`, says when; what stands before it may be a figure.
+    # Text after it, as in `OOM (24GB)`, is a comment; text before it may be a figure.
     if found is None or any(char.isdigit() for char in text[: found.start()]):
         return None
     return OutOfMemory("node" if _OF_NODE.search(text) and not _OF_GPU.search(text) else "gpu")
@@ -152,7 +154,7 @@ def _epochs(text: str, _: ImportedColumn) -> Rounded:
     found = parse_published(text)
     if found.unit not in {"", *WORDS.counted["epochs"]}:
         raise ValueError(text)
-    # Whoever writes 3 epochs does not mean anything from 2.5 to 3.5.
+    # 3 epochs means exactly 3, not 2.5 to 3.5.
     return found.figure if "." in text else exactly(found.figure.value)
 
 
@@ -187,7 +189,7 @@ def _clock(text: str, column: ImportedColumn) -> Rounded:
 def _share(text: str, column: ImportedColumn) -> Rounded:
     value = _measured(text, column)
     if value.value > 1:
-        # 45 without a sign may be a share in percent, and is not taken for one.
+        # 45 without a percent sign may be a percentage, and is refused.
         raise ValueError(text)
     return value
 
@@ -200,15 +202,15 @@ def _price(text: str, _: ImportedColumn) -> Rounded:
 
 
 _EXPECTED: dict[ColumnKind, str] = {
-    "text": f"words, at most {_LONGEST_WORDS} characters",
+    "text": f"text of at most {_LONGEST_WORDS} characters",
     "flag": "true or false",
     "count": "a whole number, at least 1",
     "number": "a number above 0",
     "epochs": "a number above 0",
-    "measured": "a number above 0 with a decimal point, and no unit but the column's",
+    "measured": "a positive number with a decimal point, without a unit or with the column's",
     "clock": "seconds, 2h05m, 28:04 (minutes) or 3:35:20 (hours)",
-    "share": "a share above 0, such as 0.45 or 45 %",
-    "price": "a price above 0, a number alone",
+    "share": "a positive share, such as 0.45 or 45%",
+    "price": "a positive price, without a currency",
 }
 _PARSERS: dict[ColumnKind, Callable[[str, ImportedColumn], Rounded]] = {
     "count": _count,
@@ -235,8 +237,8 @@ def _imported() -> dict[str, ImportedColumn]:
 
 
 IMPORTED = _imported()
-"""By every name that a column of a foreign table may have."""
-# As our own tables have them above their columns, too.
+"""Every name that a column of a foreign table may have."""
+# Our own tables use these names too.
 _BY_NAME = {
     **{column_name(f"{c.title} ({c.unit})"): ImportedColumn(c) for c in COLUMNS.values() if c.unit and c.kind},
     **{column_name(c.csv): ImportedColumn(c) for c in COLUMNS.values() if c.csv and c.kind},
@@ -245,5 +247,5 @@ _BY_NAME = {
 
 
 def imported_column(title: str) -> ImportedColumn | None:
-    """The column of which a title is one of the names, however it is spaced."""
+    """The column with this title, in any spacing."""
     return _BY_NAME.get(column_name(title))

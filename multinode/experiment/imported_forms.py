@@ -1,6 +1,6 @@
-"""read_forms: the file of a foreign table, cut into cells: CSV, TSV, Markdown, JSON and YAML.
+"""Read a foreign table from CSV, TSV, Markdown, JSON or YAML into cells.
 
-What the cells mean is not known here; which way a table is turned shows by its titles.
+The meaning of cells is unknown here; the titles show the orientation of the table.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from multinode.predict.published import WORDS
 from multinode.strict_yaml import yaml_nodes
 
 HINT = (
-    "a table has a row for each training, and the names of its columns above: gpu,gpus,batch,samples/s in a CSV; the "
-    "same in TSV, Markdown, JSON or YAML"
+    "a table has column names, such as gpu,gpus,batch,samples/s in a CSV, and one row per training; likewise in "
+    "TSV, Markdown, JSON or YAML"
 )
 FORMS = (".csv", ".tsv", ".md", ".markdown", ".json", ".jsonl", ".yaml", ".yml")
-"""Endings of the files that hold a table."""
+"""Suffixes of supported files."""
 
 
 class Cell(NamedTuple):
-    """A cell as it is written: its line (None of one that the command line gives), its column's title, its text."""
+    """A cell as written: its line (None for one from the command line), its column's title, its text."""
 
     line: int | None
     title: str
@@ -37,14 +37,14 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A row as it is written: where it begins, and its cells."""
+    """A row as written: its line, and its cells."""
 
     number: int
     cells: Sequence[Cell]
 
 
 class Form(NamedTuple):
-    """A file, cut into cells: its titles where they stand above the rows, the rows, and what it says of all rows."""
+    """A file cut into cells: the titles if they are above the rows, the rows, and its defaults for all rows."""
 
     lines: Sequence[Line] | Iterator[Line]
     titles: Sequence[Cell] = ()
@@ -53,12 +53,12 @@ class Form(NamedTuple):
 
 
 class TableError(Exception):
-    """What is wrong, before the file is known.
+    """An error in a table, before the file is known.
 
     Args:
         message: one sentence.
-        line: where; None is nowhere in the file.
-        hint: what fixes it.
+        line: its place; None if it has none.
+        hint: the fix.
         separator: as in `Cell`.
     """
 
@@ -70,14 +70,14 @@ class TableError(Exception):
 
 
 def read_forms(text: str, source: str) -> list[Form]:
-    """The tables of a file, whose form the ending of its name tells: one, of Markdown all.
+    """The tables of a file, by its suffix: one, or all of a Markdown file.
 
-    A CSV has commas, semicolons or tabs between cells, and titles in the first line that is not empty. A YAML is a list
-    of mappings, or has `rows:` beside `columns:`, `defaults:` and `ignore:`; a JSON likewise, or is what Hugging Face's
-    Trainer writes: all_results.json, trainer_state.json.
+    A CSV has commas, semicolons or tabs between cells, and titles in the first non-empty line. A YAML is a list of
+    mappings, or has `rows:` with `columns:`, `defaults:` and `ignore:`. A JSON is the same, or all_results.json or
+    trainer_state.json of Hugging Face's Trainer.
 
     Raises:
-        TableError, YamlError: it is none of that.
+        TableError, YamlError: it is none of these.
     """
     text = text.removeprefix(_BYTE_ORDER_MARK)
     ending = PurePath(source).suffix.lower()
@@ -91,13 +91,13 @@ def read_forms(text: str, source: str) -> list[Form]:
 
 
 _BYTE_ORDER_MARK = "\ufeff"
-# Spreadsheets of half of Europe write semicolons; titles have none of these in them.
+# Many European spreadsheets use semicolons, which titles do not contain.
 _DELIMITERS = (",", ";", "\t")
 _DECIMAL_COMMA = re.compile(r"\s*\d+,\d+\s*")
 
 
 def _read_csv(text: str) -> Form:
-    # Below a heading, which may have commas of its own, stand titles.
+    # Titles may follow a heading, which may contain commas.
     first = "".join([line for line in text.splitlines() if line.strip()][:2])
     delimiter = max(_DELIMITERS, key=first.count)
     records = [(number, cells) for number, cells in _csv_records(text, delimiter) if any(map(str.strip, cells))]
@@ -115,15 +115,17 @@ def _is_heading(cells: Sequence[str]) -> bool:
 
 
 def _refuse_decimal_commas(records: Sequence[tuple[int, list[str]]]) -> None:
-    """Where semicolons stand between cells, 1,234 may be a little more than 1 as well as more than a thousand."""
+    """With semicolons between cells, 1,234 may be a little more than 1 or more than a thousand."""
     for number, cells in records:
         odd = next((cell.strip() for cell in cells if _DECIMAL_COMMA.fullmatch(cell)), None)
         if odd is not None:
-            raise TableError(f"{odd!r} may be a fraction or thousands: expected a number with a decimal point", number)
+            raise TableError(
+                (f"{odd!r} is ambiguous (decimal or thousands separator): expected a number with a decimal point"),
+                number,
+            )
 
 
 def _of_grid(records: Sequence[tuple[int, list[str]]]) -> Form:
-    """Of records with their lines, of which the first has the titles."""
     if not records:
         return Form([])
     number, titles = records[0][0], [cell.strip() for cell in records[0][1]]
@@ -131,7 +133,7 @@ def _of_grid(records: Sequence[tuple[int, list[str]]]) -> Form:
         first = [cells[0].strip() for _, cells in records[1:]]
         if sum(map(_is_title, first)) > sum(map(_is_title, titles[1:])):
             return _turned(number, titles, records[1:])
-        # Names of rows need no title.
+        # Row names need no title.
         titles[0] = titles[0] or ("name" if any(first) else "")
     return Form(_grid_lines(titles, records[1:]), [Cell(number, title, "") for title in titles if title])
 
@@ -141,10 +143,10 @@ def _is_title(text: str) -> bool:
 
 
 def _turned(number: int, names: Sequence[str], records: Sequence[tuple[int, list[str]]]) -> Form:
-    """Of a table whose titles stand at the left, with a column for each training; the first name is a title, too."""
+    """A table with its titles on the left and one column per training."""
     for line, cells in records:
         if len(cells) != len(names):
-            raise TableError(f"{len(cells)} cells stand under {len(names)} titles", line)
+            raise TableError(f"{len(cells)} cells under {len(names)} titles", line)
     above = names[0] if _is_title(names[0]) else "name"
     titles = [Cell(line, cells[0].strip(), "") for line, cells in records]
     lines = []
@@ -159,7 +161,7 @@ def _turned(number: int, names: Sequence[str], records: Sequence[tuple[int, list
 def _grid_lines(titles: Sequence[str], records: Sequence[tuple[int, list[str]]]) -> Iterator[Line]:
     for number, cells in records:
         if len(cells) != len(titles):
-            raise TableError(f"{len(cells)} cells stand under {len(titles)} titles", number)
+            raise TableError(f"{len(cells)} cells under {len(titles)} titles", number)
         yield Line(number, list(_grid_cells(number, titles, cells)))
 
 
@@ -168,11 +170,10 @@ def _grid_cells(number: int, titles: Sequence[str], cells: Sequence[str]) -> Ite
         if title:
             yield Cell(number, title, cell)
         elif cell.strip():
-            raise TableError("a cell stands in a column without a title", number)
+            raise TableError("a cell is in a column without a title", number)
 
 
 def _csv_records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the line on which it begins."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         number = reader.line_num + 1
@@ -196,13 +197,12 @@ def _read_markdown(text: str) -> list[Form]:
     rules = [at for at, line in enumerate(lines) if at and "|" in lines[at - 1] and _RULE.fullmatch(line)]
     if not rules:
         raise TableError(
-            "it has no table: a line of titles, | gpus | samples/s |, above one of dashes, | --- | --- |", 1
+            "it has no table; expected a line of titles, | gpus | samples/s |, and a line of dashes, | --- | --- |", 1
         )
     return [_of_grid(list(_markdown_records(lines, at))) for at in rules]
 
 
 def _markdown_records(lines: Sequence[str], rule: int) -> Iterator[tuple[int, list[str]]]:
-    """Titles and rows with their lines; a cell that is left out at the end of a row is empty."""
     titles = _markdown_cells(lines[rule - 1])
     yield rule, titles
     for number, line in enumerate(lines[rule + 1 :], rule + 2):
@@ -231,7 +231,7 @@ _ENDED = "train_runtime"
 
 def _read_json(text: str) -> Form:
     try:
-        # As they are written: how many digits there are tells how a figure was rounded.
+        # Text is kept as written: its digits show how a figure was rounded.
         root = json.loads(text, parse_float=str, parse_int=str, parse_constant=str)
     except (ValueError, RecursionError) as error:
         raise TableError(f"it is not JSON: {error}", None) from None
@@ -251,22 +251,20 @@ def _read_json(text: str) -> Form:
 
 
 def _trainer_row(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trainer_state.json tells of the whole training: its last record, and the steps and epochs beside it."""
     ends = [entry for entry in state["log_history"] if isinstance(entry, dict) and _ENDED in entry]
     if not ends:
         raise TableError(
-            f"its training had not ended: no {_ENDED} in log_history", None, "all_results.json has it as well"
+            f"its training was not finished: no {_ENDED} in log_history", None, "use all_results.json instead"
         )
     row = {key: value for key, value in ends[-1].items() if key not in {"step", "epoch"}}
     return row | {key: state[key] for key in ("global_step", "epoch") if key in state}
 
 
 def _json_rows(parts: Mapping[str, Any]) -> list[Any]:
-    """An object that is a row, that has a list a column, or a row under each name."""
     values = list(parts.values())
     if values and all(isinstance(value, list) for value in values):
         if len({len(value) for value in values}) > 1:
-            raise TableError("its columns are not equally long", None)
+            raise TableError("its columns have different lengths", None)
         return [dict(zip(parts, row, strict=True)) for row in zip(*values, strict=True)]
     if values and all(isinstance(value, dict) for value in values):
         return [{"name": name} | row for name, row in parts.items()]
@@ -322,14 +320,14 @@ def _yaml_row(node: yaml.Node, titles: Sequence[str]) -> list[Cell]:
         return _yaml_cells(node)
     cells = _yaml_items(node)
     if len(cells) != len(titles):
-        raise TableError(f"{len(cells)} cells stand in a row of {len(titles)} columns", _yaml_line(node))
+        raise TableError(f"{len(cells)} cells in a row of {len(titles)} columns", _yaml_line(node))
     return [Cell(_yaml_line(cell), title, _yaml_text(cell)) for title, cell in zip(titles, cells, strict=True)]
 
 
 def _yaml_cells(node: yaml.Node) -> list[Cell]:
     if not isinstance(node, yaml.MappingNode):
         raise TableError("expected a mapping of columns to cells", _yaml_line(node))
-    # An alias has the line of what it stands for; the key's is where it is used.
+    # The alias's value has the line of its anchor; the key has its own line.
     return [Cell(_yaml_line(key), _yaml_text(key), _yaml_text(value, _yaml_line(key))) for key, value in node.value]
 
 

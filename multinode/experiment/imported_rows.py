@@ -1,8 +1,7 @@
-"""imported_rows: figures measured elsewhere -> rows of a cell table. Pure; prices of devices are cell_prices'.
+"""Rows of a cell table from figures measured elsewhere. Pure; device prices are cell_prices'.
 
-What a row gives stands as it was given: where figures contradict each other, the row says so, and nothing is corrected.
-What follows from its figures by arithmetic is filled in, and nothing is assumed: without the accumulation there is no
-global batch.
+Values are kept as given: contradictions are reported, not corrected. Figures that follow by arithmetic are added, and
+nothing is assumed: without the accumulation there is no global batch.
 """
 
 from __future__ import annotations
@@ -22,10 +21,13 @@ from multinode.job.workload import Settings
 from multinode.records.plausible import Rounded, plausible_count, product
 from multinode.stats.estimate import Estimate
 
-_OUT_OF = {"gpu": "the GPU's memory did not suffice, says the table", "node": "the node's did not, says the table"}
-# What tells how a training went; a row without any of them tells of none.
+_OUT_OF = {
+    "gpu": "the GPU ran out of memory, according to the table",
+    "node": ("the node ran out of memory, according to the table"),
+}
+# Results of a training; a row without any of them has no training.
 _MEASURED = {one.column.name for one in IMPORTED.values() if one.is_measured}
-# Fields of a row that may be None, but for those that follow from others once there are prices.
+# Optional fields of a row, except those that follow from others once prices are known.
 _TOLD = {
     *(one.column.name for one in IMPORTED.values() if one.column.kind != "price" and one.column.name != "currency"),
     "step_spread",
@@ -33,7 +35,7 @@ _TOLD = {
 
 
 def imported_rows(rows: Sequence[ImportedRow]) -> tuple[CellRow, ...]:
-    """A row of a cell table each, marked as imported, with what follows from its figures and what contradicts it."""
+    """One row per training, marked as imported, with derived figures and contradictions."""
     return tuple(_row(row, label) for row, label in zip(rows, label_rows(rows), strict=True))
 
 
@@ -58,16 +60,15 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "settings": Settings(**settings),
             "contradicted": tuple(contradictions.values()),
             "contradictions": tuple(contradictions),
-            "missing": dict.fromkeys(unknown, "it is not in the table") if state == MEASURED else {},
+            "missing": dict.fromkeys(unknown, "not in the table") if state == MEASURED else {},
         }
     )
 
 
 def _state(row: ImportedRow, figures: Mapping[str, Rounded]) -> tuple[str, str]:
-    """The state, and why it has no figures."""
     if row.out_of is not None:
         return "out_of_memory", _OUT_OF[row.out_of]
-    return ("skipped", "the table has no figures of it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
+    return ("skipped", "the table has no figures for it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
 
 
 def _contradictions(row: ImportedRow) -> dict[str, Contradiction]:
@@ -76,13 +77,12 @@ def _contradictions(row: ImportedRow) -> dict[str, Contradiction]:
     told = [name for name in speeds if name in row.figures]
     if row.out_of is not None and told:
         figures = " and ".join(COLUMNS[name].words for name in told)
-        sentence = f"it ran out of memory, and has {figures} all the same"
+        sentence = f"it ran out of memory but has {figures}"
         return {sentence: Contradiction(sides=("out_of_memory", *told)), **found}
     return found
 
 
 def _value(name: str, figure: Rounded) -> Any:
-    """As a row has it: a count, a figure with the bounds that the rounding of its digits leaves, or that alone."""
     if COLUMNS[name].kind == "count":
         return plausible_count(round(figure.value))
     return Estimate(value=figure.value, low=figure.low, high=figure.high) if name in RANGED else figure.value
@@ -93,9 +93,9 @@ _LONGEST = 80
 
 
 def label_rows(rows: Sequence[ImportedRow]) -> list[str]:
-    """The name that a row has, else one made of its device and of as little else as tells the rows apart.
+    """The name of each row, or one made of its device and the fewest other settings that distinguish the rows.
 
-    Names that several rows have get their precision, or a number.
+    Equal names get the precision, or a number.
     """
     parts = _telling_apart(rows)
     given = [row.words.get("label") or _made(row, parts) for row in rows]
@@ -111,7 +111,6 @@ _Part = Callable[[ImportedRow], str]
 
 
 def _telling_apart(rows: Sequence[ImportedRow]) -> list[_Part]:
-    """The device, and of the other parts those without which two more rows would have the same name."""
     parts: list[_Part] = [_device]
     made = [_device(row) for row in rows]
     for part in _PARTS:
@@ -184,7 +183,7 @@ _MS_PER_S = 1e3
 
 
 class _Rule(NamedTuple):
-    """One figure as the product of some over the product of others."""
+    """A figure as the product of some over the product of others."""
 
     name: str
     over: tuple[str, ...] = ()  # Names of the factors.
@@ -222,13 +221,13 @@ _RULES = (
 
 
 def with_derived(figures: Mapping[str, Rounded]) -> dict[str, Rounded]:
-    """The figures with all that follows from them, each with the bounds that the rounding of its parts leaves.
+    """The figures with all that follow from them, with the bounds that rounding leaves.
 
     Args:
         figures: by the names of `experiment.columns`.
     """
     known = dict(figures)
-    # What one rule gives another may need, whichever stands first.
+    # Rules may depend on each other in any order.
     while found := next((found for rule in _RULES if (found := _apply(rule, known)) is not None), None):
         known |= found
     return known

@@ -1,7 +1,7 @@
-"""ImportedTable: figures measured elsewhere, as a file has them; make_table reads its cells, strict about each.
+"""ImportedTable: figures measured elsewhere, as the file has them. make_table reads its cells strictly.
 
-What columns there are and what a cell may hold stands in imported_columns.py, what a title means in imported_titles.py,
-how a file is cut into cells in imported_forms.py; what a row means is `experiment.imported_rows`'.
+Columns and cells are defined in imported_columns, titles in imported_titles, file formats in imported_forms, and rows
+in imported_rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_UNKNOWN = 40
 _NODES_AND_WORKERS = re.compile(
     r"nodes\(?[x\u00d7*](workers|gpus?)\)?|[^\W\d_]*\u8282\u70b9\u6570?[x\u00d7*][^\W\d_]*\u5361\u6570?"
 )
-# Devices with their number: `8 x A100`, `RTX 4090 x 2`, `2 x 8 x A100` of two nodes.
+# Devices with a count: `8 x A100`, `RTX 4090 x 2`, or `2 x 8 x A100` on two nodes.
 _DEVICES = re.compile(
     r"(?:(?P<nodes>\d{1,4})\s*[x\u00d7*]\s*)?(?P<before>\d{1,4})\s*[x\u00d7*]\s*(?P<name>\S*[^\W\d].*)"
     r"|(?P<first>.*[^\W\d].*?)\s*[x\u00d7*]\s*(?P<behind>\d{1,4})"
@@ -48,13 +48,13 @@ _DEVICES = re.compile(
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user says of a whole table.
+    """The user's statements about a whole table.
 
     Attributes:
-        defaults: cells, as text, by title, of what a row leaves empty or the table does not have.
-        ignore: titles of columns that are passed over.
-        columns: names of columns by the titles that the table has for them.
-        skip_unknown: whether columns whose titles are unknown are passed over.
+        defaults: cells, as text, by title, for values that a row or the table lacks.
+        ignore: titles of ignored columns.
+        columns: names of columns by the table's titles.
+        skip_unknown: whether columns with unknown titles are ignored.
     """
 
     defaults: dict[str, str] = {}
@@ -67,10 +67,10 @@ class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row.
 
     Attributes:
-        line: where it stands in its file, counted from 1.
-        words: cells that are words, by the name of their column.
-        figures: cells that are figures, likewise, in its unit.
-        out_of: whose memory did not suffice, `gpu` or `node`, where the row says so.
+        line: its line in the file, counted from 1.
+        words: text cells, by the name of their column.
+        figures: numeric cells, likewise, in the column's unit.
+        out_of: whose memory ran out, `gpu` or `node`, if the row says so.
     """
 
     line: int
@@ -80,22 +80,22 @@ class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImportedTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table as its file has it: at least one row, in the order of the file, and the titles that were passed over."""
+    """A table as its file has it, with at least one row, and the ignored titles."""
 
     rows: tuple[ImportedRow, ...]
     ignored: tuple[str, ...] = ()
 
 
 def parse_table(text: str, source: str, extras: Extras) -> ImportedTable:
-    """The rows of a file, whose form its name tells.
+    """The rows of a file, whose format follows from its name.
 
     Args:
         text: of the file.
         source: its path, for messages.
-        extras: what the user says of all rows; it comes before what the file says.
+        extras: the user's statements, which take precedence over the file.
 
     Raises:
-        UsageError: `source:line:` and what is wrong.
+        UsageError: `source:line:` and the error.
     """
     try:
         form = _one_form(read_forms(text, source))
@@ -108,14 +108,13 @@ def parse_table(text: str, source: str, extras: Extras) -> ImportedTable:
 
 
 def _one_form(forms: Sequence[Form]) -> Form:
-    """The only one that has figures of a training."""
     if len(forms) == 1:
         return forms[0]
     found = [form for form in forms if any(_is_figure(cell.title) for cell in form.titles)]
     if len(found) == 1:
         return found[0]
     lines = ", ".join(str(form.titles[0].line) for form in found or forms if form.titles)
-    raise TableError(f"it has {len(found or forms)} tables, in lines {lines}", None, "keep one of them in the file")
+    raise TableError(f"it has {len(found or forms)} tables, in lines {lines}", None, "keep only one in the file")
 
 
 def _is_figure(title: str) -> bool:
@@ -128,17 +127,17 @@ def make_table(form: Form, extras: Extras) -> ImportedTable:
 
     Args:
         form: the file, cut into cells.
-        extras: what the user says; it comes before the file's defaults.
+        extras: the user's statements, which take precedence over the file's defaults.
 
     Raises:
-        TableError: columns are unknown, a cell is not what its column holds, a column that the user names is not there,
-            or there is no row.
+        TableError: a column is unknown, a cell does not fit its column, a column that the user names is missing, or
+            there is no row.
     """
     lines = list(_at_most(form.lines))
     given = [Cell(None, title, text) for title, text in extras.defaults.items()]
     cells = [*form.titles, *form.defaults, *given, *(cell for line in lines for cell in line.cells)]
     titles = _Titles(cells, extras)
-    # Two columns for the same are refused in the line of the titles.
+    # Duplicate columns are reported at the line of the titles.
     for _ in titles.rows(form.titles):
         pass
     general = titles.row(form.defaults) | titles.row(given)
@@ -165,10 +164,10 @@ def _row(line: int, values: Mapping[str, Value]) -> ImportedRow:
 
 
 class _Titles:
-    """What the titles of a table mean, each read once.
+    """The meaning of a table's titles, each read once.
 
     Raises:
-        TableError: some are unknown, or the user names one that is not there.
+        TableError: a title is unknown, or the user names a missing one.
     """
 
     def __init__(self, cells: Sequence[Cell], extras: Extras) -> None:
@@ -197,10 +196,12 @@ class _Titles:
         for name in absent:
             if name in ignore:
                 raise TableError(
-                    f"it has no column {_shown(ignore[name])} to pass over", None, "--ignore takes its titles"
+                    f"it has no column {_shown(ignore[name])} to ignore", None, "--ignore expects a title of the table"
                 )
             raise TableError(
-                f"it has no column {_shown(named[name][0])}", None, "--column takes its titles: 'TITLE=name'"
+                f"it has no column {_shown(named[name][0])}",
+                None,
+                ("--column expects a title of the table: 'TITLE=name'"),
             )
 
     def _ignore(self, title: str, said: str) -> None:
@@ -208,11 +209,11 @@ class _Titles:
         self.ignored[said] = None
 
     def row(self, cells: Sequence[Cell]) -> dict[str, Value]:
-        """Values by column; an empty cell has none, and one that denies it has None."""
+        """Values by column; an empty cell has none, an explicitly unknown one is None."""
         return next(self.rows(cells))
 
     def rows(self, cells: Sequence[Cell]) -> Iterator[dict[str, Value]]:
-        """The same of each training that a row tells of: several, where titles tell how they differ."""
+        """The values of each training in a row: several if titles distinguish them."""
         general: list[Cell] = []
         special: dict[tuple[tuple[str, str], ...], list[Cell]] = {}
         for cell in cells:
@@ -231,8 +232,8 @@ class _Titles:
         for cell, column in self._columns(cells):
             name = column.column.name
             if name in titles:
-                told = f"{_shown(titles[name])} and {_shown(cell.title)} say the same"
-                raise TableError(told, cell.line, "keep one, or --ignore the other")
+                told = f"{_shown(titles[name])} and {_shown(cell.title)} mean the same"
+                raise TableError(told, cell.line, "keep one, or ignore the other with --ignore")
             titles[name] = cell.title
             if cell.text.strip():
                 values[name] = _value(cell, column)
@@ -249,7 +250,6 @@ class _Titles:
 
 
 def _named(title: str, name: str) -> Title:
-    """A title that the user says the meaning of; what it says of its rows holds all the same."""
     known = read_title(name)
     if known is None:
         near = " or ".join(nearest_columns(name))
@@ -271,7 +271,6 @@ def _of_speed(cell: Cell, column: ImportedColumn | SpeedColumn) -> ImportedColum
 
 
 def _parts(cell: Cell, count: int) -> list[Cell]:
-    """A cell for each of the columns whose figures stand in it."""
     if count == 1:
         return [cell]
     for separator in ("|", " / ", "/"):
@@ -286,7 +285,6 @@ def _parts(cell: Cell, count: int) -> list[Cell]:
 
 
 def _with_devices(values: dict[str, Value]) -> dict[str, Value]:
-    """With the number of devices that stands beside their name, unless a column of its own has it."""
     match = _DEVICES.fullmatch(str(values.get("device", "")))
     if match is None:
         return values
@@ -314,12 +312,12 @@ def _unknown(cells: Sequence[Cell]) -> TableError:
         message = f"{len(told)} unknown columns: {', '.join(told[:_MOST_UNKNOWN])}{more}"
     title = cells[0].title[:_SHOWN]
     wide = next((cell.title for cell in cells if settings_of(cell.title)), None)
-    way = f"--column {wide + '=samples/s'!r} says what the figures below {wide!r} are; " if wide else ""
+    way = f"--column {wide + '=samples/s'!r} names the figures below {wide!r}; " if wide else ""
     return TableError(
         message,
         cells[0].line,
-        f"{way}--column {title + '=NAME'!r} says which it is, --ignore {title!r} passes over it, --skip-unknown over "
-        f"all; the names: {_all_names()}",
+        f"{way}--column {title + '=NAME'!r} maps it, --ignore {title!r} ignores it, --skip-unknown ignores all; "
+        f"names: {_all_names()}",
         cells[0].separator,
     )
 

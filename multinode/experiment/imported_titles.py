@@ -1,7 +1,7 @@
-"""read_title: which column a title of a foreign table means, in which unit, and what it says of its rows. Pure.
+"""Read a title of a foreign table: its column, its unit, and the settings of its rows. Pure.
 
-A title is known as a whole, or as a known name beside units and words that change nothing; else it is unknown. What
-cannot be read is never left out: that would make another column of it.
+A title is known as a whole, or as a known name with units and words that change nothing; otherwise it is unknown.
+Unreadable parts are never dropped, as they may change the meaning.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _SHORTEST_SUGGESTED = 5
 
 
 class SpeedColumn(NamedTuple):
-    """A column that is called throughput or speed: the unit of each cell tells which one it is, of all or of one."""
+    """A column called throughput or speed: the unit of each cell decides its meaning."""
 
     of_device: bool = False
 
     @property
     def expected(self) -> str:
-        """What a cell may hold, for messages."""
+        """The values that a cell may hold, for messages."""
         return "a speed with its unit, such as 12.3 samples/s, as the title has none"
 
     def with_unit(self, text: str) -> ImportedColumn | None:
-        """The column that has such a unit; None is none."""
+        """The column with this unit, if any."""
         unit = parse_unit(text)
         if self.of_device and unit is not None:
             unit = unit_of_device(unit) or (unit if unit.measures in OF_DEVICE.values() else None)
@@ -40,13 +40,13 @@ class SpeedColumn(NamedTuple):
         """The column of a cell.
 
         Raises:
-            ValueError: it has no unit of a speed.
+            ValueError: its unit is not that of a speed.
         """
         text = plain_text(cell)
         try:
             found = self.with_unit(parse_published(text).unit)
         except ValueError:
-            # Where no figure stands, any of them says why.
+            # Without a figure, any of them says why.
             found = ImportedColumn(COLUMNS["samples_per_s"], None)
         if found is None:
             raise ValueError(cell)
@@ -54,20 +54,20 @@ class SpeedColumn(NamedTuple):
 
 
 class Title(NamedTuple):
-    """A title that is known.
+    """A known title.
 
     Attributes:
-        columns: one; several where their figures stand in one cell, with `|` between them.
-        settings: what holds for the figures below it, by the names of columns: `samples/s (2 nodes)`.
+        columns: one, or several if a cell has several figures separated by `|`.
+        settings: settings of the figures below it, by column name: `samples/s (2 nodes)`.
     """
 
     columns: tuple[ImportedColumn | SpeedColumn, ...]
     settings: tuple[tuple[str, str], ...] = ()
 
 
-# As small letters the first would be seconds.
+# In lower case the first would mean seconds.
 _LETTERS = {"S/s": "samples/s", "T/s": "tokens/s", "T/s/GPU": "tokens/s/gpu", "S/s/GPU": "samples/s/gpu"}
-# How Transformers names in W&B what it logs.
+# Names that Transformers uses in W&B.
 _LOGGED = re.compile(r"^train/(?=\w+$)")
 _LEADING = re.compile(rf"^(?:{any_of(WORDS.titles.leading)})\s*(?P<rest>.+)$")
 _EACH = re.compile(rf"^(?:{any_of(WORDS.rates.each_device)})\s*(?P<rest>.+)$")
@@ -80,14 +80,14 @@ _SETTING = re.compile(
 
 
 def is_passed_over(title: str) -> bool:
-    """Whether it is a column that tells nothing that a table needs: a loss at the end, a ratio of its own rows."""
+    """Whether the table does not need this column, such as a final loss or a ratio of its own rows."""
     title = _PARENTHESES.sub("", title)
     names = {column_name(_LOGGED.sub(whose, title)) for whose in ("", "train_")}
     return not names.isdisjoint(WORDS.titles.passed_over)
 
 
 def read_title(title: str) -> Title | None:
-    """What a title means; None is unknown."""
+    """The meaning of a title, if known."""
     plain = plain_text(title)
     match = _SETTING.search(plain)
     if match is not None and match[0] != plain:
@@ -100,7 +100,7 @@ def read_title(title: str) -> Title | None:
 
 
 def settings_of(title: str) -> tuple[tuple[str, str], ...]:
-    """What a title that names no column says of its rows: `2 nodes`."""
+    """The settings in a title that names no column: `2 nodes`."""
     match = _SETTING.fullmatch(plain_text(title))
     return () if match is None else (_setting(match),)
 
@@ -110,7 +110,6 @@ def _setting(match: re.Match[str]) -> tuple[str, str]:
 
 
 def _columns(plain: str) -> tuple[ImportedColumn | SpeedColumn, ...]:
-    """The columns of a plain title; none of an unknown one."""
     if (one := _column(plain)) is not None:
         return (one,)
     inside = _PARENTHESES.findall(plain)
@@ -130,7 +129,6 @@ def _column(plain: str) -> ImportedColumn | SpeedColumn | None:
 
 
 def _rate(text: str) -> Unit | None:
-    """A title that is a rate, or a rate behind words that change nothing."""
     text = text.lower().replace("train_", "", 1).strip()
     unit = parse_unit(text.replace("_", " "))
     if unit is None and (leading := _LEADING.match(text)) is not None:
@@ -139,7 +137,6 @@ def _rate(text: str) -> Unit | None:
 
 
 def _split(plain: str) -> tuple[str, list[str]]:
-    """What stands outside of parentheses, and what stands in them, behind a comma, or behind a slash as its unit."""
     parts = [part.strip() for inside in _PARENTHESES.findall(plain) for part in re.split("[,;]", inside)]
     base = _PARENTHESES.sub(" ", plain).strip()
     base, *more = (part.strip() for part in base.split(","))
@@ -156,10 +153,9 @@ def _split(plain: str) -> tuple[str, list[str]]:
 
 
 def _with_parts(base: str, parts: list[str]) -> ImportedColumn | SpeedColumn | None:
-    """A name with what stands beside it."""
     column = _base(base)
     if column is None and column_name(base) in WORDS.titles.time and len(parts) == 1:
-        # `Time (s/it)` is told by its unit, and `Time (h)` may be of anything.
+        # The unit of `Time (s/it)` defines it; `Time (h)` is ambiguous.
         column = SpeedColumn()
     if column is None:
         return None
@@ -179,7 +175,6 @@ def _with_parts(base: str, parts: list[str]) -> ImportedColumn | SpeedColumn | N
 
 
 def _base(base: str) -> ImportedColumn | SpeedColumn | None:
-    """What stands before units, with the words before it that change nothing, or that say whose it is."""
     if column_name(base) in WORDS.titles.speed | WORDS.titles.speed_of_device:
         return SpeedColumn(column_name(base) in WORDS.titles.speed_of_device)
     if (unit := _rate(base)) is not None:
@@ -190,7 +185,7 @@ def _base(base: str) -> ImportedColumn | SpeedColumn | None:
         return _of_device(column)
     if (leading := _LEADING.match(base.lower())) is not None:
         column = _base(leading["rest"])
-        # An average of the memory is not its peak.
+        # Average memory is not peak memory.
         is_same = isinstance(column, SpeedColumn) or (column is not None and column.column.name == "step_time_ms")
         return column if is_same else None
     return None
@@ -221,10 +216,9 @@ def _of_device(column: ImportedColumn | SpeedColumn) -> ImportedColumn | SpeedCo
 
 
 def nearest_columns(title: str) -> list[str]:
-    """Known columns that a title is likely to mean, the likeliest first, one a value.
+    """Known columns that a title probably means, most likely first, one per value.
 
-    None of a title that is a ratio, an abbreviation, or a part of something: what it is like by its letters may be its
-    inverse, that of one worker, or of another kind.
+    None for ratios, abbreviations and parts: a similar name may be the inverse, or per worker.
     """
     name = column_name(title)
     if (

@@ -1,4 +1,4 @@
-"""Units of foreign tables: what `tokens/s/GPU`, `s/it`, `MiB` or `hours` measures, and what it is in our unit. Pure."""
+"""Units of foreign tables: the quantity of `tokens/s/GPU`, `s/it`, `MiB` or `hours`, and its factor. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from multinode.experiment.columns import CellColumn
 from multinode.predict.published import WORDS, any_of
 
 OF_DEVICE = {"tokens_per_s": "tgs", "samples_per_s": "samples_per_s_per_gpu"}
-"""Speeds of all workers, and what that of one of them is called."""
+"""Speeds of all workers, with the name of the speed per worker."""
 
 
 class Unit(NamedTuple):
-    """What it measures: the name of a column, or a quantity that several have; and the scale to ours, or to SI."""
+    """A quantity (the name of a column, or one that several have), and the factor to our unit or SI."""
 
     measures: str
     scale: float = 1.0
@@ -53,9 +53,10 @@ _EACH_DEVICE = re.compile(rf"^(?:{_EACH})\s*(?P<rest>.+)$|^(?P<first>.+?)\s*\(?(
 
 
 def parse_unit(text: str) -> Unit | None:
-    """What a unit measures, or a title that is nothing but one; None is no unit that is known.
+    """The quantity of a unit, or of a title that is only a unit; None if unknown.
 
-    Times are in seconds, memory in bytes, shares of one, rates a second; `s/it` is in milliseconds, as step_time_ms.
+    Times are in seconds, memory in bytes, shares as fractions, rates per second; `s/it` is in milliseconds, as
+    step_time_ms.
     """
     text = " ".join(text.lower().split()).strip(" .")
     if (each := _EACH_DEVICE.match(text)) is not None:
@@ -88,7 +89,6 @@ def _single(text: str) -> Unit | None:
 
 
 def _rate(parts: list[str]) -> Unit | None:
-    """Things a second, of all workers or of one."""
     thing, scale = _thing(parts[0])
     rest = parts[1:]
     times = [part for part in rest if part in _SECONDS]
@@ -107,12 +107,12 @@ def _thing(text: str) -> tuple[str | None, float]:
 
 
 def unit_of_device(unit: Unit) -> Unit | None:
-    """The same of one worker; None where we have no such column."""
+    """The same per worker, if we have such a column."""
     return Unit(OF_DEVICE[unit.measures], unit.scale) if unit.measures in OF_DEVICE else None
 
 
 def find_unit(text: str, column: CellColumn) -> Unit | None:
-    """A unit of a column, with the scale to the column's own; None where it measures something else."""
+    """A unit of a column, with the factor to the column's unit; None if it measures something else."""
     unit = parse_unit(text)
     if unit is None:
         return None
@@ -122,16 +122,16 @@ def find_unit(text: str, column: CellColumn) -> Unit | None:
     if _NOUNS.get(column.name) == unit.measures:
         return Unit(column.name)
     if column.name in OF_DEVICE.values() and unit.measures in OF_DEVICE:
-        # Who names the column has said already whose speed it is.
+        # An explicit column name already says whose speed it is.
         unit = unit_of_device(unit) or unit
     return unit if unit.measures == column.name else None
 
 
 def fits(unit: Unit, column: CellColumn) -> bool:
-    """Whether it is what a column counts in."""
+    """Whether the column uses this unit."""
     return _NOUNS.get(column.name) == unit.measures
 
 
 def is_rate(unit: Unit) -> bool:
-    """Whether it is the whole of a column's meaning, as `tokens/s` is and `GB` is not."""
+    """Whether it defines the column alone, as `tokens/s` does and `GB` does not."""
     return unit.measures.endswith("_per_s") or unit.measures in {*OF_DEVICE.values(), "step_time_ms"}

@@ -1,4 +1,4 @@
-"""Series: the due runs of a grid, each an ordinary run; what was measured is never measured again. Prints nothing."""
+"""Series: the due runs of a grid, each an ordinary run. Nothing is measured twice. Prints nothing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from multinode.experiment.sweep_store import free_run_id, keep_grid, keep_status
 from multinode.launch.context import Launch, RunContext
 from multinode.records.run_directory import RunDirectory
 
-_GOES_ON = "the same command resumes where it stopped"
-# So many cells in a row whose nodes cannot be reached or are in use, and the rest would not fare better.
+_GOES_ON = "run the same command to resume"
+# After this many consecutive cells with unreachable or busy nodes, the rest would fare no better.
 _MOST_BLOCKED = 2
-# So many of the first cells that are refused for the same reason, likewise.
+# Likewise for first cells refused for the same reason.
 _MOST_REFUSED = 2
 
 Measure = Callable[[Launch, RunContext, float | None], CellRun]
@@ -30,11 +30,11 @@ MayBegin = Callable[[GridRecord, Turn], bool]
 
 
 class Series:
-    """The runs of a grid one after the other; its state is stored before and after each of them.
+    """The runs of a grid, one after another; its state is stored before and after each.
 
     Args:
         context: the nodes.
-        directory: this process holds it: nobody else changes what is stored there.
+        directory: held by this process, so nothing else changes its files.
         launch_of: the launch that measures a cell, the first time, the second, and so on.
         measure: makes one run.
     """
@@ -47,21 +47,21 @@ class Series:
         self._directory = directory
         self._launch_of = launch_of
         self._measure_cell = measure
-        # Whether a run came to an end since this process began.
+        # Whether a run has finished in this process.
         self._has_run = False
-        # Cells that were refused before any had run.
+        # Cells refused before any run.
         self._refused: list[int] = []
 
     def run(self, may_begin: MayBegin = lambda *_: True) -> None:
-        """Everything that is due.
+        """Make all due runs.
 
         Args:
-            may_begin: whether a run is made, or left for another time.
+            may_begin: whether to make a run now, or leave it for later.
 
         Raises:
             UsageError: no cell can be laid out.
-            NodeError: a node cannot be reached; what was measured is kept.
-            Interrupted: the user stopped it; likewise.
+            NodeError: a node is unreachable; results are kept.
+            Interrupted: the user stopped it; results are kept.
         """
         keep_status(self._directory, "running")
         self._settle_cut_off()
@@ -76,7 +76,7 @@ class Series:
             outcome = self._measure(turn)
             blocked = [*blocked, turn.cell] if outcome.unreachable or outcome.held else []
             if len(blocked) == _MOST_BLOCKED:
-                # They are tried again by whoever goes on: nothing is wrong with the cells themselves.
+                # They are tried again on resume, as the cells themselves are fine.
                 self.keep(retry_failed(self.record, blocked))
                 if outcome.held:
                     raise NodeFailed(outcome.reason, hint=f"once it is free, {_GOES_ON}")
@@ -114,7 +114,6 @@ class Series:
         return outcome
 
     def _hits_all(self, cell: int, error: MultinodeError) -> bool:
-        """Whether no other cell would fare better: nothing has run, and the first ones were refused for one reason."""
         if isinstance(error, NodeError) or self._has_run:
             return not self._has_run
         if any(one.run_ids for one in self.record.cells):
@@ -130,14 +129,13 @@ class Series:
             record, skipped = skip_larger(record, index)
         self.keep(record)
         cell = record.cells[index]
-        # Why an earlier repeat failed is no word on this one.
+        # An earlier repeat's failure does not affect this one.
         told = msgspec.structs.replace(cell, reason="") if outcome.state == "measured" else cell
         self._context.say(end_line(told, samples_per_s))
         if skipped:
-            self._context.say(f"skipped, as they need more: {', '.join(skipped)}")
+            self._context.say(f"skipped because they need more: {', '.join(skipped)}")
 
     def _settle_cut_off(self) -> None:
-        """Judge what was under way when an earlier controller was killed."""
         for index, cell in enumerate(self.record.cells):
             if cell.state == "running":
                 run_id = cell.current
@@ -153,6 +151,6 @@ class Series:
             raise Interrupted(f"interrupted; {state_line(self.record)}", hint=f"{_GOES_ON}: {self._directory.run_id}")
 
     def keep(self, record: GridRecord) -> None:
-        """Go on with this state, which is stored."""
+        """Continue with this state, after storing it."""
         self.record = record
         keep_grid(self._directory, record)

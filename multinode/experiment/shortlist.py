@@ -1,4 +1,4 @@
-"""Shortlist: which of the changes that `advise` ranks are worth a short run beside one node alone. Pure."""
+"""Shortlist: the changes ranked by `advise` that are worth a short run. Pure."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from multinode.launch.change import Change
 from multinode.predict.advice import RankedOption, pays
 from multinode.records.averaging import Averaging
 
-# Levers and settings: no purchase, no other model, no other nodes.
+# Only settings: no purchase, no other model, no other nodes.
 _KINDS = frozenset(
     {"gradients", "averaging", "outer", "accumulation", "overlap", "buckets", "batch", "strategy", "pair"}
 )
 # One round is warm-up, and two are measured.
 _ROUNDS = 3
 _FEWEST_STEPS = 8
-# PowerSGD leaves its first ten iterations as they are, and at most a third of a run is warm-up.
+# PowerSGD does not compress the first ten iterations, and at most a third of a run is warm-up.
 _LOW_RANK_STEPS = 32
 
 Reason = Literal["memory", "little", "short", "slower", "more"]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tried.
+    """A change to try.
 
     Attributes:
-        label: its name in the names of runs; `baseline` and `one-node` are the training as it stands, and on one node.
-        name: in a few words.
-        kind: as Advice has it.
+        label: its name in run names; `baseline` and `one-node` are the unchanged training, and that on one node.
+        name: for people.
+        kind: as in Advice.
         change: how `launch` makes it.
         nodes: that it trains on; `workers_per_node` on each of them, None where they have unequal numbers.
         predicted_samples_per_s: None where nothing was predicted; likewise its interval, and the speed over that of one
@@ -63,9 +63,9 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """A change that is not tried.
 
     Attributes:
-        reason: `memory`: the GPUs have no room; `little`: it gains too little; `short`: it needs more steps than a run
-            has; `slower`: surely slower than one node alone; `more`: others are predicted to be better.
-        needs_steps: of a run, where `short`.
+        reason: `memory`: it does not fit the GPUs; `little`: it gains too little; `short`: it needs more steps than a
+            run has; `slower`: certainly slower than one node; `more`: others are predicted to be better.
+        needs_steps: of a run, for `short`.
     """
 
     name: str
@@ -74,19 +74,19 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shortlist(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tried, best first, and what is not."""
+    """The candidates, best first, and the changes left out."""
 
     chosen: tuple[RankedOption, ...]
     left_out: tuple[LeftOut, ...]
 
 
 def make_shortlist(ranked: Sequence[RankedOption], *, steps: int, most: int) -> Shortlist:
-    """The best of each kind, then the second best of each, until there are enough.
+    """The best change of each kind, then the second best of each, until there are enough.
 
     Args:
-        ranked: as `rank_options` has them, best first.
-        steps: optimizer steps of a run of the training as it stands; the others train on as many samples.
-        most: so many are tried.
+        ranked: as from `rank_options`, best first.
+        steps: optimizer steps of the unchanged training; changes train on the same number of samples.
+        most: maximum number of candidates.
     """
     able: dict[str, list[RankedOption]] = {}
     left_out: list[LeftOut] = []
@@ -107,7 +107,7 @@ def make_shortlist(ranked: Sequence[RankedOption], *, steps: int, most: int) -> 
 
 
 def steps_needed(one: RankedOption) -> int:
-    """Steps that a run of the training as it stands has to have for this change to show what it gives."""
+    """Steps that a run of the unchanged training needs for this change to have its effect."""
     before, after = one.option.before.scenario, one.option.after.scenario
     averaging: Averaging | None = after.averaging
     least = _ROUNDS * averaging.every if averaging is not None else _FEWEST_STEPS
@@ -117,7 +117,7 @@ def steps_needed(one: RankedOption) -> int:
 
 
 def candidate_of(one: RankedOption, label: str) -> Candidate:
-    """A ranked change as what is tried."""
+    """A ranked change as a candidate."""
     advice = one.advice
     return Candidate(
         label=label,
@@ -146,18 +146,17 @@ def _why_not(one: RankedOption, steps: int) -> Reason | None:
 
 
 def _in_turn(able: dict[str, list[RankedOption]]) -> Iterator[RankedOption]:
-    """The first of each kind, the best of them first, then the second of each."""
     for row in itertools.zip_longest(*able.values()):
         yield from sorted((one for one in row if one is not None), key=lambda one: -one.advice.gain)
 
 
 def spent_s(record: GridRecord) -> float:
-    """Wall time of all runs that came to an end."""
+    """Wall time of all finished runs."""
     return math.fsum(took for cell in record.cells for took in cell.took_s)
 
 
 def time_needed_s(record: GridRecord, turns: Sequence[Turn], expected_s: Sequence[float | None]) -> float:
-    """Of these runs: as long as earlier ones of the same cell took, else as expected; what nobody knows counts as none.
+    """Estimated time of these runs: as earlier runs of the same cell, otherwise as expected; 0 if unknown.
 
     Args:
         record: the grid.
@@ -170,9 +169,9 @@ def time_needed_s(record: GridRecord, turns: Sequence[Turn], expected_s: Sequenc
 
 
 def fits(record: GridRecord, turn: Turn, expected_s: Sequence[float | None], budget_s: float) -> bool:
-    """Whether a run may begin: it fits beside all that come before it: earlier rounds, and of its own better cells.
+    """Whether a run fits the budget with all that come before it: earlier rounds, and better cells of its own.
 
-    So the last round lacks what is predicted worst, and never what all are compared with.
+    The last round may thus lack the candidates predicted worst, but never those that all are compared with.
     """
     before = [one for one in due_turns(record) if (one.number, one.cell) <= (turn.number, turn.cell)]
     return spent_s(record) + time_needed_s(record, before, expected_s) <= budget_s

@@ -1,7 +1,4 @@
-"""sweep: the cells of a grid, each an ordinary run; what was measured is never measured again. Prints nothing.
-
-The runs are `series`'s; one cell, and the run that a killed controller left of it, is `sweep_cell`'s.
-"""
+"""The sweep: cells of a grid, each an ordinary run. Nothing is measured twice. Prints nothing."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ Conclude = Callable[[RunDirectory, Path], object]
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of an earlier sweep of the same command.
+    """How to treat an earlier sweep of the same command.
 
     Attributes:
-        anew: it is left alone, and all is measured again.
-        retry_failed: its cells that failed are measured again; those that ran out of memory are not.
+        anew: ignore it, and measure everything again.
+        retry_failed: measure its failed cells again, but not those out of memory.
     """
 
     anew: bool = False
@@ -38,10 +35,10 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep that has come to its end.
+    """A finished sweep.
 
     Attributes:
-        directory: where it lies; its runs lie beside it.
+        directory: its directory; its runs are in the same root.
     """
 
     record: GridRecord
@@ -49,7 +46,7 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_finished(asked: AskedGrid, runs: Path, resume: Resume) -> Swept | None:
-    """The newest sweep of the same command, if nothing of it is left to measure; it needs no node."""
+    """The newest sweep of the same command that is complete; contacts no node."""
     found = None if resume.anew else find_sweep(runs, new_record(asked).fingerprint)
     if found is None:
         return None
@@ -61,19 +58,19 @@ def find_finished(asked: AskedGrid, runs: Path, resume: Resume) -> Swept | None:
 def sweep(
     asked: AskedGrid, context: RunContext, resume: Resume, conclude: Conclude, measure: Measure = measure_cell
 ) -> Swept:
-    """Measure every cell that has not been measured, in an order in which running out of memory is seen early.
+    """Measure every unmeasured cell, in an order that finds out-of-memory early.
 
     Args:
         asked: the grid and its job.
         context: the nodes.
-        resume: what becomes of an earlier sweep of the same command.
-        conclude: makes the table, of what there is, whenever the sweep ends.
+        resume: how to treat an earlier sweep of the same command.
+        conclude: makes the table of all results, whenever the sweep ends.
         measure: makes one run.
 
     Raises:
-        UsageError: a cell cannot be laid out, or another process makes this very sweep.
-        NodeError: a node cannot be reached; what was measured is kept.
-        Interrupted: the user stopped it; likewise.
+        UsageError: a cell cannot be laid out, or another process runs this sweep.
+        NodeError: a node is unreachable; results are kept.
+        Interrupted: the user stopped it; results are kept.
     """
     finished = find_finished(asked, context.runs, resume)
     if finished is not None:
@@ -94,7 +91,7 @@ def sweep(
 
 
 def require_plannable(asked: AskedGrid) -> None:
-    """See that every cell can be laid out, as far as the hostfile alone tells.
+    """Check that every cell can be laid out, from the hostfile only.
 
     Raises:
         UsageError: one cannot.
@@ -127,10 +124,10 @@ def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, workers: int
         directory, record = found
         if directory.is_locked:
             raise UsageError(
-                f"this very sweep is under way already: {directory.run_id}",
-                hint="wait for its end; --fresh begins another one, and each would disturb the other",
+                f"this sweep is already running: {directory.run_id}",
+                hint="wait until it ends; a second one (--fresh) would disturb both",
             )
-        context.say(f"going on with sweep {directory.run_id} ({state_line(record)}); --fresh begins anew")
+        context.say(f"resuming sweep {directory.run_id} ({state_line(record)}); use --fresh to start over")
         return directory
     directory = create_sweep(context.runs, asked, record, workers)
     context.say(f"sweep {directory.run_id}: {state_line(record)}")
@@ -138,11 +135,10 @@ def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, workers: int
 
 
 def _end(context: RunContext, directory: RunDirectory, status: str, conclude: Conclude) -> None:
-    """Store the table of what there is; what keeps it from being made is no word against what was measured."""
     try:
         conclude(directory, context.runs)
     except MultinodeError as error:
-        context.say(f"its table cannot be made yet: {error}")
-    # With a full disk there is nothing that could be kept, and why the sweep ended is said all the same.
+        context.say(f"its table cannot be created yet: {error}")
+    # With a full disk nothing can be stored, but the reason is still reported.
     with contextlib.suppress(MultinodeError):
         keep_status(directory, status)

@@ -1,4 +1,4 @@
-"""One cell of a sweep: the launch that it is, and one run of it on the nodes. Prints nothing, and keeps no grid."""
+"""One cell of a sweep: its launch, and one run of it. Prints nothing, and stores no grid."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class CellTraining(msgspec.Struct, frozen=True, kw_only=True):
     """How each cell is trained.
 
     Attributes:
-        steps: that count in each run, warm-up apart; None takes 30, or all that the job has.
-        minutes: of training in each run instead, warm-up among it.
-        synthetic: whether the data are made up.
+        steps: measured steps per run, after the warm-up; None uses 30, or all of the job.
+        minutes: training time per run instead, including the warm-up.
+        synthetic: whether to use synthetic data.
     """
 
     steps: int | None = None
@@ -50,14 +50,14 @@ class CellTraining(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """A grid that is to be measured.
+    """The grid to measure.
 
     Attributes:
-        launch: all nodes of the hostfile, and how each cell is laid out; its job is replaced by the cell's.
-        job: the user's, without what the grid sets.
+        launch: all nodes of the hostfile, and the layout of each cell; its job is replaced by the cell's.
+        job: the user's, without the settings of the grid.
         cells: of the grid, in its order.
-        jobs: of each cell, by its label: the user's job with what the cell sets.
-        training: how long, and on which data.
+        jobs: the user's job with the settings of each cell, by label.
+        training: duration and data.
     """
 
     launch: Launch
@@ -69,10 +69,10 @@ class AskedGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a cell that has ended.
+    """A finished run of a cell.
 
     Attributes:
-        in_time: whether it was stopped because its time was over.
+        in_time: whether it was stopped at its time limit.
     """
 
     launched: Launched
@@ -92,8 +92,8 @@ def cell_launch(asked: AskedGrid, cell: Cell, workers: Sequence[int]) -> Launch:
     """The launch that measures a cell, for its figures alone.
 
     Raises:
-        UsageError: its job cannot be cut, or trained on synthetic data.
-        JobError: its DeepSpeed JSON cannot be fitted.
+        UsageError: its job cannot be shortened, or trained on synthetic data.
+        JobError: its DeepSpeed JSON cannot be adapted.
     """
     what = asked.launch
     job = _cut(asked.jobs[cell.label], asked.training)
@@ -108,17 +108,17 @@ def cell_launch(asked: AskedGrid, cell: Cell, workers: Sequence[int]) -> Launch:
 def measure_cell(
     what: Launch, context: RunContext, minutes: float | None = None, *, patience_s: float = PATIENCE_S
 ) -> CellRun:
-    """One run on free GPUs, of which nothing stays on the nodes; a run that fails is a result.
+    """One run on free GPUs, removed from the nodes afterwards; a failed run is a result.
 
     Args:
         what: the launch.
         context: the nodes.
-        minutes: of training, after which it is stopped; None has it train its steps.
-        patience_s: how long GPUs that are held are waited for.
+        minutes: training time before it is stopped; None trains its steps.
+        patience_s: maximum wait for busy GPUs.
 
     Raises:
         UsageError, NodeError, NodeFailed: it could not be prepared.
-        Interrupted: the user asked to stop before it began.
+        Interrupted: the user stopped it before it started.
     """
     prepared = prepare(what, context)
     held = wait_for_gpus(prepared, context, patience_s=patience_s)
@@ -141,7 +141,6 @@ def _cut(job: Job, training: CellTraining) -> Job:
 
 
 def _refuse(prepared: Prepared, held: Finding) -> Launched:
-    """A run that never began, recorded so that it is listed with its reason."""
     plan, now_s = prepared.plan, time.time()
     run = new_run(plan, now_s)
     nodes = tuple(msgspec.structs.replace(node, state="ended", cause="not_started") for node in run.nodes)
@@ -162,18 +161,18 @@ def _refuse(prepared: Prepared, held: Finding) -> Launched:
 
 
 STEPS_WITHOUT_END = 1_000_000
-"""What a training is told to make that is to end by its time alone."""
+"""Steps of a training that ends only by its time limit."""
 
 
 class TimedStop:
-    """Watches the progress of one run.
+    """Watches the progress of one run, and stops it at its time limit.
 
-    The time begins with the first step that any node reports: loading and the first compilation are no training.
+    The time starts with the first step of any node, after loading and the first compilation.
 
     Args:
-        user: how the user asks to stop; that is passed on.
+        user: the user's stop request, which is passed on.
         limit_s: of training.
-        clock: seconds that only go forward.
+        clock: monotonic seconds.
     """
 
     def __init__(self, user: StopRequest, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -183,11 +182,11 @@ class TimedStop:
         self._clock = clock
         self._passed_on = 0
         self._began: float | None = None
-        # Whether the run was stopped for its time; a user who stops it while it ends takes nothing from that.
+        # Whether the run was stopped at its limit; a user's stop afterwards does not change that.
         self.is_over = False
 
     def look(self, progress: RunProgress) -> None:
-        """Take note of how far the run is, and stop it when it is time."""
+        """Update the progress, and stop the run if its time is up."""
         while self._passed_on < self._user.count:
             self._passed_on += 1
             self.stop.ask(self._user.reason)
@@ -195,10 +194,10 @@ class TimedStop:
             self._began = self._clock()
         if self._trained_s >= self._limit_s and self._began is not None and not self.stop.count:
             self.is_over = True
-            self.stop.ask("its time is over")
+            self.stop.ask("its time is up")
 
     def show(self, progress: RunProgress) -> RunProgress:
-        """The progress by the time: how long it has trained, and no number of steps that nobody means to make."""
+        """The progress by time, without the nominal number of steps."""
         nodes = tuple(
             msgspec.structs.replace(node, total_steps=None) if node.total_steps == STEPS_WITHOUT_END else node
             for node in progress.nodes
@@ -212,7 +211,7 @@ class TimedStop:
 
 
 def with_time_limit(context: RunContext, limit_s: float) -> tuple[RunContext, TimedStop]:
-    """The outside of a run that trains for so long, and what stops it then."""
+    """The run context with a time limit, and its stop."""
     timed = TimedStop(context.stop, limit_s)
     limited = context.with_stop(timed.stop)
 
@@ -226,24 +225,23 @@ def with_time_limit(context: RunContext, limit_s: float) -> tuple[RunContext, Ti
 
 _GRACE_S = 10.0
 _STOPPED = Outcome(state="stopped", reason="its controller was killed")
-# How a node ends a job that would have gone on.
+# How a node ends a job that would have continued.
 _FROM_OUTSIDE = frozenset({"stopped", "lease_expired"})
 
 
 def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) -> Outcome:
-    """See that nothing of a run goes on, and take its figures if it had come to its end.
+    """Make sure that an interrupted run has ended, and use its figures if it was complete.
 
-    A run with a time limit has come to its end once its steps fill that time, whether its controller stopped it or its
-    lease ran out later: until then it trained undisturbed. All of its steps count. One that ended otherwise is made
-    again, and why is said: without its controller nobody can tell how it would have ended in time.
+    A run with a time limit is complete once its steps fill that time, whether its controller or its lease stopped it.
+    Otherwise it is repeated, and the reason is reported.
 
     Args:
         run_id: the run.
         context: its nodes.
-        limit_s: of training, after which it was to be stopped; None had it train its steps.
+        limit_s: its training time; None if it had to train its steps.
 
     Raises:
-        NodeError: a node of it could not be asked.
+        NodeError: a node of it did not answer.
         MultinodeError: another process follows it, and does not record its end.
     """
     directory = RunDirectory(context.runs / run_id)
@@ -255,7 +253,7 @@ def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) 
     launched = _end(known, context)
     outcome = judge_run(launched.run, in_time=False, lacks=figures_lack(launched))
     if run.status == "running" and outcome.state != "measured":
-        # How it ended without its controller says nothing about the cell, unless it ended well.
+        # An end without its controller says nothing about the cell, unless it succeeded.
         outcome = _STOPPED
     if limit_s is not None and outcome.state == "stopped":
         outcome = _judge_by_time(launched, limit_s, context)
@@ -264,7 +262,7 @@ def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) 
 
 
 def figures_lack(launched: Launched) -> str | None:
-    """Why a run has no speed that could stand in a table; None where it has."""
+    """Why a run has no usable speed; None if it has."""
     summary = launched.summary
     if summary.step_time_ms is not None and summary.samples_per_s is not None:
         return None
@@ -273,9 +271,8 @@ def figures_lack(launched: Launched) -> str | None:
 
 
 def _end(known: Known, context: RunContext) -> Launched:
-    """The run as it ended; one that goes on is stopped."""
     if known.run.status == "running":
-        context.say(f"run {known.run.run_id} was cut off: making sure that nothing of it is still running")
+        context.say(f"run {known.run.run_id} was interrupted: making sure that nothing of it is still running")
         return stop(known, context, _GRACE_S)
     directory = known.directory
     summary = directory.read("summary.json", Summary) or summarise_run(directory, known.plan)
@@ -283,26 +280,25 @@ def _end(known: Known, context: RunContext) -> Launched:
 
 
 def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> Outcome:
-    """Of a run that was to be stopped after `limit_s`, and was stopped."""
+    """The outcome of a run that was to be stopped after `limit_s`, and was stopped."""
     short = _short_of(launched, limit_s)
     if short is not None:
-        context.say(f"run {launched.run.run_id} is made again: {short}")
+        context.say(f"repeating run {launched.run.run_id}: {short}")
         return _STOPPED
-    context.say(f"run {launched.run.run_id} had trained for its {format_duration(limit_s)}, and counts")
+    context.say(f"run {launched.run.run_id} trained for its {format_duration(limit_s)} and is valid")
     return judge_run(launched.run, in_time=True, lacks=figures_lack(launched))
 
 
 def _short_of(launched: Launched, limit_s: float) -> str | None:
-    """Why it is not known to have trained for so long; None where it has."""
     run = launched.run
     if run.status != "stopped":
         return f"without its controller it ended as {run.status}"
     for node in run.nodes:
         if node.cause not in _FROM_OUTSIDE:
-            return f"{node.name}: nobody stopped it there ({(node.cause or node.state).replace('_', ' ')})"
+            return f"{node.name}: it was not stopped there ({(node.cause or node.state).replace('_', ' ')})"
         time_s = trained_s(parse_samples(launched.directory.sample_lines(node.node_rank)))
         if time_s is None:
-            return f"{node.name}: it stored too few steps to know how long it trained"
+            return f"{node.name}: too few steps are stored to know how long it trained"
         if time_s < limit_s:
-            return f"{node.name}: it had trained for {format_duration(time_s)} of its {format_duration(limit_s)}"
+            return f"{node.name}: it trained for {format_duration(time_s)} of {format_duration(limit_s)}"
     return None

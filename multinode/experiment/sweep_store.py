@@ -1,4 +1,4 @@
-"""A sweep on the controller's disk: the directory that the same command finds again, and what is kept in it."""
+"""Sweeps on the controller's disk: the directory that the same command finds again, and its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCH_OF_SILENCE = 8
 
 
 def find_sweep(root: Path, wanted: str) -> tuple[RunDirectory, GridRecord] | None:
-    """The newest sweep of this fingerprint; None where there is none."""
+    """The newest sweep with this fingerprint, if any."""
     written: list[tuple[int, Path]] = []
     for path in root.glob(f"*/{GRID_FILE}"):
         # One that is removed meanwhile is not sought either.
@@ -36,7 +36,7 @@ def find_sweep(root: Path, wanted: str) -> tuple[RunDirectory, GridRecord] | Non
         try:
             record = load_grid(directory)
         except MultinodeError:
-            # Another release's, or cut off by a full disk: it is not the one that is sought.
+            # Written by another release, or truncated by a full disk.
             continue
         if record.fingerprint == wanted:
             return directory, record
@@ -44,7 +44,7 @@ def find_sweep(root: Path, wanted: str) -> tuple[RunDirectory, GridRecord] | Non
 
 
 def new_record(asked: AskedGrid) -> GridRecord:
-    """The grid before anything of it was measured."""
+    """The grid before its first run."""
     nodes = asked.launch.cluster.nodes[: max(asked.grid.nodes)]
     training = asked.training
     return GridRecord(
@@ -65,10 +65,10 @@ def new_record(asked: AskedGrid) -> GridRecord:
 
 
 def create_sweep(root: Path, asked: AskedGrid, record: GridRecord, workers: int) -> RunDirectory:
-    """A directory for a sweep that begins; `workers` are those of its largest cell, of all nodes.
+    """A directory for a new sweep; `workers` are those of its largest cell on all nodes.
 
     Raises:
-        MultinodeError: it cannot be made.
+        MultinodeError: it cannot be created.
     """
     cluster = asked.launch.cluster.first(max(asked.grid.nodes))
     what = msgspec.structs.replace(asked.launch, cluster=cluster)
@@ -76,10 +76,10 @@ def create_sweep(root: Path, asked: AskedGrid, record: GridRecord, workers: int)
 
 
 def create_grid(root: Path, what: Launch, record: GridRecord, workers: int, engine: str) -> RunDirectory:
-    """A directory for runs of a grid that begin, on all nodes of the launch; it is listed as they are.
+    """A directory for new runs of a grid, on all nodes of the launch.
 
     Raises:
-        MultinodeError: it cannot be made.
+        MultinodeError: it cannot be created.
     """
     directory = create_parent(root, what)
     run = Run(
@@ -98,7 +98,7 @@ def create_grid(root: Path, what: Launch, record: GridRecord, workers: int, engi
 
 
 def load_grid(directory: RunDirectory) -> GridRecord:
-    """How far a sweep is; runs whose figures were removed from disk are to be made again.
+    """The state of a sweep; runs whose figures were removed from disk are due again.
 
     Raises:
         MultinodeError: it cannot be read.
@@ -112,12 +112,12 @@ def load_grid(directory: RunDirectory) -> GridRecord:
 
 
 def keep_grid(directory: RunDirectory, record: GridRecord) -> None:
-    """Store how far it is."""
+    """Store the state."""
     directory.write(GRID_FILE, record)
 
 
 def keep_status(directory: RunDirectory, status: str) -> None:
-    """Store how it stands: `running`, or how it ended; of the listing of runs it is then the newest."""
+    """Store the status, `running` or how it ended, which makes it the newest in the list of runs."""
     run = directory.read("run.json", Run)
     if run is not None:
         ended_s = None if status == "running" else time.time()
@@ -125,7 +125,7 @@ def keep_status(directory: RunDirectory, status: str) -> None:
 
 
 def free_run_id(root: Path, wanted: str) -> str:
-    """The name, or with another try's number behind it: that of a run is never used twice."""
+    """The name, with a number if it is taken: run names are never reused."""
     name, number = wanted, 1
     while (root / name).exists():
         number += 1
@@ -138,7 +138,7 @@ def _engine(asked: AskedGrid) -> str:
 
 
 def _digest_scripts(job: Job) -> dict[str, str]:
-    """Of the scripts that lie here: one that was changed is another training."""
+    """A changed script is another training."""
     if isinstance(job, LlamaFactoryJob):
         return {}
     paths = [Path(word) for word in job.argv if word.endswith((".py", ".sh"))]
@@ -146,7 +146,6 @@ def _digest_scripts(job: Job) -> dict[str, str]:
 
 
 def _worker_batch(job: Job) -> int | None:
-    """Samples of a worker's optimizer step, without what the grid sets; None where it does not say, or is a script."""
     if not isinstance(job, LlamaFactoryJob):
         return None
     batch = job.config.get(BATCH, _BATCH_OF_SILENCE)

@@ -1,4 +1,4 @@
-"""sweep_table: a sweep's directory -> its table; stored tables -> the one that is shown. Reads and writes disk."""
+"""Build the table of a sweep; load stored tables. Reads and writes disk."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _SCHEMA = "multinode.sweep/1"
 
 
 class _Marked(msgspec.Struct, frozen=True):
-    """Any document, as far as its release is concerned."""
+    """The schema of any document."""
 
     schema: str = ""
 
 
 def build_table(directory: RunDirectory, root: Path) -> CellTable:
-    """The table of a sweep as far as it is measured; it is kept in the sweep's directory.
+    """Build the table of a sweep from its results so far, and store it in the sweep's directory.
 
     Args:
         directory: of the sweep.
-        root: of all runs; the cells' are there.
+        root: of all runs, including the cells'.
 
     Raises:
         UsageError: it is not a sweep.
@@ -50,12 +50,12 @@ def build_table(directory: RunDirectory, root: Path) -> CellTable:
 
 
 def load_table(directory: RunDirectory) -> CellTable | None:
-    """The table of a sweep or an import as it was stored; None of any other run.
+    """The stored table of a sweep or import; None for any other run.
 
-    That of a sweep under way, or of one whose controller was killed, is made of what is measured so far.
+    The table of an unfinished sweep is built from its results so far.
 
     Raises:
-        MultinodeError: it is of another release, or not what it should be.
+        MultinodeError: it is from another release, or damaged.
     """
     if _is_unfinished(directory):
         return _make_table(directory, directory.path.parent)
@@ -64,23 +64,22 @@ def load_table(directory: RunDirectory) -> CellTable | None:
         return None
     if marked.schema != _SCHEMA:
         raise MultinodeError(
-            f"the table of run {directory.run_id} is of another release ({marked.schema or 'no schema'})",
+            f"the table of run {directory.run_id} is from another release ({marked.schema or 'no schema'})",
             hint="measure or import it again",
         )
     return directory.read(TABLE_FILE, CellTable)
 
 
 def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> CellTable:
-    """Stored tables as one, as it was asked for.
+    """Stored tables combined into one, as requested.
 
     Args:
         root: of all runs.
-        names: of sweeps and imports: an id each, the beginning of one, or `last`, the newest of them; one that is named
-            twice counts once.
-        look: how they are shown.
+        names: of sweeps and imports: ids, their beginnings, or `last`; duplicates count once.
+        look: how to show them.
 
     Raises:
-        UsageError: there is no such run, one has no table, or `look` names what the table does not have.
+        UsageError: a run does not exist, has no table, or `look` names something that the table lacks.
         MultinodeError: a table cannot be read.
     """
     directories = {(found := _open(root, name)).run_id: found for name in names}
@@ -90,7 +89,7 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
         if table is None:
             raise UsageError(
                 f"run {run_id} has no table",
-                hint="multinode sweep and multinode import make one; two runs of another kind: multinode compare",
+                hint="create one with multinode sweep or multinode import; two runs of another kind: multinode compare",
             )
         tables.append(table)
     whole, asked = combined(tables), look or Look()
@@ -98,14 +97,13 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
 
 
 def _open(root: Path, name: str) -> RunDirectory:
-    # The newest run may be of any kind; the newest that has a table is meant.
+    # `last` means the newest run that has a table.
     files = (TABLE_FILE, GRID_FILE)
     able = (path.name for path in reversed(list_runs(root)) if any((path / file).is_file() for file in files))
     return RunDirectory.open(root, next(able, name) if name == "last" else name)
 
 
 def _is_unfinished(directory: RunDirectory) -> bool:
-    """Whether it is a sweep that has not come to its end; its table may be missing, or of an earlier part of it."""
     if not (directory.path / GRID_FILE).is_file():
         return False
     run = directory.read("run.json", Run)
@@ -116,7 +114,7 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
     record = directory.read(GRID_FILE, GridRecord)
     if record is None:
         raise UsageError(
-            f"run {directory.run_id} is not a sweep: it has no {GRID_FILE}", hint="multinode runs lists them"
+            f"run {directory.run_id} is not a sweep: it has no {GRID_FILE}", hint="list sweeps: multinode runs"
         )
     run = directory.read("run.json", Run)
     table = table_of_sweep(
@@ -132,7 +130,6 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
 
 
 def _measured(record: CellRecord, root: Path) -> MeasuredCell:
-    """A cell with its runs; those that are no longer stored are passed over."""
     if record.state != MEASURED:
         return MeasuredCell(record=record)
     directories = [found for run_id in record.run_ids if (found := RunDirectory(root / run_id)).path.is_dir()]
@@ -149,7 +146,6 @@ def _measured(record: CellRecord, root: Path) -> MeasuredCell:
 
 
 def _price_purchase(plan: LaunchPlan, cluster: Cluster) -> float | None:
-    """Of all its nodes, or of the GPUs in use; None where one has no price."""
     nodes = {node.name: node for node in cluster.nodes}
     told = [nodes[node.node].purchase(len(node.ranks)) if node.node in nodes else None for node in plan.nodes]
     known = [price for price in told if price is not None]

@@ -1,4 +1,4 @@
-"""Trial: the runs of one candidate, and the learning rate at which its loss is lowest. Pure."""
+"""Trial: the runs of one candidate, and its best learning rate. Pure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from multinode.profile.observed import Observed
 from multinode.records.samples import EvaluationSample, LossSample
 
 PARTS = 8
-"""A run is evaluated so often; the training loss is a mean over as many parts of it."""
+"""Number of evaluations per run, and of parts over which the training loss is averaged."""
 
 
 class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss after so many samples; None where it was NaN or infinity."""
+    """A loss after a number of samples; None if it was NaN or infinite."""
 
     samples: float
     loss: float | None
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one run, by samples, ascending.
+    """The losses of one run by samples, ascending.
 
     Attributes:
-        held_out: of evaluations, which are on averaged parameters; empty where nothing was evaluated.
-        training: as it was logged, a mean over each part of the run; empty where nothing was logged.
+        held_out: from evaluations, on averaged parameters; empty if nothing was evaluated.
+        training: as logged, averaged over each part of the run; empty if nothing was logged.
     """
 
     held_out: tuple[LossPoint, ...] = ()
@@ -37,7 +37,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_losses(observed: Observed, global_batch: int) -> Losses:
-    """What a run recorded of its loss, by the worker of the lowest rank that tells any."""
+    """The losses that a run recorded, of the lowest rank that has any."""
     held_out = _by_step(observed.of(EvaluationSample))
     return Losses(
         held_out=tuple(LossPoint(samples=step * global_batch, loss=loss) for step, loss in held_out),
@@ -46,7 +46,7 @@ def read_losses(observed: Observed, global_batch: int) -> Losses:
 
 
 def samples_to(points: Sequence[LossPoint], target: float) -> float | None:
-    """Samples after which the loss is first this low, on a straight line between two points; None where it never is."""
+    """Samples at which the loss first reaches this value, interpolated linearly; None if it never does."""
     before: LossPoint | None = None
     for point in points:
         if point.loss is not None and point.loss <= target:
@@ -59,7 +59,6 @@ def samples_to(points: Sequence[LossPoint], target: float) -> float | None:
 
 
 def _by_step(samples: Sequence[EvaluationSample] | Sequence[LossSample]) -> list[tuple[int, float | None]]:
-    """Step and loss; of several at one step the first."""
     rank = min((sample.rank for sample in samples), default=0)
     losses: dict[int, float | None] = {}
     for sample in samples:
@@ -69,7 +68,6 @@ def _by_step(samples: Sequence[EvaluationSample] | Sequence[LossSample]) -> list
 
 
 def _smoothed(losses: Sequence[tuple[int, float | None]], global_batch: int) -> tuple[LossPoint, ...]:
-    """The mean of each part of the steps; one that has none is left out."""
     if not losses:
         return ()
     last = losses[-1][0]
@@ -88,7 +86,7 @@ LossOf = Literal["held-out", "training", ""]
 
 
 class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was measured; those of one seed have the same data in the same order."""
+    """A measured run; runs of one seed have the same data in the same order."""
 
     run_id: str
     seed: int
@@ -98,11 +96,11 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a candidate.
+    """The outcome of a candidate.
 
     Attributes:
-        state: as CellRecord has it: `waiting`, `measured`, `out_of_memory`, `failed` and so on.
-        reason: why it has no figures, or why a repeat has none.
+        state: as in CellRecord: `waiting`, `measured`, `out_of_memory`, `failed` and so on.
+        reason: why it, or a repeat of it, has no figures.
     """
 
     candidate: Candidate
@@ -112,32 +110,32 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def loss_of_all(runs: Sequence[TrialRun]) -> LossOf:
-    """What all runs have; the losses of different data are not compared."""
+    """The kind of loss that all runs have; losses on different data are not compared."""
     if runs and all(run.losses.held_out for run in runs):
         return "held-out"
     return "training" if runs and all(run.losses.training for run in runs) else ""
 
 
 def points_of(run: TrialRun, loss_of: LossOf) -> tuple[LossPoint, ...]:
-    """Its losses of this kind."""
+    """The losses of this kind."""
     return run.losses.held_out if loss_of == "held-out" else run.losses.training if loss_of else ()
 
 
 def end_loss(run: TrialRun, loss_of: LossOf) -> float | None:
-    """The last of them; None where it diverged, or has none."""
+    """The final loss; None if it diverged or has none."""
     points = points_of(run, loss_of)
     return points[-1].loss if points else None
 
 
 def first_seed_losses(runs: Sequence[TrialRun]) -> dict[float, float | None]:
-    """Loss at the end by learning rate, of the runs of the first seed, ascending."""
+    """Final loss by learning rate, of the runs of the first seed, ascending."""
     loss_of, first = loss_of_all(runs), min((run.seed for run in runs), default=0)
     rated = [(run.learning_rate, run) for run in runs if run.seed == first]
     return {rate: end_loss(run, loss_of) for rate, run in sorted(rated, key=_rate) if rate is not None}
 
 
 def at_best_rate(trial: Trial) -> Trial:
-    """With the runs of the learning rate alone whose loss of the first seed is lowest."""
+    """The trial with only the runs at the learning rate that has the lowest loss for the first seed."""
     losses = first_seed_losses(trial.runs)
     if not losses:
         return trial

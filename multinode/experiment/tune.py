@@ -1,7 +1,7 @@
-"""tune: a training as it stands, on one node, and with the best changes, in interleaved runs, judged by their loss.
+"""Tune a training: the unchanged job, one node, and the best changes, in interleaved runs judged by their loss.
 
-A tuning is a grid whose cells are changes: the same series of runs as a sweep's, which goes on where it stopped. The
-first two cells say which changes are worth a run. Prints nothing.
+A tuning is a grid whose cells are changes, run and resumed like a sweep. The first two cells decide which changes are
+worth a run. Prints nothing.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ _WINNER = "tuned.yaml"
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """A tuning that has come to its end.
+    """A finished tuning.
 
     Attributes:
-        directory: where it lies; its runs lie beside it.
+        directory: its directory; its runs are in the same root.
     """
 
     tuning: Tuning
     directory: Path
 
     def document(self) -> Tuning:
-        """What `tune --json` prints."""
+        """The document of `tune --json`."""
         return self.tuning
 
 
 def find_tuned(asked: AskedTuning, runs: Path, resume: Resume) -> Tuned | None:
-    """The newest tuning of the same command, if nothing of it is left that fits the budget; it needs no node."""
+    """The newest tuning of the same command that is complete or has used its budget; contacts no node."""
     found = None if resume.anew else find_sweep(runs, fingerprint_of(asked))
     if found is None or found[0].is_locked:
         return None
@@ -87,19 +87,19 @@ def find_tuned(asked: AskedTuning, runs: Path, resume: Resume) -> Tuned | None:
 
 
 def tune(asked: AskedTuning, context: RunContext, resume: Resume, measure: Measure = measure_cell) -> Tuned:
-    """Measure what is left, in turns over the seeds, and judge it.
+    """Make the remaining runs, interleaved over the seeds, and judge them.
 
     Args:
-        asked: the job, and what is to be measured.
+        asked: the job, and the settings of the tuning.
         context: the nodes.
-        resume: what becomes of an earlier tuning of the same command.
+        resume: how to treat an earlier tuning of the same command.
         measure: makes one run.
 
     Raises:
-        UsageError: the job cannot be tuned so, or another process makes this very tuning.
-        RunFailed: the training as it stands fails.
-        NodeError: a node cannot be reached; what was measured is kept.
-        Interrupted: the user stopped it; likewise.
+        UsageError: the job cannot be tuned, or another process runs this tuning.
+        RunFailed: the unchanged training fails.
+        NodeError: a node is unreachable; results are kept.
+        Interrupted: the user stopped it; results are kept.
     """
     finished = find_tuned(asked, context.runs, resume)
     if finished is not None:
@@ -117,7 +117,7 @@ def tune(asked: AskedTuning, context: RunContext, resume: Resume, measure: Measu
 
 
 class _Tuner:
-    """A tuning under way; its directory is this process's."""
+    """A tuning in progress; this process owns its directory."""
 
     def __init__(
         self, asked: AskedTuning, context: RunContext, directory: RunDirectory, layout: Layout, measure: Measure
@@ -132,19 +132,19 @@ class _Tuner:
         self._tuning = stored if stored is not None else self._begin()
 
     def run(self, *, retries_failed: bool) -> None:
-        """The first two, what is tried after them, and all of it for every seed."""
+        """Run the first two, then the chosen candidates, then all for every seed."""
         if retries_failed:
             self._series.keep(retry_failed(self._series.record))
         if len(self._candidates) == FIRST:
             self._series.run(lambda record, turn: turn.number == 1 and self._fits(record, turn))
             if any(turn.number == 1 for turn in due_turns(self._series.record)):
-                # The budget has no room for both, and without them nothing is predicted.
+                # Without both, nothing can be predicted.
                 return
             self._list()
         self._series.run(self._fits)
 
     def conclude(self, status: str) -> Tuned:
-        """Judge and store what there is; what keeps it from being stored is no word against what was measured."""
+        """Judge and store the results; an error while storing does not invalidate them."""
         record = self._series.record
         tuned = Tuned(tuning=self._tuning, directory=self._directory.path)
         try:
@@ -152,7 +152,7 @@ class _Tuner:
         except MultinodeError as error:
             if status == "succeeded":
                 raise
-            self._context.say(f"what was measured cannot be judged yet: {error}")
+            self._context.say(f"the results cannot be evaluated yet: {error}")
         finally:
             with contextlib.suppress(MultinodeError):
                 keep_status(self._directory, status)
@@ -164,7 +164,7 @@ class _Tuner:
 
     def _begin(self) -> Tuning:
         asked, first, record = self._asked, first_two(self._layout), self._series.record
-        # What was chosen is not stored any more, and is chosen anew.
+        # The choice is no longer stored and is made again.
         self._series.keep(msgspec.structs.replace(record, cells=record.cells[:FIRST]))
         tuning = Tuning(
             run_id=self._directory.run_id,
@@ -178,13 +178,12 @@ class _Tuner:
         return tuning
 
     def _list(self) -> None:
-        """Choose what is tried, by the first runs."""
         record, runs = self._series.record, self._context.runs
         baseline, alone = record.cells
         if not baseline.run_ids:
             raise RunFailed(
-                f"the training as it stands has no figures: {baseline.reason or 'its run did not fit the budget'}",
-                hint=f"all of it lies in {self._directory.path}",
+                f"the unchanged training has no figures: {baseline.reason or 'its run did not fit the budget'}",
+                hint=f"all results are in {self._directory.path}",
             )
         names = [baseline.run_ids[0], *alone.run_ids[:1]]
         changes, left_out = list_candidates(runs, names, steps=self._asked.steps, most=self._asked.most)
@@ -199,7 +198,7 @@ class _Tuner:
         cells = tuple(CellRecord(cell=_cell(one)) for one in listed)
         self._series.keep(msgspec.structs.replace(record, cells=(*record.cells, *cells)))
         names_listed = ", ".join(one.name for one in listed) or "no change"
-        self._context.say(f"worth a run beside one node alone: {names_listed}")
+        self._context.say(f"to be tried, in addition to one node: {names_listed}")
 
     def _fits(self, record: GridRecord, turn: Turn) -> bool:
         return fits(record, turn, [one.expected_s for one in self._candidates], self._asked.budget_s)
@@ -226,7 +225,6 @@ class _Tuner:
         return msgspec.structs.replace(changed, job=trial_job(job, training))
 
     def _rate_and_seed(self, cell: Cell, number: int) -> tuple[float | None, int]:
-        """Of a run: the first seed at every learning rate, then the others at the best; first what is missing."""
         found = job_of(self._asked).config.get("seed", DEFAULT_SEED)
         first = found if type(found) is int else DEFAULT_SEED
         record = next(one for one in self._series.record.cells if one.cell.label == cell.label)
@@ -241,7 +239,6 @@ class _Tuner:
 
 
 def _conclude(asked: AskedTuning, directory: RunDirectory, record: GridRecord, tuning: Tuning) -> Tuned:
-    """Judge what there is, and write it, with the winner."""
     cells = {one.cell.label: one for one in record.cells}
     runs = directory.path.parent
     judged = judge(
@@ -266,24 +263,22 @@ def _conclude(asked: AskedTuning, directory: RunDirectory, record: GridRecord, t
 
 
 def _whole_change(row: TunedRow) -> Change:
-    """With what it was measured with: nodes, workers, and the learning rate where several were tried."""
     one = row.candidate
     rate = (override_text("learning_rate", row.learning_rate),) if row.rates else ()
     return one.change.joined(Change(overrides=rate, nodes=one.nodes, workers_per_node=one.workers_per_node))
 
 
 def _take_up(asked: AskedTuning, context: RunContext, resume: Resume, layout: Layout) -> RunDirectory:
-    """The directory of the tuning that goes on, or of a new one."""
     wanted = fingerprint_of(asked)
     found = None if resume.anew else find_sweep(context.runs, wanted)
     if found is not None:
         directory, record = found
         if directory.is_locked:
             raise UsageError(
-                f"this very tuning is under way already: {directory.run_id}",
-                hint="wait for its end; --fresh begins another one, and each would disturb the other",
+                f"this tuning is already running: {directory.run_id}",
+                hint="wait until it ends; a second one (--fresh) would disturb both",
             )
-        context.say(f"going on with tuning {directory.run_id} ({state_line(record)}); --fresh begins anew")
+        context.say(f"resuming tuning {directory.run_id} ({state_line(record)}); use --fresh to start over")
         return directory
     record = GridRecord(
         fingerprint=wanted,

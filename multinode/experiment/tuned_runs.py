@@ -1,4 +1,4 @@
-"""A tuning on the controller's disk: what is tried by its stored runs, and what these came to. Reads disk."""
+"""Tunings on the controller's disk: candidates from stored runs, and their results. Reads disk."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _LONGEST_LABEL = 40
 def list_candidates(
     root: Path, names: Sequence[str], *, steps: int, most: int
 ) -> tuple[tuple[Candidate, ...], tuple[LeftOut, ...]]:
-    """What is tried, best first, and what is not, as predicted from these runs.
+    """Predicted candidates, best first, and the changes left out.
 
     Args:
         root: directory of all runs.
-        names: of the training as it stands, and of one node alone where that could be measured.
-        steps: of a run of the training as it stands.
-        most: so many are tried.
+        names: of the unchanged training, and of one node if it could be measured.
+        steps: of a run of the unchanged training.
+        most: maximum number of candidates.
 
     Raises:
-        UsageError: they tell too little.
+        UsageError: the runs are not enough for a prediction.
         MultinodeError: a file of one cannot be read.
     """
     found = make_shortlist(rank_options(training_today(root, names)), steps=steps, most=most)
@@ -48,7 +48,7 @@ def list_candidates(
 
 
 def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> Trial:
-    """A candidate with the runs that were measured; without a cell it was not begun.
+    """A candidate with its measured runs; without a cell it was not started.
 
     Raises:
         MultinodeError: a file of a run cannot be read.
@@ -72,7 +72,7 @@ def find_runs_alike(root: Path, job: Job, layout: Layout) -> dict[int, Record]:
         try:
             record = read_record(RunDirectory(path))
         except MultinodeError:
-            # Of another release: another one will do.
+            # From another release; use another run.
             continue
         if record is None or not record.is_training or not _is_alike(record.settings, settings):
             continue
@@ -82,13 +82,12 @@ def find_runs_alike(root: Path, job: Job, layout: Layout) -> dict[int, Record]:
 
 
 def run_s(root: Path, run_id: str) -> float | None:
-    """Wall time of a stored run; None where it does not tell."""
+    """Wall time of a stored run; None if unknown."""
     run = RunDirectory(root / run_id).read("run.json", Run)
     return run.ended_s - run.started_s if run is not None and run.ended_s is not None else None
 
 
 def _is_alike(ours: Settings, theirs: Settings) -> bool:
-    """What one of them does not tell is no difference."""
     pairs = ((getattr(ours, name), getattr(theirs, name)) for name in Settings.__struct_fields__)
     return all(one == other or None in {one, other} for one, other in pairs)
 
@@ -115,7 +114,6 @@ def _trial_run(directory: RunDirectory) -> TrialRun | None:
 
 
 def _labels(names: Sequence[str]) -> Iterator[str]:
-    """Fit for the name of a run, each once."""
     taken: set[str] = set()
     for name in names:
         label = _UNFIT.sub("-", name.lower()).strip("-")[:_LONGEST_LABEL].strip("-")

@@ -1,4 +1,4 @@
-"""Tuning: runs of each change beside the training as it stands and one node alone, judged by the loss they reach. Pure.
+"""Tuning: runs of each change beside the unchanged training and one node alone, judged by the loss they reach. Pure.
 
 Runs of one seed have the same data in the same order, and are compared with each other.
 """
@@ -48,9 +48,9 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         samples_per_s: with the scatter over the seeds, as every Estimate here; of one seed the interval is empty.
         loss: at the end, after as many samples as all others.
-        against_baseline: its loss over that of the training as it stands, seed by seed.
+        against_baseline: its loss over that of the unchanged training, seed by seed.
         loss_verdict: `worse` is beyond noise and more than rounding changes, with one seed more than rounding changes.
-        samples_to_loss: after which it is as good as the training as it stands at its end, within what rounding
+        samples_to_loss: after which it is as good as the unchanged training at its end, within what rounding
             changes; None where a seed did not reach it.
         time_to_loss_s: the same in seconds of training, without start-up, warm-up and evaluations.
         reached: seeds that reached it.
@@ -81,11 +81,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         job: in a few words.
         samples: that every run trains on.
-        steps: in which the training as it stands does so.
+        steps: in which the unchanged training does so.
         seeds: runs of each candidate that were asked for.
         learning_rates: that the first seed was trained with; empty where all have the job's own.
         loss_of: what the losses are of: `held-out` data, or the `training` data as logged; empty where there are none.
-        rows: the training as it stands, one node alone, then the candidates in the order of their prediction.
+        rows: the unchanged training, one node alone, then the candidates in the order of their prediction.
         left_out: what is not tried.
         outcome: `change`: a change is recommended; `inconclusive`: one may be better; `one_node`, `baseline`: none is
             better than that; `no_loss`: nothing can be judged.
@@ -151,7 +151,7 @@ def judge(tuning: Tuning, trials: Sequence[Trial]) -> Tuning:
 
     Args:
         tuning: what was asked for.
-        trials: the training as it stands first, then one node alone, then the candidates.
+        trials: the unchanged training first, then one node alone, then the candidates.
     """
     runs = [run for trial in trials for run in trial.runs]
     loss_of = loss_of_all(runs)
@@ -203,13 +203,11 @@ def _row(trial: Trial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of
 
 
 def _tried_rates(trial: Trial) -> tuple[TriedRate, ...]:
-    """Where there is more than one."""
     losses = first_seed_losses(trial.runs)
     return tuple(TriedRate(learning_rate=rate, loss=loss) for rate, loss in losses.items()) if len(losses) > 1 else ()
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:
-    """Over the seeds; None where one of them has none."""
     found = list(values)
     known = [value for value in found if value is not None]
     if not known or len(known) < len(found):
@@ -218,7 +216,6 @@ def _estimate(values: Iterable[float | None]) -> Estimate | None:
 
 
 def _ratio(above: _BySeed, below: _BySeed, figure: Callable[[_Figures], float | None]) -> Estimate | None:
-    """Of one figure, over the seeds that both have."""
     seeds = sorted(above.keys() & below.keys())
     pairs = [(figure(above[seed]), figure(below[seed])) for seed in seeds]
     tops, bottoms = (_estimate(pair[side] for pair in pairs) for side in (0, 1))
@@ -236,7 +233,6 @@ def _loss_verdict(beside: Estimate | None) -> LossVerdict | None:
 
 
 def _choose(rows: Sequence[TunedRow]) -> tuple[Outcome, str | None, str | None]:
-    """The outcome, what is recommended, and the change that comes first by its mean."""
     baseline, alone, *changes = rows
     if baseline.time_to_loss_s is None:
         return "no_loss", None, None
@@ -253,13 +249,11 @@ def _choose(rows: Sequence[TunedRow]) -> tuple[Outcome, str | None, str | None]:
 
 
 def _is_sooner(row: TunedRow) -> bool:
-    """Whether it reaches the loss before both, beyond noise."""
     repeated = row.time_to_loss_s is not None and row.time_to_loss_s.repeats > 1
     return _least(row, lambda gain: gain.low if repeated else gain.value) > (1 if repeated else 1 + SOONER)
 
 
 def _least(row: TunedRow, end: Callable[[Estimate], float]) -> float:
-    """Over the training as it stands and one node alone, whichever is the faster."""
     return min((end(gain) for gain in (row.sooner, row.sooner_than_baseline) if gain is not None), default=0.0)
 
 
@@ -282,7 +276,7 @@ def _change(tuning: Tuning) -> str:
     if row is None:
         return ""
     said = f"Recommended: {row.candidate.name}: {_sooner(row)}."
-    return said if _is_repeated(row) else f"{said} By one seed: how far seeds scatter is not known."
+    return said if _is_repeated(row) else f"{said} This is one seed; the variation between seeds is unknown."
 
 
 def _inconclusive(tuning: Tuning) -> str:
@@ -290,18 +284,18 @@ def _inconclusive(tuning: Tuning) -> str:
     if row is None:
         return ""
     if _is_repeated(row):
-        return f"Inconclusive: {row.candidate.name} may be better: {_sooner(row)}. More seeds tell: --seeds."
-    return f"Inconclusive: {row.candidate.name}: {_sooner(row)}, by one seed. More seeds tell: --seeds."
+        return f"Inconclusive: {row.candidate.name} may be better: {_sooner(row)}. Measure more seeds: --seeds."
+    return f"Inconclusive: {row.candidate.name}: {_sooner(row)}, with one seed. Measure more seeds: --seeds."
 
 
 def _sooner(row: TunedRow) -> str:
-    """`it reaches the loss of the training as it stands 1.8x faster than one node alone (1.6x to 2.0x)`."""
-    reference, gain = "one node alone", row.sooner
+    """`it reaches the loss of the unchanged training 1.8x faster than one node alone (1.6x to 2.0x)`."""
+    reference, gain = "one node", row.sooner
     if gain is None:
-        reference, gain = "the training as it stands", row.sooner_than_baseline
+        reference, gain = "the unchanged training", row.sooner_than_baseline
     if gain is None:
         return ""
-    loss = "that loss" if reference != "one node alone" else "the loss of the training as it stands"
+    loss = "that loss" if reference != "one node" else "the loss of the unchanged training"
     return f"it reaches {loss} {times(gain.value)} faster than {reference}{_range(gain)}"
 
 
@@ -313,7 +307,7 @@ def _range(estimate: Estimate) -> str:
 def _one_node(tuning: Tuning) -> str:
     gain = tuning.rows[1].sooner_than_baseline
     faster = f"{times(gain.value)} faster{_range(gain)}" if gain is not None else "faster"
-    return f"Train on one node: it reaches the loss of the training as it stands {faster}, and {_no_change(tuning)}."
+    return f"Train on one node: it reaches the loss of the unchanged training {faster}, and {_no_change(tuning)}."
 
 
 def _baseline(tuning: Tuning) -> str:
@@ -323,21 +317,20 @@ def _baseline(tuning: Tuning) -> str:
 
 
 def _no_change(tuning: Tuning) -> str:
-    """What became of the changes, of which none is better."""
     measured = [row for row in tuning.rows[2:] if row.run_ids]
     if not measured:
         return "no change was measured" if tuning.rows[2:] else "no change is predicted to be worth a run"
-    return "no change that was measured is better"
+    return "no measured change is better"
 
 
 def _no_loss(tuning: Tuning) -> str:
     baseline = tuning.rows[0]
     if not baseline.run_ids:
         why = baseline.reason or "it was not measured"
-        return f"Nothing is recommended: the training as it stands has no figures: {why}."
+        return f"No recommendation: the unchanged training has no figures: {why}."
     if not tuning.loss_of:
-        return "Nothing is recommended: not every run recorded a loss, and speed alone says nothing of it."
-    return "Nothing is recommended: the training as it stands diverged, and there is no loss to reach."
+        return "No recommendation: not every run recorded a loss, and speed is not enough."
+    return "No recommendation: the unchanged training diverged, so there is no loss to reach."
 
 
 def _is_repeated(row: TunedRow) -> bool:

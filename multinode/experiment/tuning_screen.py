@@ -22,10 +22,10 @@ from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_duration
 
 _LEFT_OUT = {
-    "memory": "the GPUs have no room",
+    "memory": "does not fit the GPUs",
     "little": f"predicted to gain less than {SOONER:.0%}",
-    "slower": "predicted slower than one node alone, whatever the error of the prediction",
-    "more": "others are predicted to be better; --candidates tries more",
+    "slower": "predicted slower than one node, even within the prediction error",
+    "more": "others are predicted to be better; try more with --candidates",
 }
 
 
@@ -41,13 +41,16 @@ def left_out_words(left_out: Sequence[LeftOut]) -> tuple[str, ...]:
 def loss_words(tuning: Tuning) -> str:
     """What the losses of its table are of."""
     if tuning.loss_of == "held-out":
-        return f"after {tuning.samples:,} samples, on held-out data; where nodes average, of averaged parameters"
+        return (
+            f"after {tuning.samples:,} samples, on held-out data; with averaging between nodes, of the averaged "
+            "parameters"
+        )
     if tuning.loss_of == "training":
         return (
-            f"training loss as logged, the mean of the last part of {tuning.samples:,} samples; where nodes average, "
-            "of parameters between two averages"
+            f"logged training loss, mean of the last part of {tuning.samples:,} samples; with averaging between "
+            "nodes, of parameters between two averages"
         )
-    return "none was recorded in every run"
+    return "not recorded in every run"
 
 
 _MARKS = {"worse": "worse", "diverged": "diverged"}
@@ -91,16 +94,16 @@ def plan_parts(tuning: Tuning) -> Iterator[Part]:
     runs = f"{tuning.seeds} of each"
     if tuning.learning_rates:
         runs = (
-            f"of each one seed at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
+            f"one seed of each at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
         )
     rows: list[tuple[str, str]] = [
-        ("Runs", f"{runs}, on {tuning.samples:,} samples: {tuning.steps} steps as it stands")
+        ("Runs", f"{runs}, on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged training)")
     ]
     if tuning.needed_s is not None:
         within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
         rows.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
     if not known:
-        rows.append(("Changes", "are chosen by what the first two runs predict"))
+        rows.append(("Changes", "are chosen by predictions from the first two runs"))
     rows += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
     yield from labelled_parts([*rows, *_not_tried(tuning)])
 
@@ -165,19 +168,22 @@ def _predicted(row: TunedRow) -> str:
 def _notes(tuning: Tuning) -> Iterator[str]:
     yield f"loss: {loss_words(tuning)}"
     yield (
-        f"time: of training, to the loss that the first row ends with, within {SAME_LOSS:.1%}; against 1 node: how "
-        "much faster it is"
+        f"time: training time to within {SAME_LOSS:.1%} of the final loss of the first row; against 1 node: its "
+        "speed-up"
     )
     if tuning.learning_rates:
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)
-        yield f"lr: learning rate; of {rates}, the one with the lowest final loss with the first seed"
+        yield f"lr: learning rate; of {rates}, the one with the lowest final loss for the first seed"
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
     if any(row.loss_verdict in _MARKS for row in tuning.rows):
-        yield f"worse: by over {SAME_LOSS:.1%}{' and beyond noise' if seeds > 1 else ''}; never recommended"
+        yield f"worse: by more than {SAME_LOSS:.1%}{' and beyond noise' if seeds > 1 else ''}; never recommended"
     if seeds > 1:
-        yield f"{seeds} seeds in turns, each with the same data in one order; ranges and {PLUS_MINUS}: 95 % over seeds"
+        yield (
+            f"{seeds} interleaved seeds, each with the same data in the same order; {PLUS_MINUS} and ranges: 95% "
+            "confidence interval over seeds"
+        )
     else:
-        yield "one seed: how far seeds scatter is not known"
+        yield "one seed: the variation between seeds is unknown"
 
 
 def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:
@@ -191,7 +197,7 @@ def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:
         yield "Why", why
     ends = [row.candidate.name for row in tuning.rows if _is_at_an_end(row)]
     if ends:
-        words = "best at the end of the learning rates tried; others may be better still: --learning-rates"
+        words = "the best is at the end of the tried learning rates; others may be better: --learning-rates"
         yield "Rates", f"{', '.join(ends)}: {words}"
     for row in tuning.rows:
         if row.reason:
@@ -201,7 +207,6 @@ def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:
 
 
 def _why(tuning: Tuning) -> str:
-    """Where one node is better: that a larger batch takes more samples to the same loss than it is faster."""
     if tuning.outcome != "one_node":
         return ""
     alone = tuning.rows[1]
@@ -213,14 +218,13 @@ def _why(tuning: Tuning) -> str:
         return ""
     speed = fastest.samples_per_s.value / alone.samples_per_s.value
     more = fastest.samples_to_loss.value / alone.samples_to_loss.value
-    said = f"{fastest.candidate.name}: {times(speed)} the samples/s of one node alone"
+    said = f"{fastest.candidate.name}: {times(speed)} the samples/s of one node"
     if more <= 1:
         return said
-    return f"{said}, and {times(more)} the samples to the same loss: steps with a larger batch save too few steps"
+    return f"{said}, but {times(more)} the samples to the same loss: the larger batch saves too few steps"
 
 
 def _is_at_an_end(row: TunedRow) -> bool:
-    """Whether a learning rate beyond those tried may be better."""
     return bool(row.rates) and row.learning_rate in {row.rates[0].learning_rate, row.rates[-1].learning_rate}
 
 
@@ -234,7 +238,7 @@ def _budget(tuning: Tuning) -> Iterator[tuple[str, str]]:
         return
     used = f"{format_duration(tuning.spent_s)} of {format_duration(tuning.budget_s)}"
     if tuning.waiting:
-        used += f"; {format_count(tuning.waiting, 'run')} left: the same command with a larger --budget makes them"
+        used += f"; {format_count(tuning.waiting, 'run')} left: run the same command with a larger --budget"
     yield "Budget", used
 
 

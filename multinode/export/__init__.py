@@ -1,1 +1,1 @@
-"""Exports: a run's figures and samples in the files and services that other tools show. Only records are read."""
+"""Exports of a run's figures and samples for other tools. Only records are read."""

@@ -1,4 +1,4 @@
-"""Exporter: what every export does with a run, in the order in which it happens."""
+"""Exporter: what every export does with a run, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multinode.records.run import Run
 
 
 class EndedRun(NamedTuple):
-    """A run that has ended; `observe` reads what its nodes recorded."""
+    """A run that has ended; `observe` reads its nodes' records."""
 
     run: Run
     summary: Summary | None
@@ -21,16 +21,16 @@ class EndedRun(NamedTuple):
 
 
 class Exporter:
-    """Writes a run somewhere. Any method may raise: the export is over then, and nothing else is concerned."""
+    """Writes a run somewhere. Any method may raise; this ends the export and nothing else."""
 
     def begin(self, run: Run) -> None:
-        """The run is there."""
+        """The run exists."""
 
     def steps(self, steps: Sequence[StepFigures]) -> None:
-        """Steps that have come, in ascending order."""
+        """New steps, in ascending order."""
 
     def now(self, run: Run, nodes: Sequence[NodeProgress]) -> None:
-        """The nodes as they are now, every few seconds while the run is running."""
+        """The current state of the nodes, every few seconds while the run is running."""
 
     def end(self, ended: EndedRun) -> None:
         """The run has ended, with its figures; everything is written when this returns."""

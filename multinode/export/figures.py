@@ -1,7 +1,7 @@
-"""Figures: the one table of what exports carry: its name, as in the JSON documents, and what it means.
+"""Figures: the table of exported figures: names as in the JSON documents, and their meaning.
 
-A name is a path, units at its end. `*` stands for one of several, which a label names: `nodes.*.cards.*.share` is of a
-node's NIC. Each table is of one kind of record: a run's summary, a step, or a node as it is now.
+A name is a path that ends in its unit. `*` stands for one of several, named by a label: `nodes.*.cards.*.share` belongs
+to a node's NIC. Each table is for one kind of record: a run's summary, a step, or the current state of a node.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from multinode.profile.summary import Summary
 from multinode.records.progress import NodeProgress
 
 SUMMARY_FIGURES = {
-    "steps": "optimizer steps that were recorded",
-    "steady_steps": "measured steps: warm-up excluded",
+    "steps": "recorded optimizer steps",
+    "steady_steps": "measured steps, without warm-up",
     "samples_per_s": "samples per second of all workers",
     "tokens_per_s": "tokens per second of all workers, padding counted",
     "effective_tokens_per_s": "tokens per second of all workers, without padding",
@@ -30,14 +30,14 @@ SUMMARY_FIGURES = {
     "step_time_ms.cv": "standard deviation of the step time over its mean",
     "parameters": "parameters of the model",
     "trainable": "parameters with gradients",
-    "first_loss": "first loss that was logged",
-    "last_loss": "last loss that was logged",
-    "comm.bytes_per_step.calls": "payload per step that the collectives of a worker were called with",
-    "comm.bytes_per_step.expected": "traffic per step that the backend should make of them on the busiest NIC",
-    "comm.bytes_per_step.card": "traffic per step that the counters of that NIC show",
+    "first_loss": "first logged loss",
+    "last_loss": "last logged loss",
+    "comm.bytes_per_step.calls": "collective payload per step and worker",
+    "comm.bytes_per_step.expected": "expected traffic per step on the busiest NIC",
+    "comm.bytes_per_step.card": "measured traffic per step on that NIC",
     "comm.exposed_ms": "exposed communication per step, waiting for stragglers excluded",
     "comm.exposed_share": "exposed communication over step time",
-    "comm.overlap": "part of the communication that compute overlapped",
+    "comm.overlap": "share of the communication that compute overlapped",
     "comm.in_training_gb_per_s": "busbw of the training's own all-reduces",
     "split.mean.compute_ms": "forward and backward pass per step, mean of the workers",
     "split.mean.wait_ms": "waiting for stragglers per step, mean of the workers",
@@ -46,44 +46,44 @@ SUMMARY_FIGURES = {
     "split.mean.host_ms": "rest of the step, mean of the workers",
     "utilisation.model_tflops": "model TFLOP/s per device",
     "utilisation.hardware_tflops": "hardware TFLOP/s per device, recomputation included",
-    "utilisation.mfu": "model FLOPs utilisation",
-    "utilisation.hfu": "hardware FLOPs utilisation",
-    "stragglers.*.late_ms": "how much later than its peers a node is per step",
+    "utilisation.mfu": "model FLOPs utilization",
+    "utilisation.hfu": "hardware FLOPs utilization",
+    "stragglers.*.late_ms": "delay of a node per step relative to its peers",
     "nodes.*.cpu_busy_percent": "CPU use of the node",
     "nodes.*.cpu_steal_percent": "CPU steal of the node",
-    "nodes.*.job_cores": "CPU cores that the job used",
-    "nodes.*.memory_available_gib": "least memory that the job could still have",
+    "nodes.*.job_cores": "CPU cores used by the job",
+    "nodes.*.memory_available_gib": "minimum memory available to the job",
     "nodes.*.retransmitted_share": "TCP retransmits over sent segments",
     "nodes.*.cards.*.in_gbit_per_s": "received by the NIC, mean",
     "nodes.*.cards.*.out_gbit_per_s": "sent by the NIC, mean",
     "nodes.*.cards.*.peak_in_gbit_per_s": "received by the NIC, highest between two samples",
     "nodes.*.cards.*.peak_out_gbit_per_s": "sent by the NIC, highest between two samples",
     "nodes.*.cards.*.share": "busier direction of the NIC over its line rate",
-    "nodes.*.gpus.*.sm_percent": "part of the time in which a kernel ran on the GPU",
+    "nodes.*.gpus.*.sm_percent": "share of the time in which a kernel ran on the GPU",
     "nodes.*.gpus.*.peak_memory_gib": "peak memory in use on the GPU",
     "nodes.*.gpus.*.power_w": "power draw of the GPU",
     "nodes.*.gpus.*.temperature_c": "temperature of the GPU",
 }
-"""Of a run that has ended: what `show --json` has below `summary`."""
+"""Of a run that has ended: the content of `summary` in `show --json`."""
 
 STEP_FIGURES = {
     "step_time_ms": "step time, median of the workers",
     "samples_per_s": "samples per second of all workers",
     "tokens_per_s": "tokens per second of all workers, padding counted",
-    "loss": "loss that was logged at this step",
+    "loss": "logged loss of this step",
     "comm.exposed_ms": "exposed communication, waiting for stragglers excluded",
     "comm.exposed_share": "exposed communication over step time",
     "comm.in_training_gb_per_s": "busbw of the step's all-reduces, by DDP's counters",
-    "peak_worker_memory_gib": "peak memory of the worker with most",
-    "nodes.*.in_gbit_per_s": "received by the node's busiest NIC since its step before",
-    "nodes.*.out_gbit_per_s": "sent by the node's busiest NIC since its step before",
+    "peak_worker_memory_gib": "peak memory of the worker that uses most",
+    "nodes.*.in_gbit_per_s": "received by the node's busiest NIC since its previous step",
+    "nodes.*.out_gbit_per_s": "sent by the node's busiest NIC since its previous step",
 }
-"""Of each step, while the run is running and afterwards."""
+"""Of each step, during the run and afterwards."""
 
 NODE_FIGURES = {
-    "nodes.*.step": "last step that the node's workers finished",
+    "nodes.*.step": "last finished step of the node's workers",
     "nodes.*.total_steps": "steps of the training",
-    "nodes.*.loss": "last loss that was logged",
+    "nodes.*.loss": "last logged loss",
     "nodes.*.step_time_us": "step time, median of the last steps",
     "nodes.*.samples_per_s": "samples per second of the node's workers, over the last steps",
     "nodes.*.tgs": "tokens per second and worker, over the last steps",
@@ -97,15 +97,15 @@ NODE_FIGURES = {
     "nodes.*.gpu_temperature_c": "temperature of the hottest GPU",
     "nodes.*.left_s": "estimated time to the end of the training",
 }
-"""Of a node, now, while the run is running."""
+"""Current state of a node, during the run."""
 
-# What names one of several, by the name of the list.
+# Label by the name of the list.
 _NAMED_BY = {"nodes": "node", "stragglers": "node", "cards": "ifname", "gpus": "index"}
 _STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class Value(NamedTuple):
-    """One figure of one record; `labels` say of what, in the order of the stars in its name."""
+    """One figure of one record; `labels` replace the stars in its name, in order."""
 
     name: str
     value: float
@@ -120,13 +120,13 @@ class Value(NamedTuple):
 
 
 def summary_values(summary: Summary) -> list[Value]:
-    """Every figure that the summary has; one that is unknown, or no finite number, is left out."""
+    """Every figure in the summary; unknown and non-finite ones are omitted."""
     document = msgspec.to_builtins(summary)
     return [value for name in SUMMARY_FIGURES for value in _values(name, document)]
 
 
 def node_values(nodes: Sequence[NodeProgress]) -> list[Value]:
-    """Likewise of nodes that are running."""
+    """Likewise for running nodes."""
     found = []
     for name in NODE_FIGURES:
         for node in nodes:

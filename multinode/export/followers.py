@@ -1,6 +1,6 @@
-"""Followers: exports of a run that is running, each a process of its own, so that none can disturb the run.
+"""Followers: exports of a running run, each in a process of its own, so that none can disturb the run.
 
-Each reads what the run's directory gets, and ends when nobody writes there any more. What fails is told once.
+Each reads the run's directory and ends when nobody writes there any more. A failure is reported once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Follower(NamedTuple):
 
 
 class Followers:
-    """The exports of the runs of one launch: of a run that is restarted, of every attempt.
+    """The exports of one launch, including every attempt of a run with restarts.
 
     Args:
-        targets: where to.
+        targets: destinations.
         runs: the directory of runs.
-        say: is told what fails.
-        end_s: how long an export may take after the end of its run until it is killed.
+        say: is called with failures.
+        end_s: how long an export may take after the end of its run before it is killed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Followers:
         self._followers: list[_Follower] = []
 
     def follow(self, run_id: str) -> None:
-        """Begin to export a run, unless that has begun; and tell what has failed meanwhile."""
+        """Start to export a run, unless started, and report failures since the last call."""
         if run_id not in self._begun:
             self._begun.add(run_id)
             for number, target in enumerate(self._targets, start=1):
@@ -59,23 +59,21 @@ class Followers:
         self._tell_ended()
 
     def close(self) -> None:
-        """Wait until all is written, within limits."""
+        """Wait until everything is written, within limits."""
         deadline = time.monotonic() + self._end_s
         while self._followers and time.monotonic() < deadline:
             self._tell_ended()
             time.sleep(_LOOK_S)
         for one in self._followers:
-            # Its session is its own: what it started goes with it.
+            # Its own session: child processes end with it.
             with contextlib.suppress(OSError):
                 os.killpg(one.process.pid, signal.SIGKILL)
             one.process.wait(1.0)
-            self._say(
-                f"warning: the export to {one.target} was killed: it had not ended {self._end_s:.0f} s after the run"
-            )
+            self._say(f"warning: the export to {one.target} was killed {self._end_s:.0f} s after the end of the run")
         self._followers.clear()
 
     def _start(self, run_id: str, target: Target, log: Path) -> None:
-        # With -P nothing in the working directory passes for a library.
+        # With -P, nothing in the working directory shadows a library.
         command = [sys.executable, "-P", "-m", "multinode", "export", run_id, str(target), "--follow"]
         try:
             with open(log, "ab", opener=open_private) as output:
@@ -90,7 +88,7 @@ class Followers:
         except (OSError, ValueError) as error:
             self._say(f"warning: the export to {target} did not start: {error}")
             return
-        # What else runs on this machine goes first: the launch, and in the lab the training.
+        # Other processes on this machine have priority: the launch, and in the lab the training.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
         self._followers.append(_Follower(target, log, process))
@@ -103,9 +101,8 @@ class Followers:
 
 
 def _last_line(log: Path) -> str:
-    """The error itself, if it printed one."""
     with contextlib.suppress(OSError):
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")]
-        return printable((errors or lines or ["it said nothing"])[-1])[:_LONGEST_LINE]
-    return "its log is gone"
+        return printable((errors or lines or ["no output"])[-1])[:_LONGEST_LINE]
+    return "its log is missing"

@@ -1,4 +1,4 @@
-"""MLflow: a run with its metrics, in the file store or on a tracking server, by MLflow's own client."""
+"""MLflow: a run with its metrics, in the file store or on a tracking server, through MLflow's client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from multinode.export.step_figures import StepFigures
 from multinode.records.run import Run
 
 _EXPERIMENT = "multinode"
-# The server takes no more in one request.
+# Limit of the server per request.
 _MOST_METRICS = 1000
 _DEFAULTS = {
-    # MLflow 3.13 and newer write a directory only if that is asked for, as it is here.
+    # MLflow 3.13 and newer write a directory only on request, as here.
     "MLFLOW_ALLOW_FILE_STORE": "true",
-    # A server that does not answer is given up within a minute.
+    # Give up on an unresponsive server after a minute.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
@@ -40,7 +40,7 @@ class MlflowRun(Exporter):
         self._last = 0
 
     def begin(self, run: Run) -> None:
-        """Make the run, in an experiment that is made where it is missing."""
+        """Create the run, and the experiment if missing."""
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient  # noqa: PLC0415 - an extra
@@ -62,7 +62,7 @@ class MlflowRun(Exporter):
         self._client.set_tag(self._run_id, "multinode.run_id", run.run_id)
 
     def steps(self, steps: Sequence[StepFigures]) -> None:
-        """A metric a figure."""
+        """One metric per figure."""
         if not steps:
             return
         self._log([(one.time_s, one.step, f"multinode/{value.path}", value) for one in steps for value in one.values])

@@ -23,13 +23,13 @@ from multinode.records.run import Run
 
 _LOOPBACK = "127.0.0.1"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# The export of an attempt that was restarted has it until it has read the attempt's end.
+# The export of a restarted attempt holds it until it has read the attempt's end.
 _PORT_WAIT_S = 60.0
 _STRANGE = re.compile(r"[^a-zA-Z0-9_]+")
 
 
 def metrics_text(run: Run, values: Iterable[Value] = (), summary: Iterable[Value] = ()) -> str:
-    """All metrics of a run: what it is, its nodes now, and once it has ended its summary."""
+    """All metrics of a run: its identity, its nodes now, and its summary once it has ended."""
     about = {"run": run.run_id, "job": run.job, "engine": run.engine, "status": run.status}
     lines = [
         "# HELP multinode_run_info the run and its status",
@@ -58,21 +58,21 @@ def _labels(labels: Iterable[tuple[str, str]]) -> str:
 
 
 class Textfile(Exporter):
-    """A file as node_exporter's textfile collector reads it: whole at any time, and for everyone to read."""
+    """A file for node_exporter's textfile collector: complete at any time, and world-readable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def now(self, run: Run, nodes: Sequence[NodeProgress]) -> None:
-        """The nodes as they are."""
+        """Write the current state of the nodes."""
         self._replace(metrics_text(run, node_values(nodes)))
 
     def end(self, ended: EndedRun) -> None:
-        """The summary in their place."""
+        """Replace it with the summary."""
         self._replace(metrics_text(ended.run, (), summary_values(ended.summary) if ended.summary is not None else ()))
 
     def _replace(self, text: str) -> None:
-        # The collector reads files that end in .prom, and another user's.
+        # The collector reads files that end in .prom, as another user.
         fd, partial = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -85,7 +85,7 @@ class Textfile(Exporter):
 
 
 class MetricsPort(Exporter):
-    """`/metrics` on a port of this machine, for as long as the run is followed."""
+    """`/metrics` on a port of this machine while the run is followed."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -93,7 +93,7 @@ class MetricsPort(Exporter):
         self._text = ""
 
     def begin(self, run: Run) -> None:
-        """Listen; a port that is taken is waited for.
+        """Listen; wait if the port is taken.
 
         Raises:
             OSError: it is still taken.
@@ -120,11 +120,11 @@ class MetricsPort(Exporter):
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def now(self, run: Run, nodes: Sequence[NodeProgress]) -> None:
-        """The nodes as they are."""
+        """Update the current state of the nodes."""
         self._text = metrics_text(run, node_values(nodes))
 
     def end(self, ended: EndedRun) -> None:  # noqa: ARG002 - whatever it was, nobody is left to ask
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -1,4 +1,4 @@
-"""StepStream: the figures of each step, from samples as they come or all at once; a step waits for its counters."""
+"""StepStream: the figures of each step, from samples as they arrive or all at once; a step waits for its counters."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from multinode.profile.step_split import transfers_us
 from multinode.records.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
 
 _OF_STEPS = (StepSample, LossSample, DdpSample, DeviceWaitSample)
-# Counters and losses of a step may come some steps after it, or not at all.
+# Counters and losses of a step may arrive some steps later, or never.
 _LATER_STEPS = 5
 _LATER_S = 10.0
-# Steps that wait for a worker which does not record.
+# Steps that wait for a worker that does not record.
 _MOST_PENDING = 10_000
-# Bits in a nanosecond are Gbit in a second.
+# Bits per nanosecond are Gbit/s.
 _GBIT_PER_BYTE = 8.0
 _GIB = 1 << 30
 
 
 class StepFigures(NamedTuple):
-    """One step; `time_s` is when the worker of the lowest rank ended it, by its node's wall clock."""
+    """One step; `time_s` is when the lowest rank ended it, by its node's wall clock."""
 
     step: int
     time_s: float
@@ -47,16 +47,18 @@ class StepStream:
         self._world_size = sum(len(node.ranks) for node in nodes)
         self._models: dict[int, ModelSample] = {}
         self._last: dict[int, int] = {}
-        # By step and node; and when all workers had recorded the step.
+        # By step and node, and the time at which all workers had recorded the step.
         self._pending: defaultdict[int, defaultdict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
         self._recorded: defaultdict[int, set[int]] = defaultdict(set)
         self._complete_s: dict[int, float] = {}
         self._cards: dict[int, StepSample] = {}
 
     def add(self, node_rank: int, samples: Iterable[Sample], now_s: float) -> None:
-        """Samples of a node, in the order of its files; `now_s` is any clock that only grows.
+        """Samples of a node, in the order of its files; `now_s` is any monotonic clock.
 
-        A step that does not grow is of a worker that began anew: what was pending is of the training before.
+        A step number that does not grow means that the worker was restarted: pending steps belong to the
+            training
+        before.
         """
         ranks = self._nodes[node_rank].ranks
         for sample in samples:
@@ -116,7 +118,6 @@ class StepStream:
             yield StepFigures(step=number, time_s=records[0].time_s, values=tuple(values))
 
     def _observed(self, numbers: Sequence[int]) -> Observed:
-        """These steps alone, taken from what is pending; a loss or a counter of an earlier step goes with them."""
         taken: defaultdict[int, list[Sample]] = defaultdict(list)
         for number in sorted(number for number in self._pending if number <= numbers[-1]):
             for node_rank, samples in self._pending.pop(number).items():
@@ -146,7 +147,6 @@ class StepStream:
         )
 
     def _rates(self, node: ObservedNode, workers: dict[int, StepSample]) -> Iterator[Value]:
-        """Of the NIC that carried most since the node's last record with counters."""
         now = next((workers[rank] for rank in node.ranks if rank in workers and workers[rank].cards), None)
         if now is None or now.cards is None:
             return
@@ -178,7 +178,6 @@ def _speed(records: Sequence[StepSample]) -> dict[str, float | None]:
 
 
 def _per_s(records: Sequence[StepSample], field: str) -> float | None:
-    """Of each worker its own work over its own time, as over many steps; None where one does not say it."""
     rates = [
         getattr(one, field) / one.step_time_us * 1e6
         for one in records

@@ -1,4 +1,4 @@
-"""Tables: all samples of a run as CSV or Parquet files, one a kind, as `multinode report --format csv` has them."""
+"""Tables: all samples of a run as CSV or Parquet files, one per kind, as in `multinode report --format csv`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CsvFiles(Exporter):
 
 
 class ParquetFiles(Exporter):
-    """Likewise; what is in no row has the type null."""
+    """Likewise; columns without values have the type null."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Target: where to export to, `KIND:WHERE` as the user writes it, and the exporter that it stands for."""
+"""Target: where to export to, `KIND:WHERE`, and its exporter."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class Kind(NamedTuple):
     """One kind of target.
 
     Attributes:
-        where: what stands behind its name.
+        where: what follows its name.
         meaning: what it writes.
-        make: its exporter, from what stands behind its name.
-        library: that it needs, and in `extra` the extra that installs it; None needs none.
+        make: returns its exporter for a place.
+        library: that it needs; None needs none.
+        extra: the extra that installs it.
     """
 
     where: str
@@ -67,15 +68,15 @@ class Target(NamedTuple):
         return f"{self.kind}:{self.where}"
 
     def make(self) -> Exporter:
-        """Its exporter, which has done nothing yet."""
+        """Its exporter, not yet started."""
         return KINDS[self.kind].make(self.where)
 
 
 def parse_targets(texts: Iterable[str], metrics_port: int | None = None) -> tuple[Target, ...]:
-    """The targets that were named, several behind one another with commas.
+    """The targets in a comma-separated list.
 
     Raises:
-        UsageError: there is no such kind, something is missing behind it, or its library is not installed.
+        UsageError: an unknown kind, a missing place, or its library is not installed.
     """
     found = [_parse(one.strip()) for text in texts for one in text.split(",")]
     if metrics_port is not None:
@@ -88,16 +89,16 @@ def _parse(text: str) -> Target:
     kind = KINDS.get(name)
     if kind is None or not where:
         known = ", ".join(f"{name}:{kind.where}" for name, kind in KINDS.items())
-        raise UsageError(f"not a target of an export: {text!r}", hint=f"one of {known}")
+        raise UsageError(f"not an export target: {text!r}", hint=f"one of {known}")
     if name == METRICS_PORT and not (where.isdecimal() and 0 < int(where) <= _HIGHEST_PORT):
-        raise UsageError(f"{text}: that is no port")
+        raise UsageError(f"{text}: not a port")
     if name == "prometheus" and not where.endswith(".prom"):
-        raise UsageError(f"{text}: node_exporter reads files whose names end in .prom")
+        raise UsageError(f"{text}: node_exporter reads only files ending in .prom")
     if name == "mlflow" and urllib.parse.urlsplit(where).password is not None:
-        raise UsageError("mlflow: no password in the address", hint="set MLFLOW_TRACKING_PASSWORD")
+        raise UsageError("mlflow: the address must not contain a password", hint="set MLFLOW_TRACKING_PASSWORD")
     if kind.library is not None and importlib.util.find_spec(kind.library) is None:
         raise UsageError(
-            f"{name} needs a library that is not installed here: {kind.library}",
+            f"{name} needs a library that is not installed: {kind.library}",
             hint=f"pip install 'multinode[{kind.extra}]'",
         )
     return Target(name, where)

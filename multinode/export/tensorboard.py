@@ -1,4 +1,4 @@
-"""TensorBoard: scalars in an event file, written here: TFRecord frames of `Event` messages, which need no library.
+"""TensorBoard: scalars in an event file, written without libraries: TFRecord frames of `Event` messages.
 
 Formats, in tensorflow/core: util/event.proto, framework/summary.proto, lib/io/record_writer.h.
 """
@@ -22,7 +22,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class TensorBoard(Exporter):
-    """Scalars in DIR/RUN, float32 as all of TensorBoard's; tags begin with `multinode/`."""
+    """Scalars in DIR/RUN as float32; tags begin with `multinode/`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -30,7 +30,7 @@ class TensorBoard(Exporter):
         self._last = 0
 
     def begin(self, run: Run) -> None:
-        """Begin an event file; its name is as TensorBoard looks for it."""
+        """Create an event file with a name that TensorBoard looks for."""
         folder = self._directory / run.run_id
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.multinode"
@@ -38,7 +38,7 @@ class TensorBoard(Exporter):
         self._write(_event(time.time(), 0, _field(3, _BYTES, b"brain.Event:2")))
 
     def steps(self, steps: Sequence[StepFigures]) -> None:
-        """One event a step."""
+        """One event per step."""
         for one in steps:
             self._write(_scalars(one.time_s, one.step, "multinode", one.values))
             self._last = one.step
@@ -58,7 +58,7 @@ class TensorBoard(Exporter):
 
 
 def _scalars(time_s: float, step: int, prefix: str, values: Iterable[Value]) -> bytes:
-    """An Event whose Summary has a Value of each: its tag and `simple_value`."""
+    """An Event whose Summary has one Value each: tag and `simple_value`."""
     summary = b"".join(
         _field(1, _BYTES, _field(1, _BYTES, f"{prefix}/{one.path}".encode()) + _field(2, _FIXED32, _float(one.value)))
         for one in values
@@ -105,7 +105,7 @@ _TABLE = _make_table()
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C (RFC 3720, B.4), masked as TFRecord has it, so that the sum of data with sums in it is no simple one."""
+    """CRC-32C (RFC 3720, B.4), masked as in TFRecord, so that checksums of data with checksums differ."""
     value = 0xFFFFFFFF
     for byte in data:
         value = _TABLE[(value ^ byte) & 0xFF] ^ value >> 8

@@ -1,4 +1,4 @@
-"""Weights & Biases: a run in the files of its offline mode, which `wandb sync` sends, or online if the user says so."""
+"""Weights & Biases: a run in its offline format, for `wandb sync`, or online if the user asks for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WandbRun(Exporter):
         self._run: Any = None
 
     def begin(self, run: Run) -> None:
-        """Start it; nothing of this machine is recorded."""
+        """Start it; nothing about this machine is recorded."""
         import wandb  # noqa: PLC0415 - an extra
 
         self._directory.mkdir(parents=True, exist_ok=True)

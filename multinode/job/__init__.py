@@ -1,1 +1,1 @@
-"""What is trained: its files, model and work."""
+"""The job: its files, model and work."""

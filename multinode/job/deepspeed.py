@@ -1,8 +1,7 @@
-"""A DeepSpeed JSON: what it says, as far as it matters across nodes, and edits of it for one run.
+"""DeepSpeed JSON: the settings that matter across nodes, and edits for one run.
 
-Reads and writes no file; how DeepSpeed is launched is an engine's. The keys that DeepSpeed reads stand here so that a
-misspelt one is found before a node is asked: it ignores a key that it does not know at the top without a word, and
-refuses one in `zero_optimization` on every worker.
+Reads and writes no files. The keys that DeepSpeed knows are listed here, so that a misspelled key is found before any
+node is asked: DeepSpeed ignores an unknown key at the top level and rejects one in `zero_optimization` on every worker.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _BUCKET_ELEMENTS = 500_000_000
 _PREFETCH_ELEMENTS = 50_000_000
 _PERSISTENT_ELEMENTS = 100_000
 _REUSE_ELEMENTS = 1_000_000_000
-# Keys whose values the Trainer compares with its own arguments (transformers, HfTrainerDeepSpeedConfig).
+# Keys that the Trainer compares with its own arguments (transformers, HfTrainerDeepSpeedConfig).
 _COMPARED = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -41,10 +40,10 @@ _DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "bfp16": 2, "bfloat16": 2, "hal
 _OPTION = "--deepspeed-set"
 _DOTTED = re.compile(r"\w+(?:\.\w+)*", re.ASCII)
 _STAGE = ("zero_optimization", "stage")
-# Keys of the YAML, with what the Trainer takes where it is silent.
+# Keys of the YAML, with the Trainer's defaults.
 _BATCH, _ACCUMULATION = ("per_device_train_batch_size", 8), ("gradient_accumulation_steps", 1)
 
-# Of release 0.19.8: its constants and its `DeepSpeedZeroConfig`; and what older ones (0.14.0, 0.16.9) read beside.
+# From DeepSpeed 0.19.8 (constants and `DeepSpeedZeroConfig`), plus the keys of 0.14.0 and 0.16.9.
 _ZERO = "zero_optimization"
 _TOP = """
     activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type
@@ -76,19 +75,19 @@ class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A DeepSpeed configuration.
 
     Attributes:
-        stage: of ZeRO, 0 to 3.
-        fixed: values by dotted key of those that the Trainer has arguments for, where they are not left to it (`auto`).
-        names_train_batch_size: whether train_batch_size stands in it, be it as `auto`.
-        offload_optimizer: where the optimizer's state goes: `cpu`, `nvme`; None is nowhere.
-        offload_parameters: where the parameters go, likewise.
-        overlap_comm: whether gradients are reduced while others are computed; DeepSpeed's default is stage == 3.
-        reduce_bucket_elements: elements that are reduced at once; None is left to the Trainer.
-        allgather_bucket_elements: elements that are gathered at once, likewise.
-        multi_rank_allreduce: whether stages 1 and 2 reduce a bucket to all workers, where each needs its part alone.
-        prefetch_elements: elements of parameters that stage 3 gathers at once; None is left to the Trainer.
-        persistent_elements: parameters of up to so many elements are whole on each worker in stage 3, likewise.
-        reuse_elements: stage 3 leaves a parameter whole where it is used again before so many others are.
-        communication_bytes: of one element of a gradient on the wire; None where the JSON does not say.
+        stage: ZeRO stage, 0 to 3.
+        fixed: values, by dotted key, of settings that the Trainer also has arguments for and that are not `auto`.
+        names_train_batch_size: whether train_batch_size is set, even to `auto`.
+        offload_optimizer: `cpu` or `nvme`; None without offload.
+        offload_parameters: likewise.
+        overlap_comm: whether gradients are reduced during the backward pass; DeepSpeed's default is stage == 3.
+        reduce_bucket_elements: elements per reduction; None leaves it to the Trainer.
+        allgather_bucket_elements: elements per all-gather, likewise.
+        multi_rank_allreduce: whether stages 1 and 2 all-reduce a bucket although each worker needs only its part.
+        prefetch_elements: parameters that stage 3 prefetches; None leaves it to the Trainer.
+        persistent_elements: stage 3 keeps parameters up to this size whole on each worker, likewise.
+        reuse_elements: stage 3 keeps a parameter that is reused within this many elements.
+        communication_bytes: bytes per gradient element on the wire; None if the JSON does not say.
     """
 
     stage: int = 0
@@ -107,14 +106,14 @@ class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeepSpeedEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """One value to set: where, the groups and then the key, and plain data of JSON."""
+    """One value to set: its path (groups, then key) and plain JSON data."""
 
     path: tuple[str, ...]
     value: Any
 
 
 def parse_deepspeed(text: str | None) -> DeepSpeedConfig | None:
-    """The configuration; None where there is no text, or no JSON object. A value of the wrong kind counts as absent."""
+    """The configuration; None if there is no text or no JSON object. A value of the wrong type counts as absent."""
     try:
         data = decode_json(text or "", dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -144,26 +143,27 @@ def parse_deepspeed(text: str | None) -> DeepSpeedConfig | None:
 
 
 def parse_deepspeed_edits(texts: Iterable[str]) -> tuple[DeepSpeedEdit, ...]:
-    """`a.b=value` each; a value is read as YAML, of which JSON is a part.
+    """Parse `a.b=value` edits; values are YAML, which includes JSON.
 
     Raises:
-        JobError: one is not that, or JSON has no such value.
+        JobError: an edit is malformed, or JSON has no such value.
     """
     return tuple(_parse_edit(text) for text in texts)
 
 
 def edit_deepspeed(text: str, edits: Iterable[DeepSpeedEdit]) -> str:
-    """The JSON with the edits applied in their order, written anew; groups that are missing are made.
+    """The JSON with the edits applied in order; missing groups are created.
 
-    Keys of stage 3 stay when the stage is lowered: DeepSpeed takes them, `auto` among them, at every stage and does not
-    hand them to the optimizers of the others; what only stage 3 can do, a partial offload, it refuses (release 0.19.8).
+    Keys of stage 3 stay when the stage is lowered: DeepSpeed accepts them at every stage and ignores them, except
+        for
+    a partial offload, which it rejects (release 0.19.8).
 
     Args:
-        text: a JSON object; the same text where there is no edit.
-        edits: what is to be set.
+        text: a JSON object; returned unchanged without edits.
+        edits: the values to set.
 
     Raises:
-        JobError: a path leads through a value that is no group, would write over a group, or names an unknown key.
+        JobError: a path leads through a value, would overwrite a group, or names an unknown key.
     """
     edits = tuple(edits)
     try:
@@ -176,15 +176,15 @@ def edit_deepspeed(text: str, edits: Iterable[DeepSpeedEdit]) -> str:
 
 
 def fixed_edits(config: DeepSpeedConfig, *, per_device_batch: int, accumulation: int, workers: int) -> tuple[str, ...]:
-    """What has to change in a JSON that fixes the batch of a step, as `parse_deepspeed_edits` reads it.
+    """The edits that a JSON with fixed batch sizes needs, as `parse_deepspeed_edits` reads them.
 
-    The Trainer refuses to start where the JSON contradicts it; what is left to it (`auto`) or absent needs no edit.
+    The Trainer refuses to start if the JSON contradicts it; `auto` and absent values need no edit.
 
     Args:
         config: the JSON.
-        per_device_batch: samples of a worker's micro-batch.
+        per_device_batch: samples per worker and micro-batch.
         accumulation: micro-batches per step.
-        workers: of all nodes.
+        workers: in all.
     """
     wanted = {
         "train_micro_batch_size_per_gpu": per_device_batch,
@@ -195,9 +195,9 @@ def fixed_edits(config: DeepSpeedConfig, *, per_device_batch: int, accumulation:
 
 
 def fit_batch(job: LlamaFactoryJob, workers: int) -> LlamaFactoryJob:
-    """The job with what its DeepSpeed JSON fixes of the batch as its YAML and so many workers make it.
+    """The job with the fixed batch sizes of its DeepSpeed JSON adapted to the YAML and the number of workers.
 
-    The same job where the JSON fixes nothing of it, there is none, or the YAML's own figures cannot be read.
+    Unchanged if the JSON fixes nothing, if there is no JSON, or if the YAML's own values cannot be read.
     """
     text = job.deepspeed_text
     config = parse_deepspeed(text)
@@ -211,7 +211,7 @@ def fit_batch(job: LlamaFactoryJob, workers: int) -> LlamaFactoryJob:
 
 
 def diff_deepspeed(before: str, after: str, source: str) -> str:
-    """What changed, as a unified diff that shows no other layout; empty where nothing did.
+    """The changes as a unified diff that ignores formatting; empty without changes.
 
     Args:
         before: a JSON object.
@@ -220,29 +220,29 @@ def diff_deepspeed(before: str, after: str, source: str) -> str:
     """
     old, new = (_render(decode_json(text, dict[str, Any])).splitlines() for text in (before, after))
     return "\n".join(
-        difflib.unified_diff(old, new, fromfile=source, tofile=source, tofiledate="for this run alone", lineterm="")
+        difflib.unified_diff(old, new, fromfile=source, tofile=source, tofiledate="for this run only", lineterm="")
     )
 
 
 def require_known(path: Sequence[str], groups: int) -> None:
-    """Refuse a key that would stand anew in the JSON and that DeepSpeed does not read.
+    """Reject a new key that DeepSpeed does not read.
 
     Args:
         path: the groups, then the key.
-        groups: so many of the groups are there already.
+        groups: number of groups that exist.
 
     Raises:
-        JobError: it would, with what may have been meant.
+        JobError: the key is unknown; the message suggests a similar one.
     """
     for depth, known in enumerate((_TOP.split(), _IN_ZERO.split() if path[0] == _ZERO else ())):
         if known and groups <= depth < len(path) and path[depth] not in known:
             group = f"{_ZERO}." if depth else ""
             near = difflib.get_close_matches(path[depth], known, n=1)
             raise JobError(
-                f"{_OPTION} {group}{path[depth]}: DeepSpeed has no such key, and neither has the JSON",
+                f"{_OPTION} {group}{path[depth]}: neither DeepSpeed nor the JSON has this key",
                 hint=f"did you mean {group}{near[0]}?"
                 if near
-                else "a key of another release goes into the JSON itself",
+                else "put a key of another DeepSpeed release into the JSON",
             )
 
 
@@ -253,15 +253,14 @@ def _parse_edit(text: str) -> DeepSpeedEdit:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
         raise JobError(
-            f"{_OPTION} {name}: JSON has no such value", hint=f"a number, text, true, false or null: {_OPTION} {name}=5"
+            f"{_OPTION} {name}: not a JSON value", hint=f"use a number, text, true, false or null: {_OPTION} {name}=5"
         ) from None
     if path == _STAGE and (type(value) is not int or not 0 <= value <= _MOST_STAGE):
-        raise JobError(f"{_OPTION} {name}: ZeRO has no stage {value!r}", hint="0, 1, 2 or 3")
+        raise JobError(f"{_OPTION} {name}: {value!r} is not a ZeRO stage", hint="0, 1, 2 or 3")
     return DeepSpeedEdit(path=path, value=value)
 
 
 def _set(group: dict[str, Any], edit: DeepSpeedEdit, depth: int = 0) -> None:
-    """Make the edit in a group, `depth` groups down its path."""
     (name, *inner), dotted = edit.path[depth:], ".".join(edit.path[: depth + 1])
     if name not in group:
         require_known(edit.path, depth)
@@ -271,15 +270,15 @@ def _set(group: dict[str, Any], edit: DeepSpeedEdit, depth: int = 0) -> None:
         return
     if inner and found is not None:
         raise JobError(
-            f"{_OPTION} {'.'.join(edit.path)}: {dotted} is {json.dumps(found)} in the JSON, and no group",
-            hint=f"set it itself: {_OPTION} {dotted}=VALUE",
+            f"{_OPTION} {'.'.join(edit.path)}: {dotted} is {json.dumps(found)} in the JSON, not a group",
+            hint=f"set {_OPTION} {dotted}=VALUE",
         )
     value = edit.value
     for key in reversed(inner):
         value = {key: value}
     if isinstance(found, dict) and not (value is None or isinstance(value, dict)):
         raise JobError(
-            f"{_OPTION} {dotted}={json.dumps(value)}: {dotted} is a group in the JSON, and all its keys would be lost",
+            f"{_OPTION} {dotted}={json.dumps(value)}: {dotted} is a group in the JSON, whose keys would be lost",
             hint=f"set a key of it: {_OPTION} {dotted}.KEY=VALUE",
         )
     group[name] = value
@@ -307,7 +306,7 @@ def _device(device: Any) -> str | None:
 
 def _elements(zero: Mapping[str, Any], key: str, default: int) -> int | None:
     size = zero.get(key, default)
-    # People write 5e8, which JSON reads as a float.
+    # JSON reads 5e8 as a float.
     if not isinstance(size, int | float) or isinstance(size, bool) or not 0 <= size < float("inf"):
         return None
     return int(size)

@@ -1,7 +1,7 @@
-"""FLOPs: what a training computes for a token, and from a speed TFLOP/s, MFU and HFU.
+"""FLOPs per token of a training, and from its speed TFLOP/s, MFU and HFU.
 
-Counts the multiplications of matrices, an addition and a multiplication each; normalisations, activations, the loss and
-the optimizer are left out, as everybody leaves them out. Measured speeds are in `steady`.
+Counts matrix multiplications, two FLOP per multiply-add. Normalizations, activations, the loss and the optimizer are
+left out, as is usual. Measured speeds are in `steady`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import msgspec
 from multinode.job.model_size import ModelShape
 
 _TERA = 1e12
-# FLOP for a weight and token: a multiplication and an addition forward, as many backward for the gradient of what came
-# in, and as many again for the weight's own, where it is trained.
+# FLOP per weight and token: 2 forward, 2 backward for the inputs' gradient, and 2 for the weight's own, if trained.
 _FORWARD, _FROZEN, _TRAINED = 2, 4, 6
-# Of attention's two products both sides have a gradient: forward once, backward twice.
+# Both operands of attention's two products have a gradient: forward once, backward twice.
 _ATTENTION_PASSES = 3
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
-    """What one token of a training takes, in FLOP.
+    """FLOPs of one token.
 
     Attributes:
-        model: what the training needs, however it is run; MFU is made of it.
-        hardware: what is computed, what is recomputed included; HFU is made of it.
-        causal: whether attention counts half, as a mask leaves it, or whole.
-        rule: both figures in words, to stand beside them.
+        model: what the model needs, regardless of how it is run; for MFU.
+        hardware: including recomputation; for HFU.
+        causal: whether attention counts half, as under a causal mask.
+        rule: how both were counted, in words.
     """
 
     model: float
@@ -40,16 +39,17 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     """How much of its GPUs a training uses.
 
-    Published tables mean one or the other: "TFLOPs" of XTuner's speed benchmarks and "achieved teraFLOP/s" of
-    Megatron-LM (arXiv 2104.04473, equation 3) are hardware figures, with what is computed again; PaLM's MFU (arXiv
-    2204.02311, appendix B) is a model figure. XTuner counts causal attention half, as is done here; the other two count
-    it whole. `tests/job/test_flops.py` reproduces the first two.
+    Published tables report one or the other: "TFLOPs" in XTuner's speed benchmarks and "achieved teraFLOP/s" of
+    Megatron-LM (arXiv 2104.04473, equation 3) are hardware figures with recomputation; PaLM's MFU (arXiv
+    2204.02311,
+    appendix B) is a model figure. XTuner counts causal attention half, as here; the other two count it whole.
+    `tests/job/test_flops.py` reproduces the first two.
 
     Attributes:
-        model_tflops: TFLOP/s per GPU that the training needs.
-        hardware_tflops: TFLOP/s per GPU that are computed.
-        mfu: the first over the peak in the precision that ran; None where the peak is not known.
-        hfu: the second, likewise.
+        model_tflops: TFLOP/s per GPU that the model needs.
+        hardware_tflops: TFLOP/s per GPU including recomputation.
+        mfu: model_tflops over the peak in the precision used; None if the peak is unknown.
+        hfu: hardware_tflops over the peak, likewise.
         denominator: the peak in words, or why there is none.
         rule: how FLOPs were counted.
     """
@@ -70,21 +70,24 @@ def flops_per_token(
     recompute: bool = False,
     causal: bool = True,
 ) -> Flops:
-    """What a token takes: 6 P + 3 A where all is trained, 4 P + 6 P_adapter + 3 A with LoRA.
+    """FLOPs per token: 6 P + 3 A for a full training, 4 P + 6 P_adapter + 3 A with LoRA.
 
-    P are the parameters of matrices: the output layer's too, the embedding's, which is looked up, not. A is attention
-    forward, 4 x layers x tokens x width, half of it where causal (PaLM, appendix B, counts the whole). Under LoRA the
-    base has no weight gradients. QLoRA counts as LoRA: turning the base's four bits into bf16 is not counted.
+    P is the number of matrix parameters, including the output layer and excluding the embedding, which is looked
+    up. A
+    is forward attention, 4 x layers x tokens x width, half of it if causal (PaLM, appendix B, counts the whole).
+    Under
+    LoRA the base has no weight gradients. QLoRA counts as LoRA: dequantization is not counted.
 
     Args:
         shape: of the model.
-        sequence_tokens: how many tokens attend to one another, on average over tokens: of sequences of unequal
-            lengths, packed or not, the sum of the squares of their lengths over the sum of their lengths.
-        adapter_parameters: of a LoRA adapter (`lora_parameters`); None where the whole model is trained.
-        recompute: whether each layer's forward pass is made again in the backward pass, the output layer's is not: full
-            gradient checkpointing, LLaMA-Factory's default. With `use_reentrant_gc: false` each layer's last matrix is
-            spared, which is not counted here.
-        causal: whether a token attends to those before it alone.
+        sequence_tokens: tokens that attend to one another, averaged over tokens: for sequences of unequal lengths,
+            packed or not, the sum of squared lengths over the sum of lengths.
+        adapter_parameters: of a LoRA adapter (`lora_parameters`); None if the whole model is trained.
+        recompute: whether each layer's forward pass is repeated in the backward pass (full gradient checkpointing,
+            LLaMA-Factory's default; not the output layer's). `use_reentrant_gc: false` saves each layer's last
+            matrix,
+            which is not counted here.
+        causal: whether a token attends only to earlier tokens.
     """
     linears, adapter = _linear_weights(shape), adapter_parameters or 0
     matrices = linears + shape.vocabulary * shape.hidden
@@ -105,12 +108,12 @@ def flops_per_token(
 
 
 def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator: str) -> Utilisation:
-    """What a speed means in TFLOP/s per GPU, and as a share of the peak.
+    """TFLOP/s per GPU at a speed, and the share of the peak.
 
     Args:
         flops: of one token.
-        tgs: tokens per second and GPU. Padding is no token: what is computed for it counts as lost.
-        peak_tflops: of the GPU, or the mean of them (`mean_peak`); None where it is not known.
+        tgs: tokens per second and GPU, without padding: computing for padding counts as lost.
+        peak_tflops: of the GPU, or the mean of several (`mean_peak`); None if unknown.
         denominator: the peak in words, or why there is none.
     """
     model, hardware = (tgs * each / _TERA for each in (flops.model, flops.hardware))
@@ -125,33 +128,32 @@ def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator
 
 
 def _linear_weights(shape: ModelShape) -> int:
-    """Weights of the layers' linear modules; biases are added, not multiplied."""
     return shape.layers * sum(linear.inputs * linear.outputs for linear in shape.linears.values())
 
 
 def _attention(shape: ModelShape, tokens: float) -> float:
-    """Forward, for one token: its scores with so many tokens, and their values' mean, each of the queries' width.
+    """Forward, per token: its scores and the weighted mean of the values, each of the queries' width.
 
-    Heads that share keys and values share memory, not multiplications.
+    Heads that share keys and values save memory, not multiplications.
     """
     return 4 * shape.layers * tokens * shape.linears["q_proj"].outputs
 
 
-# A multiprocessor of a GeForce makes as many FLOP a clock in fp32 as its tensor cores in tf32.
+# A GeForce multiprocessor computes as many FLOP per clock in fp32 as its tensor cores in tf32.
 _GEFORCE_FP32 = 256
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The peak of one GPU.
+    """Peak rates of one GPU.
 
     Attributes:
-        tflops: TFLOP/s (1e12) of dense matrices in `half`, summed in fp32.
+        tflops: TFLOP/s (1e12) of dense matrices in `half`, accumulated in fp32.
         source: where that figure is from.
-        fp32_tflops: outside the tensor cores; None is not known, as for the others.
-        tf32_tflops: of fp32 matrices that the tensor cores multiply as tf32.
-        memory_gb_per_s: of its own memory, read and written together.
+        fp32_tflops: outside the tensor cores; None if unknown, likewise the others.
+        tf32_tflops: of fp32 matrices multiplied as tf32 by the tensor cores.
+        memory_gb_per_s: memory bandwidth, reads and writes together.
         others_source: where these three are from.
-        half: `bf16`, or `fp16` of a GPU whose tensor cores have nothing else.
+        half: `bf16`, or `fp16` for GPUs whose tensor cores support nothing else.
     """
 
     tflops: float
@@ -163,7 +165,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     half: str = "bf16"
 
     def in_precision(self, dtype: str) -> tuple[float | None, str]:
-        """TFLOP/s in `fp32`, `tf32`, `fp16` or `bf16`, and where that is from; None is not known."""
+        """TFLOP/s in `fp32`, `tf32`, `fp16` or `bf16`, and the source; None if unknown."""
         others = {"fp32": self.fp32_tflops, "tf32": self.tf32_tflops}
         if dtype in others:
             return others[dtype], self.others_source
@@ -172,30 +174,30 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def peak_of(gpu_name: str) -> Peak | None:
-    """The peak of the GPU that NVML, or torch where AMD made it, calls so; None where it is not known.
+    """The peak of a GPU by the name that NVML, or torch for AMD, reports; None if unknown.
 
-    A part of a GPU (MIG), a mobile GPU and one with another power limit have names of their own, and no peak here.
+    MIG slices, mobile GPUs and versions with another power limit have names of their own, and no peak here.
     """
-    # Older drivers leave the maker's name out.
+    # Older drivers omit the vendor's name.
     return _PEAKS.get(gpu_name.strip().removeprefix("NVIDIA "))
 
 
 def mean_peak(gpu_names: Collection[str], dtype: str) -> tuple[float | None, str]:
-    """TFLOP/s of the workers' GPUs in a precision, on average, and in words; None with the reason.
+    """Mean TFLOP/s of the workers' GPUs in a precision, with its description; None with the reason.
 
     Args:
-        gpu_names: one a worker.
-        dtype: `fp32`, `tf32`, `fp16` or `bf16`; a peak in any other is not known.
+        gpu_names: one per worker.
+        dtype: `fp32`, `tf32`, `fp16` or `bf16`; peaks in other types are unknown.
     """
     found, counts = dict[str, tuple[float, str]](), Counter(name.strip() for name in gpu_names)
     for name in counts:
         peak = peak_of(name)
         tflops, source = peak.in_precision(dtype) if peak is not None else (None, "")
         if tflops is None:
-            return None, f"the peak of {name} in {dtype} is not known"
+            return None, f"the peak of {name} in {dtype} is unknown"
         found[name] = tflops, source
     if not found:
-        return None, "no worker computes on a GPU"
+        return None, "no worker uses a GPU"
     mean = sum(tflops * counts[name] for name, (tflops, _) in found.items()) / counts.total()
     mixed = ", ".join(f"{count} x {name}" for name, count in counts.items())
     source = f"mean of {mixed}" if len(found) > 1 else next(source for _, source in found.values())
@@ -204,7 +206,7 @@ def mean_peak(gpu_names: Collection[str], dtype: str) -> tuple[float | None, str
 
 
 def _geforce(tflops: float, multiprocessors: int, boost_ghz: float, whitepaper: str, memory_gb_per_s: float) -> Peak:
-    """Of a GeForce: its tensor cores sum in fp32 at half their rate, 512 FLOP a clock and multiprocessor."""
+    """Tensor cores of a GeForce accumulate in fp32 at half rate: 512 FLOP per clock and multiprocessor."""
     made = f"{multiprocessors} multiprocessors x {{}} FLOP x {boost_ghz:g} GHz"
     fp32 = round(multiprocessors * _GEFORCE_FP32 * boost_ghz / 1000, 1)
     return Peak(
@@ -220,7 +222,6 @@ def _geforce(tflops: float, multiprocessors: int, boost_ghz: float, whitepaper: 
 def _data_sheet(
     tflops: float, sheet: str, note: str = "dense figure", others: tuple[float, float, float] | None = None
 ) -> Peak:
-    """With what a data sheet has beside bf16: TFLOP/s in fp32, in dense tf32, and GB/s of the memory."""
     fp32, tf32, memory = others or (None, None, None)
     return Peak(
         tflops=tflops,
@@ -232,17 +233,15 @@ def _data_sheet(
     )
 
 
-# What data sheets print first is often with structured sparsity, which no training of dense weights has.
-_HALVED = "half of the {} TFLOP/s that it gives with sparsity"
+# Data sheets often print the figure with structured sparsity first, which dense training does not reach.
+_HALVED = "half of the {} TFLOP/s with sparsity"
 
 
 def _a100(memory_gb_per_s: float) -> Peak:
-    """The same chip at the same clock, whatever its memory and its socket."""
     return _data_sheet(312.0, "A100", others=(19.5, 156.0, memory_gb_per_s))
 
 
 def _fp16_only(tflops: float, fp32: float, memory_gb_per_s: float, source: str) -> Peak:
-    """Of Volta and Turing, whose tensor cores know neither bf16 nor tf32."""
     return Peak(
         tflops=tflops,
         source=source,
@@ -254,7 +253,7 @@ def _fp16_only(tflops: float, fp32: float, memory_gb_per_s: float, source: str) 
 
 
 def _rtx_pro(multiprocessors: int, boost_ghz: float, memory_gb_per_s: float) -> Peak:
-    """Of a workstation's Blackwell, whose tensor cores sum in fp32 at full rate: 1024 FLOP a clock."""
+    """Tensor cores of workstation Blackwell accumulate in fp32 at full rate: 1024 FLOP per clock and multiprocessor."""
     made = f"NVIDIA RTX PRO Blackwell architecture; {multiprocessors} multiprocessors x {{}} FLOP x {boost_ghz:g} GHz"
     tflops = multiprocessors * boost_ghz / 1000
     return Peak(
@@ -268,7 +267,7 @@ def _rtx_pro(multiprocessors: int, boost_ghz: float, memory_gb_per_s: float) -> 
 
 
 def _instinct(model: str, memory_gb_per_s: float) -> Peak:
-    """Of AMD's CDNA 3 with 304 compute units."""
+    """AMD CDNA 3 with 304 compute units."""
     return Peak(
         tflops=1307.4,
         source=f"AMD Instinct {model} data sheet, without sparsity",
@@ -313,7 +312,7 @@ _PEAKS = {
     "A100-SXM4-80GB": _a100(2039.0),
     "A100-PCIE-40GB": _a100(1555.0),
     "A100 80GB PCIe": _a100(1935.0),
-    # An A100 whose links to other GPUs alone are slower.
+    # An A100 with slower links between GPUs.
     "A800-SXM4-80GB": _a100(2039.0),
     "A800 80GB PCIe": _a100(1935.0),
     "H100 80GB HBM3": _data_sheet(989.5, "H100", "SXM, " + _HALVED.format(1979), _H100_SXM),
@@ -321,12 +320,12 @@ _PEAKS = {
     "H100 NVL": _data_sheet(835.5, "H100", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 3900.0)),
     "H200": _data_sheet(989.5, "H200", "SXM, " + _HALVED.format(1979), (67.0, 494.5, 4800.0)),
     "H200 NVL": _data_sheet(835.5, "H200", "NVL, " + _HALVED.format(1671), (60.0, 417.5, 4800.0)),
-    # H100s whose links to other GPUs alone are slower.
+    # H100s with slower links between GPUs.
     "H800": _data_sheet(989.5, "H800", "SXM, " + _HALVED.format(1979), _H100_SXM),
     "H800 PCIe": _data_sheet(756.5, "H800", "PCIe, " + _HALVED.format(1513), (51.0, 378.0, 2000.0)),
     "GH200 480GB": _data_sheet(989.5, "GH200", _HALVED.format(1979), (67.0, 494.5, 4000.0)),
     "H20": _data_sheet(148.0, "H20", others=(44.0, 74.0, 4000.0)),
-    # Their data sheets' other figures are of eight GPUs together, and rounded, or of a rack of 72.
+    # The data sheets' other figures are rounded and for eight GPUs, or for a rack of 72.
     "B200": _data_sheet(2250.0, "HGX B200", _HALVED.format(4500)),
     "B300 SXM6 AC": _data_sheet(2250.0, "HGX B300", _HALVED.format(4500)),
     "GB200": _data_sheet(2500.0, "GB200 NVL72", _HALVED.format(5000)),

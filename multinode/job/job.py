@@ -1,4 +1,4 @@
-"""Job: what is to be trained: a LLaMA-Factory YAML, or a script for torchrun. Parsing and rendering; reads no files."""
+"""Job: a LLaMA-Factory YAML, or a script for torchrun. Parsing and rendering; reads no files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 from multinode.errors import JobError
 from multinode.strict_yaml import YamlError, dump_flow_yaml, dump_yaml, parse_yaml
 
-# Keys that only a LLaMA-Factory training has, beside the model that it must name.
+# Keys that only a LLaMA-Factory training has, beside the model, which is required.
 _TELLTALES = frozenset({"stage", "finetuning_type", "do_train", "template", "dataset", "dataset_dir"})
 _MODEL = "model_name_or_path"
-# Keys that may hold a path, several of them with commas between, or else a name of the hub such as `owner/name`.
+# Keys that hold paths, comma-separated, or names on the hub such as `owner/name`.
 _PATH_KEYS = (
     _MODEL,
     "adapter_name_or_path",
@@ -26,13 +26,13 @@ _PATH_KEYS = (
     "reward_model_adapters",
 )
 _LOCAL = re.compile(r"/|\.{1,2}(?:/|$)|~(?:/|$)")
-# With the one extra keys are passed over, with the other the arguments are those of another package.
+# One ignores extra keys; the other takes the arguments of another package.
 _OTHER_ARGUMENTS = frozenset({"ALLOW_EXTRA_ARGS", "USE_MCA"})
-# Where LLaMA-Factory looks for datasets when the YAML does not say.
+# LLaMA-Factory's default directory of datasets.
 _DATASET_DIR = "data"
 
 
-# What a run that is made for its figures does without; some are on where the YAML is silent.
+# Turned off in a run that only measures; some are on by default.
 _FIGURES_ONLY: dict[str, Any] = {
     "save_strategy": "no",
     "report_to": "none",
@@ -56,10 +56,10 @@ _NULLS = frozenset({"null", "Null", "NULL", "~"})
 
 
 class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
-    """Synthetic data in place of a data set.
+    """Synthetic data in place of a dataset.
 
     Attributes:
-        rows: samples, at the least; None is as many as the training's steps take on the workers that there are.
+        rows: minimum number of samples; None is as many as the training's steps need.
     """
 
     rows: int | None = None
@@ -69,16 +69,17 @@ class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafacto
     """A LLaMA-Factory training.
 
     Attributes:
-        config_path: the YAML as the user named it.
+        config_path: the YAML as named by the user.
         text: its text, verbatim.
-        config: its content with the overrides applied.
-        overridden: keys that an override has set.
-        deepspeed_text: the DeepSpeed JSON that it names, verbatim but for the edits; None where it names none.
-        deepspeed_diff: what was edited in it for this job alone, as a unified diff; None where nothing was to be.
-        keeps_output: whether what it trains is kept where the YAML says; else it goes to the run's directory.
-        synthetic: the synthetic data that it trains on (`with_synthetic`); None where it has its own.
-        uncut: its content before it was cut short for its figures; None where it was not.
-        local_paths: those of `named_paths` that are there on the controller, which tells a path from a hub's name.
+        config: its content with overrides applied.
+        overridden: keys set by overrides.
+        deepspeed_text: its DeepSpeed JSON, verbatim but for the edits; None without one.
+        deepspeed_diff: the edits as a unified diff; None without edits.
+        keeps_output: whether the trained model is kept where the YAML says; otherwise it goes to the run's
+            directory.
+        synthetic: its synthetic data (`with_synthetic`); None if it has its own.
+        uncut: its content before it was shortened for a measurement; None if it was not.
+        local_paths: those of `named_paths` that exist on the controller; others may be names on the hub.
     """
 
     config_path: str
@@ -112,7 +113,7 @@ def parse_llamafactory(text: str, source: str, overrides: Iterable[str] = ()) ->
     """A LLaMA-Factory job from its YAML and `key=value` overrides. `source` is its path, for messages.
 
     Raises:
-        JobError: the YAML is wrong (with file and line), or is not a LLaMA-Factory training.
+        JobError: the YAML is invalid (with file and line), or is not a LLaMA-Factory training.
     """
     config = _parse_mapping(text, source)
     changed = parse_overrides(overrides)
@@ -121,64 +122,65 @@ def parse_llamafactory(text: str, source: str, overrides: Iterable[str] = ()) ->
         lacking = f"none of its keys ({', '.join(sorted(_TELLTALES))})" if has_model else f"no {_MODEL}"
         raise JobError(
             f"{source} is not a LLaMA-Factory training: it has {lacking}",
-            hint=f"{'one of these keys' if has_model else _MODEL} makes it one; a script of your own: "
-            "multinode launch -- train.py",
+            hint=(
+                f"add {'one of these keys' if has_model else _MODEL}; for your own script: multinode launch -- train.py"
+            ),
         )
     return LlamaFactoryJob(config_path=source, text=text, config=config | changed, overridden=tuple(changed))
 
 
 def override_job(job: LlamaFactoryJob, changed: dict[str, Any]) -> LlamaFactoryJob:
-    """The same job with these keys set; None is YAML's null, which unsets one."""
+    """The same job with these keys set; None is YAML's null, which unsets a key."""
     overridden = dict.fromkeys((*job.overridden, *changed))
     return msgspec.structs.replace(job, config=job.config | changed, overridden=tuple(overridden))
 
 
 def limit_steps(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
-    """The same job with so many optimizer steps; what the user asks for is kept beside them."""
+    """The same job with this number of optimizer steps; the user's own number is kept."""
     return msgspec.structs.replace(override_job(job, {"max_steps": steps}), uncut=job.uncut or job.config)
 
 
 def benchmark_job(job: LlamaFactoryJob) -> LlamaFactoryJob:
-    """The same training for its figures alone: it evaluates and reports nothing, and leaves the user's output alone.
+    """The same training for measurement only: no evaluation, no reporting, and the user's output is left alone.
 
-    What an earlier training left in `output_dir` would be resumed from, or written over.
+    A training would resume from the files in `output_dir`, or overwrite them.
     """
     without = {key: value for key, value in _FIGURES_ONLY.items() if key in _ON_WHERE_SILENT or key in job.config}
     return msgspec.structs.replace(override_job(job, without), keeps_output=False)
 
 
 def is_llamafactory(config: dict[str, Any]) -> bool:
-    """Whether these are the keys of a LLaMA-Factory training."""
+    """Whether these are keys of a LLaMA-Factory training."""
     return _MODEL in config and not _TELLTALES.isdisjoint(config)
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """`key=value` pairs; a value is read as YAML, so `3` is a number and `true` a truth. The last of a key counts.
+    """`key=value` pairs; values are YAML (`3` is a number, `true` a boolean). The last one of a key counts.
 
     Raises:
-        JobError: one is not `key=value`, its value is not YAML, or is nothing.
+        JobError: not `key=value`, or the value is not YAML or is empty.
     """
     return dict(parse_assignment("--set", override, "max_steps=100") for override in overrides)
 
 
 def override_text(key: str, value: Any) -> str:
-    """The setting as one `--set` of `launch` takes it, in one line."""
+    """The setting as an argument of `launch --set`, on one line."""
     if isinstance(value, list | dict):
         return f"{key}={dump_flow_yaml(value)}"
     return f"{key}={dump_yaml({key: value}).partition(':')[2].strip(' ')}".rstrip("\n")
 
 
 def parse_assignment(option: str, text: str, example: str, key: re.Pattern[str] = _KEY) -> tuple[str, Any]:
-    """The key and the value, which is read as YAML: `3` is a number, `true` a truth, and JSON is YAML too.
+    """The key and the value, read as YAML: `3` is a number, `true` a boolean; JSON is YAML, too.
 
     Args:
         option: its name, for messages.
-        text: what it was given.
-        example: a right one, for the hint.
-        key: what a key has to look like.
+        text: its argument.
+        example: a valid one, for the hint.
+        key: pattern of a key.
 
     Raises:
-        JobError: it is not `KEY=VALUE`, its value is not YAML, or is nothing.
+        JobError: not `KEY=VALUE`, or the value is not YAML or is empty.
     """
     name, equals, written = text.partition("=")
     if not equals or not key.fullmatch(name):
@@ -188,20 +190,20 @@ def parse_assignment(option: str, text: str, example: str, key: re.Pattern[str] 
     except YamlError as wrong:
         raise JobError(
             f"{option} {name}: {written!r} is not a YAML value: {wrong}",
-            hint=f"text is quoted: {option} {name}='\"...\"'",
+            hint=f"quote text: {option} {name}='\"...\"'",
         ) from None
     if value is None and written.strip() not in _NULLS:
-        raise JobError(f"{option} {text!r} sets {name} to nothing", hint=f"if that is meant: {option} {name}=null")
+        raise JobError(f"{option} {text!r} gives {name} no value", hint=f"to set it to null: {option} {name}=null")
     return name, value
 
 
 def named_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
-    """What the job reads from disk, and what may as well be the name of a model on a hub."""
+    """What the job reads from disk, including names that may be models on a hub."""
     return tuple(dict.fromkeys([*_possible_paths(job.config), *_dataset_paths(job.config)]))
 
 
 def job_paths(job: LlamaFactoryJob) -> tuple[str, ...]:
-    """Paths that must exist on every node: what the job reads from disk and what does not travel with it."""
+    """Paths that must exist on every node: what the job reads from disk and does not travel with it."""
     paths = [path for path in _possible_paths(job.config) if _LOCAL.match(path) or path in job.local_paths]
     paths += () if job.synthetic is not None else _dataset_paths(job.config)
     deepspeed = job.config.get("deepspeed")
@@ -221,11 +223,11 @@ def describe_job(job: Job) -> str:
 
 
 def argument_keys(job: object, variables: Iterable[str] = ()) -> tuple[str, ...]:
-    """Keys that LLaMA-Factory must have an argument for; none where it takes any, or where it is no such job.
+    """Keys that must be arguments of LLaMA-Factory; empty if it accepts any, or for other jobs.
 
     Args:
-        job: what shall run, of any kind.
-        variables: names of those that the job is given; two of them change what is taken.
+        job: any job.
+        variables: names of the job's variables; two of them change what is accepted.
     """
     if not isinstance(job, LlamaFactoryJob) or not _OTHER_ARGUMENTS.isdisjoint(variables):
         return ()
@@ -233,17 +235,17 @@ def argument_keys(job: object, variables: Iterable[str] = ()) -> tuple[str, ...]
 
 
 def render_job(job: LlamaFactoryJob, paths: dict[str, str]) -> str:
-    """The YAML that travels: verbatim where nothing changes, else written anew and saying so in its first line.
+    """The YAML that travels: verbatim if unchanged; otherwise rewritten, which its first line says.
 
     Args:
         job: the job.
-        paths: on the node, by key: of the files that travel, and of the output that is not kept.
+        paths: on the node, by key: the files that travel, and the output that is not kept.
     """
     if not job.overridden and not paths:
         return job.text
     config = job.config | paths
     changed = dict.fromkeys([*job.overridden, *paths])
-    # A file's name may hold anything; a comment ends with its line.
+    # A file name may contain anything; a comment ends with its line.
     name = "".join(char if char.isprintable() else "?" for char in job.config_path)
     return f"# {name} with these keys changed by multinode: {', '.join(changed)}\n" + dump_yaml(config)
 
@@ -270,8 +272,8 @@ def _parse_mapping(text: str, source: str) -> dict[str, Any]:
         raise JobError(wrong.at(source), hint=hint) from None
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise JobError(
-            f"{source}:1: lines of `key: value` were expected, and this holds {_kind(config)}",
-            hint="a script of your own: multinode launch -- train.py",
+            f"{source}:1: expected lines of `key: value`, found {_kind(config)}",
+            hint="for your own script: multinode launch -- train.py",
         )
     return config
 

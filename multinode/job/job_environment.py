@@ -1,4 +1,4 @@
-"""JobEnvironment: what stands around a job on every node, whatever the job is: variables and a prelude. Pure."""
+"""JobEnvironment: variables and setup commands around a job on every node. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         env: variables; they win over the hostfile's.
-        forwarded: names among them whose values come from the controller's own environment, and are never shown.
-        prelude: shell text that runs before the job, in the job's shell; None is none.
+        forwarded: names whose values come from the controller's environment and are never shown.
+        prelude: shell text that runs before the job, in its shell; None is none.
     """
 
     env: dict[str, str] = {}
@@ -31,46 +31,46 @@ class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_job_environment(variables: Iterable[str], prelude: str | None, environ: Mapping[str, str]) -> JobEnvironment:
-    """From `NAME=VALUE` and `NAME`, which is looked up in `environ`; the last of a name counts.
+    """From `NAME=VALUE`, and `NAME`, which is looked up in `environ`; the last one of a name counts.
 
     Raises:
-        UsageError: one is neither, or a name is not set here.
+        UsageError: an entry is neither, or a name is not set here.
     """
     env: dict[str, str] = {}
     forwarded: dict[str, None] = {}
     for text in variables:
         name, equals, value = text.partition("=")
         if not check_variable(name):
-            # The text may be a value that lost its name, so it is not repeated.
-            raise UsageError("--env: this is neither NAME nor NAME=VALUE", hint="for example --env HF_TOKEN")
+            # The text may be a value without its name, so it is not repeated.
+            raise UsageError("--env needs NAME or NAME=VALUE", hint="for example --env HF_TOKEN")
         forwarded.pop(name, None)
         if not equals:
             if name not in environ:
                 raise UsageError(
-                    f"--env {name}: it is not set here, so there is nothing to forward",
+                    f"--env {name}: the variable is not set here",
                     hint=f"export {name}=..., or --env {name}=VALUE",
                 )
             value = environ[name]
             forwarded[name] = None
         if "\0" in value:
-            raise UsageError(f"--env {name}: the value holds a NUL character")
+            raise UsageError(f"--env {name}: the value contains a NUL character")
         env[name] = value
     text = (prelude or "").strip()
     if "\0" in text:
-        raise UsageError("--setup holds a NUL character")
+        raise UsageError("--setup contains a NUL character")
     return JobEnvironment(env=env, forwarded=tuple(forwarded), prelude=text or None)
 
 
 def with_same_threads(environment: JobEnvironment, cluster: Cluster, workers: Sequence[int]) -> JobEnvironment:
-    """One thread per worker for runs that are to be compared, unless the user or the hostfile says how many.
+    """One thread per worker for runs to be compared, unless the user or the hostfile sets the number.
 
-    torchrun gives each of several workers one thread of OpenMP, and one that is alone on its node as many as there are
-    cores: the same worker would compute differently (torch.distributed.run, `OMP_NUM_THREADS`).
+    torchrun sets OMP_NUM_THREADS to 1 if a node has several workers, and leaves it unset for one: the same worker
+    would compute differently.
 
     Args:
         environment: of all runs.
         cluster: their nodes.
-        workers: on a node, of each run.
+        workers: per node, of each run.
     """
     said = _THREADS in environment.env or any(_THREADS in node.env for node in cluster.nodes)
     if said or max(workers, default=1) == 1:
@@ -81,7 +81,7 @@ def with_same_threads(environment: JobEnvironment, cluster: Cluster, workers: Se
 _LEAST_RATES = 2
 
 DEFAULT_SEED = 42
-"""LLaMA-Factory's own, and the Trainer's."""
+"""Default of LLaMA-Factory and the Trainer."""
 
 
 class TrialTraining(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ def parse_learning_rates(text: str) -> tuple[float, ...]:
     except ValueError:
         rates = []
     if len(set(rates)) < max(_LEAST_RATES, len(rates)) or not all(0 < rate < 1 for rate in rates):
-        raise ValueError(f"{text!r} is not a list of different numbers between 0 and 1, such as 5e-4,1e-3,2e-3")
+        raise ValueError(f"{text!r} is not a list of distinct numbers between 0 and 1, such as 5e-4,1e-3,2e-3")
     return tuple(rates)
 
 

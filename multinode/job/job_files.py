@@ -1,4 +1,4 @@
-"""JobFiles: what of a job lies on the disks of the nodes, by what it is for. Names only; reads nothing."""
+"""JobFiles: the paths of a job on the nodes' disks, by purpose. Names only; reads nothing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The paths of a job, as it names them.
 
     Attributes:
-        needed: must be there on every node.
-        compared: those of `needed` whose content must be equal on all nodes.
-        datasets: names of the datasets, as dataset_info.json has them.
-        model: directory of the model; None where it comes from a hub.
+        needed: must exist on every node.
+        compared: those of `needed` that must be equal on all nodes.
+        datasets: names of the datasets in dataset_info.json.
+        model: directory of the model; None if it comes from a hub.
     """
 
     needed: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def looked_at(self) -> tuple[str, ...]:
-        """All paths that a probe looks at."""
+        """All paths that a probe checks."""
         others = (path for path in (self.output, self.cache) if path is not None)
         return tuple(dict.fromkeys([*self.needed, *others]))
 
@@ -109,8 +109,8 @@ def require_copied(job: Job | Benchmark, code: CodeTree) -> None:
     for path in job_files(job, code).needed if isinstance(job, ScriptJob) else ():
         if not path.startswith(("/", "~")):
             raise UsageError(
-                f"--copy-code: {path} is not among the files of {code.source} that are copied, and the job runs there",
-                hint="does git ignore it? git status --ignored",
+                f"--copy-code: {path} is not among the copied files of {code.source}, where the job runs",
+                hint="check whether git ignores it: git status --ignored",
             )
 
 
@@ -124,7 +124,7 @@ def _llamafactory_files(job: LlamaFactoryJob) -> JobFiles:
     needed = job_paths(job)
     models = [path for key in _MODELS for path in _names(job.config.get(key)) if path in needed]
     folder = job.config.get("dataset_dir", "data")
-    # Synthetic data travel with the plan, and are prepared in the run's directory.
+    # Synthetic data travel with the plan and are prepared in the run's directory.
     keys = _DATASETS if job.synthetic is None else ()
     datasets = [name for key in keys for name in _names(job.config.get(key))]
     return JobFiles(
@@ -138,7 +138,6 @@ def _llamafactory_files(job: LlamaFactoryJob) -> JobFiles:
 
 
 def _names(value: object) -> list[str]:
-    """A list, or a text with commas between."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
     return [part.strip() for part in parts if isinstance(part, str) and part.strip()]
 

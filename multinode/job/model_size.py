@@ -1,6 +1,6 @@
-"""Model sizes from a config.json: how many parameters a model has, and how many a LoRA adapter trains.
+"""Model sizes from config.json: parameters of the model and of a LoRA adapter.
 
-Knows the shapes of decoders that are built like Llama. Of any other model it says nothing rather than a wrong figure.
+Knows decoders built like Llama; returns nothing for other models rather than a wrong figure.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import msgspec
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs
 
-# model_type: whether q, k and v have a bias, and o one, where config.json does not say; whether q and k are normalised.
+# By model_type: bias of q, k and v, bias of o (if config.json does not say), normalized q and k.
 _ATTENTION = {
     "llama": (False, False, False),
     "mistral": (False, False, False),
     "qwen2": (True, False, False),
     "qwen3": (False, False, True),
 }
-# Those whose modeling code reads attention_bias.
+# Models whose code reads attention_bias.
 _READ_ATTENTION_BIAS = frozenset({"llama", "qwen3"})
-# Above these a config.json is nonsense; products stay far from what a float can hold.
+# Larger values in a config.json are nonsense; products stay far below the limits of a float.
 _MOST = 10**7
 _NORMS_A_LAYER = 2
 _EMBEDDING = "embed_tokens"
@@ -30,7 +30,7 @@ _HEAD = "lm_head"
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """One linear module of a layer: `outputs` x `inputs` weights, and `outputs` more where it has a bias."""
+    """A linear module of a layer: `outputs` x `inputs` weights, and `outputs` more with a bias."""
 
     inputs: int
     outputs: int
@@ -43,13 +43,13 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of a decoder, by where they are.
+    """Parameters of a decoder.
 
     Attributes:
-        layers: how many layers it has.
-        linears: the linear modules of one layer, by their names in the model.
-        norms_a_layer: parameters of one layer's normalisations.
-        hidden: width of the residual stream, which is also the size of the last normalisation.
+        layers: number of layers.
+        linears: the linear modules of one layer, by name.
+        norms_a_layer: parameters of one layer's normalizations.
+        hidden: width of the residual stream, and size of the last normalization.
         vocabulary: rows of the embedding.
         tied: whether the output layer is the embedding.
     """
@@ -69,12 +69,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside_layers(self) -> int:
-        """Parameters of the embedding, the last normalisation and the output layer."""
+        """Parameters of the embedding, the last normalization and the output layer."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
 
 
 def parse_model(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a config.json describes; None where the architecture is unknown or a number is no size."""
+    """The shape described by a config.json; None if the architecture is unknown or a number is no size."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _ATTENTION:
         return None
@@ -83,7 +83,7 @@ def parse_model(config: Mapping[str, Any]) -> ModelShape | None:
     vocabulary = _size(config, "vocab_size")
     if hidden is None or layers is None or heads is None or inner is None or vocabulary is None:
         return None
-    # Absent or null, both take what most models have.
+    # Absent or null: the common default.
     head = _size(config, "head_dim") or hidden // heads
     key_heads = _size(config, "num_key_value_heads") or heads
     qkv_bias, o_bias, normalised = _ATTENTION[kind]
@@ -109,12 +109,12 @@ def parse_model(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def lora_parameters(shape: ModelShape, rank: int, targets: Collection[str]) -> int | None:
-    """What LoRA trains: rank x (inputs + outputs) a module (PEFT); None where a target is no module that is known.
+    """Parameters of a LoRA adapter: rank x (inputs + outputs) per module (PEFT); None if a target is unknown.
 
     Args:
-        shape: the model that it is put on.
+        shape: of the base model.
         rank: of the adapters.
-        targets: names of modules; `all` alone is every linear module but the output layer, as LLaMA-Factory has it.
+        targets: names of modules; `all` alone is every linear module but the output layer, as in LLaMA-Factory.
     """
     names = set(targets)
     if names == {"all"}:
@@ -127,12 +127,12 @@ def lora_parameters(shape: ModelShape, rank: int, targets: Collection[str]) -> i
 
 
 def trained_matrices(shape: ModelShape, rank: int | None, targets: Collection[str]) -> tuple[tuple[int, int, int], ...]:
-    """Rows, columns and count of the matrices that are trained.
+    """Rows, columns and number of the trained matrices.
 
     Args:
         shape: the model.
         rank: of an adapter; None trains the whole model.
-        targets: of an adapter, as `lora_parameters` has them.
+        targets: of an adapter, as for `lora_parameters`.
     """
     if rank is None:
         layers = ((one.outputs, one.inputs, shape.layers) for one in shape.linears.values())
@@ -147,7 +147,7 @@ def _size(config: Mapping[str, Any], key: str) -> int | None:
     return value if type(value) is int and 0 < value < _MOST else None
 
 
-COUNTED = "parameters, gradients, Adam's states and DDP's buckets; activations are not counted"
+COUNTED = "parameters, gradients, Adam states and DDP buckets, without activations"
 
 _BYTES_PER_GIB = 1 << 30
 _FP32_BYTES, _HALF_BYTES = 4, 2
@@ -161,13 +161,13 @@ _DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 
 
 class StatePlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """How the states are kept.
+    """Where the training states are kept.
 
     Attributes:
         half: whether the training computes in bf16 or fp16.
-        frozen_bits: of one parameter that is not trained; None is 16 of a training in half, else 32.
-        optimizer_elsewhere: whether the optimizer's states lie in the node's own memory, or on a disk; likewise
-            `parameters_elsewhere`.
+        frozen_bits: per frozen parameter; None is 16 in half precision, otherwise 32.
+        optimizer_elsewhere: whether the optimizer states are in host memory or on disk.
+        parameters_elsewhere: likewise.
     """
 
     half: bool = False
@@ -177,12 +177,12 @@ class StatePlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one worker, in GiB.
+    """Memory of one worker, in GiB.
 
     Attributes:
         parameters_gib: trained and frozen.
-        gradients_gib: of what is trained.
-        optimizer_gib: Adam's two moments, and the fp32 copy that DeepSpeed's workers step on.
+        gradients_gib: of the trained parameters.
+        optimizer_gib: Adam's two moments, and DeepSpeed's fp32 copy.
         buckets_gib: into which DDP copies the gradients.
     """
 
@@ -193,20 +193,20 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_gib(self) -> float:
-        """All of them."""
+        """The sum."""
         return self.parameters_gib + self.gradients_gib + self.optimizer_gib + self.buckets_gib
 
 
 def memory_need(
     strategy: Strategy, load: TrafficInputs, layout: Layout, placement: StatePlacement
 ) -> MemoryNeed | None:
-    """What the states take; None where the number of parameters is not known.
+    """Memory of the states; None if the number of parameters is unknown.
 
     With T trained and F frozen parameters on n workers, in bytes, as the engines keep them:
-
-    - DDP: 4T, gradients 4T, Adam 8T, buckets 4T (torch copies each gradient into its bucket unless it is told to use
-      views). What is trained is fp32 whatever it computes in, as LLaMA-Factory and autocast have it.
-    - ZeRO-1 in half: 2T, gradients 2T, (4 + 8)T/n (Rajbhandari et al. 2020); in fp32 4T and 4T. ZeRO-2: gradients /n.
+    - DDP: 4T, gradients 4T, Adam 8T, buckets 4T (torch copies gradients into buckets unless it uses views).
+      LLaMA-Factory and autocast keep trained parameters in fp32.
+    - ZeRO-1 in half: 2T, gradients 2T, (4 + 8)T/n (Rajbhandari et al. 2020); in fp32 4T and 4T. ZeRO-2: gradients
+    /n.
       ZeRO-3: parameters /n as well, frozen ones included.
     - FSDP: 4T, 4T and 8T, all /n, frozen parameters too; SHARD_GRAD_OP keeps the parameters whole; hybrid shard
       divides by the workers of a node.

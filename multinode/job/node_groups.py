@@ -1,7 +1,7 @@
-"""node_groups_of: the setting of a job that groups its workers by node, and so needs as many workers on each. Pure.
+"""node_groups_of: the setting of a job that groups workers by node and so needs equal numbers of workers. Pure.
 
-Where the nodes have unequal numbers of workers, such groups would reach across nodes, or leave workers over: the job
-hangs, or fails in its first collective.
+With unequal numbers such groups would span nodes or leave workers over: the job hangs, or fails in its first
+collective.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def node_groups_of(job: Job, accelerate: Mapping[str, Any], env: Mapping[str, st
 
     Args:
         job: what is trained.
-        accelerate: the user's configuration of accelerate; empty where there is none.
-        env: variables that the user gives the job.
+        accelerate: the user's accelerate configuration; may be empty.
+        env: variables that the user sets for the job.
     """
     if env.get(_SHARDING_VARIABLE, "").upper() in _HYBRID:
         return f"{_SHARDING_VARIABLE}={env[_SHARDING_VARIABLE]}"
@@ -74,7 +74,6 @@ def _of_accelerate(config: Mapping[str, Any]) -> str | None:
 
 
 def _of_deepspeed(text: str | None) -> str | None:
-    """ZeRO++'s secondary partition and quantised gradients, MiCS and tensor parallelism go by the devices of a node."""
     try:
         data = decode_json(text or "", dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -104,30 +103,30 @@ def _group(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def refuse_averaging(
     averaging: Averaging, job: Job, *, sender: str | None, grad_compress: str | None, profile: bool
 ) -> None:
-    """Refuse what is known beforehand not to work; the rest the workers refuse before their first step.
+    """Reject what is known not to work; the workers check the rest before their first step.
 
     Args:
         averaging: what is asked for.
         job: what is trained.
-        sender: what sends the gradients in DDP's place; None is DDP, or unknown.
-        grad_compress: what `--grad-compress` asks for.
-        profile: whether the workers get the instrumentation.
+        sender: what sends the gradients instead of DDP; None is DDP, or unknown.
+        grad_compress: the value of `--grad-compress`.
+        profile: whether the workers are instrumented.
 
     Raises:
-        UsageError: the job cannot be averaged between nodes.
+        UsageError: the job's parameters cannot be averaged between nodes.
     """
     option = averaging.option
     if not profile:
-        raise UsageError(f"{option} needs the instrumentation, which --no-profile leaves out")
+        raise UsageError(f"{option} needs the instrumentation, which --no-profile disables")
     if grad_compress is not None:
         raise UsageError(
-            f"{option}: gradients stay on their node, and --grad-compress {grad_compress} would compress them there",
-            hint="--sync-dtype fp16 is of what is sent between nodes",
+            f"{option} keeps gradients on their node, where --grad-compress {grad_compress} would compress them",
+            hint="use --sync-dtype fp16 for the data between nodes",
         )
     if sender is not None:
         raise UsageError(
-            f"{option}: it works with DDP, and {sender} trains this job",
-            hint="train under DDP: --set deepspeed=null, --set fsdp=null",
+            f"{option} works with DDP only; this job uses {sender}",
+            hint="train with DDP: --set deepspeed=null, --set fsdp=null",
         )
     reason = _why_not(job) if isinstance(job, LlamaFactoryJob) else None
     if reason is not None:
@@ -135,15 +134,14 @@ def refuse_averaging(
 
 
 def _why_not(job: LlamaFactoryJob) -> tuple[str, str] | None:
-    """Why a LLaMA-Factory job cannot be averaged, and what to do; None where it can."""
     config = job.config
     if config.get("fp16") is True:
-        return "fp16 scales its loss, and a node whose gradients overflow would leave out a step alone", "bf16: true"
+        return "with fp16 loss scaling, a node whose gradients overflow would skip a step alone", "bf16: true"
     optim = str(config.get("optim") or "")
     layered = [name for name in ("galore_layerwise", "apollo_layerwise", "use_badam") if config.get(name) is True]
     if layered or "lomo" in optim or "layerwise" in optim:
         return (
-            f"{layered[0] if layered else optim} updates parameters one by one, without an optimizer step",
+            f"{layered[0] if layered else optim} updates parameters individually, without an optimizer step",
             "another optimizer",
         )
     return None

@@ -36,7 +36,7 @@ from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id
 
 _DEEPSPEED_FILE = "deepspeed.json"
-_FEWER = "--workers-per-node {}, or equal slots= in the hostfile"
+_FEWER = "use --workers-per-node {}, or equal slots= in the hostfile"
 _OUTPUT = "output"
 
 
@@ -44,17 +44,17 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a job is laid out over the nodes and started.
 
     Attributes:
-        workers_per_node: None takes each node's own slots.
-        master_port: of the rendezvous, on node 0; None takes one that the run id gives and that is free there.
-        profile: whether the workers record where the time of their steps goes.
-        trace_steps: how many steps torch.profiler records after the warm-up; None is none.
-        trace_ranks: on these workers; empty takes the first one of each node.
+        workers_per_node: None takes each node's slots.
+        master_port: of the rendezvous, on node 0; None takes a free one derived from the run id.
+        profile: whether the workers record the time of their steps.
+        trace_steps: steps that torch.profiler records after the warm-up; None records none.
+        trace_ranks: the workers that it records; empty takes the first of each node.
         sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
-        grad_compress: `fp16` or `bf16`, in which DDP sends its gradients; None sends them as they are.
-        averaging: how nodes average, as LaunchPlan has it.
+        grad_compress: `fp16` or `bf16`, in which DDP sends gradients; None sends them unchanged.
+        averaging: how nodes average parameters, as in LaunchPlan.
         environment: variables and setup commands of the job.
-        agent: where the agent lies on a node, relative to the home directory; set for what is measured.
-        engine: what starts the workers; None is the job's own.
+        agent: path of the agent on a node, relative to the home directory; set for benchmarks.
+        engine: what starts the workers; None takes the job's default.
         nccl_inspector: whether NCCL's Inspector plugin records each operation.
         code: files that are copied to every node, in which the job runs there; None runs it in the node's directory.
     """
@@ -75,7 +75,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: LaunchOptions) -> tuple[str, ...]:
-    """Those that are looked for in the nodes' LLaMA-Factory; a setup may lead to another one than is found without."""
+    """Arguments to look up in the nodes' LLaMA-Factory; a setup command may select another installation."""
     if options.environment.prelude is not None:
         return ()
     names = (name for node in cluster.nodes for name in node.env)
@@ -83,8 +83,6 @@ def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: Launc
 
 
 class _Task(NamedTuple):
-    """What every node does alike."""
-
     job: Job | Benchmark
     engine: Engine
     environment: JobEnvironment
@@ -97,7 +95,7 @@ class _Task(NamedTuple):
 def plan_launch(
     cluster: Cluster, job: Job | Benchmark, facts: Mapping[str, NodeFacts], run_id: str, options: LaunchOptions
 ) -> LaunchPlan:
-    """Lay the job out over the nodes; `facts` may lack nodes (a dry run offline), and then says what it assumed.
+    """Lay the job out over the nodes; `facts` may lack nodes (offline dry run), and the plan then says what it assumed.
 
     Raises:
         UsageError: fewer slots than workers were asked for, unequal ones where the job needs equal ones, no network in
@@ -111,7 +109,7 @@ def plan_launch(
     endpoints = choose_endpoints(cluster, facts)
     master_addr = endpoints[0].addr
     if master_addr is None:
-        raise UsageError("node 0 has no address on the data plane", hint="name it in the hostfile: addr=")
+        raise UsageError("node 0 has no data-plane address", hint="set addr= in the hostfile")
     master_port = choose_master_port(run_id, options.master_port, facts.get(cluster.nodes[0].name))
     task = _task(job, options, len(cluster.nodes))
     if not isinstance(job, Benchmark):
@@ -163,24 +161,19 @@ def plan_launch(
 
 
 def _trace_window(options: LaunchOptions, nodes: Sequence[NodePlan]) -> TraceWindow | None:
-    """The window that was asked for.
-
-    Raises:
-        UsageError: a rank that there is not, or the workers record nothing at all.
-    """
     if options.trace_steps is None:
         return None
     if not options.profile:
-        raise UsageError("--trace needs the instrumentation, and --no-profile leaves it out")
+        raise UsageError("--trace needs the instrumentation, which --no-profile disables")
     last = nodes[-1].ranks[-1]
     wrong = next((rank for rank in options.trace_ranks if not 0 <= rank <= last), None)
     if wrong is not None:
-        raise UsageError(f"there is no rank {wrong} to trace", hint=f"the ranks of this run are 0 to {last}")
+        raise UsageError(f"cannot trace rank {wrong}: no such rank", hint=f"the ranks of this run are 0 to {last}")
     return TraceWindow(steps=options.trace_steps, ranks=options.trace_ranks or tuple(node.ranks[0] for node in nodes))
 
 
 def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: int | None) -> tuple[int, ...]:
-    """Workers of each node, in order: what was asked, else its slots, else the GPUs found, else one.
+    """Workers of each node, in order: the number asked for, or its slots, or its GPUs, or one.
 
     Raises:
         UsageError: a node has fewer slots than were asked for.
@@ -191,9 +184,9 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], asked: in
         for node in cluster.nodes:
             if slots[node.name] < asked and (node.slots is not None or node.gpus is not None):
                 raise UsageError(
-                    f"{asked} workers were asked for, and it has {slots[node.name]} slots",
+                    f"{asked} workers are requested, but it has {slots[node.name]} slots",
                     node=node.name,
-                    hint=f"--workers-per-node {fewest}, or more slots= or gpus= in the hostfile",
+                    hint=f"use --workers-per-node {fewest}, or raise slots= or gpus= in the hostfile",
                 )
         return (asked,) * len(cluster.nodes)
     return tuple(slots.values())
@@ -217,7 +210,7 @@ def _list_workers(cluster: Cluster, workers: Sequence[int]) -> str:
 def refuse_unequal(
     job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str], cluster: Cluster, workers: Sequence[int]
 ) -> None:
-    """Refuse unequal numbers of workers where the job groups the workers of a node.
+    """Reject unequal numbers of workers if the job groups the workers by node.
 
     Raises:
         UsageError: it does.
@@ -225,14 +218,14 @@ def refuse_unequal(
     setting = node_groups_of(job, accelerate, env) if len(set(workers)) > 1 else None
     if setting is not None:
         raise UsageError(
-            f"{setting} groups the workers of a node, and the nodes have unequal numbers of them "
+            f"{setting} groups the workers of a node, but the nodes have different numbers of workers "
             f"({_list_workers(cluster, workers)})",
             hint=_FEWER.format(min(workers)),
         )
 
 
 def _settle_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest) -> CollectiveTest:
-    """One backend for all: workers that chose for themselves could choose differently, and would hang."""
+    """One backend for all: workers that choose by themselves could differ and hang."""
     if test.backend is not None or any(node.name not in facts for node in cluster.nodes):
         return test
     return msgspec.structs.replace(test, backend=common_backend(facts[node.name] for node in cluster.nodes))
@@ -244,22 +237,22 @@ def _check_workers(
     """A collective needs two workers, and NCCL a GPU for each.
 
     Raises:
-        UsageError: there are not as many.
+        UsageError: there are too few.
     """
     if sum(workers) < 2:  # noqa: PLR2004 - who is alone exchanges nothing
         raise UsageError(
-            "a collective needs two workers, and this is one node with one",
-            hint="a hostfile with two nodes, or --workers-per-node 2",
+            "a collective needs at least two workers; there is one",
+            hint="use a hostfile with two nodes, or --workers-per-node 2",
         )
     for node, nproc in zip(cluster.nodes, workers, strict=True):
         found = facts.get(node.name)
         gpus = len(node.gpus) if node.gpus is not None else len(found.visible_gpus) if found else 0
-        # A node without any is told by a check, with the reason that it gives.
+        # A check reports a node without GPUs, with the reason.
         if gpus and gpus < nproc and test.backend != "gloo":
             raise UsageError(
-                f"{nproc} workers were asked for, and it has {gpus} {'GPU' if gpus == 1 else 'GPUs'}",
+                f"{nproc} workers are requested, but it has {gpus} {'GPU' if gpus == 1 else 'GPUs'}",
                 node=node.name,
-                hint="fewer workers a node, or --backend gloo to measure without GPUs",
+                hint="use fewer workers per node, or --backend gloo to measure without GPUs",
             )
 
 
@@ -276,7 +269,7 @@ def _task(job: Job | Benchmark, options: LaunchOptions, nodes: int) -> _Task:
         return _Task(job, Engine(name="torchrun"), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
     if options.nccl_inspector and not options.profile:
-        raise UsageError("--nccl-inspector needs the instrumentation, and --no-profile leaves it out")
+        raise UsageError("--nccl-inspector needs the instrumentation, which --no-profile disables")
     if kind is not None:
         _refuse_compression(kind, job, engine, profile=options.profile)
     averaging = options.averaging
@@ -284,7 +277,7 @@ def _task(job: Job | Benchmark, options: LaunchOptions, nodes: int) -> _Task:
         sender = gradient_sender(job, engine)
         refuse_averaging(averaging, job, sender=sender, grad_compress=kind, profile=options.profile)
         if engine.accelerate.get("mixed_precision") == "fp16":
-            raise UsageError(f"{averaging.option}: a node whose fp16 gradients overflow would leave out a step alone")
+            raise UsageError(f"{averaging.option}: a node whose fp16 gradients overflow would skip a step alone")
     if options.code is not None:
         require_copied(job, options.code)
     # On one node there is nothing between nodes.
@@ -295,11 +288,10 @@ def _task(job: Job | Benchmark, options: LaunchOptions, nodes: int) -> _Task:
 def _averaging_notes(task: _Task, options: LaunchOptions) -> tuple[str, ...]:
     if options.averaging is None or task.averaging is not None:
         return ()
-    return (f"{options.averaging.option} does nothing on one node: its workers average gradients at every step",)
+    return (f"{options.averaging.option} has no effect on one node: its workers average gradients at every step",)
 
 
 def _is_known(node: Node, environment: JobEnvironment) -> bool:
-    """Whether the job's interpreter can be known before it starts; a prelude may be what puts it on PATH."""
     return environment.prelude is None or node.python is not None
 
 
@@ -330,26 +322,21 @@ def _plan_node(node: Node, place: Place, endpoint: Endpoint, task: _Task, found:
 
 
 def _hcas(node: Node, found: NodeFacts | None) -> tuple[str, ...]:
-    """The RDMA devices that the hostfile names.
-
-    Raises:
-        UsageError: the node's workers do not speak NCCL.
-    """
     accelerator = accelerator_named(found.accelerator if found else None)
     if node.hcas and accelerator.backend != "nccl":
         raise UsageError(
-            f"hca= is NCCL's, and the node's workers speak {accelerator.backend}",
+            f"hca= is for NCCL, but the node's workers use {accelerator.backend}",
             node=node.name,
-            hint="leave hca= out",
+            hint="remove hca=",
         )
     return node.hcas
 
 
 def _devices(node: Node, found: NodeFacts | None, count: int | None, env: dict[str, str]) -> tuple[str, ...] | None:
-    """The node's GPUs for `count` workers, all of them for None, and never one that its sessions do not show.
+    """The node's GPUs for `count` workers (all for None), among those that its sessions see.
 
-    By number, which every program takes: DeepSpeed from 0.18.9 on reads whole numbers alone (`_get_nvml_gpu_id` of its
-    CUDA accelerator). By UUID where numbers could mean other devices than the vendor's program numbers so.
+    By number, which every program accepts: DeepSpeed from 0.18.9 on reads only integers (`_get_nvml_gpu_id` of its
+    CUDA accelerator). By UUID if numbers could mean other devices than in nvidia-smi.
     """
     known = found.gpus if found else ()
     if node.gpus is not None:
@@ -369,7 +356,6 @@ def _devices(node: Node, found: NodeFacts | None, count: int | None, env: dict[s
 
 
 def _gpu_ids(visible: str | None, nproc: int, found: NodeFacts | None) -> tuple[int, ...] | None:
-    """Numbers of those that the workers will use, as the vendor's program counts."""
     if visible is None:
         return tuple(gpu.index for gpu in found.visible_gpus[:nproc]) or None if found else None
     if found is not None and found.gpus:
@@ -411,50 +397,52 @@ def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str]) -> t
 def _assumed(node: Node, found: NodeFacts | None, task: _Task) -> tuple[str, ...]:
     assumed = []
     if found is None:
-        assumed.append("home: ~ stands for the user's home directory on the node")
+        assumed.append("home: ~ is the user's home directory on the node")
         if node.workdir is None:
-            assumed.append("workdir: this directory where the node has it, else the home directory")
+            assumed.append("workdir: this directory if the node has it, otherwise the home directory")
     if found is None and task.nccl_inspector and _PLUGIN not in node.env:
-        assumed.append(f"{_PLUGIN}: the plugin by its name alone; a launch finds its path on the node")
+        assumed.append(f"{_PLUGIN}: only the plugin's name; a launch finds its path on the node")
     if not _is_known(node, task.environment):
-        assumed.append("python: python3 as the setup leaves PATH; its packages are not checked")
+        assumed.append("python: python3 on the PATH that the setup leaves; its packages are not checked")
     elif node.python is None and found is None:
-        assumed.append("python: the first python3 on PATH; python= in the hostfile settles it")
+        assumed.append("python: the first python3 on PATH; set python= in the hostfile to choose")
     if found is None and task.engine.name == "llamafactory":
-        assumed.append("versions: unknown, so RANK is set beside NODE_RANK for LLaMA-Factory before 0.9.1")
+        assumed.append("versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1")
     return tuple(assumed)
 
 
 _PLUGIN = "NCCL_PROFILER_PLUGIN"
 _PLUGIN_SINCE = (2, 28)
-# Often enough for the ring of 1024 operations a communicator that it has since 2.30.3, and to match records with the
-# measured steps.
+# Often enough for the ring of 1024 operations per communicator (since 2.30.3), and to match records with measured
+# steps.
 _WRITE_EVERY_US = 500_000
 
 
 def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) -> dict[str, str]:
-    """Variables that have NCCL load its Inspector plugin and write below the run's directory; the user's own win.
+    """Variables that make NCCL load its Inspector plugin and write to the run's directory; the user's own win.
 
     Raises:
-        UsageError: the node has no plugin, no NCCL, or one that knows of none.
+        UsageError: the node lacks the plugin, or its NCCL is missing or too old.
     """
     given = node.env.get(_PLUGIN)
     if found is not None:
         if place.accelerator.backend != "nccl" or not found.gpus:
-            raise UsageError("--nccl-inspector is NCCL's, and the node's workers do not speak NCCL", node=node.name)
+            raise UsageError("--nccl-inspector needs NCCL, which the node's workers do not use", node=node.name)
         version = tuple(map(int, re.findall(r"\d+", found.nccl_version or "")[:2]))
         if version and version < _PLUGIN_SINCE:
             raise UsageError(
-                f"NCCL {found.nccl_version} has no Inspector plugin, which came with 2.28",
+                f"NCCL {found.nccl_version} has no Inspector plugin; it needs 2.28 or newer",
                 node=node.name,
-                hint="a torch with NCCL 2.28 or newer; or leave --nccl-inspector out",
+                hint="install a torch with NCCL 2.28 or newer, or remove --nccl-inspector",
             )
         if given is None and found.nccl_inspector is None:
             raise UsageError(
-                "NCCL's Inspector plugin is not there (libnccl-profiler-inspector.so)",
+                "NCCL's Inspector plugin (libnccl-profiler-inspector.so) was not found",
                 node=node.name,
-                hint="build it from plugins/profiler/inspector of NCCL 2.30.3 or newer, whichever NCCL runs; then in "
-                f"the hostfile: env.{_PLUGIN}=PATH",
+                hint=(
+                    "build it from plugins/profiler/inspector of NCCL 2.30.3 or newer (it works with older NCCL), "
+                    f"then set in the hostfile: env.{_PLUGIN}=PATH"
+                ),
             )
     return {
         _PLUGIN: given or (found.nccl_inspector if found and found.nccl_inspector else "libnccl-profiler-inspector.so"),
@@ -469,47 +457,48 @@ _POWER_SGD = re.compile(r"powersgd(?::([1-9]\d{0,2})(?::\d{1,6})?)?", re.ASCII)
 _USUAL_RANK = 4
 # Read by the instrumentation.
 _VARIABLE = "MULTINODE_GRAD_COMPRESS"
-# What accelerate's configuration calls the ways in which not DDP sends the gradients.
+# accelerate's names for setups in which DDP does not send the gradients.
 _NOT_DDP = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
 
 
 def power_sgd_rank(kind: str) -> int | None:
-    """The rank of `powersgd[:RANK[:START]]`; None of another compression."""
+    """The rank in `powersgd[:RANK[:START]]`; None for other compressions."""
     found = _POWER_SGD.fullmatch(kind)
     return None if found is None else int(found[1] or _USUAL_RANK)
 
 
 def _compression_environment(kind: str | None) -> dict[str, str]:
-    """Variables that tell a node's workers; none where nothing is to be compressed."""
     return {} if kind is None else {_VARIABLE: kind}
 
 
 def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -> None:
-    """Refuse what is known beforehand not to work; what shows in the workers alone, their notes say.
+    """Reject what is known not to work; the workers' notes report the rest.
 
     Raises:
-        UsageError: there is no such compression, or not DDP sends the gradients, or nobody could ask it to.
+        UsageError: unknown compression, DDP does not send the gradients, or the workers are not instrumented.
     """
     option = f"--grad-compress {kind}"
     if kind not in _KINDS and power_sgd_rank(kind) is None:
         known = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
-        raise UsageError(f"{option}: there is no such compression", hint=known)
+        raise UsageError(f"{option}: unknown compression", hint=known)
     if not profile:
         raise UsageError(
-            f"{option} needs the instrumentation, which --no-profile leaves out",
-            hint="leave --no-profile out: what it records also shows whether gradients were compressed",
+            f"{option} needs the instrumentation, which --no-profile disables",
+            hint="remove --no-profile; the records also show whether gradients were compressed",
         )
     sender = gradient_sender(job, engine)
     if sender is not None:
         raise UsageError(
-            f"{option}: it works on DDP's gradients, and {sender} sends those of this job",
-            hint="DeepSpeed has communication_data_type in its JSON, FSDP the reduce dtype of its mixed precision; or "
-            "train under DDP: --set deepspeed=null, --set fsdp=null",
+            f"{option} works with DDP only; this job uses {sender}",
+            hint=(
+                "use communication_data_type in the DeepSpeed JSON or the reduce dtype of FSDP's mixed precision; or "
+                "train with DDP: --set deepspeed=null, --set fsdp=null"
+            ),
         )
 
 
 def gradient_sender(job: Job, engine: Engine) -> str | None:
-    """What sends the gradients in DDP's place, by the job's own files; None where these name nothing else."""
+    """What sends the gradients instead of DDP, by the job's own files; None if they name nothing."""
     if isinstance(job, LlamaFactoryJob):
         if job.config.get("deepspeed"):
             return "DeepSpeed"

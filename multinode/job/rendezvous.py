@@ -1,4 +1,4 @@
-"""The port of the rendezvous: the one that was asked for, or one of the run's own, so that two runs do not meet."""
+"""Port of the rendezvous: the one that was asked for, or one derived from the run id, so that runs do not collide."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import zlib
 
 from multinode.cluster.facts import NodeFacts
 
-# Below the ephemeral ports of Linux (32768 to 60999), of which any connection may take one.
+# Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
 RENDEZVOUS_PORTS = range(20000, 30000)
 _CANDIDATES = 16
 
 
 def candidate_ports(run_id: str, asked: int | None) -> tuple[int, ...]:
-    """The ports that a run may take, the first one that is free: the one asked for, else those that its id gives."""
+    """Ports to try, in order: the one asked for, or those derived from the run id."""
     if asked is not None:
         return (asked,)
     first = zlib.crc32(run_id.encode())
@@ -20,7 +20,7 @@ def candidate_ports(run_id: str, asked: int | None) -> tuple[int, ...]:
 
 
 def choose_master_port(run_id: str, asked: int | None, found: NodeFacts | None) -> int:
-    """The first of them that is free on node 0, as far as its facts are known; the first where none is."""
+    """The first candidate that is free on node 0 by its facts; the first if none is."""
     ports = candidate_ports(run_id, asked)
     taken = found.port_users if found is not None else {}
     return next((port for port in ports if str(port) not in taken), ports[0])

@@ -1,4 +1,4 @@
-"""StepCall and Work: the collective calls of an optimizer step, by strategy or as the engine cuts them. Pure."""
+"""StepCall and Work: the collective calls of an optimizer step. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, step_exchanges
 
 SMALL_BYTES = 1 << 10
-"""Below it a call carries a loss, a count or a flag, and takes a round trip, whatever the bandwidth."""
+"""Smaller calls carry a loss, a count or a flag, and take one round trip at any bandwidth."""
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 _GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD})
 
@@ -23,10 +23,10 @@ class StepCall(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         collective: one of core.collective_test's COLLECTIVES.
         size_bytes: S as nccl-tests counts it.
-        times: calls in an optimizer step, or in each micro-batch of it.
-        per_micro_batch: which of the two: whether they grow with gradient accumulation.
-        hideable: whether computation runs meanwhile; not so for what follows the optimizer.
-        reach: whom they join.
+        times: calls per optimizer step, or per micro-batch.
+        per_micro_batch: whether they are made in every micro-batch.
+        hideable: whether computation runs meanwhile; not the case after the optimizer step.
+        reach: the workers that take part.
     """
 
     collective: str
@@ -38,13 +38,13 @@ class StepCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained.
+    """The work of a training.
 
     Attributes:
-        strategy: as the calibrating runs share the model out.
+        strategy: of the calibration runs.
         load: what it moves; its accumulation does not matter.
-        bucket_bytes: the most that a reduction carries at once; None is no limit.
-        calls: of a step by strategy, where they are known as the engine cuts them; of others they follow from `load`.
+        bucket_bytes: largest size of a reduction; None is unlimited.
+        calls: of a step, by strategy, if known as the engine makes them; otherwise derived from `load`.
     """
 
     strategy: Strategy
@@ -53,32 +53,32 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     calls: dict[Strategy, tuple[StepCall, ...]] = {}
 
     def calls_of(self, strategy: Strategy, layout: Layout) -> tuple[StepCall, ...]:
-        """The calls of a step, as they are known best.
+        """The calls of a step, from the most precise source.
 
         Raises:
-            ValueError: the strategy gathers all parameters, and how many there are is not known.
+            ValueError: the strategy gathers all parameters, and their number is unknown.
         """
         known = self.calls.get(strategy)
         return known or calls_of_strategy(strategy, self.load, layout, bucket_bytes=self.bucket_bytes)
 
     def is_cut(self, strategy: Strategy) -> bool:
-        """Whether its calls are single ones; else one stands for all buckets, and tells nothing of the last."""
+        """Whether single calls are known; otherwise one call stands for all buckets, and the last is unknown."""
         return self.bucket_bytes is not None or bool(self.calls.get(strategy))
 
 
 def calls_of_strategy(
     strategy: Strategy, load: TrafficInputs, layout: Layout, *, bucket_bytes: float | None = None
 ) -> tuple[StepCall, ...]:
-    """The calls of a step as `traffic` has them, whatever the load's accumulation.
+    """The calls of a step by the rules in `traffic`, whatever the load's accumulation.
 
     Args:
-        strategy: how the model is shared out.
+        strategy: how the model is sharded.
         load: what it moves.
         layout: the workers.
-        bucket_bytes: the most that a reduction carries at once; None sends each in one call.
+        bucket_bytes: largest size of a reduction; None sends each in one call.
 
     Raises:
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
+        ValueError: the strategy gathers all parameters, and their number is unknown.
     """
     once, twice = (
         step_exchanges(strategy, msgspec.structs.replace(load, accumulation=accumulation), layout)
@@ -102,11 +102,11 @@ def calls_of_strategy(
 
 
 def calls_of_messages(once: StepMessages, twice: StepMessages) -> tuple[StepCall, ...]:
-    """The calls of a step as the engine cuts them.
+    """The calls of a step as the engine makes them.
 
     Args:
         once: of the job without gradient accumulation.
-        twice: of the same job with two micro-batches per step: what has become more, every micro-batch sends.
+        twice: of the same job with two micro-batches per step: the additional calls belong to every micro-batch.
     """
     first, second = (_counts(messages) for messages in (once, twice))
     calls = []
@@ -119,7 +119,7 @@ def calls_of_messages(once: StepMessages, twice: StepMessages) -> tuple[StepCall
 
 
 def with_gradients(calls: Iterable[StepCall], factor: float) -> tuple[StepCall, ...]:
-    """The same calls with gradients of other bytes: 0.5 is a hook that sends fp32 as half; parameters stay as wide."""
+    """The same calls with gradients scaled by a factor: 0.5 for fp32 sent as half. Parameters keep their size."""
     return tuple(
         msgspec.structs.replace(call, size_bytes=call.size_bytes * factor) if call.collective in _REDUCTIONS else call
         for call in calls
@@ -127,7 +127,7 @@ def with_gradients(calls: Iterable[StepCall], factor: float) -> tuple[StepCall, 
 
 
 def passing_bytes(calls: Sequence[StepCall], accumulation: int, layout: Layout) -> float:
-    """Bytes that a worker sends in a step, and receives as many: times x S x busbw's factor for those whom it joins."""
+    """Bytes that a worker sends (and receives) per step: times x S x busbw factor of the workers that take part."""
     ranks = {
         GroupScope.WORLD: layout.workers,
         GroupScope.NODE: layout.workers_per_node,
@@ -144,17 +144,19 @@ def passing_bytes(calls: Sequence[StepCall], accumulation: int, layout: Layout) 
 
 
 def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = False) -> float:
-    """The fraction of a micro-batch's compute beside which its collectives may run, where the engine overlaps at all.
+    """Fraction of a micro-batch's compute time during which its collectives may run, if the engine overlaps them.
 
-    Gradients are reduced during the backward pass. ZeRO-3 and FSDP gather parameters in the forward pass too, so all of
-    the compute may hide them. In times of the forward pass, the backward pass computes the gradients of the inputs (1)
-    and of the weights (1, which the frozen weights of LoRA have none of; Hu et al., arXiv 2106.09685), and with
-    activation checkpointing the forward pass again (1; Narayanan et al., arXiv 2104.04473, section 5.1).
+    Gradients are reduced during the backward pass. ZeRO-3 and FSDP also gather parameters in the forward pass, so
+    all
+    of the compute can hide them. In units of the forward pass, the backward pass computes gradients of inputs (1)
+    and
+    of weights (1; none for frozen weights under LoRA, Hu et al., arXiv 2106.09685), and activation checkpointing
+    repeats the forward pass (1; Narayanan et al., arXiv 2104.04473, section 5.1).
 
     Args:
-        strategy: how the model is shared out.
+        strategy: how the model is sharded.
         lora: whether an adapter is trained instead of the whole model.
-        recompute: whether activations are computed again.
+        recompute: whether activations are recomputed.
     """
     if strategy in _GATHERS_BEFORE_USE:
         return 1.0
@@ -163,7 +165,6 @@ def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = 
 
 
 def _counts(messages: StepMessages) -> dict[StepCall, float]:
-    """How many there are of each, which does not count them."""
     counts: dict[StepCall, float] = {}
     for one in messages.messages:
         call = StepCall(collective=one.collective, size_bytes=one.size_bytes, hideable=one.hideable)

@@ -1,9 +1,8 @@
-"""StepMessages: the collectives of one optimizer step with the sizes that go out as single calls.
+"""StepMessages: the collectives of one optimizer step, with the sizes of the single calls.
 
-`traffic` says what a strategy moves in all; here it is cut as torch's DDP and DeepSpeed cut it: rules read in their
-sources and compared with recorded runs, of the tensors that a training has gradients of, their order, and the buckets
-that they are sent in. What a call takes is measured elsewhere; whether it hides behind the computation is not decided
-here.
+`traffic` gives the total of a strategy; here it is split into calls as torch's DDP and DeepSpeed make them. The rules
+come from their sources and were compared with recorded runs: which tensors have gradients, in which order, and in
+which buckets they are sent. How long a call takes is measured elsewhere; overlap with computation is not decided here.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, step_exchanges
 
 _MIB = 1 << 20
-# torch's DDP: the first bucket is smaller than the others, unless somebody sets their cap.
+# DDP's first bucket is smaller unless the user sets the cap.
 _FIRST_CAP_BYTES = _MIB
 _CAP_MIB = 25
-# DeepSpeed pads a group of parameters to a multiple of so many elements for each worker.
+# DeepSpeed pads a parameter group to a multiple of this many elements per worker.
 _ALIGNMENT = 2
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
-# Sizes that differ by less take the same time, as far as a measurement tells.
+# Smaller differences in size do not show in a measurement.
 _ALIKE = 0.05
-# Above this a collective's bandwidth no longer changes, and the buffers of a test crowd the memory of a node.
+# Above this the bandwidth no longer changes, and the buffers of a test take too much memory.
 _LARGEST_BYTES = 1 << 30
 
 NoteKind = Literal[
@@ -42,10 +41,10 @@ NoteKind = Literal[
 
 
 class Gradient(msgspec.Struct, frozen=True):
-    """One tensor's gradient.
+    """The gradient of one tensor.
 
     Attributes:
-        matrix: whether it is of a weight; those of biases and normalisations lie in an optimizer group of their own.
+        matrix: whether it belongs to a weight; biases and normalizations have an optimizer group of their own.
     """
 
     elements: int
@@ -58,9 +57,9 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         collective: one of core.collective_test's COLLECTIVES.
         size_bytes: S as nccl-tests counts it.
-        times: how many of them a step makes.
+        times: calls per step.
         what: what they carry, in a few words.
-        hideable: whether computation runs meanwhile; not so for what follows the optimizer.
+        hideable: whether computation runs meanwhile; not the case after the optimizer step.
     """
 
     collective: str
@@ -71,13 +70,13 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepNote(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the truth is known to differ from the messages; the words are `network.screen`'.
+    """A known difference between the messages and the real training; worded in `network.screen`.
 
     Attributes:
         kind: `reduced_to_owners`: measured as a broadcast; `cut_at_owners`: gradients above the cap; `filled`: what
             ZeRO-3 gathers together; `stay_whole`: parameters that it keeps; `wraps_layers`: FSDP's units;
-            `inside_left_out`: what stays inside a node; `small_left_out`: calls of a few bytes.
-        cap: of `cut_at_owners`, reduce_bucket_size in elements.
+            `inside_left_out`: traffic inside a node; `small_left_out`: calls of a few bytes.
+        cap: for `cut_at_owners`, reduce_bucket_size in elements.
     """
 
     kind: NoteKind
@@ -88,8 +87,8 @@ class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What one optimizer step sends between the nodes.
 
     Attributes:
-        messages: its calls, in the order in which their kinds first go out.
-        notes: where the truth is known to differ from them.
+        messages: its calls, ordered by when their kind first appears.
+        notes: known differences from the real training.
     """
 
     training: str
@@ -98,7 +97,7 @@ class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Calls(NamedTuple):
-    """Calls of one collective: what they carry, as elements of so many bytes, each call made `times` times a step."""
+    """Calls of one collective; each is made `times` times per step."""
 
     collective: str
     what: str
@@ -114,21 +113,21 @@ _Sent = tuple[list[_Calls], tuple[StepNote, ...]]
 def step_messages(
     job: Job, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> StepMessages:
-    """The calls of one optimizer step of a job, which do not depend on the backend.
+    """The calls of one optimizer step of a job; they do not depend on the backend.
 
     Args:
         job: the job.
-        model: the model's config.json; None where nobody could read it.
+        model: the model's config.json; None if it could not be read.
         layout: the workers.
-        transformers: its version on the nodes, as `read_training` takes it.
+        transformers: its version on the nodes, as for `read_training`.
 
     Raises:
-        JobError: what the job sends is not known.
+        JobError: the traffic of the job is unknown.
     """
     if not isinstance(job, LlamaFactoryJob):
         raise JobError(
-            "the messages of a script are not known before it runs",
-            hint="name a LLaMA-Factory YAML: multinode nccl-test --like sft.yaml",
+            "the messages of a script are unknown before it runs",
+            hint="use a LLaMA-Factory YAML: multinode nccl-test --like sft.yaml",
         )
     training = read_training(job, model, transformers)
     if training.strategy is Strategy.DDP:
@@ -146,16 +145,16 @@ def step_messages(
 def messages_to_test(
     step: StepMessages, *, most: int, largest_bytes: int = _LARGEST_BYTES, multiple: int = 1
 ) -> tuple[Message, ...]:
-    """The messages to measure for a step: each collective's sizes, ascending, those that are alike as one.
+    """The messages to measure for a step: the sizes of each collective, ascending, similar ones merged.
 
-    Of alike sizes the commonest is taken. Where there are too many, the one of each collective that carries most bytes
-    in all is kept, then of the others those that carry most.
+    The most frequent of similar sizes is kept. If there are too many, the message with the most bytes of each
+    collective is kept, then the others with the most bytes.
 
     Args:
         step: what a step sends.
-        most: how many messages there may be.
-        largest_bytes: messages above it are measured at this size.
-        multiple: of bytes, that each size is rounded up to: element size times workers makes every collective even.
+        most: maximum number of messages.
+        largest_bytes: larger messages are measured at this size.
+        multiple: in bytes; sizes are rounded up to it. Element size times workers makes every collective even.
     """
     times: dict[str, Counter[int]] = {}
     for one in step.messages:
@@ -167,7 +166,7 @@ def messages_to_test(
         for size, count in _merged(counts).items()
     }
     heaviest = sorted(totals, key=lambda message: totals[message], reverse=True)
-    # The heaviest of each collective before the second of any: without one, its time could not even be guessed.
+    # The largest of each collective before the second of any: without one its time could not be estimated.
     firsts = list({message.collective: message for message in reversed(heaviest)}.values())
     kept = sorted(heaviest, key=lambda message: message not in firsts)[:most]
     order = list(times)
@@ -175,14 +174,14 @@ def messages_to_test(
 
 
 def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | None]) -> float | None:
-    """Communication of one step without overlap with compute, in us: the sum of what its calls take alone.
+    """Communication time of one step without overlap, in us: the sum of the times of its calls.
 
     Args:
         step: what a step sends.
-        time_of: what a collective of so many bytes takes, in us; None if unknown.
+        time_of: time of a collective of this many bytes, in us; None if unknown.
 
     Returns:
-        None where the time of a message is not known.
+        None if the time of a message is unknown.
     """
     total_us = 0.0
     for one in step.messages:
@@ -194,7 +193,6 @@ def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | N
 
 
 def _counted(calls: Iterable[_Calls]) -> tuple[StepMessage, ...]:
-    """Calls of one kind and size together."""
     counts: Counter[tuple[str, int, str, bool]] = Counter()
     for one in calls:
         for elements in one.elements:
@@ -207,10 +205,10 @@ def _counted(calls: Iterable[_Calls]) -> tuple[StepMessage, ...]:
 
 
 def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
-    """Torch's DDP: all-reduces its buckets once a step, after the last micro-batch.
+    """Torch's DDP: all-reduces its buckets once per step, after the last micro-batch.
 
-    It rebuilds them after the first iteration in the order in which gradients arrive. Where it looks for unused
-    parameters it never does: then they are those of its first guess, the modules' order cut from the front.
+    It rebuilds them after the first iteration in the order in which gradients arrive. If it looks for unused
+    parameters, it keeps its first buckets: the modules' order, filled from the front.
     """
     config, width = job.config, training.load.gradient_bytes
     cap_mib = config.get("ddp_bucket_cap_mb") or _CAP_MIB
@@ -221,7 +219,7 @@ def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
     caps = [cap_mib * _MIB] if cap_mib != _CAP_MIB else [_FIRST_CAP_BYTES, _CAP_MIB * _MIB]
     finds_unused = config.get("ddp_find_unused_parameters")
     if not isinstance(finds_unused, bool):
-        # As transformers decides it: not with gradient checkpointing; LLaMA-Factory turns it off for LoRA.
+        # As transformers decides: not with gradient checkpointing. LLaMA-Factory turns it off for LoRA.
         finds_unused = not training.lora and config.get("disable_gradient_checkpointing") is True
     rebuilt = not finds_unused or config.get("ddp_static_graph") is True
     order = (arriving if rebuilt else registered)(training.shape, training.adapter)
@@ -237,15 +235,16 @@ def _zero_0(training: Training) -> _Sent:
 
 
 def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
-    """DeepSpeed all-reduces buckets of gradients, and gathers each group of updated parameters in one call.
+    """DeepSpeed all-reduces buckets of gradients and gathers each group of updated parameters in one call.
 
-    Stage 2 does so in every micro-batch, as gradients arrive; stage 1 once, a group after the other, unless
-    overlap_comm has it act as they arrive too. `allgather_bucket_size` has no effect where the backend gathers into one
-    tensor, which gloo and NCCL do.
+    Stage 2 does so in every micro-batch, as gradients arrive. Stage 1 does so once, group by group, unless
+    overlap_comm makes it act on arrival, too. `allgather_bucket_size` has no effect with backends that gather into
+    one
+    tensor, such as gloo and NCCL.
     """
     load, stage_1 = training.load, training.strategy is Strategy.ZERO1
     every = registered(training.shape, training.adapter)
-    # The optimizer's: with weight decay, and without (transformers leaves biases and normalisations out of it).
+    # The optimizer's groups: with weight decay and without (biases and normalizations, in transformers).
     groups = [_elements(one for one in every if one.matrix is matrix) for matrix in (True, False)]
     order = _elements(arriving(training.shape, training.adapter))
     if stage_1 and not settings.overlap_comm:
@@ -262,9 +261,9 @@ def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout)
 
 
 def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
-    """DeepSpeed gathers parameters before their use, reduce-scatters gradients, and keeps small parameters whole."""
+    """DeepSpeed gathers parameters before use, reduce-scatters gradients, and keeps small parameters whole."""
     load, shape, n = training.load, training.shape, layout.workers
-    # What transformers puts for `auto`.
+    # transformers' values for `auto`.
     small = _known(settings.persistent_elements, 10 * shape.hidden)
     prefetch = _known(settings.prefetch_elements, 9 * shape.hidden**2 // 10)
     parameters = _elements((*registered(shape, None), *(registered(shape, training.adapter) if training.lora else ())))
@@ -288,7 +287,7 @@ def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _S
 
 
 def _fsdp(training: Training, layout: Layout) -> _Sent:
-    """FSDP: each layer is a unit, and what is outside of the layers another."""
+    """Each layer is a unit; everything outside the layers is another."""
     hybrid = training.strategy is Strategy.HYBRID_SHARD
     load, layers = training.load, training.shape.layers
     ranks = layout.workers_per_node if hybrid else layout.workers
@@ -305,7 +304,7 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
     whole = training.strategy is Strategy.SHARD_GRAD_OP
     times = 1 if whole else 3 if training.around else 2
     gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * times]
-    # Of micro-batches: under no_sync, version 1 keeps what stays whole.
+    # Micro-batches: under no_sync, version 1 keeps the parameters that stay whole.
     micro_batches = round(sharded[0].times) if whole else load.accumulation
     return [
         _Calls("all_gather", "parameters of a layer", gathered, load.parameter_bytes, micro_batches),
@@ -314,7 +313,6 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
 
 
 def _unit(shape: ModelShape, adapter: Adapter | None) -> tuple[int, int]:
-    """Elements outside of the layers and in one of them."""
     first, last = _outer_gradients(shape, adapter)
     return sum(_elements((*first, *last))), sum(_elements(_layer_gradients(shape, adapter)))
 
@@ -336,7 +334,6 @@ def _padded(elements: int, multiple: int) -> int:
 
 
 def _merged(counts: Counter[int]) -> Counter[int]:
-    """Counts by size, those of alike sizes at the commonest of them; of equally common ones, at the largest."""
     merged: Counter[int] = Counter()
     for size, count in sorted(counts.items(), key=lambda each: (each[1], each[0]), reverse=True):
         merged[_alike(size, merged)] += count
@@ -348,15 +345,15 @@ def _alike(size: int, others: Iterable[int]) -> int:
 
 
 def registered(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    """All gradients in the order in which the modules name their parameters."""
+    """All gradients in the order in which the modules register their parameters."""
     first, last = _outer_gradients(shape, adapter)
     return (*first, *(_layer_gradients(shape, adapter) * shape.layers), *last)
 
 
 def arriving(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    """All gradients in the order in which the backward pass has them: the use of the forward pass turned round.
+    """All gradients in the order of the backward pass: the forward pass reversed.
 
-    A tied embedding, which the output layer uses too, is ready when its first use is reached, so it comes last.
+    A tied embedding, which the output layer also uses, is complete at its first use, so it comes last.
     """
     first, last = _outer_gradients(shape, adapter)
     used = (*first, *(_used_in_layer(shape, adapter) * shape.layers), *last)
@@ -364,30 +361,28 @@ def arriving(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]
 
 
 def _layer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    """Those of one layer, as they are named: the projections, then the normalisations."""
     names = _trained(shape.linears, adapter)
     linears = [one for name in names for one in _linear_gradients(shape, name, adapter)]
     return (*linears, *_norms(shape, adapter))
 
 
 def _outer_gradients(shape: ModelShape, adapter: Adapter | None) -> tuple[tuple[Gradient, ...], tuple[Gradient, ...]]:
-    """Those before the layers (the embedding) and those after them (the last normalisation, the output layer)."""
     table = shape.vocabulary * shape.hidden
     if adapter is None:
         head = () if shape.tied else (Gradient(table),)
         return (Gradient(table),), (Gradient(shape.hidden, matrix=False), *head)
     ends = (Gradient(adapter.rank * shape.vocabulary), Gradient(adapter.rank * shape.hidden))
     before = ends if _EMBEDDING in adapter.targets else ()
-    # An adapter multiplies by A first, which has the inputs' width.
+    # An adapter applies A first, which has the width of the inputs.
     return before, ends[::-1] if _HEAD in adapter.targets else ()
 
 
 def fill_past(elements: Iterable[int], caps: Sequence[int]) -> tuple[int, ...]:
-    """Buckets of torch's DDP: tensors go in until a bucket has reached its cap, so the last one may carry it past.
+    """Buckets of torch's DDP: tensors are added until a bucket reaches its cap, so the last one may exceed it.
 
     Args:
         elements: of the tensors, in order.
-        caps: of the first bucket, the second, ...; the last one counts for all that follow.
+        caps: of the first bucket, the second, ...; the last one applies to all that follow.
     """
     buckets = [0]
     for one in elements:
@@ -398,7 +393,7 @@ def fill_past(elements: Iterable[int], caps: Sequence[int]) -> tuple[int, ...]:
 
 
 def fill_up_to(elements: Iterable[int], cap: int) -> tuple[int, ...]:
-    """Buckets of DeepSpeed: one is sent before a tensor that would not fit; a tensor above the cap goes alone."""
+    """Buckets of DeepSpeed: sent before a tensor that would not fit; a tensor above the cap is sent alone."""
     buckets = [0]
     for one in elements:
         if buckets[-1] and buckets[-1] + one > cap:
@@ -434,10 +429,9 @@ def _linear_gradients(shape: ModelShape, name: str, adapter: Adapter | None) -> 
 
 
 def _norms(shape: ModelShape, adapter: Adapter | None) -> tuple[Gradient, ...]:
-    """Of queries and keys, where a model has them, before the two of the layer."""
     if adapter is not None:
         return ()
-    # What two of the residual stream's width leave is that of queries and keys, half each.
+    # Two of the residual stream's width: the rest is queries and keys, half each.
     head = (shape.norms_a_layer - 2 * shape.hidden) // 2
     sizes = [*([head, head] if head else []), shape.hidden, shape.hidden]
     return tuple(Gradient(size, matrix=False) for size in sizes)

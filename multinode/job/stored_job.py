@@ -1,4 +1,4 @@
-"""Reading a job's files: the YAML, and the DeepSpeed JSON that it names; which of its paths are here."""
+"""Reading a job's files: the YAML and its DeepSpeed JSON; which of its paths exist here."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DEEPSPEED_OPTIONS = frozenset({"--deepspeed", "--deepspeed_config"})
 def load_job(
     path: Path, overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
 ) -> LlamaFactoryJob:
-    """A LLaMA-Factory job, with the DeepSpeed JSON that travels with it, edited; the user's file stays as it is.
+    """A LLaMA-Factory job, with the edited DeepSpeed JSON that travels with it; the user's file is unchanged.
 
     Raises:
         UsageError: a file cannot be read.
-        JobError: a file is wrong, or there is no JSON to edit.
+        JobError: a file is invalid, or there is no JSON to edit.
     """
-    text = read_text(path, "the job", "a LLaMA-Factory YAML; a script of your own goes after --")
+    text = read_text(path, "the job", "give a LLaMA-Factory YAML; your own script goes after --")
     job = parse_llamafactory(text, str(path), overrides)
     local = tuple(named for named in named_paths(job) if _exists(Path(named)))
     return _with_deepspeed(msgspec.structs.replace(job, local_paths=local), path, deepspeed_edits)
@@ -60,20 +60,20 @@ def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit
 def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
     if written_out:
         return JobError(
-            f"--deepspeed-set edits a DeepSpeed JSON, and {path} has its settings of DeepSpeed written out",
-            hint="put them into a JSON file, and name that: `deepspeed: FILE`",
+            f"--deepspeed-set edits a DeepSpeed JSON, but {path} has its DeepSpeed settings inline",
+            hint="put them into a JSON file, and name it: `deepspeed: FILE`",
         )
     return JobError(
-        f"--deepspeed-set edits a DeepSpeed JSON, and {path} names none",
-        hint="--set deepspeed=FILE names one for this run",
+        f"--deepspeed-set edits a DeepSpeed JSON, but {path} names none",
+        hint="name one for this run: --set deepspeed=FILE",
     )
 
 
 def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
-    """The JSON that `deepspeed:` names: from the working directory, as LLaMA-Factory does, else beside the YAML."""
+    """The JSON named by `deepspeed:`, relative to the working directory, as in LLaMA-Factory, or to the YAML."""
     candidates = [Path(named), path.parent / named]
     found = next((candidate for candidate in candidates if _exists(candidate)), candidates[0])
-    hint = f"`deepspeed:` in {path} names it; it is looked for here, then beside that file"
+    hint = f"`deepspeed:` in {path} names it; multinode looks for it here, then next to {path}"
     text = read_text(found, "the DeepSpeed configuration", hint)
     try:
         decode_json(text, dict)
@@ -85,7 +85,7 @@ def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
 
 
 def absent_files(paths: Iterable[str]) -> dict[str, str | None]:
-    """Those of a job's paths that are not on this machine, each with the name beside it that is nearest, if any."""
+    """Those of a job's paths that do not exist on this machine, each with the most similar name there, if any."""
     return {path: _nearest(Path(path)) for path in paths if not _exists(Path(path).expanduser())}
 
 
@@ -99,7 +99,6 @@ def _nearest(path: Path) -> str | None:
 
 
 def _exists(path: Path) -> bool:
-    """Whether a path that a stranger wrote is there; a text that cannot be a path is not."""
     try:
         return path.exists()
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Synthetic data for a LLaMA-Factory training: every sample has exactly `cutoff_len` tokens, and no data set is read.
+"""Synthetic data for a LLaMA-Factory training: every sample has exactly `cutoff_len` tokens; no dataset is read.
 
-Pre-training (`stage: pt`) cuts the tokens of a batch of lines into blocks of cutoff_len; the lines are few, travel with
-the plan, and dataset_info.json repeats them. Owns what is asked of LLaMA-Factory for that (0.9.x).
+Pre-training (`stage: pt`) cuts the tokens of a batch of lines into blocks of cutoff_len. A few lines travel with the
+plan, and dataset_info.json repeats them. Written for LLaMA-Factory 0.9.x.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from multinode.job.job import Job, LlamaFactoryJob, Synthetic, benchmark_job, ov
 from multinode.records.plan import PlanFile
 
 DATASET = "synthetic"
-"""What the data set is called."""
+"""Name of the dataset."""
 
 _FOLDER = "synthetic"
 _TEXT = "text.txt"
 _STAGES = ("sft", "pt")
-# What says which data are trained on, and how they are put into samples.
+# Keys that select the data and how samples are made.
 _DATA = (
     "dataset",
     "dataset_dir",
@@ -32,13 +32,13 @@ _DATA = (
     "media_dir",
     "mix_strategy",
     "neat_packing",
-    # LLaMA-Factory takes a token off the length where a YAML says `packing`; where it is silent, stage pt packs anyway.
+    # With `packing` in the YAML, LLaMA-Factory shortens the length by a token; without it, stage pt packs anyway.
     "packing",
     "streaming",
     "tokenized_path",
     "val_size",
 )
-# What other stages alone have, or would split or wait for the few lines otherwise than they are meant.
+# Keys of other stages, or keys that would split the few lines or wait for them differently.
 _BESIDES = (
     "compute_accuracy",
     "data_shared_file_system",
@@ -46,19 +46,19 @@ _BESIDES = (
     "preprocessing_num_workers",
     "train_on_prompt",
 )
-# What stage sft alone has and what changes its computation.
+# Keys of stage sft that change its computation.
 _SFT_ONLY = ("use_asft_loss", "use_dft_loss", "use_eaft_loss", "use_hyper_parallel")
-# LLaMA-Factory's and the Trainer's own, where a YAML is silent.
+# Defaults of LLaMA-Factory and the Trainer.
 _CUTOFF, _BATCH, _ACCUMULATION = 2048, 8, 1
 
-# A word is one token at the least, unless a tokenizer merges words; the margin is for those. Of a row's words more than
-# 1.6 tokens each would make two samples, which does no harm.
+# A word is at least one token unless the tokenizer merges words; the margin is for those. More than 1.6 tokens per word
+# make two samples of a row, which does no harm.
 _WORDS_A_TOKEN = 1.25
 _LONGEST_LINE = 512
 _LINES = 16
-# So much is prepared in seconds; a training that needs more goes through it several times.
+# Prepared in seconds; a longer training goes through the data several times.
 _MOST_TOKENS, _MOST_ROWS = 1 << 22, 1 << 13
-# Common enough to be one token each in nearly every vocabulary.
+# Common words: one token each in nearly every vocabulary.
 _VOCABULARY = (
     "the of and to in that is was for on are with as be at one have this from by not but some what there we can out "
     "other were all your when up use word how said an each she which do their time if will way about many then them "
@@ -67,32 +67,32 @@ _VOCABULARY = (
     "made live where after back little only round man year came show every good me give our under name very through "
     "just form much great think say help low line before turn cause same mean differ move right boy old too does tell"
 )
-# The constants of a full-period generator (Numerical Recipes); the data are the same on every node and in every run.
+# A full-period generator (Numerical Recipes); the data are the same on every node and in every run.
 _MULTIPLIER, _INCREMENT, _MODULUS = 1664525, 1013904223, 1 << 32
 
 
 def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
-    """The same training on synthetic data, for its figures alone: nothing is evaluated and no output is touched.
+    """The same training on synthetic data: no evaluation, and no output is touched.
 
-    Apply it last: what is set afterwards is not looked at again.
+    Apply it last: later changes are not checked again.
 
     Args:
-        job: a supervised fine-tuning or a pre-training.
-        rows: samples of the data set, at the least; None makes as many as `max_steps` takes on the plan's workers.
+        job: supervised fine-tuning or pre-training.
+        rows: minimum number of samples; None makes as many as `max_steps` needs for the plan's workers.
 
     Raises:
-        UsageError: a script, which reads what it reads.
-        JobError: another stage, a cutoff_len that is no length, data that `--set` names, no `max_steps` to count by.
+        UsageError: the job is a script, which reads its own data.
+        JobError: another stage, an invalid cutoff_len, data named by `--set`, or no `max_steps`.
     """
     if not isinstance(job, LlamaFactoryJob):
         raise UsageError(
-            "--synthetic makes up data for a LLaMA-Factory YAML, and this is a script",
+            "--synthetic generates data for a LLaMA-Factory YAML; this is a script",
             hint="give the script its own arguments",
         )
     _refuse(job)
     if rows is None and _count(job, "max_steps", 0) == 0:
         raise JobError(
-            f"{job.config_path}: synthetic data have no epochs to be counted by, and it sets no max_steps",
+            f"{job.config_path}: synthetic data have no epochs, and max_steps is not set",
             hint="--set max_steps=50",
         )
     kept = {key: value for key, value in job.config.items() if key not in {*_DATA, *_BESIDES}}
@@ -105,7 +105,7 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
 
 
 def synthetic_files(job: LlamaFactoryJob, workers: int) -> tuple[PlanFile, ...]:
-    """The lines and their dataset_info.json; none where the job has data of its own."""
+    """The lines and their dataset_info.json; empty if the job has its own data."""
     if job.synthetic is None:
         return ()
     length = _length(job)
@@ -127,7 +127,7 @@ def synthetic_paths(job: LlamaFactoryJob, run_dir: str) -> dict[str, str]:
 
 
 def synthetic_environment(job: LlamaFactoryJob, run_dir: str) -> dict[str, str]:
-    """Variables that keep what Hugging Face's datasets prepares inside the run's directory, with which it goes."""
+    """Variables that keep the cache of Hugging Face datasets in the run's directory."""
     return {} if job.synthetic is None else {"HF_DATASETS_CACHE": f"{run_dir}/{_FOLDER}/cache"}
 
 
@@ -135,18 +135,18 @@ def _refuse(job: LlamaFactoryJob) -> None:
     stage = job.config.get("stage", _STAGES[0])
     if stage not in _STAGES:
         raise JobError(
-            f"{job.config_path}: --synthetic makes up data for the stages sft and pt, and this one is {stage}",
-            hint="the speed of the same model and method: --set stage=sft",
+            f"{job.config_path}: --synthetic supports the stages sft and pt; this one is {stage}",
+            hint="measure the same model and method with --set stage=sft",
         )
     alone = next((key for key in _SFT_ONLY if job.config.get(key)), None)
     if alone is not None:
         raise JobError(
-            f"{job.config_path}: --synthetic trains in stage pt, which has no {alone}",
-            hint=f"its speed without: --set {alone}=false",
+            f"{job.config_path}: --synthetic trains in stage pt, which does not support {alone}",
+            hint=f"measure without it: --set {alone}=false",
         )
     named = next((key for key in _DATA if key in job.overridden and job.config.get(key) not in (None, DATASET)), None)
     if named is not None:
-        raise JobError(f"--set {named} says what the data are, and --synthetic makes them up", hint="give one of them")
+        raise JobError(f"--set {named} chooses the data, but --synthetic generates them", hint="use only one of them")
     _length(job)
 
 
@@ -154,14 +154,13 @@ def _length(job: LlamaFactoryJob) -> int:
     length = _count(job, "cutoff_len", _CUTOFF)
     if length == 0:
         raise JobError(
-            f"{job.config_path}: cutoff_len: {job.config['cutoff_len']} is no number of tokens",
+            f"{job.config_path}: cutoff_len: {job.config['cutoff_len']} is not a number of tokens",
             hint="--set cutoff_len=2048",
         )
     return length
 
 
 def _rows(job: LlamaFactoryJob, data: Synthetic, workers: int) -> int:
-    """Whole optimizer steps: what is left of an epoch would make one with fewer samples."""
     step = (
         _count(job, "per_device_train_batch_size", _BATCH)
         * _count(job, "gradient_accumulation_steps", _ACCUMULATION)
@@ -178,7 +177,6 @@ def _lines_a_row(length: int) -> int:
 
 
 def _text(words: int) -> str:
-    """Lines of so many words; which words, is random enough that no tokenizer has a pattern to merge."""
     state, lines, vocabulary = 1, [], _VOCABULARY.split()
     for _ in range(_LINES):
         line = []
@@ -190,6 +188,5 @@ def _text(words: int) -> str:
 
 
 def _count(job: LlamaFactoryJob, key: str, default: int) -> int:
-    """A number of the job; 0 where it is none."""
     value = job.config.get(key, default)
     return value if type(value) is int and value > 0 else 0

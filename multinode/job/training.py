@@ -1,6 +1,6 @@
-"""Training: what a LLaMA-Factory job trains and how it shares the model out, as far as its traffic depends on it.
+"""Training: what a LLaMA-Factory job trains and how the model is sharded, as far as its traffic depends on it.
 
-Reads the job and the model's config.json, which are given. What the traffic costs is not judged here.
+Reads the given job and config.json. The cost of the traffic is not judged here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from multinode.traffic.traffic import Strategy, TrafficInputs
 _Job = TypeVar("_Job")
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
-"""Of ZeRO, by their numbers."""
+"""Strategies by ZeRO stage."""
 SMALL_RANK = 8
-"""Rank of an adapter where the job names none, as LLaMA-Factory has it."""
+"""LLaMA-Factory's default rank of an adapter."""
 
-# Stages whose model is the base alone, in a forward and a backward pass.
+# Stages that train one model in a forward and a backward pass.
 _PLAIN_STAGES = frozenset({"pt", "sft"})
-# Keys that change what is trained or what is sent in ways that are not known here.
+# Keys that change what is trained or sent in ways not modeled here.
 _UNKNOWN_KEYS = (
     "additional_target",
     "adapter_name_or_path",
@@ -49,18 +49,18 @@ _FSDP = {
     "shard_grad_op": Strategy.SHARD_GRAD_OP,
     "hybrid_shard": Strategy.HYBRID_SHARD,
 }
-# As accelerate's configuration numbers them, from 1.
+# Numbers in accelerate's configuration, from 1.
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _LAYERS_CHECKPOINT_THEMSELVES = (4, 52)
-_MEASURE_SIZES = "sizes of your own can be measured as well: multinode nccl-test -b 1M -e 64M"
+_MEASURE_SIZES = "you can also measure your own sizes: multinode nccl-test -b 1M -e 64M"
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     """A LoRA adapter.
 
     Attributes:
-        targets: names of the modules that it is put on; `all` alone is every linear module.
+        targets: names of its modules; `all` alone is every linear module.
     """
 
     rank: int
@@ -68,14 +68,14 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a LLaMA-Factory training decides its traffic.
+    """The part of a LLaMA-Factory training that decides its traffic.
 
     Attributes:
-        adapter: what is trained instead of the whole model; None where the whole model is.
+        adapter: None if the whole model is trained.
         settings: of DeepSpeed; None without it.
-        recompute: whether activations are computed again, LLaMA-Factory's default.
-        around: whether reentrant checkpointing lies around FSDP's units, and gathers them for its forward pass, too.
-        small: what it would move under DDP with its adapter, or with one of SMALL_RANK where it trains the whole model.
+        recompute: whether activations are recomputed, LLaMA-Factory's default.
+        around: whether reentrant checkpointing wraps FSDP's units, which then gather for its forward pass, too.
+        small: what DDP would move with its adapter, or with one of rank SMALL_RANK if the whole model is trained.
     """
 
     strategy: Strategy
@@ -105,11 +105,11 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transfo
 
     Args:
         job: the job.
-        model: the model's config.json; None where nobody could read it.
-        transformers: its version on the nodes; None takes one whose layers checkpoint themselves.
+        model: the model's config.json; None if it could not be read.
+        transformers: its version on the nodes; None assumes one whose layers checkpoint themselves.
 
     Raises:
-        JobError: the model, or what is done with it, is not known here; the message says which.
+        JobError: the model or the method is not supported; the message says which.
     """
     config = job.config
     shape = _read_shape(job, model)
@@ -149,30 +149,30 @@ def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelS
     name = job.config.get("model_name_or_path")
     if model is None:
         raise JobError(
-            f"{job.config_path}: how large the messages are depends on {name}, and its config.json could not be read",
-            hint="name a directory that holds config.json, here or on the nodes: --set model_name_or_path=DIRECTORY; "
+            f"{job.config_path}: the message sizes depend on {name}, whose config.json could not be read",
+            hint="name a directory with config.json, here or on the nodes: --set model_name_or_path=DIRECTORY; "
             + _MEASURE_SIZES,
         )
     shape = parse_model(model)
     if shape is None:
         kind = model.get("model_type")
         raise JobError(
-            f"{job.config_path}: the parameters of {name} are not known: its config.json says model_type {kind!r}, "
-            "and only dense text models that are built like Llama can be counted",
+            f"{job.config_path}: the number of parameters of {name} is unknown: its model_type is {kind!r}, but "
+            "multinode can count only dense text models with the Llama architecture",
             hint=_MEASURE_SIZES,
         )
     return shape
 
 
 def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> None:
-    """Refuse what is done with the model in ways that are not known here.
+    """Reject methods that are not modeled here.
 
     Args:
         job: the job.
         besides: keys that do not matter to the caller.
 
     Raises:
-        JobError: it has such a key, or another stage than pre-training and supervised fine-tuning.
+        JobError: the job has such a key, or a stage other than pre-training and supervised fine-tuning.
     """
     config = job.config
     key = next((key for key in _UNKNOWN_KEYS if config.get(key) and key not in besides), None)
@@ -201,13 +201,13 @@ def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strateg
 
 
 def named_fsdp(fsdp: object) -> Strategy | None:
-    """How FSDP shares the model out, by the words of the YAML; None where they do not say."""
+    """FSDP's sharding strategy from the words of the YAML; None if they do not say."""
     words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     return next((_FSDP[word] for word in words if isinstance(word, str) and word in _FSDP), None)
 
 
 def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
-    """The job, to be read: with FSDP as accelerate's configuration has it, in the keys that the Trainer has for it."""
+    """The job with the FSDP settings of accelerate's configuration added, in the Trainer's keys. For reading only."""
     told = accelerate.get("fsdp_config")
     if not isinstance(job, LlamaFactoryJob) or accelerate.get("distributed_type") != "FSDP":
         return job
@@ -218,17 +218,17 @@ def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
         strategy = _SHARDING[min(int(strategy), len(_SHARDING)) - 1]
     if version != 1:
         strategy = "SHARD_GRAD_OP" if told.get("fsdp_reshard_after_forward") is False else "FULL_SHARD"
-    # Its launcher puts the strategy into the environment.
+    # Its launcher passes the strategy in the environment.
     config = {"version": version, "sharding_strategy": strategy}
     fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": config}
     return msgspec.structs.replace(job, config=job.config | fsdp)
 
 
 def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
-    """The adapter, None where the whole model is trained, and how many parameters are trained.
+    """The adapter (None if the whole model is trained) and the number of trained parameters.
 
     Raises:
-        JobError: what is trained is not known here.
+        JobError: what is trained is unknown.
     """
     kind = job.config.get("finetuning_type", "lora")
     if kind == "full":
@@ -246,15 +246,14 @@ def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | Non
 
 
 def _fsdp_version(config: object) -> int:
-    """Of the Trainer's `fsdp_config`; its default where that is a file."""
     told = (config.get("version") or config.get("fsdp_version")) if isinstance(config, dict) else None
     return 2 if str(told) == "2" else 1
 
 
 def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:
-    """Whether checkpointing is reentrant, LLaMA-Factory's default, and the model's loop calls FSDP's units through it.
+    """Whether checkpointing is reentrant (LLaMA-Factory's default) and the model's loop calls FSDP's units through it.
 
-    From 4.52 on each layer of transformers checkpoints what it computes inside of its unit (transformers#37223).
+    Since transformers 4.52 each layer checkpoints inside its unit (transformers#37223).
     """
     is_reentrant = (
         config.get("disable_gradient_checkpointing") is not True and config.get("use_reentrant_gc") is not False
@@ -264,18 +263,21 @@ def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:
 
 
 def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: bool) -> tuple[int, int]:
-    """Elements at the end of the forward pass that a micro-batch gathers once, and how often it gathers the others.
+    """Elements that a micro-batch gathers only once (the last ones), and how often it gathers the others.
 
-    ZeRO-3 releases a parameter after use unless it is used again within `stage3_max_reuse_distance` elements (DeepSpeed
-    0.19.8, partitioned_param_coordinator.py, `__params_to_release`). From a use in the forward pass to that in the
-    backward pass, each pass uses all that comes after it; activation checkpointing does so a third time, and uses each
-    layer again before its backward pass. `stage3_max_live_parameters` limits what is prefetched, and no more.
+    ZeRO-3 releases a parameter after use unless it is used again within `stage3_max_reuse_distance` elements
+    (DeepSpeed
+    0.19.8, partitioned_param_coordinator.py, `__params_to_release`). Between a parameter's uses in the forward and
+    the
+    backward pass, each pass uses everything behind it; activation checkpointing adds a third pass, and uses each
+    layer
+    again before its backward pass. `stage3_max_live_parameters` limits only what is prefetched.
     """
     layer = (shape.parameters - shape.outside_layers) // shape.layers
     head = 0 if shape.tied else shape.vocabulary * shape.hidden
     kept = 0
     for unit in (head + shape.hidden, *[layer] * shape.layers, shape.vocabulary * shape.hidden):
-        # What is used between the two uses are those after it, which are kept then, too.
+        # The parameters used between the two uses are those behind it, which are kept then, too.
         if (3 if recompute else 2) * kept >= settings.reuse_elements:
             break
         kept += unit
@@ -286,15 +288,15 @@ def zero_3_gathers(settings: DeepSpeedConfig, shape: ModelShape, *, recompute: b
 
 
 def _gathers(training: Training, version: int) -> float | None:
-    """In a micro-batch; None takes the strategy's usual number.
+    """Gathers per micro-batch; None takes the strategy's usual number.
 
-    FSDP keeps what is outside of the layers for the backward pass. Its version 2 would, too, but accelerate tells it to
-    free that as it frees the layers.
+    FSDP keeps what is outside the layers for the backward pass. Version 2 would, too, but accelerate tells it to
+    reshard that as well.
     """
     shape, parameters = training.shape, training.load.parameters or 0
     if training.settings is not None and training.strategy is Strategy.ZERO3:
         kept, again = zero_3_gathers(training.settings, shape, recompute=training.recompute)
-        # A tied embedding that is released is gathered for the output layer, too.
+        # A tied embedding that was released is gathered again for the output layer.
         tied = shape.vocabulary * shape.hidden if shape.tied and kept < parameters else 0
         return again - (again - 1) * min(1.0, kept / parameters) + tied / parameters
     if training.strategy in {Strategy.FSDP, Strategy.HYBRID_SHARD} and version == 1:
@@ -304,7 +306,7 @@ def _gathers(training: Training, version: int) -> float | None:
 
 
 def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSpeedConfig | None, *, half: bool) -> int:
-    """Of one element on the wire: LLaMA-Factory trains in fp32 under DDP; DeepSpeed and FSDP send in the half type."""
+    """Bytes per element on the wire: LLaMA-Factory trains in fp32 under DDP; DeepSpeed and FSDP send half precision."""
     if settings is not None and settings.communication_bytes is not None:
         return settings.communication_bytes
     if settings is None and strategy is Strategy.DDP:
@@ -315,5 +317,5 @@ def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSp
 def _unknown(job: LlamaFactoryJob, key: str) -> JobError:
     said = f"{key}: {job.config[key]}" if key in job.config else key
     return JobError(
-        f"{job.config_path}: what a training with {said} computes and sends is not known here", hint=_MEASURE_SIZES
+        f"{job.config_path}: the compute and traffic of a training with {said} are unknown", hint=_MEASURE_SIZES
     )

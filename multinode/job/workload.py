@@ -1,4 +1,4 @@
-"""Workload: what a run trained and in which settings, kept with the run: what comparing and predicting need of the job.
+"""Workload: what a run trained and with which settings, kept with the run for comparisons and predictions.
 
 Read from the job before it starts; what the workers did is in the summary.
 """
@@ -22,7 +22,7 @@ from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy
 
-# What LLaMA-Factory and the Trainer take where a YAML is silent (llamafactory 0.9.5, transformers 5.6).
+# Defaults of LLaMA-Factory and the Trainer (llamafactory 0.9.5, transformers 5.6).
 _STAGE, _METHOD, _CUTOFF, _RANK = "sft", "lora", 2048, 8
 _BATCH, _EPOCHS = 8, 3.0
 _RANKED = frozenset({"lora", "oft"})
@@ -30,7 +30,7 @@ _SHORTENING = frozenset({"max_steps", "num_train_epochs"})
 _DEEPSPEED_NAMES = ("DeepSpeed ZeRO-0", Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 
 
-# Our name by theirs. The Trainer's own args.train_batch_size, which is of one process, is none of them.
+# Our names by theirs. The Trainer's args.train_batch_size is per process and is not among them.
 BATCH_NAMES = {
     "per_device_train_batch_size": "per_device_batch",
     "train_micro_batch_size_per_gpu": "per_device_batch",
@@ -41,25 +41,25 @@ BATCH_NAMES = {
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training was asked for, as far as its speed depends on it; None is unknown.
+    """The settings that the speed of a training depends on; None is unknown.
 
     Attributes:
         model: name or path.
-        method: `full`, `lora`, `qlora`, ... as the job has it; `script` of a script.
+        method: `full`, `lora`, `qlora`, ... from the job; `script` for a script.
         lora_rank: of an adapter.
         stage: `sft`, `pt`, `dpo`, ...
-        dataset: names, with commas between; `synthetic` for synthetic data.
+        dataset: names, comma-separated; `synthetic` for synthetic data.
         strategy: as configured: `DDP`, `ZeRO-2`, ...
-        per_device_batch: samples of a worker's micro-batch.
+        per_device_batch: samples per worker and micro-batch.
         accumulation: micro-batches per step.
-        sequence_length: the longest sample in tokens (`cutoff_len`).
-        packing: whether several samples share a row.
+        sequence_length: longest sample in tokens (`cutoff_len`).
+        packing: whether samples share a row.
         precision: `fp32`, `bf16` or `fp16`.
-        recompute: whether activations are computed again (gradient checkpointing).
-        overlap: whether gradients are reduced while others are computed (DeepSpeed's `overlap_comm`; DDP always).
-        grad_compress: what gradients travel as, where `--grad-compress` asked for it.
-        averaging: how nodes average instead of at each step, in words; None at each step.
-        command: of a script, as it was given.
+        recompute: whether activations are recomputed (gradient checkpointing).
+        overlap: whether gradients are reduced during the backward pass (DeepSpeed's `overlap_comm`; DDP always).
+        grad_compress: the value of `--grad-compress`.
+        averaging: how nodes average parameters, in words; None if gradients are reduced in each step.
+        command: of a script, as given.
     """
 
     model: str | None = None
@@ -81,11 +81,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FullRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's full run, of which a short run was a part.
+    """The user's full run, of which a short run is a part.
 
     Attributes:
-        steps: optimizer steps that it asks for (`max_steps`); None where it asks for epochs.
-        epochs: passes over the data, where it asks for them.
+        steps: optimizer steps (`max_steps`); None if the job sets epochs.
+        epochs: passes over the data, if the job sets them.
     """
 
     steps: int | None = None
@@ -93,7 +93,7 @@ class FullRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def first_of(cls, told: Iterable[FullRun]) -> FullRun:
-        """The first that asks for something."""
+        """The first that sets one of the two."""
         return next((one for one in told if one != cls()), cls())
 
 
@@ -101,7 +101,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """`workload.json` of a run.
 
     Attributes:
-        work: what it communicates, by the job's files; None where these do not say.
+        work: what it communicates, from the job's files; None if they do not say.
         reason: why `work` is None.
         versions: of torch, the engine and NCCL on node 0, by package.
     """
@@ -121,19 +121,19 @@ def read_workload(
     versions: Mapping[str, str] | None = None,
     grad_compress: str | None = None,
 ) -> Workload:
-    """What a job trains, by its files alone.
+    """What a job trains, from its files alone.
 
     Args:
         job: the job.
-        model: the model's config.json; None where nobody could read it.
+        model: the model's config.json; None if it could not be read.
         layout: the workers.
         versions: of packages on node 0.
-        grad_compress: what `--grad-compress` asks for.
+        grad_compress: the value of `--grad-compress`.
     """
     settings = msgspec.structs.replace(read_settings(job), grad_compress=grad_compress)
     known = dict(versions or {})
     if not isinstance(job, LlamaFactoryJob):
-        reason = "what a script communicates is known from its steps alone"
+        reason = "the communication of a script is known only from its steps"
         return Workload(settings=settings, reason=reason, versions=known)
     try:
         work, reason = read_work(job, model, layout, known.get("transformers")), ""
@@ -143,7 +143,7 @@ def read_workload(
 
 
 def read_settings(job: Job) -> Settings:
-    """The settings of a job; LLaMA-Factory's own where its YAML is silent. A value of the wrong kind is unknown."""
+    """The settings of a job, with LLaMA-Factory's defaults. A value of the wrong type is unknown."""
     if not isinstance(job, LlamaFactoryJob):
         return Settings(method="script", command=" ".join(job.argv))
     config = job.config
@@ -169,7 +169,7 @@ def read_settings(job: Job) -> Settings:
 
 
 def global_batch(settings: Settings, world_size: int | None) -> int | None:
-    """Samples of an optimizer step of all workers; None where a part of it is not known."""
+    """Samples per optimizer step over all workers; None if a factor is unknown."""
     parts = [plausible_count(one) for one in (settings.per_device_batch, settings.accumulation, world_size)]
     product = 1
     for part in parts:
@@ -182,10 +182,10 @@ def global_batch(settings: Settings, world_size: int | None) -> int | None:
 def read_work(
     job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> Work:
-    """What a step of a job communicates, in the calls that its engine makes of it.
+    """The collective calls of one step, as the job's engine makes them.
 
     Raises:
-        JobError: the model, or what is done with it, is not known here.
+        JobError: the model or the method is not supported.
     """
     training = read_training(job, model, transformers)
     once, twice = (step_messages(_accumulating(job, steps), model, layout, transformers) for steps in (1, 2))
@@ -205,7 +205,6 @@ def _packs(config: Mapping[str, Any], stage: str | None) -> bool:
 
 
 def _full_run(job: LlamaFactoryJob) -> FullRun:
-    """Of the job before it was cut, or as the user's file has it where an override cut it; not of made-up epochs."""
     config: dict[str, Any] | None
     if job.uncut is not None:
         config = job.uncut
@@ -230,7 +229,6 @@ def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
 
 
 def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
-    """As configured, and whether gradients are reduced while others are computed."""
     if job.config.get("deepspeed") is not None:
         found = parse_deepspeed(job.deepspeed_text)
         return (str(_DEEPSPEED_NAMES[found.stage]), found.overlap_comm) if found is not None else (None, None)
@@ -245,7 +243,6 @@ def _precision(config: Mapping[str, Any]) -> str:
 
 
 def _names(value: object) -> str | None:
-    """Names with commas between, whichever way they were written."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
     return ",".join(str(part).strip() for part in parts) or None
 

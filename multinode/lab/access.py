@@ -131,7 +131,6 @@ def _known_hosts(spec: LabSpec) -> str:
 
 
 def _hosts(spec: LabSpec, node_rank: int) -> str:
-    """As Debian and Ubuntu write it: a node's own name is a loopback address, the trap that gloo falls into."""
     own = node_name(node_rank)
     others = [f"{addresses.management} {name}\n" for name, addresses in _nodes(spec) if name != own]
     return "".join(["127.0.0.1 localhost\n", f"127.0.1.1 {own}\n", "::1 localhost ip6-localhost\n", *others])

@@ -121,7 +121,7 @@ def free_processes(top: Top, group: Path) -> None:
             return
         for pid in pids:
             move_process(pid, target)
-    raise MultinodeError(f"{group}: processes are left in it", hint="multinode lab down")
+    raise MultinodeError(f"{group} still has processes", hint="multinode lab down")
 
 
 def move_process(pid: int, procs: Path) -> None:
@@ -181,7 +181,6 @@ def _offered(place: Path) -> list[str]:
 
 
 def _limit_files(top: Top, group: Path, limit: float | None) -> dict[str, str]:
-    """What is written to which files, in this order."""
     if top.controller == "cpu":
         quota_us = None if limit is None else round(limit * _PERIOD_US)
         if top.unified:
@@ -208,7 +207,6 @@ def _hand_down(top: Top) -> None:
 
 
 def _number(file: Path) -> float:
-    """What a file says; a group that is still to be made will be without a limit."""
     try:
         return int(file.read_text())
     except FileNotFoundError:
@@ -225,15 +223,12 @@ def _own_group(top: Top) -> Path:
 
 
 def _our_mark() -> int:
-    """Names our network namespace, as a lab does: one inside a container is none of the machine's around it."""
     return Path("/proc/self/ns/net").stat().st_ino
 
 
 def _refusal(group: Path, error: OSError) -> MultinodeError:
-    hints = {
-        errno.EBUSY: "the processes in it hold more, and cannot give it back: end them first, or ask for a higher limit"
-    }
-    container = "in a container this takes --privileged, and version 2 a group around it that holds no processes"
+    hints = {errno.EBUSY: "its processes use more than that: end them first, or use a higher limit"}
+    container = "in a container this needs --privileged, and with version 2 a parent group without processes"
     return MultinodeError(
         f"the control group {group} cannot be changed: {error.strerror}", hint=hints.get(error.errno or 0, container)
     )

@@ -106,7 +106,7 @@ def up_lab(
         measure: whether links are measured, about a second a node.
 
     Raises:
-        UsageError: it cannot be made here, or one stands already.
+        UsageError: it cannot be created here, or one stands already.
         NodeFailed, MultinodeError: something did not work.
         Interrupted: Ctrl-C.
     """
@@ -122,9 +122,9 @@ def up_lab(
                     on_link(speed)
             save_lab(lab)
         except KeyboardInterrupt as error:
-            say("interrupted: taking back what was begun")
+            say("interrupted: undoing the partial set-up")
             sweep()
-            raise Interrupted("the lab was not made", hint="nothing is left of it") from error
+            raise Interrupted("the lab was not created", hint="nothing is left of it") from error
         except BaseException:
             sweep()
             raise
@@ -165,8 +165,8 @@ def require_idle(cluster: Cluster) -> None:
     runs = live_runs() if lab is not None and cluster.source == lab.hostfile else {}
     if runs:
         raise UsageError(
-            f"no hostfile was named, and in the lab is in progress: {describe_runs(runs)}",
-            hint=f"to follow it: multinode attach {next(iter(runs))}; to check beside it: --force, or --hosts lab",
+            f"no hostfile was given, and the lab has an active run: {describe_runs(runs)}",
+            hint=f"to follow it: multinode attach {next(iter(runs))}; to check anyway: --force, or --hosts lab",
         )
 
 
@@ -191,10 +191,10 @@ def require_lab() -> Lab:
 def explain_missing() -> tuple[str, str]:
     """Why no lab is up, or why we cannot tell, and what fixes it."""
     if not STATE_DIR.exists():
-        return "no lab is up on this machine", "make one: multinode lab up"
+        return "no lab is up on this machine", "start one: multinode lab up"
     if not os.access(STATE_DIR, os.R_OK):
-        return "the lab of this machine is root's", "run it with sudo"
-    return "no lab is up; there are remains of one that was never finished, or did not survive a reboot", _DOWN_HINT
+        return "the lab of this machine belongs to root", "run it with sudo"
+    return "no lab is up, but there are remains of an incomplete one, or of one before a reboot", _DOWN_HINT
 
 
 def describe_lab(lab: Lab | None) -> LabStatus:
@@ -256,7 +256,7 @@ def exec_in_node(node: LabNode, argv: Sequence[str]) -> int:
         NodeFailed: the node is down.
     """
     if not is_alive(node.init):
-        raise NodeFailed("it is down", node=node.name, hint="take the lab down and up again: multinode lab down")
+        raise NodeFailed("it is down", node=node.name, hint="restart the lab: multinode lab down")
     # The script's exit status does not matter; the words after `sh` never become shell text.
     refreshed = ["sh", "-c", f'. {REFRESH_SCRIPT}; cd && exec "$@"', "sh", *argv]
     process = subprocess.Popen([*ns_command(node), *refreshed], env=login_environment(os.environ))
@@ -303,13 +303,13 @@ def _check_spec(spec: LabSpec) -> None:
     node_addresses(spec, 0)
     assign_cores(spec, tuple(sorted(os.sched_getaffinity(0))), 0)
     if spec.slots < 1:
-        raise UsageError(f"a node cannot offer {spec.slots} slots", hint="ask for --slots 1 or more")
+        raise UsageError(f"a node cannot offer {spec.slots} slots", hint="use --slots 1 or more")
     if not os.access(spec.python, os.X_OK):
-        raise UsageError(f"{spec.python} is not there, or cannot be run", hint="name an interpreter with --python")
+        raise UsageError(f"{spec.python} does not exist or is not executable", hint="name an interpreter with --python")
     if not spec.python.startswith("/") or len(spec.python.split()) != 1:
-        raise UsageError(f"{spec.python!r} is not a path from the root without blanks", hint="name it with --python")
+        raise UsageError(f"{spec.python!r} is not an absolute path without spaces", hint="name it with --python")
     if spec.python.startswith("/run/"):
-        raise UsageError(f"nodes have their own /run, so not {spec.python}", hint="put it elsewhere")
+        raise UsageError(f"nodes have their own /run, so they cannot use {spec.python}", hint="use another path")
 
 
 def _check_nothing_stands(spec: LabSpec) -> None:
@@ -327,7 +327,7 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
     STATE_DIR.mkdir(mode=_DIR_MODE)
     for rank in range(spec.node_count):
         node_dir(node_name(rank)).mkdir(mode=_DIR_MODE, parents=True)
-    say("making keys and links")
+    say("creating keys and links")
     make_keys(spec)
     if spec.slurm:
         make_slurm_key()

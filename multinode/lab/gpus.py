@@ -39,7 +39,7 @@ def count_gpus(query: Sequence[str] = _QUERY) -> int:
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_S, check=False, errors="replace")
     except FileNotFoundError:
-        said = f"{query[0]} is not there"
+        said = f"{query[0]} was not found"
     except (OSError, subprocess.TimeoutExpired) as error:
         said = str(error)
     else:
@@ -49,7 +49,7 @@ def count_gpus(query: Sequence[str] = _QUERY) -> int:
         said = next(filter(None, map(str.strip, (done.stdout + done.stderr).splitlines())), "it lists none")[:200]
     raise UsageError(
         f"--gpus share: no NVIDIA GPU answers on this machine ({said})",
-        hint="leave --gpus out: the nodes then train on the processor, over gloo",
+        hint="remove --gpus: the nodes then train on CPUs over gloo",
     )
 
 

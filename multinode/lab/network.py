@@ -46,7 +46,7 @@ _COUNTED_BYTES = 1514
 _ON_THE_WIRE_BYTES = 1538
 
 # A bucket of 16 kB costs gloo a third at 1 Gbit/s; segments of up to 64 kB must fit whole. Beyond that a millisecond of
-# the rate: at 25 Gbit/s a bucket of 128 kB carries 3 % less.
+# the rate: at 25 Gbit/s a bucket of 128 kB carries 3% less.
 _LEAST_BURST_BYTES = 128 * 1024
 _BURST_S = 1e-3
 _QUEUE_MS = 50
@@ -183,7 +183,7 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_slow(self) -> bool:
-        """Whether the link carries more than 5 % less than it should."""
+        """Whether the link carries more than 5% less than it should."""
         return self.expected_gbit_per_s is not None and self.goodput_gbit_per_s < _ENOUGH * self.expected_gbit_per_s
 
 
@@ -228,9 +228,9 @@ def measure_stream(source: LabNode, target: LabNode) -> LinkSpeed:
                 goodput = _receive(receiver, skip_bytes)
     except OSError as error:
         raise NodeFailed(
-            f"no stream from {source.name} to {target.addr} came about: {error}",
+            f"no stream from {source.name} to {target.addr}: {error}",
             node=target.name,
-            hint="take the lab down and up again: multinode lab down",
+            hint="restart the lab: multinode lab down",
         ) from error
     return LinkSpeed(
         source=source.name,
@@ -242,7 +242,7 @@ def measure_stream(source: LabNode, target: LabNode) -> LinkSpeed:
 
 
 def _socket_in(node: LabNode) -> socket.socket:
-    """A TCP socket of the node's network, made by a thread that enters its namespace and then ends."""
+    """A TCP socket in the node's namespace, created by a thread that enters it and ends."""
 
     def make() -> socket.socket:
         with Path("/run/netns", node.namespace).open("rb") as namespace:
@@ -257,7 +257,6 @@ def _socket_in(node: LabNode) -> socket.socket:
 
 
 def _send(connection: socket.socket) -> None:
-    """Send until the receiver has had enough."""
     chunk = bytes(_CHUNK_BYTES)
     with contextlib.suppress(OSError):
         while True:
@@ -283,7 +282,6 @@ def _receive(connection: socket.socket, skip_bytes: int) -> float:
 
 
 def _burst_bytes(rate_gbit_per_s: float) -> int:
-    """How much may pass at once at this rate."""
     return max(_LEAST_BURST_BYTES, round(rate_gbit_per_s * 1e9 / 8 * _BURST_S))
 
 

@@ -111,7 +111,7 @@ def run_node(config: dict[str, Any], writer: int) -> NoReturn:
         unlock_root(Path("/etc/shadow"))
         for path in config["executables"]:
             if not os.access(path, os.X_OK):
-                os.write(writer, f"{path} is not there for the node, or cannot be run".encode())
+                os.write(writer, f"{path} does not exist on the node or is not executable".encode())
                 os._exit(1)
         # The parent's stdout ends with the parent, so nothing of the node may hold it.
         null = os.open("/dev/null", os.O_RDWR)

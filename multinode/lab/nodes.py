@@ -69,7 +69,7 @@ def start_nodes(spec: LabSpec, ranks: Sequence[int]) -> tuple[LabNode, ...]:
     for rank, order, address, pid in zip(ranks, orders, addresses, pids, strict=True):
         init, sshd = process_ref(pid), sshds.get(pid)
         if init is None or sshd is None:
-            raise _failed(order.name, "it died while it was set up")
+            raise _failed(order.name, "it died during set-up")
         nodes.append(
             LabNode(
                 name=order.name,
@@ -149,9 +149,9 @@ def _init_pid(order: _Order, process: subprocess.Popen[bytes]) -> int:
         stdout, _ = process.communicate(timeout=_START_DEADLINE_S)
         answer = decode_json(stdout or b"{}", _Answer)
     except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
-        raise _failed(order.name, f"it cannot be set up: {error}") from error
+        raise _failed(order.name, f"set-up failed: {error}") from error
     if answer.pid is None:
-        raise _failed(order.name, f"it cannot be set up: {answer.error or 'its first process died'}")
+        raise _failed(order.name, f"set-up failed: {answer.error or 'its first process died'}")
     return answer.pid
 
 
@@ -164,7 +164,7 @@ def _wait_for_sshd(name: str, address: str) -> None:
                     return
         except OSError as refused:
             error = refused
-    hint = "see whether a firewall of this machine drops packets on mn-mgmt"
+    hint = "check whether a firewall on this machine drops packets on mn-mgmt"
     raise _failed(name, f"its sshd does not answer at {address}: {error}", hint)
 
 

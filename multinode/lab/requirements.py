@@ -76,7 +76,7 @@ def check_free_network(spec: LabSpec) -> None:
         if route.dst != "default" and ipaddress.IPv4Network(route.dst, strict=False).overlaps(network):
             raise UsageError(
                 f"the lab's network {network} is in use: {route.dst} on {route.dev}",
-                hint="name another private /23 with --network",
+                hint="choose another private /23 with --network",
             )
 
 

@@ -164,7 +164,7 @@ def node_addresses(spec: LabSpec, node_rank: int) -> NodeAddresses:
     """
     management, data = _halves(spec)
     if not 1 <= spec.node_count <= _MAX_NODES:
-        raise UsageError(f"a lab of {spec.node_count} nodes cannot be made", hint=f"ask for 1 to {_MAX_NODES}")
+        raise UsageError(f"a lab of {spec.node_count} nodes cannot be created", hint=f"use 1 to {_MAX_NODES}")
     if spec.ipv6:
         return NodeAddresses(management=str(management[node_rank + 1]), data=str(_DATA_IPV6[node_rank + 1]))
     return NodeAddresses(management=str(management[node_rank + 1]), data=str(data[node_rank + 1]))
@@ -187,7 +187,7 @@ def assign_cores(spec: LabSpec, available: tuple[int, ...], node_rank: int) -> t
     if spec.cores_per_node < 1 or needed > len(available):
         raise UsageError(
             f"{spec.node_count} nodes of {spec.cores_per_node} cores do not fit on {len(available)} cores",
-            hint="ask for fewer nodes or cores, or leave --cores-per-node out: nodes then share all cores",
+            hint="use fewer nodes or cores, or remove --cores-per-node to share all cores",
         )
     first = node_rank * spec.cores_per_node
     return available[first : first + spec.cores_per_node]
@@ -236,7 +236,7 @@ def lock_lab(deadline_s: float = 10.0) -> Iterator[None]:
         while not _is_bound(lock):
             if time.monotonic() > deadline:
                 raise UsageError(
-                    "another `multinode lab` command is running", hint="wait for its end, or stop it with Ctrl-C"
+                    "another `multinode lab` command is running", hint="wait until it ends, or stop it with Ctrl-C"
                 )
             time.sleep(_LOCK_POLL_S)
         yield

@@ -96,20 +96,22 @@ def sweep() -> Remains:
         STATE_DIR.parent.rmdir()
     left = find_remains(former)
     if left:
-        raise MultinodeError(f"the lab is not gone: {left.describe()}", hint="run again: multinode lab down")
+        raise MultinodeError(
+            (f"the lab was not removed completely: {left.describe()}"), hint="run again: multinode lab down"
+        )
     return found
 
 
 def _kill(namespaces: frozenset[NamespaceId]) -> None:
-    """Kill the lab's processes until none is left; with its first process every process of a node dies."""
+    """The end of a node's first process ends all its processes."""
     for _ in poll(_DEADLINE_S):
         pids = processes_of_lab(set(namespaces))
         if not pids:
             return
         signal_all(pids, signal.SIGKILL)
     raise MultinodeError(
-        f"processes of the lab do not die: {', '.join(map(str, pids))}",
-        hint="one of them may wait for a disk: see their state in `ps`, then run again: multinode lab down",
+        f"processes of the lab do not exit: {', '.join(map(str, pids))}",
+        hint="one of them may be waiting for a disk: see their state in `ps`, then run again: multinode lab down",
     )
 
 
@@ -133,7 +135,6 @@ def _forget_netns_dir() -> None:
 
 
 def _is_mount_point(path: Path) -> bool:
-    """Whether what can be seen there is a mount: the table also has those that another mount above them hides."""
     fd = os.open(path, os.O_RDONLY)
     try:
         lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""attach, stop: runs that go on on their nodes. Prints nothing."""
+"""attach, stop: runs that continue on their nodes. Prints nothing."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _WAIT_S = 0.2
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that can be taken up.
+    """A run that can be followed again.
 
     Attributes:
-        whole: of the last attempt of a run that is restarted, that run's.
+        whole: for the last attempt of a run with restarts, that run's directory.
     """
 
     run: Run
@@ -68,7 +68,7 @@ def find_known(runs: Path, run_id: str) -> Known:
     plan = directory.read(PLAN_FILE, LaunchPlan)
     hostfile = directory.path / "hostfile.txt"
     if run is None or plan is None or not hostfile.is_file():
-        raise UsageError(f"run {directory.run_id} has no nodes of its own", hint="its parts are runs: multinode runs")
+        raise UsageError(f"run {directory.run_id} has no nodes", hint="it consists of other runs: multinode runs")
     cluster = parse_hostfile(hostfile.read_text(), str(hostfile))
     is_last = last is not None and directory.run_id == last.run_id
     cluster = _in_order(cluster, plan)
@@ -76,8 +76,7 @@ def find_known(runs: Path, run_id: str) -> Known:
 
 
 def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirectory | None]:
-    """Of a run that is restarted, or of an attempt: the run, and its last attempt, which is what runs on nodes."""
-    # Ours alone: another user's directory may have the name of a run that is no more.
+    # Only ours: another user's directory may have the name of a removed run.
     ours = {path.name: path for path in list_runs(directory.path.parent)}
     for run_id in (directory.run_id, re.sub(r"-\d+$", "", directory.run_id)):
         whole = RunDirectory(directory.path.with_name(run_id))
@@ -90,7 +89,7 @@ def _restarted(directory: RunDirectory) -> tuple[RunDirectory | None, RunDirecto
 
 
 def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: Path, run_id: str) -> Known:
-    """A run that another machine started, from what its nodes keep; a directory for it is made here.
+    """A run started by another machine, from its nodes; a directory for it is created here.
 
     Raises:
         UsageError: no node knows it.
@@ -100,7 +99,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     request = {"schema": 1, "run_id": node_run_id(run_id, 0)}
     found = agent.call(first, "runs", request, _RunsOnNode, deadline_s=_ANSWER_S)
     if not found.runs or found.plan is None:
-        hint = as_steps(f"what it has: ssh {first.name} ls .multinode/runs", [first])
+        hint = as_steps(f"list its runs: ssh {first.name} ls .multinode/runs", [first])
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
     directory = RunDirectory.create(runs, run_id)
     nodes = _in_order(cluster, found.plan)
@@ -114,7 +113,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
 
 
 def with_hosts(known: Known, cluster: Cluster) -> Known:
-    """The run, with its nodes as another hostfile describes them.
+    """The run, with its nodes from another hostfile.
 
     Raises:
         UsageError: it lacks one.
@@ -123,12 +122,12 @@ def with_hosts(known: Known, cluster: Cluster) -> Known:
 
 
 def look_again(known: Known) -> Launched:
-    """The run as it is on the disk now."""
+    """The run as it is on disk now."""
     return _summarise(known, known.directory.read("run.json", Run) or known.run)
 
 
 def attach(known: Known, context: RunContext, options: ExecuteOptions) -> Launched:
-    """Follow a run to its end, from where an earlier controller left it; of the options, lease and kind are its own.
+    """Follow a run to its end, from where an earlier controller left it; lease and kind are the run's own.
 
     Raises:
         UsageError: another process follows it.
@@ -146,19 +145,22 @@ def attach(known: Known, context: RunContext, options: ExecuteOptions) -> Launch
 
 
 def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
-    """Stop a run on all its nodes and see that nothing of it is left.
+    """Stop a run on all its nodes and verify that nothing of it is left.
 
-    Where another process follows it, that one records the end; it is waited for. One that restarts the run is left an
-    order: it stops the attempt, and begins no other. Whatever was recorded of it, every node is asked that has not said
-    itself that the run is over there; one that cannot be leaves the run lost, and is told.
+    If another process follows it, that process records the end; this one waits for it. A process that restarts the
+    run
+    finds a stop order: it stops the attempt and starts no other. Whatever is recorded, every node is asked that has
+        not
+    reported the end itself; an unreachable one makes the run lost.
 
     Raises:
-        MultinodeError: of a run that another process follows, a node could not be asked, or the end was not recorded
+        MultinodeError: for a run that another process follows: a node could not be asked, or the end was not
+            recorded
             in time.
     """
     if known.whole is not None and known.whole.is_locked:
         known.whole.write(STOP_FILE, StopOrder(grace_s))
-        # That process stops the attempt, whichever it is by then; should it not, we do.
+        # That process stops the current attempt; if it fails to, we do.
         with contextlib.suppress(MultinodeError):
             launched = _wait_ended(known, known.whole, grace_s + 2 * _ANSWER_S)
             last = _restarted(known.whole)[1] or known.directory
@@ -176,7 +178,7 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
 
 
 class _Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of the status at the end."""
+    """The part of the status that is read at the end."""
 
     cause: str | None = None
     exit_code: int | None = None
@@ -186,15 +188,13 @@ class _Stopped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ask_to_stop(ranks: Mapping[str, int], known: Known, context: RunContext, grace_s: float) -> Outcomes[_Stopped]:
-    """The answers of the nodes that have these ranks."""
-
     def ask(node: Node) -> _Stopped:
         run_id = node_run_id(known.directory.run_id, ranks[node.name])
         order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
         try:
             return context.agent.call(node, "stop", order, _Stopped, deadline_s=grace_s + _ANSWER_S)
         except NodeGone:
-            # Slurm has ended all that ran in its allocation.
+            # Slurm has ended everything in its allocation.
             return _Stopped(cause="unknown", processes_left=0)
 
     asked = [node for node in known.cluster.nodes if node.name in ranks]
@@ -202,19 +202,17 @@ def _ask_to_stop(ranks: Mapping[str, int], known: Known, context: RunContext, gr
 
 
 def _stop_followed(known: Known, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
-    """Have the nodes stop it, and wait until the process that follows it has recorded the end."""
     answers = _ask_to_stop({node.node: node.node_rank for node in known.plan.nodes}, known, context, grace_s)
     try:
         return _wait_ended(known, directory, _ANSWER_S)
     except MultinodeError as error:
-        # The first node told ends the run, and with it the batch job: Slurm may then end our step on another node.
+        # Stopping the first node ends the run, and with it the batch job: Slurm may then end our step on another node.
         if not any(answer.processes_left for answer in answers.require()):
-            error.message += "; on its nodes nothing of it is left"
+            error.message += "; nothing of it is left on its nodes"
         raise
 
 
 def _stop_left(launched: Launched, known: Known, context: RunContext, grace_s: float) -> Launched:
-    """Ask the nodes once more that have not said themselves that the run is over there, and record their answers."""
     unclear = [node for node in launched.run.nodes if not _is_over(node)]
     if not unclear:
         return launched
@@ -223,7 +221,9 @@ def _stop_left(launched: Launched, known: Known, context: RunContext, grace_s: f
         if outcome.error is not None:
             context.say(f"{outcome.node.name}: it may still run there: {outcome.error.message}")
         elif outcome.value.processes_left:
-            context.say(f"{outcome.node.name}: {format_count(outcome.value.processes_left, 'process')} of it are left")
+            context.say(
+                f"{outcome.node.name}: {format_count(outcome.value.processes_left, 'process')} of it still running"
+            )
     answers = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
     nodes = tuple(_with_answer(node, answers.get(node.name)) for node in launched.run.nodes)
     run = msgspec.structs.replace(launched.run, nodes=nodes)
@@ -242,7 +242,6 @@ def _record_end(directory: RunDirectory, run: Run) -> None:
 
 
 def _is_over(node: NodeRun) -> bool:
-    """Whether the node itself has said so: that a job was never started may be what is not known of it there."""
     return node.state == "ended" and node.cause != "not_started" and not node.processes_left
 
 
@@ -250,7 +249,7 @@ def _with_answer(node: NodeRun, answer: _Stopped | None) -> NodeRun:
     if answer is None:
         return node
     if answer.cause == "unknown":
-        # It had no directory of the run: its processes were looked for by their environment.
+        # Without a run directory, its processes were found by their environment.
         answer = _Stopped(cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
     return msgspec.structs.replace(node, state="ended", **msgspec.structs.asdict(answer))
 
@@ -263,7 +262,7 @@ def _wait_ended(known: Known, directory: RunDirectory, within_s: float) -> Launc
             return msgspec.structs.replace(_summarise(known, run), directory=directory)
         time.sleep(_WAIT_S)
     raise MultinodeError(
-        f"run {directory.run_id} was asked to stop, and who follows it has not recorded its end within {within_s:.0f} s"
+        f"run {directory.run_id} was told to stop, but its end was not recorded within {within_s:.0f} s"
     )
 
 
@@ -282,7 +281,7 @@ def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
     missing = [node.node for node in plan.nodes if node.node not in nodes]
     if missing:
         raise UsageError(
-            f"{cluster.source} lacks {', '.join(missing)}, where run {plan.run_id} is",
-            hint="name the hostfile that it was launched with: --hosts",
+            f"{cluster.source} does not list {', '.join(missing)}, where run {plan.run_id} is",
+            hint="name the hostfile that you launched it with: --hosts",
         )
     return msgspec.structs.replace(cluster, nodes=tuple(nodes[node.node] for node in plan.nodes))

@@ -1,4 +1,4 @@
-"""The batch script that `multinode submit` hands to sbatch: its shell becomes the controller. Pure text."""
+"""The batch script of `multinode submit` for sbatch: its shell becomes the controller. Pure text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.secret_values import redact_words
 
-# Beside the grace period: what nodes have to verify that nothing is left, and Slurm's own resolution of a minute.
+# Beside the grace period: time for nodes to verify that nothing is left, and Slurm's resolution of a minute.
 _VERIFY_S = 60
 _GRACE_OPTION = "--grace-period"
 _DEFAULT_GRACE_S = 10.0
@@ -23,10 +23,10 @@ class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is submitted.
 
     Attributes:
-        options: of sbatch, as they were typed.
-        command: the verb of multinode and its arguments.
-        python: the interpreter that runs the controller.
-        runs: where runs are kept.
+        options: of sbatch, as typed.
+        command: the command of multinode and its arguments.
+        python: the interpreter of the controller.
+        runs: the directory of runs.
     """
 
     options: tuple[str, ...]
@@ -36,25 +36,25 @@ class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def batch_script(job: BatchJob) -> str:
-    """The script, which a person can read, change and submit by hand.
+    """The script, which people can read, change and submit by hand.
 
     Raises:
-        UsageError: there is no verb that runs on nodes, it names its nodes, or the script would hold a secret.
+        UsageError: no command that runs on nodes, it names its nodes, or the script would contain a secret.
     """
     verb, *arguments = job.command or ("",)
     if verb not in _SUBMITTED:
         raise UsageError(
-            f"{verb!r} cannot be submitted" if verb else "nothing stands after --",
+            f"{verb!r} cannot be submitted" if verb else "no command follows --",
             hint=f"multinode submit -N2 -- launch job.yaml; or {', '.join(sorted(_SUBMITTED - {'launch'}))}",
         )
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     taken = next((word for word in own if word == "--hosts" or word.startswith("--hosts=")), None)
     if taken is not None:
-        raise UsageError(f"{taken}: a submitted command takes its nodes from Slurm", hint="leave --hosts out")
+        raise UsageError(f"{taken}: a submitted command gets its nodes from Slurm", hint="remove --hosts")
     if redact_words(job.command) != job.command:
         raise UsageError(
-            "the command holds a secret, which others could read in the batch script",
-            hint="export it, and name it alone: --env HF_TOKEN",
+            "the command contains a secret, which others could read in the batch script",
+            hint="export it, and pass only its name: --env HF_TOKEN",
         )
     lines = _directives(job.options)
     names = [line.split()[0].partition("=")[0] for line in lines]
@@ -76,11 +76,10 @@ def batch_script(job: BatchJob) -> str:
 
 
 def _directives(words: Sequence[str]) -> list[str]:
-    """Options of sbatch, one a line, each with the value that follows it as a word of its own."""
     lines: list[str] = []
     for word in words:
         if "\n" in word or "\r" in word:
-            raise UsageError(f"{word!r}: an option of sbatch has no line break")
+            raise UsageError(f"{word!r}: an sbatch option cannot contain a line break")
         if word.startswith("-"):
             name, equals, value = word.partition("=")
             lines.append(f"{name}={shlex.quote(value)}" if equals else shlex.quote(word))
@@ -88,13 +87,12 @@ def _directives(words: Sequence[str]) -> list[str]:
             lines[-1] += f" {shlex.quote(word)}"
         else:
             raise UsageError(
-                f"{word!r} is no option of sbatch", hint="multinode submit -N2 --time=1:00:00 -- launch job.yaml"
+                f"{word!r} is not an sbatch option", hint="multinode submit -N2 --time=1:00:00 -- launch job.yaml"
             )
     return lines
 
 
 def _grace_s(arguments: Sequence[str]) -> float:
-    """The grace period that the command is given; what is no number the verb itself refuses."""
     for word, following in itertools.pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
         if name == _GRACE_OPTION:

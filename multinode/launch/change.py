@@ -1,6 +1,6 @@
-"""Change: what `launch` does otherwise than the job's own file says; as options of a command and as a YAML file. Pure.
+"""Change: settings of `launch` that differ from the job's file, as options and as a YAML file. Pure.
 
-The file is what `multinode tune` writes and `launch --with` takes: the options of launch by their names.
+The file is written by `multinode tune` and read by `launch --with`: the options of launch by name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A change as a machine can make it.
+    """A change that can be applied automatically.
 
     Attributes:
         overrides: `KEY=VALUE` for `--set`.
         deepspeed: `DOTTED.KEY=VALUE` for `--deepspeed-set`.
         averaging: what nodes average every H steps.
-        nodes: first nodes of the hostfile that are used; None is as many as today, likewise `workers_per_node`.
+        nodes: number of first nodes of the hostfile to use; None is unchanged.
+        workers_per_node: None is unchanged.
     """
 
     overrides: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return shlex.join(words)
 
     def joined(self, second: Change) -> Change:
-        """Both changes; of what both set, the second counts."""
+        """Both changes; the second wins."""
         return Change(
             overrides=(*self.overrides, *second.overrides),
             # A job without DeepSpeed has no configuration to edit.
@@ -64,7 +65,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab", omit_defaults=True):
-    """The file: options of `launch` by their names."""
+    """The file: options of `launch` by name."""
 
     nodes: _Count | None = None
     workers_per_node: _Count | None = None
@@ -83,7 +84,7 @@ def parse_change(text: str, source: object) -> Change:
     """A change from its file; `source` is its path, for messages.
 
     Raises:
-        UsageError: it is not YAML, has an unknown key, or a value that the option would refuse.
+        UsageError: it is not YAML, or has an unknown key or an invalid value.
     """
     file = decode_yaml(text, _File, source, _HINT)
     try:
@@ -104,7 +105,7 @@ def parse_change(text: str, source: object) -> Change:
 
 
 def change_text(change: Change, comment: str) -> str:
-    """A change as its file, with a line on where it comes from."""
+    """A change as a file, with a comment on its origin."""
     averaging = change.averaging
     outer = averaging is not None and averaging.outer_lr is not None
     file = _File(

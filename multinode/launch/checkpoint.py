@@ -1,4 +1,4 @@
-"""Which checkpoint a training can go on from: the last that every node has whole. Pure."""
+"""The checkpoint to resume from: the last one that is complete on every node. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 _STATE = "trainer_state.json"
-# torch.save's, beside the weights. Without both, the Trainer begins with a new optimizer and says nothing
+# Written by torch.save beside the weights. Without both, the Trainer silently starts with a new optimizer
 # (Trainer._load_optimizer_and_scheduler).
 _NEEDED = ("optimizer.pt", "scheduler.pt")
 _WEIGHTS = (
@@ -25,12 +25,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint as one node sees it.
 
     Attributes:
-        name: that of its directory, `checkpoint-20`.
-        step: as trainer_state.json has it; None where it cannot be read.
-        max_steps: steps of the whole training, likewise.
-        files: by name, what is wrong with it; None where nothing is.
-        shards: of the weights, as their index names them.
-        saved_ns: when trainer_state.json was last written, on the node's clock; None where it is not there.
+        name: of its directory, `checkpoint-20`.
+        step: from trainer_state.json; None if unreadable.
+        max_steps: of the whole training, likewise.
+        files: by name, what is wrong with the file, or None.
+        shards: of the weights, as listed in their index.
+        saved_ns: modification time of trainer_state.json, on the node's clock; None if missing.
     """
 
     name: Annotated[str, Meta(pattern=r"^checkpoint-[0-9]{1,15}$")]
@@ -42,17 +42,18 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def number(self) -> int:
-        """The step that its name gives."""
+        """The step in its name."""
         return int(self.name.partition("-")[2])
 
 
 class CheckpointChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint to go on from.
+    """The checkpoint to resume from.
 
     Attributes:
-        name: None where none is complete, and the training begins anew; likewise `step`, which is 0 then.
-        max_steps: of the whole training, as the checkpoint has it; None is unknown.
-        skipped: newer ones and why each is not complete.
+        name: None if none is complete, and the training starts from scratch.
+        step: 0 without a checkpoint.
+        max_steps: of the whole training, from the checkpoint; None if unknown.
+        skipped: newer, incomplete ones, each with the reason.
     """
 
     name: str | None = None
@@ -67,10 +68,9 @@ def choose_checkpoint(
     """The newest that is complete on every node.
 
     Args:
-        seen: by node, what it sees; nodes with a shared file system see the same.
+        seen: by node; nodes with a shared file system see the same.
         ranks: by node, the workers that it will have.
-        same_ranks: whether they are those that saved it. Others cannot take up the random numbers where these were,
-            and need no state of them.
+        same_ranks: whether these ranks saved it. Others cannot restore random states, and need none.
     """
     by_name = {node: {one.name: one for one in found} for node, found in seen.items()}
     every = {one.name: one.number for found in seen.values() for one in found}
@@ -90,14 +90,14 @@ def choose_checkpoint(
 def find_gap(
     checkpoint: Checkpoint | None, ranks: tuple[int, ...], world_size: int, *, same_ranks: bool = True
 ) -> str | None:
-    """The first thing that a node lacks for its workers to go on from a checkpoint; None where it is whole."""
+    """The first file that a node lacks to resume from a checkpoint; None if it is complete."""
     if checkpoint is None:
-        return "it is not there"
+        return "it is missing"
     files = checkpoint.files
     damaged = next((f"{name}: {problem}" for name, problem in sorted(files.items()) if problem is not None), None)
     if damaged is not None:
         return damaged
-    # The Trainer has the number of the process in the name only where there are several.
+    # The Trainer adds the process number to the name only with several processes.
     states = [f"rng_state_{rank}.pth" for rank in ranks] if world_size > 1 else ["rng_state.pth"]
     states = states if same_ranks else []
     missing = [name for name in (_STATE, *_NEEDED, *checkpoint.shards, *states) if name not in files]

@@ -1,4 +1,4 @@
-"""clean: what runs that have ended left on their nodes. Prints nothing."""
+"""clean: remove what ended runs left on their nodes. Prints nothing."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class _CleanedNode(msgspec.Struct, frozen=True):
 
 
 def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, asked: Sequence[str]) -> tuple[str, ...]:
-    """The ids of the runs that are meant, each with those that are named after it, as the attempts of a restarted one.
+    """The ids of the selected runs, each with the runs named after it, such as attempts.
 
-    `asked` are ids, or beginnings of one, of the runs below `runs` or of what lies on the nodes; `last` is the newest
-    of this machine.
+    `asked` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
+    machine.
 
     Raises:
-        UsageError: there is no such run, or several begin so.
+        UsageError: there is no such run, or several match.
         NodeError, NodeFailed: no node could be asked.
     """
 
@@ -87,17 +87,17 @@ def _find(begin: str, names: Sequence[str], cluster: Cluster) -> Iterable[str]:
         return (name for name in names if name == matching[0] or name.startswith(f"{matching[0]}-"))
     shown = ", ".join([*matching[:_SHOWN], *(["..."] if len(matching) > _SHOWN else [])])
     raise UsageError(
-        f"several runs begin with {begin!r} ({shown})"
+        f"several runs start with {begin!r} ({shown})"
         if matching
-        else f"no run begins with {begin!r}, neither here nor on the nodes of {cluster.source}",
-        hint="those of this machine: multinode runs",
+        else f"no run starts with {begin!r}, here or on the nodes of {cluster.source}",
+        hint="list the runs of this machine: multinode runs",
     )
 
 
 def clean(
     agent: AgentTransport, cluster: Cluster, run_ids: Sequence[str] | None, older_s: float
 ) -> tuple[Cleaned, ...]:
-    """What was removed from each node: these runs, or with None all that began at least `older_s` seconds ago."""
+    """What was removed from each node: these runs, or for None all that started at least `older_s` seconds ago."""
     ranks = range(len(cluster.nodes))
     names = None if run_ids is None else [node_run_id(run_id, rank) for run_id in run_ids for rank in ranks]
     request = {"schema": 1, "run_ids": names, "code": run_ids, "older_s": older_s}
@@ -120,9 +120,9 @@ def clean(
 
 
 def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> None:
-    """Remove from its nodes what a run left there; all wanted results have been fetched."""
+    """Remove a run's files from its nodes; all results have been fetched."""
     for node in clean(context.agent, cluster, [launched.run.run_id], 0.0):
         if node.error is not None:
-            context.say(f"{node.node}: its part of {launched.run.run_id} stays there: {node.error}")
+            context.say(f"{node.node}: {launched.run.run_id} was not removed there: {node.error}")
         for path in node.code_kept:
-            context.say(f"{node.node}: {path} stays, as the job has written files there")
+            context.say(f"{node.node}: {path} is kept, because the job has written files there")

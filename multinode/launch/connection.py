@@ -1,4 +1,4 @@
-"""connect: the way to the nodes of a cluster, for as long as it is needed."""
+"""connect: the connections to the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from multinode.transport.fabric_ssh import FabricTransport
     from multinode.transport.openssh import OpensshTransport
 
-# Whoever interrupts waits for no frozen node.
+# An interrupt does not wait for frozen nodes.
 _HASTE_S = 0.3
 
 
@@ -34,33 +34,32 @@ def connect(
     observe: Callable[[RunProgress], None] = lambda _: None,
     local: bool = False,
 ) -> Iterator[RunContext]:
-    """Hold the connections to the nodes: steps of their Slurm job where they have one, else SSH.
+    """Hold the connections to the nodes: steps of their Slurm job if they have one, otherwise SSH.
 
     Args:
-        cluster: whose nodes are reached.
-        runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
-        say: is told each stage in a few words.
-        observe: is shown the progress of a run, a few times per second.
-        local: takes this machine for the one node, without SSH.
+        cluster: the nodes.
+        runs: the directory of runs; None is $MULTINODE_RUNS, or `runs` in the working directory.
+        say: is called with each stage in a few words.
+        observe: is called with the progress of a run, a few times per second.
+        local: use this machine as the only node, without SSH.
 
     Yields:
-        What every verb takes.
+        The context that every command takes.
 
     Raises:
-        UsageError: some nodes are in a Slurm job and some are not; or $MULTINODE_FAN_OUT is no
-            number of nodes, or $MULTINODE_SSH no client.
+        UsageError: only some nodes are in a Slurm job, or $MULTINODE_FAN_OUT or $MULTINODE_SSH is invalid.
     """
     most = find_fan_out(os.environ, load_settings(Path.cwd()))
     if most is not None:
         set_fan_out(most)
     transport = _open_transport(cluster, local=local)
     try:
-        # The nodes' side of a login takes as long as what else is imported: both go on at once.
+        # A login takes as long as the remaining imports: both run in parallel.
         from multinode.transport.agent import AgentTransport  # noqa: PLC0415
 
         agent = AgentTransport(transport)
         if not local:
-            # A step of Slurm's has to know what it is for, and each costs slurmctld some work.
+            # A Slurm step needs to know its purpose, and each costs slurmctld work.
             agent.start_early([node for node in cluster.nodes if node.slurm_job is None])
         from multinode.launch.context import RunContext  # noqa: PLC0415
 
@@ -82,7 +81,7 @@ def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
         return LocalTransport()
     in_slurm = {node.slurm_job is not None for node in cluster.nodes}
     if len(in_slurm) > 1:
-        raise UsageError(f"{cluster.source}: slurm_job= has to be on the lines of all nodes, or of none")
+        raise UsageError(f"{cluster.source}: slurm_job= must be on the lines of all nodes or of none")
     if in_slurm == {True}:
         from multinode.transport.slurm import SlurmTransport  # noqa: PLC0415
 
@@ -91,7 +90,7 @@ def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
 
 
 def _open_ssh() -> OpensshTransport | FabricTransport:
-    """Through the `ssh` program where there is one, unless something else is asked for."""
+    """Through the `ssh` program if installed, unless another client is asked for."""
     from multinode.transport.openssh import OpensshTransport, find_ssh  # noqa: PLC0415
 
     client = find_ssh_client(os.environ, load_settings(Path.cwd()))

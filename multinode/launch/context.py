@@ -1,4 +1,4 @@
-"""What goes into a launch and what comes out of it: the request, the way to the nodes, the plan, the run."""
+"""Input and result of a launch: the request, the connection, the plan, the run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cluster: the nodes.
-        hostfile: the text that describes them; it is kept with the run.
-        job: a training, or what is measured in its place.
+        hostfile: its text, stored with the run.
+        job: a training, or a measurement instead.
         options: how it is laid out and started.
         execute: how it is followed and stopped.
-        check: whether findings that would break the run stop it before it starts.
-        run_id: its name; None makes one.
+        check: whether findings that would break the run prevent its start.
+        run_id: its name; None creates one.
     """
 
     cluster: Cluster
@@ -52,11 +52,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunContext:
-    """What a launch needs from outside: the network, a place for runs, and whoever watches.
+    """What a launch needs from outside: the network, a directory for runs, and callbacks.
 
     Args:
-        observe: is shown the progress, a few times per second.
-        say: is told each stage in a few words.
+        observe: is called with the progress, a few times per second.
+        say: is called with each stage in a few words.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RunContext:
         self.say = say
 
     def with_stop(self, stop: StopRequest) -> RunContext:
-        """The same, with another way to ask for a stop."""
+        """The same, with another request to stop."""
         other = copy.copy(self)
         other.stop = stop
         return other
@@ -90,7 +90,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     directory: RunDirectory
 
     def document(self) -> LaunchDocument:
-        """What `launch --json` prints."""
+        """The document of `launch --json`."""
         from multinode.launch.outcome import launch_document  # noqa: PLC0415 - it lays out tables, too
 
         verdict = self.directory.read(VERDICT_FILE, EarlyVerdict)
@@ -99,10 +99,10 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch that has been planned, checked and kept; nothing of it runs yet.
+    """A launch that has been planned, checked and stored; nothing of it runs yet.
 
     Attributes:
-        findings: what the checks found, no errors among them.
+        findings: of the checks, without errors.
     """
 
     what: Launch

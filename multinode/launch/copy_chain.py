@@ -363,7 +363,7 @@ class CopyRound:
         if total != self._moved[1]:
             self._moved = (now, total)
         elif now - self._moved[0] > _STALL_S:
-            raise ContactLost(f"nothing has moved for {_STALL_S:.0f} s", hint="what has come is kept: repeat the copy")
+            raise ContactLost(f"no progress for {_STALL_S:.0f} s", hint="received data is kept: repeat the copy")
         if self._began is None:
             self._observe(CopyProgress(hashed_bytes=hashed))
             return
@@ -401,7 +401,7 @@ def require_room(members: Sequence[Member]) -> None:
             f"{format_size(place.need_bytes)} would be written below {place.path}, and {format_size(place.free_bytes)} "
             "are free there: nothing was written",
             node=member.name,
-            hint="make room, or leave the node out",
+            hint="free space there, or leave the node out",
         )
         for member in members
         for place in (member.need.places if member.need is not None else ())

@@ -29,7 +29,7 @@ CONTROLLER = "controller"
 
 # A directory on a network file system with many files takes its time.
 _LOOK_S = 300.0
-_KEPT = "what has come is kept: the same command sends the rest"
+_KEPT = "received data is kept: run the same command to send the rest"
 _TRIES = 2
 
 _Count = Annotated[int, Meta(ge=0)]
@@ -195,7 +195,7 @@ def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Sur
     def ask(node: Node) -> tuple[Look, ...]:
         return _look(context.agent, node, request.paths, facts[node.name].cwd)
 
-    context.say("looking for the files")
+    context.say("listing the files")
     looked = gather([node for node in cluster.nodes if node.name in facts], ask, deadline_s=_LOOK_S)
     failed = {one.node.name: one.error for one in probed if one.error is not None}
     failed |= {one.node.name: one.error for one in looked if one.error is not None}
@@ -222,7 +222,7 @@ def _chain(survey: _Survey, agent: AgentTransport, cluster: Cluster) -> list[Par
 def _look(agent: AgentTransport, node: Node, paths: Sequence[str], cwd: str | None) -> tuple[Look, ...]:
     looked = agent.call(node, "look", {"schema": 1, "paths": paths, "cwd": cwd}, _Looked, deadline_s=_LOOK_S).paths
     if [look.path for look in looked] != list(paths):
-        raise NodeFailed("it looked at other paths than it was asked for", node=node.name)
+        raise NodeFailed("it reported paths that were not asked for", node=node.name)
     refused = next((look for look in looked if look.refused is not None), None)
     if refused is not None:
         raise UsageError(
@@ -231,7 +231,7 @@ def _look(agent: AgentTransport, node: Node, paths: Sequence[str], cwd: str | No
     full = [PurePosixPath(look.full or "/") for look in looked]
     inner = next((one for one in full if full.count(one) > 1 or not set(full).isdisjoint(one.parents)), None)
     if inner is not None:
-        raise UsageError(f"{inner} is in what is copied already", node=node.name, hint="name it once")
+        raise UsageError(f"{inner} is already part of the copy", node=node.name, hint="name it once")
     return looked
 
 
@@ -260,7 +260,7 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[Look]], her
     if request.source is not None:
         if request.source not in known:
             names = format_list([*looks, CONTROLLER], 9)
-            raise UsageError(f"no node is called {request.source}", hint=f"--from takes {names}")
+            raise UsageError(f"there is no node named {request.source}", hint=f"--from takes {names}")
         source = request.source
         lacks = next((look.path for look in known[source] if not look.exists), None)
         if lacks is not None:
@@ -274,14 +274,14 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[Look]], her
             lacking = next((path for path in request.paths if path not in present), None)
             if lacking is not None:
                 raise UsageError(f"{lacking} is on no node and not on this machine", hint="correct its name")
-            raise UsageError("no node has all of these paths", hint="copy each with a command of its own")
+            raise UsageError("no node has all of these paths", hint="copy each with a separate command")
         source = complete[0]
         for at, look in enumerate(looks[source] if source != CONTROLLER else ()):
             other = next((name for name in complete if looks[name][at].digest != look.digest), None)
             if other is not None:
                 raise UsageError(
-                    f"{look.path} is not the same on {source} ({_size(look)}) and {other} ({_size(looks[other][at])})",
-                    hint=f"name the right one: --from {source}",
+                    f"{look.path} differs: on {source} ({_size(look)}) and {other} ({_size(looks[other][at])})",
+                    hint=f"select one: --from {source}",
                 )
     bad = next((look for look in known[source] if look.reason is not None), None)
     if bad is not None:
@@ -353,9 +353,9 @@ class _Copies:
                 continue
             if member.copied.digest != (self.digest or member.copied.digest):
                 raise NodeFailed(
-                    "its files are not what other nodes received: they have changed while they were copied",
+                    "its files differ from those of the other nodes: they changed during the copy",
                     node=member.name,
-                    hint="copy once more",
+                    hint="repeat the copy",
                 )
             self.digest = member.copied.digest
             received = member.progress.moved_bytes if member.need is not None else 0
@@ -377,7 +377,7 @@ class _Copies:
             if self._suspected[name] >= _TRIES:
                 self.failed[name] = error
             else:
-                self._say(f"{error}; trying once more")
+                self._say(f"{error}; trying again")
 
 
 def _node(name: str, copies: _Copies, failed: Mapping[str, MultinodeError]) -> CopiedNode:

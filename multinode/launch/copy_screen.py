@@ -12,14 +12,14 @@ from multinode.render.table import Part, labelled, sheet_table
 from multinode.units import format_count, format_duration, format_size
 
 _BYTES_PER_GB = 1e9
-_STATES = {"source": "source", "copied": "copied, verified", "equal": "was equal already", "failed": "FAILED"}
+_STATES = {"source": "source", "copied": "copied, verified", "equal": "already equal", "failed": "FAILED"}
 
 
 def progress_text(progress: CopyProgress) -> str:
     """How far the slowest node is, at which rate, and how long it will take."""
     if not progress.receive_bytes:
         hashed = max(progress.hashed_bytes.values(), default=0)
-        return f"comparing what is there: {format_size(hashed)}" if hashed else "comparing what is there"
+        return f"comparing existing files: {format_size(hashed)}" if hashed else "comparing existing files"
     shares = {
         name: (progress.moved_bytes.get(name, 0) / total if total else 1.0)
         for name, total in progress.receive_bytes.items()

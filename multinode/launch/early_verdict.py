@@ -1,6 +1,6 @@
-"""EarlyVerdict: of a run on several nodes, after its first steps, whether one node alone would be faster.
+"""EarlyVerdict: whether one node alone would be faster, after the first steps of a run on several nodes.
 
-Pure data; `predict.early_verdict` judges.
+Data only; `predict.early_verdict` judges.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import msgspec
 from multinode.units import format_count
 
 LEAST_STEPS = 15
-"""Recorded steps from which on there is a verdict; the first of them are warm-up, as of any run."""
+"""Recorded steps needed for a verdict, including warm-up."""
 CERTAIN_STEPS = 120
-"""Measured steps from which on a verdict may end a run: with fewer, intervals cover less often than they say.
+"""Measured steps needed for a verdict that may end a run: with fewer, intervals cover less than they claim.
 
-Of steps with an autocorrelation of 0.6, the 95 % interval of 10 covers in 87 of 100 runs, of 120 in 95 (ADR 0035).
+For steps with an autocorrelation of 0.6, the 95% interval of 10 steps covers in 87 of 100 runs, of 120 in 95 (ADR
+0035).
 """
 VERDICT_FILE = "early-verdict.json"
-"""Where it is kept with a run."""
+"""Its file in the run directory."""
 Interval = tuple[float, float]
 
 
@@ -27,9 +28,9 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train the rest.
 
     Attributes:
-        speedup: its samples/s over those of the run as it is.
+        speedup: its samples/s over those of the unchanged run.
         speedup_interval: low, high.
-        left_s: time that the rest takes, of the step of the verdict; None where nothing tells how many steps there are.
+        left_s: time for the remaining steps; None if their number is unknown.
         left_interval_s: low, high; None likewise.
     """
 
@@ -44,8 +45,8 @@ class BestChange(Projection, frozen=True, kw_only=True):
 
     Attributes:
         name: in a few words: `gradients as fp16`.
-        options: of `multinode launch`; empty where it takes a person.
-        samples_ratio: samples of a step over those of today: a larger global batch is another optimisation.
+        options: of `multinode launch`; empty if it needs manual changes.
+        samples_ratio: samples per step relative to now: a larger global batch changes the optimization.
     """
 
     name: str
@@ -80,9 +81,10 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
         one_node: the first node alone with its workers of this run, predicted; None with a reason in `reason`.
         best: None where no setting pays, or none could be predicted.
         memory: whether the training fits one node's memory: `fits`, `too_small` or `unknown`.
-        needed_gib: that a worker would have allocated on one node, where `too_small`; `gpu_gib` what its GPU has.
-        core_wait_ms: of a step, what the first node's workers waited for cores that others had, where it matters.
-        reason: why there is no prediction; else empty.
+        needed_gib: allocation per worker on one node, if `too_small`.
+        gpu_gib: memory of its GPU, if `too_small`.
+        core_wait_ms: time per step that the first node's workers waited for CPU cores, if relevant.
+        reason: why there is no prediction; may be empty.
         sentence: the verdict in one line.
     """
 
@@ -99,17 +101,17 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
 
     @property
     def is_certain(self) -> bool:
-        """Whether all that may be is in favour of one node, its memory suffices, and the steps are enough to say so."""
+        """Whether the whole interval favors one node, its memory suffices, and there are enough steps."""
         return self.favours_one_node and self.measured >= CERTAIN_STEPS
 
     @property
     def favours_one_node(self) -> bool:
-        """Whether all that these steps leave possible is in favour of one node, and its memory suffices."""
+        """Whether the whole interval favors one node, and its memory suffices."""
         return self.one_node is not None and self.one_node.speedup_interval[0] > 1 and self.memory == "fits"
 
 
 def unknown_verdict(steps: RunSteps, reason: str) -> EarlyVerdict:
-    """Nothing can be said, for this reason."""
+    """No verdict, with this reason."""
     said = f"unknown whether 1 node would be faster than {steps.nodes}: {reason}"
     sentence = f"Early verdict ({format_count(steps.recorded, 'step')}): {said}"
     return EarlyVerdict(**msgspec.structs.asdict(steps), reason=reason, sentence=sentence)

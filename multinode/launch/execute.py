@@ -1,4 +1,4 @@
-"""execute: do what a plan says, on all nodes at once, and follow it until nothing of it is left."""
+"""execute: run a plan on all nodes at once, and follow it until nothing of it is left."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.2
 _OBSERVE_EVERY_S = 0.25
-# Of following anew what could not be kept: from one try to the next, at first and at last.
+# Delay between attempts to fetch what could not be kept, first and last.
 _RETRY_S = (1.0, 30.0)
 # And once the run is over.
 _LAST_TRIES = 3
-# What has to fit on the disk before more is fetched.
+# Free space needed before more is fetched.
 _PROBE_BYTES = 1 << 20
 _MOST_TROUBLES = 20
 _ENDED = {"succeeded": "succeeded", "failed": "failed", "stopped": "been stopped", "lost": "been lost"}
@@ -45,7 +45,7 @@ _ENDED = {"succeeded": "succeeded", "failed": "failed", "stopped": "been stopped
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Execution:
-    """One execution of a plan, recorded in `directory`: the sessions, their events, and the reactions to them."""
+    """One execution of a plan, recorded in `directory`: the sessions, their events, and the reactions."""
 
     plan: LaunchPlan
     cluster: Cluster
@@ -60,7 +60,7 @@ class Execution:
         self._tracker = Tracker(self.plan, self.directory, attach=self.options.attach)
         before = self.directory.read("run.json", Run) if self.options.attach else None
         self._started_s = before.started_s if before else time.time()
-        # Of one that is only followed for what is missing here.
+        # For a node that is only followed for missing data.
         self._ended_s = before.ended_s if before else None
         self._started = time.monotonic()
         self._watch = StallWatch(
@@ -72,15 +72,15 @@ class Execution:
         )
         # The stall for which the run was stopped.
         self._hang: Stall | None = None
-        # Why a run that goes on cannot be followed from here.
+        # Why a run that continues cannot be followed from here.
         self._barred: MultinodeError | None = None
         self._stopping = 0
-        # What comes back in the status of a node that our order stopped.
+        # Returned in the status of a node that our order stopped.
         self._order = secrets.token_hex(8)
         self._grace_s = self.options.grace_s
         # Whether a node was stopped by a signal before we asked any.
         self._stopped_unasked = False
-        # When nodes are waited for no more.
+        # When to stop waiting for nodes.
         self._give_up = float("inf")
         self._troubles: tuple[str, ...] = ()
         self._retry_s, self._retry_due = _RETRY_S[0], float("inf")
@@ -94,12 +94,12 @@ class Execution:
     def run(self) -> Run:
         """Start, follow, stop, record.
 
-        The run ends when every node has verified that its processes are gone, or can no longer be reached. When one
-        node fails, or `stop` asks for it, all are stopped. Returns what happened; a failed run is a result, not an
-        exception.
+        The run ends when every node has verified that its processes are gone, or is unreachable. If one node
+        fails, or
+        `stop` asks for it, all are stopped. Returns the outcome; a failed run is a result, not an exception.
 
         Raises:
-            UsageError, NodeError: a run that goes on cannot be followed before this side is put right; it is left so.
+            UsageError, NodeError: this side cannot follow the run until a problem is fixed; the run continues.
         """
         if not self.options.attach:
             self._save(self._record("running"))
@@ -125,8 +125,8 @@ class Execution:
         except MultinodeError as error:
             if not left:
                 raise MultinodeError(
-                    f"the run has {_ENDED.get(run.status, 'ended')}, which is not recorded: {error.message}",
-                    hint=f"make room, then: multinode attach {run.run_id}",
+                    f"the run has {_ENDED.get(run.status, 'ended')}, but this could not be recorded: {error.message}",
+                    hint=f"free disk space, then: multinode attach {run.run_id}",
                 ) from error
         if left and self._barred is not None:
             raise self._barred
@@ -144,7 +144,6 @@ class Execution:
         )
 
     def _abandon(self) -> None:
-        """What reads a run leaves it alone, whatever happens here; what holds its lease has been interrupted."""
         for session in self._sessions:
             if self._only_reads or self._leaves_on_stop:
                 session.leave()
@@ -156,7 +155,7 @@ class Execution:
         while time.monotonic() < self._give_up and not self._may_leave():
             if self._tracker.all_over and not self._survive(self._fetch_the_rest):
                 return
-            # Whatever looks at every node is done once for all that has come.
+            # Work over all nodes is done once per batch of events.
             for event in self._events.take(_TICK_S):
                 self._survive(functools.partial(self._take, event))
             if not self._stopping:
@@ -171,18 +170,18 @@ class Execution:
             self._tracker.give_up()
 
     def _survive(self, step: Callable[[], T]) -> T | None:
-        """Do a part of the following; what fails here costs a view or a record, and never the run."""
+        """An error in this part of following a run costs a view or a record, never the run."""
         try:
             return step()
         except MultinodeError as error:
             self._tell(str(error))
         except Exception as error:  # noqa: BLE001 - no defect of ours is worth a training
             _LOG.debug("a defect", exc_info=error)
-            self._tell(f"a defect in multinode: {error!r}")
+            self._tell(f"a bug in multinode: {error!r}")
         return None
 
     def _tell(self, trouble: str) -> None:
-        sentence = f"{trouble}; the run goes on"
+        sentence = f"{trouble}; the run continues"
         if sentence not in self._troubles:
             self._troubles = (*self._troubles, sentence)[-_MOST_TROUBLES:]
 
@@ -195,9 +194,8 @@ class Execution:
             self._show()
 
     def _fetch_what_is_missing(self) -> None:
-        """Follow those nodes anew of which something could not be kept, once it can be."""
         if self._tracker.trouble is not None:
-            self._tell(f"{self._tracker.trouble}, and what is missing is fetched once it can be")
+            self._tell(f"{self._tracker.trouble}; multinode will fetch the missing data when it can")
         if not self._tracker.behind:
             self._retry_s, self._retry_due = _RETRY_S[0], float("inf")
             return
@@ -208,7 +206,6 @@ class Execution:
                 self._follow_anew()
 
     def _fetch_the_rest(self) -> bool:
-        """Of a run that has ended, follow anew what is missing here; False where nothing is, or it cannot be kept."""
         while self._tracker.behind and self._tries_left and not self.stop.count:
             self._tries_left -= 1
             if self._can_write():
@@ -248,12 +245,10 @@ class Execution:
         self._watch.take(event)
 
     def _is_barred(self, event: Event) -> bool:
-        """Whether a node of a run that goes on was never met, and cannot be before this side is put right."""
         unmet = self._tracker.node_runs[event.node_rank].state == "waiting"
         return self.options.attach and not self.stop.count and unmet and isinstance(event.error, OURS_TO_FIX)
 
     def _may_leave(self) -> bool:
-        """Whether the run may go on alone now."""
         if self._stopping or self._tracker.all_over:
             return False
         if self._barred is not None or (self._leaves_on_stop and self.stop.count):
@@ -262,16 +257,14 @@ class Execution:
 
     @property
     def _only_reads(self) -> bool:
-        """Whether the run goes on without us: then only the user may stop it."""
         return self.options.attach and self.options.lease_s is None
 
     @property
     def _leaves_on_stop(self) -> bool:
-        """Whether a request to stop is the user's, to follow no more; what is slower than one node is stopped."""
         return self.options.leave_on_stop and self.stop.reason != SLOWER_THAN_ONE_NODE
 
     def _react(self) -> None:
-        """Stop all nodes when one fails, the run hangs or the user asks; asking twice cuts the grace period short."""
+        """Stop all nodes if one fails, the run hangs or the user asks; asking twice shortens the grace period."""
         asked = 0 if self._leaves_on_stop else self.stop.count
         failed = self._tracker.any_failed and not self._only_reads
         hangs = self.options.on_stall == "stop" and self._watch.current is not None
@@ -309,7 +302,7 @@ class Execution:
         others = [node for node in nodes if node.cause != "exited" or node.exit_code != 0 or node.signal is not None]
         if not others:
             return "succeeded"
-        # One was stopped, and not by us: what its peers raised then is a consequence.
+        # One was stopped, not by us: its peers' exceptions are consequences.
         by_another = any(node.stopped_by not in {None, self._order} for node in others)
         return "stopped" if self.stop.count or by_another or self._stopped_unasked else "failed"
 
@@ -342,7 +335,7 @@ class Execution:
         return replace(failure, hint=as_steps(failure.hint, self.cluster.nodes))
 
     def _hang_failure(self) -> Failure | None:
-        """A hang for which the run was stopped comes before whatever the stop brought about."""
+        """A hang that stopped the run takes precedence over failures caused by the stop."""
         hang = self._hang
         if hang is None:
             return None

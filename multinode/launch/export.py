@@ -1,4 +1,4 @@
-"""export: a run's records -> TensorBoard, MLflow and the others, while it is running or afterwards. Prints nothing."""
+"""export: a run's records -> TensorBoard, MLflow and others, during the run or afterwards. Prints nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ def export_runs(root: Path, run_id: str, targets: Sequence[Target]) -> Iterator[
     """Export a run that has ended, or all runs of a contrast, a sweep or a launch with restarts.
 
     Yields:
-        The run, the target, and why it failed; None if it did not.
+        The run, the target, and the error; None on success.
 
     Raises:
-        UsageError: there is no such run, it is still running, or a target needs one that is.
+        UsageError: there is no such run, it is still running, or a target needs a running one.
     """
     if any(target.kind == METRICS_PORT for target in targets):
-        raise UsageError("a port is served while a run is followed", hint="add --follow, or use prometheus:FILE.prom")
+        raise UsageError(
+            ("a port is served only while multinode follows a run"), hint="add --follow, or use prometheus:FILE.prom"
+        )
     found = load_run(root, run_id)
     if found.run.status == "running":
         raise UsageError(
@@ -51,17 +53,17 @@ def export_runs(root: Path, run_id: str, targets: Sequence[Target]) -> Iterator[
 
 
 def follow_export(root: Path, run_id: str, target: Target) -> None:
-    """Export a run that a multinode of this machine follows, as it goes on, to its end; one that has ended at once.
+    """Export a run that a multinode on this machine follows, until its end.
 
     Raises:
-        UsageError: it is running, and nobody follows it here.
+        UsageError: it is running, and nothing here follows it.
         MultinodeError: the export failed.
     """
     directory = RunDirectory.open(root, run_id)
     plan = _read_plan(directory)
     if not directory.is_locked and load_run(root, directory.run_id).run.status == "running":
         raise UsageError(
-            f"run {directory.run_id} is followed by no multinode on this machine",
+            f"no multinode on this machine follows run {directory.run_id}",
             hint=f"multinode attach {directory.run_id} --export {target}",
         )
     failure = _failure(lambda: _Following(directory, plan, target.make()).run())
@@ -70,7 +72,6 @@ def follow_export(root: Path, run_id: str, target: Target) -> None:
 
 
 def _failure(work: Callable[[], None]) -> str | None:
-    """Why it failed, on one line; any library may raise anything."""
     try:
         work()
     except MultinodeError as error:
@@ -93,7 +94,7 @@ def _export(target: Target, ended: EndedRun) -> None:
 
 
 class _Following:
-    """One run, followed by what its directory gets."""
+    """One run, followed through its directory."""
 
     def __init__(self, directory: RunDirectory, plan: LaunchPlan, exporter: Exporter) -> None:
         self._directory = directory
@@ -105,7 +106,7 @@ class _Following:
 
     def run(self) -> None:
         self._exporter.begin(self._run)
-        # Whoever follows the run holds the lock until its summary is written.
+        # The follower holds the lock until the summary is written.
         while self._directory.is_locked:
             due = time.monotonic() + _LOOK_S
             self._look()
@@ -149,5 +150,5 @@ def _unobserved(node: NodeProgress) -> ObservedNode:
 def _read_plan(directory: RunDirectory) -> LaunchPlan:
     plan = directory.read(PLAN_FILE, LaunchPlan)
     if plan is None:
-        raise UsageError(f"{directory} has no {PLAN_FILE}: it is made of other runs", hint="multinode runs")
+        raise UsageError(f"{directory} has no {PLAN_FILE}: it consists of other runs", hint="multinode runs")
     return plan

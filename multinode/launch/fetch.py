@@ -1,4 +1,4 @@
-"""fetch: files that the job wrote on node 0, and the traces of its workers, brought home into the run's directory."""
+"""fetch: copies files written by the job on node 0, and the traces of its workers, into the run's directory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from multinode.transport.agent import AgentStream, AgentTransport, read_answer
 from multinode.units import format_size
 
 _ANSWER_S = 60.0
-# What comes slower on the whole does not come: 64 kbit/s, so that a fetch ends in a time that what is announced bounds.
+# Minimum average rate, 64 kbit/s, so that the announced size bounds the time.
 _LEAST_BYTES_PER_S = 8 << 10
 _DIR_MODE = 0o700
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):
-    """What came home.
+    """What was copied.
 
     Attributes:
         files: names below `directory`.
@@ -44,7 +44,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class _Files(msgspec.Struct, frozen=True):
-    # As many as the agent sends at the most.
+    # The agent's maximum.
     files: Annotated[tuple[_File, ...], Meta(max_length=100_000)]
 
 
@@ -54,10 +54,10 @@ class _Data(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What shall come home.
+    """What to copy.
 
     Attributes:
-        cwd: where relative ones start.
+        cwd: start of relative paths.
     """
 
     node: Node
@@ -76,14 +76,14 @@ def fetch_files(
     """Copy files and directories of a node below `to`.
 
     Args:
-        agent: how the node is spoken to.
-        wanted: which of them.
-        to: a directory, made where it is missing.
-        say: is told how much has come.
-        patience_s: how long nothing may come; and how much longer all of it may take than at 8 KiB/s.
+        agent: runs the verbs.
+        wanted: the paths.
+        to: a directory, created if missing.
+        say: is called with the progress.
+        patience_s: how long nothing may arrive, and how much longer than at 8 KiB/s everything may take.
 
     Raises:
-        NodeError, NodeFailed: a path is not there, or contact was lost.
+        NodeError, NodeFailed: a path does not exist, or contact was lost.
         MultinodeError: they cannot be written here.
     """
     request = {"schema": 1, "paths": list(wanted.paths), "cwd": wanted.cwd}
@@ -106,7 +106,7 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
     free = shutil.disk_usage(to).free
     if total > free:
         raise MultinodeError(
-            f"what {node.name} has to send is {format_size(total)}, and {format_size(free)} are free for it",
+            f"{node.name} has {format_size(total)} to send, but only {format_size(free)} are free",
             hint=f"df -h {to}",
         )
     for place in places:
@@ -118,36 +118,38 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
         if record.get("kind") == "fetched":
             short = next((file.name for file, lacking in zip(listed, left, strict=True) if lacking), None)
             if short is not None:
-                raise NodeFailed(f"it sent less of {short} than it had announced", node=node.name)
+                raise NodeFailed(f"it sent less of {short} than announced", node=node.name)
             return Fetched(directory=to, files=tuple(file.name for file in listed), size_bytes=total)
         data = read_answer(record, _Data, node.name)
         if not 0 <= data.file < len(places):
             raise NodeFailed(f"it sent file {data.file} of {len(places)}", node=node.name)
         left[data.file] -= len(data.data)
         if left[data.file] < 0:
-            raise NodeFailed(f"it sent more of {listed[data.file].name} than it had announced", node=node.name)
+            raise NodeFailed(f"it sent more of {listed[data.file].name} than announced", node=node.name)
         with places[data.file].open("ab") as file:
             file.write(data.data)
         came = total - sum(left)
         if time.monotonic() - began > patience_s + came / _LEAST_BYTES_PER_S:
-            raise ContactLost(f"{format_size(came)} of {format_size(total)} came, too slowly to go on", node=node.name)
-        say(f"fetching {listed[data.file].name}: {100 * came // max(1, total)} %")
-    raise ContactLost("it went away while files were fetched", node=node.name)
+            raise ContactLost(
+                (f"stopped at {format_size(came)} of {format_size(total)}: the transfer is too slow"), node=node.name
+            )
+        say(f"fetching {listed[data.file].name}: {100 * came // max(1, total)}%")
+    raise ContactLost("it disconnected while files were fetched", node=node.name)
 
 
 def _safe(name: str, node: Node) -> PurePosixPath:
     """The name, which must stay below the directory.
 
     Raises:
-        NodeFailed: it would not.
+        NodeFailed: it does not.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise NodeFailed(f"it named a file {name!r}, which would lie elsewhere", node=node.name)
+        raise NodeFailed(f"it named a file {name!r} outside the directory", node=node.name)
     return path
 
 
-# Packed; unpacked it takes many times as much.
+# Compressed; uncompressed it takes many times as much.
 _LARGEST_TRACE = 64 << 20
 
 
@@ -158,9 +160,9 @@ def fetch_traces(
     directory: RunDirectory,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Bring the profiler's windows home, into the run's `traces`; a node that cannot give them any more is left out.
+    """Copy the profiler's windows into the run's `traces`; a node that cannot send them is left out.
 
-    They are a help, and the run is over: that one is missing is said in the summary, as `read_traces` finds it.
+    They are optional and the run is over: `read_traces` notes a missing one in the summary.
     """
     if plan.trace is None:
         return
@@ -178,24 +180,23 @@ def fetch_traces(
 
 
 def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
-    """The windows that came home, by rank, and why the others cannot be read."""
+    """The copied windows, by rank, and why others cannot be read."""
     events: dict[int, TraceEvents] = {}
     missing: dict[str, str] = {}
     for rank in ranks:
         path = directory.traces() / _trace_name(rank)
         try:
             with path.open("rb") as file:
-                # What is cut off is no trace any more, and the reader says so.
+                # A truncated trace is invalid, and the reader says so.
                 events[rank] = read_trace(file.read(_LARGEST_TRACE))
         except FileNotFoundError:
-            missing[f"trace of rank {rank}"] = "it did not come home"
+            missing[f"trace of rank {rank}"] = "it was not fetched"
         except (OSError, ValueError) as error:
             missing[f"trace of rank {rank}"] = f"it cannot be read: {error}"
     return events, missing
 
 
 def _trace_name(rank: int) -> str:
-    """What a worker's trace is called, on its node and here."""
     return f"rank-{rank}.json.gz"
 
 

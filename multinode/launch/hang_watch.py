@@ -1,4 +1,4 @@
-"""Noticing that a run hangs, having all its nodes diagnosed, and saying which rank is behind."""
+"""Detects a hanging run, has its nodes diagnosed, and names the rank that is behind."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _WORKER_SAMPLES = "samples/rank-"
 
 
 class StallClock:
-    """Counts from the last byte of log or record of a worker that came from any node.
+    """Time since the last byte of log or record of a worker on any node.
 
-    It begins when the job runs on every node, or with the first line of log. It stands still while a node is out of
-    contact: what we do not hear is no sign of what the job does.
-
+    It starts when the job runs on every node, or with the first line of log. It stops while a node is out of
+    contact,
+    which says nothing about the job.
 
     Attributes:
         generation: grows with every sign of progress.
@@ -41,7 +41,7 @@ class StallClock:
         self._lost = [False] * node_count
 
     def take(self, event: Event, now: float) -> None:
-        """Note what a node said; `now` in seconds of any steady clock."""
+        """Record a node's message; `now` in seconds of any monotonic clock."""
         message = event.message
         if event.error is not None:
             self._lost[event.node_rank] = True
@@ -59,7 +59,7 @@ class StallClock:
                 self._since = now
 
     def silent_s(self, now: float) -> float:
-        """Seconds without progress; 0 before the job has begun and while a node is out of contact."""
+        """Seconds without progress; 0 before the job has started and while a node is out of contact."""
         return now - self._since if self._since is not None and not any(self._lost) else 0.0
 
     def _restart(self, now: float) -> None:
@@ -72,13 +72,13 @@ _ANSWER_S = 20.0
 
 
 class _Answer(NodeDiagnosis, frozen=True, kw_only=True):
-    """What a node says of itself; it knows its own time."""
+    """A node's diagnosis of itself, with its own time."""
 
     time_s: float
 
 
 def diagnose(agent: AgentTransport, cluster: Cluster, plan: LaunchPlan) -> tuple[NodeDiagnosis, ...]:
-    """What each node said, in node-rank order; one that could not be asked says why."""
+    """The diagnosis of each node, in node-rank order; an unreachable one has the reason."""
     plans = {node_plan.node: node_plan for node_plan in plan.nodes}
 
     def ask(node: Node) -> NodeDiagnosis:
@@ -93,7 +93,7 @@ def diagnose(agent: AgentTransport, cluster: Cluster, plan: LaunchPlan) -> tuple
 
 def _ask(agent: AgentTransport, node: Node, plan: NodePlan, run_id: str) -> NodeDiagnosis:
     request = {"schema": 1, "run_id": node_run_id(run_id, plan.node_rank)}
-    # Its channel is not kept: stalls are far apart.
+    # Its channel is closed: stalls are rare.
     stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
     stream.close()
     place = {"node": plan.node, "node_rank": plan.node_rank, "ranks": plan.ranks, "error": None}
@@ -114,13 +114,13 @@ class StallWatch:
     """Watches one run; its methods are called from the loop that follows the run and do not block.
 
     Args:
-        stall_s: how long no node may get on; None watches nothing.
+        stall_s: how long no node may make progress; None disables it.
         diagnose: asks all nodes; takes seconds, and is called in a thread.
-        write_hint: a hint as these nodes are reached.
+        write_hint: adapts a hint to how these nodes are reached.
 
     Attributes:
-        stalls: all so far, those of an earlier controller too.
-        current: the one that lasts; None while the run gets on.
+        stalls: all so far, including those of an earlier controller.
+        current: the one in progress; None otherwise.
     """
 
     stall_s: float | None
@@ -134,20 +134,20 @@ class StallWatch:
         before = self.directory.read(_FILE, StallRecord)
         self.stalls: tuple[Stall, ...] = before.stalls if before is not None else ()
         self.current: Stall | None = None
-        # The progress after which the nodes were last asked: once is enough for each standstill.
+        # The progress after which the nodes were last asked: once per standstill.
         self._asked: int | None = None
         self._answers: queue.Queue[Sequence[NodeDiagnosis] | Exception] = queue.Queue()
         self._thread: threading.Thread | None = None
 
     def take(self, event: Event) -> None:
-        """Note what a node said."""
+        """Record a node's message."""
         before = self._clock.generation
         self._clock.take(event, time.monotonic())
         if self._clock.generation != before:
             self.current = None
 
     def look(self) -> bool:
-        """Have the nodes asked when the time has come, and fold what they answered; whether that is a new stall."""
+        """Start a diagnosis when due, and collect its result; returns whether there is a new stall."""
         if self.stall_s is None:
             return False
         found = not self._answers.empty() and self._fold(self._answers.get())
@@ -160,7 +160,7 @@ class StallWatch:
         return found
 
     def close(self) -> None:
-        """Wait for a diagnosis that is under way: nothing of ours stays on a node."""
+        """Wait for a running diagnosis: nothing of ours stays on a node."""
         if self._thread is not None:
             self._thread.join(_LEAVE_S)
 
@@ -174,7 +174,7 @@ class StallWatch:
         if isinstance(answer, Exception):
             raise answer
         if self._asked != self._clock.generation:
-            # The run went on meanwhile.
+            # The run continued meanwhile.
             return False
         self.current = self._make(answer)
         self.stalls = (*self.stalls, self.current)[-_MOST_KEPT:]

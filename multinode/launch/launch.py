@@ -1,4 +1,4 @@
-"""launch: probe, plan, check, execute, summarise. Composes the layers; prints nothing."""
+"""launch: probe, plan, check, execute, summarize. Composes the layers; prints nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from multinode.traffic.algorithms import Layout
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.units import format_count
 
-# What is compared is told with its versions.
+# Compared packages are shown with their versions.
 _COMPARED = frozenset({"contrast", "sweep", "tuning"})
 
 
@@ -98,10 +98,12 @@ def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> 
     for node, planned, shown in zip(cluster.nodes, plan.nodes, redact_plan(plan).nodes, strict=True):
         if planned != shown and not agent.verifies(node):
             raise UsageError(
-                "its host key is compared with no known one (StrictHostKeyChecking no), and the job has a secret",
+                "its host key is not verified (StrictHostKeyChecking no), and the job has a secret",
                 node=node.name,
-                hint="take that setting out of the SSH configuration for it and accept its key once, or leave the "
-                "secret (--env NAME, a token in the YAML) out",
+                hint=(
+                    "remove that setting for it from the SSH configuration and accept its key once, or remove the "
+                    "secret (--env NAME, a token in the YAML)"
+                ),
             )
 
 
@@ -138,14 +140,14 @@ def follow_run(
 
 
 def require_success(launched: Launched, context: RunContext) -> None:
-    """For verbs that need the run's figures: it must have ended well.
+    """For commands that need the run's figures: it must have succeeded.
 
     Raises:
         Interrupted: the user stopped it.
         RunFailed: it failed, with its first failure.
     """
     if context.stop.count:
-        raise Interrupted("interrupted", hint=f"what was measured so far: {launched.directory}")
+        raise Interrupted("interrupted", hint=f"results so far: {launched.directory}")
     if launched.run.status != "succeeded":
         failure = launched.run.first_failure
         raise RunFailed(
@@ -157,38 +159,38 @@ def require_success(launched: Launched, context: RunContext) -> None:
 
 
 def same_threads(what: Launch, workers: Sequence[int], context: RunContext, where: str) -> Launch:
-    """The launch with as many threads per worker, however many workers a node has; see `with_same_threads`.
+    """The launch with equal threads per worker on all nodes; see `with_same_threads`.
 
     Args:
         what: the launch.
-        workers: on each node, in every run that is compared.
-        context: is told where that changes something.
-        where: in every one of what, for that sentence.
+        workers: per node, in every run that is compared.
+        context: is told if that changes something.
+        where: scope, for that sentence.
     """
     environment = with_same_threads(what.options.environment, what.cluster, workers)
     if environment == what.options.environment:
         return what
-    context.say(f"OMP_NUM_THREADS=1 {where}: torchrun gives a worker that is alone on its node more threads")
+    context.say(f"OMP_NUM_THREADS=1 {where}: torchrun gives a single worker on a node more threads")
     return msgspec.structs.replace(what, options=msgspec.structs.replace(what.options, environment=environment))
 
 
 def benchmark_mode(what: Launch) -> Launch:
-    """The launch for its figures alone; a script keeps what it keeps."""
+    """The launch for measurement only; a script writes what it writes."""
     if not isinstance(what.job, LlamaFactoryJob):
         return what
     return msgspec.structs.replace(what, job=benchmark_job(what.job))
 
 
 def plan_offline(what: Launch) -> LaunchPlan:
-    """The plan as far as the hostfile alone gives it; what a probe would have told is marked as assumed."""
+    """The plan from the hostfile alone; what a probe would have found is marked as assumed."""
     return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
 
 
 def create_parent(runs: Path, what: Launch) -> RunDirectory:
-    """A directory for what is made of several runs, so that it is listed with them.
+    """A directory for the result of several runs, so that it is listed with them.
 
     Raises:
-        MultinodeError: it cannot be made.
+        MultinodeError: it cannot be created.
     """
     directory = RunDirectory.create(runs, what.run_id or make_run_id())
     directory.write_cluster(what.cluster, what.hostfile)
@@ -208,7 +210,7 @@ def probe_workers(what: Launch, agent: AgentTransport) -> tuple[int, ...]:
 
 
 def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:
-    """What each node is, by its name, and which of these ports are taken there.
+    """The facts of each node, by name, and which of these ports are taken there.
 
     Raises:
         NodeError: one could not be reached.
@@ -249,7 +251,7 @@ def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context:
     findings = concerning(check_launch(inspection), what.cluster, what.options)
     raise_first_error(findings)
     if len(what.cluster.nodes) > 1:
-        context.say("checking that the nodes reach each other")
+        context.say("checking that the nodes can reach each other")
         met = with_connectivity(context.agent, inspection)
         findings = sort_findings([*findings, *concerning(check_connectivity(met), what.cluster, what.options)])
         raise_first_error(findings)

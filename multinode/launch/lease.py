@@ -1,4 +1,4 @@
-"""The lease of a run, as the controller keeps it: how often it is renewed, and when it has surely run out."""
+"""The lease of a run on the controller: when to renew it, and when it has certainly expired."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 LEASE_S = 120.0
-"""How long a node keeps running without contact to the controller, unless something else is asked for."""
+"""How long a node keeps running without contact to the controller, by default."""
 
-# A lease is renewed when this part of it has passed: three renewals may be lost before it runs out.
+# A lease is renewed after this part of it: three renewals may be lost before it expires.
 _RENEWED_AFTER = 1 / 4
-# A run without a lease goes on without us; so long we seek it before we say that it is lost.
+# A run without a lease continues without us; how long we try to reach it before it counts as lost.
 _DETACHED_S = 300.0
-# A machine that wakes up has no time to lose.
+# After a suspension there is no time to lose.
 _LOOK_S = 1.0
 
 
 class LeaseRenewal:
-    """When the next word to one node is due. Time is CLOCK_BOOTTIME, as on the node: it counts suspension.
+    """When the next renewal of one node is due. Time is CLOCK_BOOTTIME, as on the node: it includes suspension.
 
     Args:
-        lease_s: the lease; None is without end, and needs no word.
+        lease_s: the lease; None is unlimited, and needs no renewal.
     """
 
     def __init__(self, lease_s: float | None, clock: Callable[[], float] | None = None) -> None:
@@ -31,7 +31,7 @@ class LeaseRenewal:
         self._renewed = self._clock()
 
     def take_order(self, *, now: bool = False) -> dict[str, Any] | None:
-        """The order that renews it, when that is due or `now`; None otherwise."""
+        """The order that renews it, if due or `now`; otherwise None."""
         if self._lease_s is None or not (now or self._clock() - self._renewed >= self._lease_s * _RENEWED_AFTER):
             return None
         self._renewed = self._clock()
@@ -39,21 +39,21 @@ class LeaseRenewal:
 
     @property
     def look_s(self) -> float:
-        """How long to wait until the next look at what is due."""
+        """Time until the next look."""
         return _LOOK_S if self._lease_s is None else min(_LOOK_S, self._lease_s * _RENEWED_AFTER / 2)
 
     @property
     def over_s(self) -> float:
-        """So long after the last word it has surely run out; without end, so long the node is sought."""
+        """Time after the last message when the lease has certainly expired; without one, how long to seek the node."""
         return 2.0 * (self._lease_s or _DETACHED_S)
 
 
 class LeaseKeeper:
-    """Renews the lease of one node in a thread of its own: nothing else that takes time here or there delays it.
+    """Renews the lease of one node in its own thread, so that nothing else delays it.
 
     Args:
         name: of the node.
-        renew: sends the order where it is due.
+        renew: sends the order if due.
     """
 
     def __init__(self, name: str, renewal: LeaseRenewal, renew: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class LeaseKeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._over.set()
 
     def _keep(self) -> None:

@@ -1,4 +1,4 @@
-"""logs: whose logs are meant; and logs as they grow, whoever on this machine writes them."""
+"""logs: selects logs, and follows them as they grow, whatever process on this machine writes them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OPTIONS = ExecuteOptions()
 def choose_logs(
     root: Path, stored: StoredRun, node: str | None, rank: int | None
 ) -> list[tuple[StoredRun, tuple[NodeRun, ...]]]:
-    """Whose logs are meant: a run's own, or those of all runs that a bench, sweep, contrast or try is made of.
+    """The selected logs: a run's own, or those of all runs of a bench, sweep, contrast or try.
 
-    `node` and `rank` are as in `choose_nodes`, of each of the runs.
+    `node` and `rank` are as for `choose_nodes`, in each of the runs.
 
     Raises:
-        UsageError: there is no such node or worker, or no log at all, as of an import.
+        UsageError: there is no such node or worker, or no log at all, as for an import.
     """
     if (stored.directory.path / PLAN_FILE).is_file():
         return [(stored, choose_nodes(stored, node, rank))]
@@ -39,8 +39,8 @@ def choose_logs(
     parts = load_parts(root, run)
     if not parts:
         shown = f"multinode {'table' if run.kind in {'import', 'sweep'} else 'show'} {run.run_id}"
-        raise UsageError(f"run {run.run_id} has no logs: it is of kind {run.kind}, without runs", hint=f"see {shown}")
-    # A node rank is that in the whole: a part has some of its nodes.
+        raise UsageError(f"run {run.run_id} has no logs: it is of kind {run.kind} and has no runs", hint=f"see {shown}")
+    # Node ranks are those of the whole run: a part has some of its nodes.
     name = choose_nodes(stored, node, None)[0].name if node is not None else None
     able = [(part, choose_nodes(part, None, rank)) for part in parts if rank is None or rank < part.run.world_size]
     named = [(part, tuple(one for one in nodes if name in {None, one.name})) for part, nodes in able]
@@ -51,7 +51,7 @@ def choose_logs(
 
 
 def choose_nodes(stored: StoredRun, node: str | None, rank: int | None) -> tuple[NodeRun, ...]:
-    """All nodes of a run, or the one that is named by name, by node rank, or by the rank of a worker on it.
+    """All nodes of a run, or one, by name, by node rank, or by the rank of a worker on it.
 
     Raises:
         UsageError: the run has no such node or worker.
@@ -76,19 +76,19 @@ def node_logs(stored: StoredRun, nodes: Sequence[NodeRun]) -> Iterator[tuple[str
 
 
 def needs_follower(known: Known) -> bool:
-    """Whether the run goes on and nobody on this machine brings its logs home."""
+    """Whether the run is in progress and nothing on this machine fetches its logs."""
     return known.run.status == "running" and not known.directory.is_locked
 
 
 def follow_logs(
     known: Known, ranks: tuple[int, ...], context: RunContext | None, options: ExecuteOptions = _OPTIONS
 ) -> Iterator[tuple[str, bytes]]:
-    """Name of the node, and what its log has gained; from the beginning of the logs to the end of the run.
+    """Name of the node, and additions to its log; from the beginning of the logs to the end of the run.
 
-    `context` is for a run that needs a follower, which goes by `options` and leaves it alone when this ends.
+    `context` is for a run that needs a follower, which uses `options` and leaves the run when this ends.
 
     Raises:
-        MultinodeError: it needs a follower, and a node cannot be followed, or could not to its end.
+        MultinodeError: it needs a follower, and a node cannot be followed to its end.
     """
     directory = known.directory
     follower = _Follower(known, context, options) if context is not None else None
@@ -96,8 +96,8 @@ def follow_logs(
     names = {node.node_rank: node.name for node in known.run.nodes}
     try:
         while True:
-            # Asked first: what was written before the end is then read after it.
-            # Whoever else followed it may have been killed: nothing more comes then, and nobody records the end.
+            # Asked first: what was written before the end is read after it. Another follower may have been killed: then
+            # no more arrives, and nothing records the end.
             comes = directory.is_locked if follower is None else follower.is_alive
             over = not (comes and _goes_on(directory))
             for rank in ranks:
@@ -135,7 +135,7 @@ class _Follower:
         self._thread.join(self._options.grace_s + self._options.verify_s)
 
     def require_all(self) -> None:
-        """See that every node was followed to its end, as the run's record has it: the thread may be busy yet.
+        """Check that every node was followed to its end, by the run's record: the thread may still be busy.
 
         Raises:
             MultinodeError: one was not, or following has failed.

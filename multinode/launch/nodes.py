@@ -1,4 +1,4 @@
-"""Nodes: which machines a verb is about, as a hostfile or its stand-ins name them. Prints nothing."""
+"""Nodes: the machines of a command, from a hostfile or its alternatives. Prints nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from multinode.records.settings import load_settings
 
 
 class Nodes(NamedTuple):
-    """A cluster, and the text of the hostfile that describes it."""
+    """A cluster, and the text of its hostfile."""
 
     cluster: Cluster
     hostfile: str
@@ -45,7 +45,7 @@ def load_nodes(
             scheduler gave, as a hostfile.
 
     Raises:
-        UsageError: no hostfile, a wrong one, or fewer nodes than asked for.
+        UsageError: no hostfile, an invalid one, or fewer nodes than asked for.
     """
     path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
     cluster, text = load_allocation(os.environ, note) if path is None else load_hostfile(path, note)
@@ -54,30 +54,30 @@ def load_nodes(
     else:
         cluster = msgspec.structs.replace(cluster, hosts=hosts)
     if count is not None and count > len(cluster.nodes):
-        raise UsageError(f"{count} nodes were asked for, and {cluster.source} has {len(cluster.nodes)}")
+        raise UsageError(f"{count} nodes are requested, but {cluster.source} has {len(cluster.nodes)}")
     return Nodes(cluster if count is None else cluster.first(count), text)
 
 
 def local_nodes(workers: int, python: str = sys.executable) -> Nodes:
-    """This machine as the one node, for `connect(..., local=True)`: nothing of it goes over SSH.
+    """This machine as the only node, for `connect(..., local=True)`, without SSH.
 
     Args:
-        workers: how many it may have.
+        workers: maximum number.
         python: the interpreter of the training environment.
     """
     return Nodes(local_cluster(workers, python), "# This machine, without SSH\n")
 
 
 def parse_nodes(hostfile: str) -> Nodes:
-    """The nodes that the text of a hostfile describes, one line per node: `gpu-a addr=192.0.2.1 slots=4`.
+    """The nodes in the text of a hostfile, one line per node: `gpu-a addr=192.0.2.1 slots=4`.
 
     Raises:
-        HostfileError: a line is wrong.
+        HostfileError: a line is invalid.
     """
     return Nodes(parse_hostfile(hostfile, "the text"), hostfile)
 
 
-# What ended a moment ago needs some seconds to give back its memory; somebody's training does not end for us.
+# A process that has just ended needs seconds to free its memory; another training does not end for us.
 PATIENCE_S = 60.0
 _EVERY_S = 2.0
 
@@ -85,9 +85,9 @@ _EVERY_S = 2.0
 def wait_for_gpus(
     prepared: Prepared, context: RunContext, *, patience_s: float = PATIENCE_S, every_s: float = _EVERY_S
 ) -> Finding | None:
-    """Wait until the GPUs are free, or the user asks to stop; what still holds one then.
+    """Wait until the GPUs are free, or the user asks to stop; returns the process that still holds one.
 
-    The facts of the launch itself are looked at first, so that free GPUs, and nodes without any, cost no further probe.
+    The facts of the launch are used first, so that free GPUs, and nodes without any, need no further probe.
 
     Raises:
         NodeError: a node could not be asked again.
@@ -105,7 +105,7 @@ def wait_for_gpus(
 
 
 def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts]) -> Finding | None:
-    """The first GPU of the plan that another process holds; None where all are free, or there is none."""
+    """The first GPU of the plan held by another process; None if all are free, or without GPUs."""
     planned = {node.node: node.gpus for node in plan.nodes}
     nodes = tuple(
         msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
@@ -120,7 +120,6 @@ def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts])
 
 
 def _of_strangers(gpu: Gpu) -> Gpu:
-    """Nothing of this run is on the GPU yet: another run of ours disturbs it as anybody's would."""
     return msgspec.structs.replace(
         gpu, processes=tuple(msgspec.structs.replace(process, run_id=None) for process in gpu.processes)
     )

@@ -1,4 +1,4 @@
-"""Notice: what is told of a run that nobody watches when it ends, hangs or is restarted, and its words."""
+"""Notice: the message when an unattended run ends, hangs or is restarted."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _PREFIX = "MULTINODE_"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a run: the JSON document that `--notify` sends, and as `MULTINODE_*` the environment of `--on-end`.
+    """One event of a run: the JSON document of `--notify`, and the `MULTINODE_*` environment of `--on-end`.
 
     Attributes:
         event: `end`, `hang` or `restart`.
         text: the event in one sentence, under the key that chat services show.
         run: the run's id.
-        status: as in `Run`; `failed` as well where the controller itself could not go on.
+        status: as in `Run`; also `failed` if the controller itself could not continue.
         directory: the run's directory on the controller.
-        failed_node: where the run failed, or which node the others wait for; None is unknown or none.
-        failed_rank: likewise, the worker's global rank.
+        failed_node: where the run failed, or the node that the others wait for; None if unknown or none.
+        failed_rank: the worker's global rank, likewise.
         failure: why it failed or hangs.
         failure_kind: as `Failure.kind`.
     """
@@ -82,13 +82,13 @@ def hang_notice(progress: RunProgress, stall: Stall, directory: Path) -> Notice:
 
 
 def restart_notice(progress: RunProgress, directory: Path) -> Notice:
-    """A further attempt of a run has begun."""
+    """Another attempt of a run has started."""
     text = f"run {progress.run_id} was restarted: attempt {progress.attempt} of {progress.attempts}"
     return _of_progress("restart", text, "running", progress, directory)
 
 
 def new_notices(before: RunProgress | None, now: RunProgress, directory: Path) -> list[Notice]:
-    """What has happened from one look at a run to the next: a restart, a standstill."""
+    """The events between two looks at a run: restarts and standstills."""
     notices = []
     if before is not None and now.attempt != before.attempt:
         notices.append(restart_notice(now, directory))
@@ -99,18 +99,18 @@ def new_notices(before: RunProgress | None, now: RunProgress, directory: Path) -
 
 def interrupted_notice(progress: RunProgress, reason: str, directory: Path) -> Notice:
     """The controller could not follow a run to its end."""
-    text = f"run {progress.run_id} failed: the controller could not go on: {reason}"
+    text = f"run {progress.run_id} failed: the controller could not continue: {reason}"
     return msgspec.structs.replace(_of_progress("end", text, "failed", progress, directory), failure=reason)
 
 
 def notice_document(notice: Notice) -> dict[str, Any]:
-    """The notice as plain data, without secrets and control characters, each text of bounded length."""
+    """The notice as plain data, without secrets and control characters, with texts of limited length."""
     document: dict[str, Any] = _shown(redact(msgspec.to_builtins(notice)))
     return document
 
 
 def notice_environment(notice: Notice) -> dict[str, str]:
-    """The same as variables: MULTINODE_EVENT and so on; what is unknown is empty, nodes have commas between."""
+    """The same as variables, MULTINODE_EVENT and so on; unknown values are empty, nodes are comma-separated."""
     return {
         _PREFIX + name.upper(): "" if value is None else ",".join(value) if isinstance(value, list) else str(value)
         for name, value in notice_document(notice).items()

@@ -1,4 +1,4 @@
-"""Telling others of a run: a command and a webhook, in threads with deadlines. What fails there disturbs no run."""
+"""Notifications of a run: a command and a webhook, in threads with deadlines. Their failure does not affect the run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from multinode.errors import UsageError, printable
 from multinode.records.files import open_private
 from multinode.transport.base import time_left
 
-# What the commands print goes into this file of the run's directory.
+# Output of the commands, in the run directory.
 LOG = "on-end.log"
-# A run tells few events; one that hangs again and again is not told of without end.
+# A run has few events; one that hangs repeatedly must not notify without end.
 _MOST_UNDER_WAY = 8
 
 
 class Notifier:
-    """Tells a command, a webhook, or both; `tell` does not wait.
+    """Notifies a command, a webhook, or both; `tell` does not wait.
 
     Args:
-        command: a shell's; None is none.
-        url: as `check_url` wants it; None is none.
-        command_s: how long the command may run until it is killed.
-        url_s: how long each wait for the webhook may last.
+        command: a shell command; None is none.
+        url: as for `check_url`; None is none.
+        command_s: time limit of the command.
+        url_s: timeout of the webhook.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Notifier:
         self._failures: list[str] = []
 
     def tell(self, document: dict[str, Any], environment: dict[str, str], log: Path) -> None:
-        """Start to tell of an event.
+        """Start to notify of an event.
 
         Args:
-            document: what the webhook gets, as JSON.
-            environment: what the command gets besides our own variables.
-            log: the file that its output is appended to.
+            document: the JSON for the webhook.
+            environment: additional variables for the command.
+            log: the file for its output.
         """
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= _MOST_UNDER_WAY:
-            self._failures.append("an event was not told: earlier notifications have not ended yet")
+            self._failures.append("a notification was dropped: earlier ones have not finished yet")
             return
         if self._command is not None:
             self._start(self._run, self._command, environment, log)
@@ -64,12 +64,12 @@ class Notifier:
             self._start(self._post, self._url, document)
 
     def close(self) -> tuple[str, ...]:
-        """Wait until all is told or its time is over; what failed, a sentence each."""
+        """Wait for all notifications, up to their limits; returns a sentence per failure."""
         end = time.monotonic() + self._command_s + self._url_s
         for thread in self._threads:
             thread.join(time_left(end))
         if any(thread.is_alive() for thread in self._threads):
-            self._failures.append("a notification did not end in time")
+            self._failures.append("a notification did not finish in time")
         return tuple(self._failures)
 
     def _start(self, deliver: Any, *arguments: Any) -> None:
@@ -96,21 +96,21 @@ class Notifier:
         try:
             code = process.wait(self._command_s)
         except subprocess.TimeoutExpired:
-            # Its session is its own: what it started goes with it. It is not reaped yet, so the id is its.
+            # Its own session: child processes end with it. It is not reaped yet, so the id is valid.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(1.0)
             self._failures.append(f"the command of --on-end was killed after {self._command_s:g} s; its output: {log}")
             return
         if code != 0:
-            self._failures.append(f"the command of --on-end ended with code {code}; its output: {log}")
+            self._failures.append(f"the command of --on-end exited with code {code}; its output: {log}")
 
     def _post(self, url: str, document: dict[str, Any]) -> None:
-        # The address may be the secret that lets one post: only its host is ever said.
+        # The URL may be the secret: only its host is ever printed.
         host = urllib.parse.urlsplit(url).hostname
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if url.startswith("http:"):
-            # What is meant for this machine goes through no proxy.
+            # Requests to this machine use no proxy.
             handlers.append(urllib.request.ProxyHandler({}))
         data = json.dumps(document).encode()
         request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})  # noqa: S310
@@ -121,7 +121,7 @@ class Notifier:
             self._failures.append(f"the webhook of --notify at {host} answered with status {error.code}")
         except urllib.error.URLError as error:
             reason = printable(str(error.reason)).replace("\n", " ")
-            self._failures.append(f"the webhook of --notify at {host} was not reached: {reason}")
+            self._failures.append(f"the webhook of --notify at {host} is unreachable: {reason}")
         except Exception as error:  # noqa: BLE001 - some of them quote the address
             self._failures.append(f"the webhook of --notify at {host} failed: {type(error).__name__}")
 
@@ -134,10 +134,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def check_url(url: str) -> str:
-    """The address of a webhook: https, or http on this machine.
+    """The URL of a webhook: https, or http on this machine.
 
     Raises:
-        UsageError: it is neither, or has a user or a password in it.
+        UsageError: it is neither, or contains a user or a password.
     """
     hint = "for example --notify https://hooks.example.com/multinode"
     try:
@@ -146,11 +146,11 @@ def check_url(url: str) -> str:
     except ValueError:
         host = None
     if not host or not url.isascii() or not url.isprintable() or " " in url:
-        raise UsageError("--notify is not given a URL", hint=hint)
+        raise UsageError("--notify needs a URL", hint=hint)
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise UsageError("--notify takes an https URL; http only to this machine", hint=hint)
+        raise UsageError("--notify needs an https URL; http is allowed to this machine only", hint=hint)
     if parts.username is not None or parts.password is not None:
-        raise UsageError("--notify takes no user or password in the URL", hint=hint)
+        raise UsageError("--notify accepts no user or password in the URL", hint=hint)
     return url
 
 

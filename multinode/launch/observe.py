@@ -1,4 +1,4 @@
-"""observe: a run's directory -> what its nodes recorded, and its summary. Prints nothing."""
+"""observe: a run's directory -> the records of its nodes, and its summary. Prints nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from multinode.units import format_size
 
 _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
-# Of a run's samples; a record takes some five times as much memory as it has bytes.
+# Of a run's samples; records in memory are about five times larger.
 _MOST_BYTES = 96 << 20
-# About so often it is said how far reading is.
+# Interval of progress messages.
 _MOST_WORDS = 4
 
 
@@ -36,19 +36,19 @@ def observe_run(
     *,
     most_bytes: int = _MOST_BYTES,
 ) -> Observed:
-    """What the nodes of a run recorded, as far as it has come home.
+    """The records of a run's nodes, as far as they have been transferred.
 
     Args:
         directory: the run's.
         plan: likewise.
-        say: is told that reading takes a while.
-        most_bytes: of more samples than that, so much is read, in stretches that are spread evenly.
+        say: is called if reading takes a while.
+        most_bytes: limit; more samples are read in evenly spread stretches.
     """
     paths = [path for node in plan.nodes for path in directory.sample_files(node.node_rank)]
     size_bytes = sum(path.stat().st_size for path in paths)
     stretches = None
     if size_bytes > most_bytes:
-        # So long that whole rounds of averaging are among them.
+        # Long enough for whole rounds of averaging.
         rounds = 3 * plan.averaging.every if plan.averaging is not None else 0
         stretches = EvenStretches(paths, most_bytes, rounds)
     nodes = []
@@ -71,7 +71,7 @@ def observe_run(
 
 
 def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str], None] = lambda _: None) -> Summary:
-    """Summarise a run's stored samples, and keep the summary beside them; `say` as `observe_run` has it."""
+    """Summarize a run's stored samples, and store the summary; `say` as for `observe_run`."""
     cluster = directory.read("cluster.json", Cluster)
     as_reached = partial(as_steps, nodes=cluster.nodes if cluster is not None else ())
     observed = msgspec.structs.replace(observe_run(directory, plan, say), write_hint=as_reached)
@@ -88,10 +88,9 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
 
 
 def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanCurves | None:
-    """The newest nccl-test of the same nodes, links and as many workers; None where there is none that can be read."""
     names = [node.node for node in plan.nodes]
     links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
-    # A size scan on one node crosses no link, and says of none.
+    # A size scan on one node uses no link.
     alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
     for path in reversed(list_runs(directory.path.parent)):
         try:

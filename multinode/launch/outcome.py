@@ -1,4 +1,4 @@
-"""How runs ended: as the JSON document of `launch --json`, as a screen with the verdict first, and as tables."""
+"""The outcome of runs: the document of `launch --json`, a screen with the verdict first, and tables."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from multinode.records.plan import CodeCopy
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Attempt, Failure, NodeRun, Run, Stall
 from multinode.render.escaping import sanitize
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent
-from multinode.render.table import Part, labelled, make_table, paragraph, sheet_table
+from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.stats.estimate import Spread
 from multinode.units import format_count, format_duration
 
 
 class LaunchDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What `launch --json` prints; the figures are explained in `Summary`."""
+    """The document of `launch --json`; `Summary` explains the figures."""
 
     schema: str = "multinode.launch/1"
     run_id: str
@@ -83,13 +83,13 @@ def launch_document(
 
 
 def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, details: bool = False) -> Iterator[Part]:
-    """The screen of a run: the verdict, where a step goes, who holds it up and what to do.
+    """The screen of a run: verdict, time of a step, slow nodes, and what to do.
 
     Args:
         run: the run.
-        summary: its figures; None where there are none.
-        failure: with its first failure, unless that has been printed.
-        details: whether these follow.
+        summary: its figures; None without any.
+        failure: include the first failure; False if it has been printed.
+        details: whether details follow.
     """
     summary = summary or Summary(run_id=run.run_id, steps=0, steady_steps=0, rule="")
     yield paragraph(run_verdict(run, summary), style="bold")
@@ -103,14 +103,14 @@ def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, detail
     yield ""
     yield labelled(rows)
     if not details:
-        yield f"details: multinode show {run.run_id} --details"
+        yield footer("Details", f"multinode show {run.run_id} --details")
 
 
-_STOP_REASONS = {SLOWER_THAN_ONE_NODE: " as one node alone is faster"}
+_STOP_REASONS = {SLOWER_THAN_ONE_NODE: " because one node is faster"}
 
 
 def run_verdict(run: Run, summary: Summary) -> str:
-    """One line: how it ended, its speed, and what limits it."""
+    """One line: the outcome, the speed, and what limits it."""
     took = f" after {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
     words = [f"{run.status}{took}{_STOP_REASONS.get(run.stop_reason, '')}"]
     if summary.samples_per_s is not None:
@@ -127,25 +127,25 @@ def run_verdict(run: Run, summary: Summary) -> str:
 
 
 def next_step(run: Run, summary: Summary | None, *, hosts: str = "", contrast: str = "") -> str | None:
-    """The next command; None where there is nothing to do.
+    """The next command; None if there is none.
 
     Args:
         run: the run.
-        summary: its figures; None where there are none.
-        hosts: what `--hosts` named for it; empty where something else did.
-        contrast: the command that compares its nodes with one, where that has not been done; else empty.
+        summary: its figures; None without any.
+        hosts: its `--hosts` argument; empty if the nodes came from elsewhere.
+        contrast: the command that compares its nodes with one, unless done; may be empty.
     """
     if run.stop_reason == SLOWER_THAN_ONE_NODE:
-        return "next: the same command with --nodes 1"
+        return footer("Next", "the same command with --nodes 1")
     if run.first_failure is not None:
-        return f"next: multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}"
+        return footer("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None
     if run.status != "succeeded" or kind == "no_communication":
         return None
     if kind == "straggler":
-        return f"next: multinode bench{hosts_option(hosts)}"
+        return footer("Next", f"multinode bench{hosts_option(hosts)}")
     following = contrast or (f"multinode advise {run.run_id}" if kind == "network" else "")
-    return f"next: {following}" if following else None
+    return footer("Next", following) if following else None
 
 
 def _limit(summary: Summary) -> str:
@@ -160,7 +160,7 @@ def _limit(summary: Summary) -> str:
         "data": f"input-bound: {share} is waiting for data",
         "host": f"host-bound: {share} is neither compute nor communication nor data",
         "compute": f"compute-bound: {share} is compute" if found.share is not None else "no bottleneck found",
-        "no_communication": "no gradient synchronisation detected: each worker trains a model of its own",
+        "no_communication": "no gradient synchronization detected: each worker trains a model of its own",
     }.get(found.kind, "")
 
 
@@ -183,7 +183,6 @@ def _steps_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    """What the verdict and the table do not have."""
     found = summary.bottleneck
     if found is not None and (
         found.kind == "no_communication" or (found.kind == "straggler" and not summary.stragglers)
@@ -197,7 +196,7 @@ def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def failure_notes(failure: Failure) -> tuple[tuple[str, str], ...]:
-    """What is said of a failure besides its sentence: its cause, and what fixes it."""
+    """Cause and fix of a failure."""
     return tuple((name, text) for name, text in (("cause", failure.cause), ("hint", failure.hint)) if text)
 
 
@@ -209,7 +208,7 @@ class _Stored(Protocol):
 
 
 def runs_table(runs: Sequence[_Stored]) -> Table:
-    """A row a run."""
+    """One row per run."""
     table = make_table()
     for name in ("run", "kind", "state", "started", "took"):
         table.add_column(name, no_wrap=True)
@@ -234,7 +233,7 @@ def runs_table(runs: Sequence[_Stored]) -> Table:
 
 
 class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the runs that are stored."""
+    """A stored run."""
 
     run_id: str
     kind: str
@@ -248,7 +247,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What `runs --json` prints."""
+    """The document of `runs --json`."""
 
     schema: str = "multinode.runs/1"
     runs: tuple[RunEntry, ...]
@@ -275,7 +274,7 @@ def runs_document(runs: Sequence[_Stored]) -> RunsDocument:
 
 
 def run_table(run: Run) -> Table:
-    """How one run ended: a row a fact. Its figures are `summary_sheets`'."""
+    """How one run ended: one row per fact. Its figures are in `summary_sheets`."""
     table = make_table(header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value")
@@ -303,7 +302,7 @@ def run_table(run: Run) -> Table:
 
 
 def attempt_sheet(attempts: Sequence[Attempt]) -> Sheet:
-    """A row an attempt: from where to where it came, on how many workers, and what its failure has cost."""
+    """One row per attempt: its steps, its workers, and the cost of its failure."""
     words, figures = ("run", "from", "ended"), ("workers", "global batch", "steps", "steps lost", "time lost")
     rows = [
         (

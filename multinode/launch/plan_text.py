@@ -1,4 +1,4 @@
-"""A plan as the commands that a person could type on each node."""
+"""A plan as the commands to type on each node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 16
 
 
 def plan_text(plan: LaunchPlan) -> str:
-    """The plan: a few comment lines, then each node's command; secrets are redacted."""
+    """The plan: comment lines, then each node's command; secrets are redacted."""
     header = [
         f"# {plan.job}: {_describe_workers(plan)}",
         f"# rendezvous at {bracketed(plan.master_addr)}:{plan.master_port}",

@@ -1,4 +1,4 @@
-"""The live table: progress in, renderable out. Which columns fit is decided when the width is known."""
+"""The live table: from progress to a renderable. The columns are chosen when the width is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multinode.render.escaping import sanitize
 from multinode.render.table import make_table
 from multinode.units import format_duration
 
-# A state that needs a look comes before one that does not.
+# States that need attention come first.
 _STATES = ("lost", "stopping", "waiting", "starting", "ended", "running")
 
 
@@ -28,8 +28,8 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         states: in a few words, `24 running, 1 ended`.
-        step: the least of their steps.
-        step_time_us: median of theirs; likewise None where none is known.
+        step: their minimum step.
+        step_time_us: their median; None if none is known.
         samples_per_s: their sum; likewise the two network rates.
     """
 
@@ -43,7 +43,7 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst_first(nodes: Sequence[NodeProgress], most: int) -> tuple[tuple[NodeProgress, ...], tuple[NodeProgress, ...]]:
-    """At most so many nodes to be shown, and the others; few nodes are all shown, in node-rank order."""
+    """At most this number of nodes, worst first, and the others; few nodes are all shown, in node-rank order."""
     if len(nodes) <= most:
         return tuple(nodes), ()
     ranked = sorted(nodes, key=_badness)
@@ -67,7 +67,6 @@ def sum_up(nodes: Sequence[NodeProgress]) -> Rest:
 
 
 def _badness(node: NodeProgress) -> tuple[int, bool, int, float, int]:
-    """Its state, whether it has something to say, how far behind it is, how slow; then its node rank."""
     state = _STATES.index(node.state) if node.state in _STATES else 0
     step = node.step if node.step is not None else -1
     return state, not node.message, step, -(node.step_time_us or 0.0), node.node_rank
@@ -80,23 +79,22 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 _STATE_STYLES = {"running": "green", "ended": "bold", "lost": "bold red", "stopping": "yellow"}
 _UNKNOWN = "-"
-# A table is read at a glance, a line even faster.
+# A table takes a glance, a line even less.
 _MOST_ROWS = 12
 _MOST_PARTS = 6
-# Longer names of a group would take the place of figures.
+# Longer names of a group would take space from figures.
 _LONGEST_NAMES = 20
 # From here on a figure is wider than its column.
 _LONG = 1e9
 
 
 class _Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A column that a table may do without."""
+    """An optional column."""
 
     title: str
     form: str  # How a value is written.
     name: str  # Of NodeProgress; None is unknown.
-    # That of a group of nodes, from each value that is known and the number of its node's workers, where Rest has none
-    # of the name.
+    # Of a group of nodes, from each known value and the node's number of workers, if Rest has no such field.
     of_rest: Callable[[Sequence[tuple[float, int]]], float] | None = None
     rank: int  # The higher, the earlier it gives way where the terminal is narrow.
     is_rate: bool = False  # Of this moment, so an idle node has none.
@@ -130,9 +128,9 @@ _FIGURES = (
 
 
 class ProgressTable:
-    """A row a node; of many nodes, one for each of the worst, and one for the others of each state.
+    """One row per node; with many nodes, one for each of the worst, and one per state for the others.
 
-    On a narrow terminal the columns that matter least are left out.
+    On a narrow terminal the least important columns are left out.
 
     Args:
         progress: what is shown.
@@ -145,7 +143,7 @@ class ProgressTable:
         self._shown, rest = worst_first(progress.nodes, _MOST_ROWS + 1 - max(1, len(states)))
         groups = ([node for node in rest if node.state == state] for state in _STATES)
         self._groups = [sorted(group, key=lambda node: node.node_rank) for group in groups if group]
-        # By name and node rank. Some take a while to work out, and a table that does not fit is laid out anew.
+        # By name and node rank. Some are slow to compute, and a table that does not fit is laid out again.
         self._values: dict[str, dict[int, float]] = {
             one.name: {
                 node.node_rank: value
@@ -191,7 +189,6 @@ class ProgressTable:
         return figure.of_rest(known) if known else None
 
     def _caption(self) -> Text:
-        """What is of the whole run; a caption wraps where a title is cut."""
         progress = self._progress
         said = _duration(progress)
         exposed = min(self._values["exposed_share"].values(), default=None)
@@ -206,12 +203,12 @@ class ProgressTable:
 
 
 def progress_table(progress: RunProgress) -> ProgressTable:
-    """State, step, speed, exposed communication, network and GPUs of each node; of many nodes the worst come first."""
+    """State, step, speed, exposed communication, network and GPUs of each node; with many nodes, worst first."""
     return ProgressTable(progress)
 
 
 def progress_line(progress: RunProgress) -> str:
-    """The whole run in one line of text, for an output that is not a terminal."""
+    """The whole run in one line of text, for output that is not a terminal."""
     parts = []
     shown, rest = worst_first(progress.nodes, _MOST_PARTS)
     for node in shown:
@@ -225,7 +222,7 @@ def progress_line(progress: RunProgress) -> str:
         parts.append(" ".join(words))
     if rest:
         others = sum_up(rest)
-        at = f", step {others.step} at least" if others.step is not None else ""
+        at = f", at least step {others.step}" if others.step is not None else ""
         parts.append(f"{others.count} others: {others.states}{at}")
     exposed = progress.exposed_share
     said = "" if exposed is None else f"  exposed communication {exposed:.0%}"
@@ -233,7 +230,7 @@ def progress_line(progress: RunProgress) -> str:
 
 
 def stall_line(stall: Stall) -> str:
-    """A standstill, what is behind it, and what fixes it."""
+    """A standstill, its cause, and the fix."""
     said = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
     return f"{said}\n  hint: {stall.hint}" if stall.hint else said
 
@@ -283,5 +280,5 @@ def _step(node: NodeProgress) -> str:
 def _number(value: float | None, form: str) -> str:
     if value is None:
         return _UNKNOWN
-    # A node may claim anything; three digits keep the other columns in sight.
+    # A node may report anything; three digits keep the other columns visible.
     return form.format(value) if not abs(value) >= _LONG else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""What is asked of a run: how it is executed, of each node's supervisor, and that it stop."""
+"""Requests of a run: how it is executed, to each node's supervisor, and to stop."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a plan is executed.
 
     Attributes:
-        lease_s: how long a node keeps running without contact to the controller; None is without end (detached).
-        grace_s: how long a stop waits between TERM and KILL.
-        silence_s: how long a node may be silent before its connection is taken for dead; it speaks every second.
-        verify_s: how long a node has, after a stop and its grace period, to verify that nothing is left.
-        kind: what the run is for: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
-        attach: the run goes on already: follow it rather than start it.
-        leave_when_running: follow until the job runs on every node, then let it go on alone.
-        leave_on_stop: the first request to stop ends the following and not the run, unless it is slower than one node.
-        stall_s: how long no node may get on before the run is said to hang; None never says so.
-        on_stall: whether a run that hangs is only reported or stopped, too.
-        log_limit_bytes: what the job's log may take on a node; None is without end.
+        lease_s: how long a node keeps running without contact to the controller; None is unlimited (detached).
+        grace_s: time between TERM and KILL in a stop.
+        silence_s: how long a node may be silent before its connection is considered dead; it sends every second.
+        verify_s: time after a stop and its grace period to verify that nothing is left.
+        kind: of the run: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
+        attach: follow a run in progress instead of starting one.
+        leave_when_running: follow until the job runs on every node, then let it continue alone.
+        leave_on_stop: the first request to stop only stops following, unless the run is slower than one node.
+        stall_s: how long no node may make progress before the run counts as hanging; None never does.
+        on_stall: whether a hanging run is only reported, or also stopped.
+        log_limit_bytes: maximum size of the job's log on a node; None is unlimited.
     """
 
     lease_s: float | None = LEASE_S
@@ -44,8 +44,8 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_limit_bytes: int | None = 2 << 30
 
 
-# How soon a node tells what is new. Of many nodes each waits a little longer, so that all of them together speak a few
-# hundred times per second: the controller hears each of them in a thread of its own.
+# How soon a node sends news. With many nodes each waits a little longer, so that all of them send a few hundred times
+# per second: the controller reads each of them in a thread.
 _POLL_S = (0.1, 1.0)
 _POLLS_PER_S = 128
 
@@ -59,14 +59,14 @@ def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[s
         "log_limit_bytes": options.log_limit_bytes,
         "sample_interval_s": plan.sample_interval_s,
         "instrument": plan.profile,
-        # A collective test measures itself: what is hooked into its calls would be measured with them.
+        # A collective test measures itself: hooks in its calls would be measured, too.
         "failures_only": plan.test is not None,
         "trace": msgspec.to_builtins(plan.trace),
         "detach": False,
         "offsets": {},
         "poll_s": min(max(_POLL_S[0], len(plan.nodes) / _POLLS_PER_S), _POLL_S[1]),
     }
-    # The plan travels to node 0, so that another machine with the hostfile can take the run up.
+    # The plan is sent to node 0, so that another machine with the hostfile can follow the run.
     plan_file = {"path": "plan.json", "text": msgspec.json.encode(redact_plan(plan)).decode()}
     return [
         common
@@ -89,20 +89,20 @@ STOP_FILE = "stop.json"
 
 
 class StopOrder(msgspec.Struct, frozen=True):
-    """What another process leaves in the directory of a run that is restarted, so that it ends."""
+    """Left by another process in the directory of a run with restarts, to end it."""
 
     grace_s: float
 
 
 class StopRequest:
-    """Counts how often a stop was asked for: once is TERM and a grace period, twice is KILL.
+    """Counts requests to stop: once is TERM and a grace period, twice is KILL.
 
-    Plain fields are all there is, because a signal handler may only do what cannot block.
+    Has only plain fields, because a signal handler must not block.
 
     Attributes:
-        grace_s: the grace period that was asked for; None is the run's own.
-        is_heard: whether somebody follows a run and looks at the count; whatever else goes on is broken off instead.
-        lease_s: of the run that is followed; None where it has none, or nothing is followed.
+        grace_s: the requested grace period; None is the run's own.
+        is_heard: whether a run is followed that reads the count; otherwise the current work is interrupted.
+        lease_s: of the followed run; None without a lease, or if nothing is followed.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """While somebody looks at the count a few times per second."""
+        """While the count is read a few times per second."""
         before, self.is_heard = self.is_heard, True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Whether a run that has failed is started again, from where, and what the failure has cost. Pure."""
+"""Whether a failed run is restarted, from where, and the cost of the failure. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from multinode.records.run import Attempt
 from multinode.units import format_count
 
 NO_RESTART = 78
-"""Exit code with which a job says that a restart would not help: EX_CONFIG of sysexits.h."""
+"""Exit code by which a job says that a restart would not help: EX_CONFIG of sysexits.h."""
 
 _OUT_OF_MEMORY = frozenset({"out_of_memory", "out_of_gpu_memory"})
-# With full and freeze training it passes the checkpoint over (hparams/parser.py); of a model with a value head and LoRA
+# With full and freeze training it ignores the checkpoint (hparams/parser.py); for a model with a value head and LoRA
 # the Trainer does not find the weights, which fix_valuehead_checkpoint has split (_load_from_checkpoint).
 _NOT_RESUMED = frozenset({"rm", "ppo"})
-# Of the Trainer, where the YAML is silent.
+# The Trainer's default.
 _BATCH, _ACCUMULATION, _LEARNING_RATE = 8, 1, 5e-5
 
 
@@ -30,11 +30,11 @@ class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a run is restarted.
 
     Attributes:
-        restarts: how often at the most.
-        node_wait_s: how long a node that cannot be reached is waited for.
-        after_oom: whether a job that ran out of memory is started again as well.
-        min_nodes: on how few nodes it goes on, where the others do not return; None is all of them.
-        scale_batch: whether it does so with a smaller global batch where no accumulation keeps that.
+        restarts: maximum number.
+        node_wait_s: how long to wait for an unreachable node.
+        after_oom: whether to restart a job that ran out of memory, too.
+        min_nodes: minimum number of nodes to continue with; None is all of them.
+        scale_batch: whether to continue with a smaller global batch if no accumulation keeps it.
     """
 
     restarts: int
@@ -45,7 +45,7 @@ class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why_no_resume(job: Job, engine: Engine | None = None) -> str | None:
-    """Why a job cannot go on from a checkpoint; None where it can, or sees to that itself, as a script does."""
+    """Why a job cannot resume from a checkpoint; None if it can, or resumes itself, as a script does."""
     if not isinstance(job, LlamaFactoryJob):
         return None
     config = job.config
@@ -53,10 +53,10 @@ def why_no_resume(job: Job, engine: Engine | None = None) -> str | None:
     sharded = _sharding(job, engine)
     reasons = (
         (stage in _NOT_RESUMED, f"LLaMA-Factory does not resume stage {stage}"),
-        (sharded, f"which checkpoint of {sharded} is complete is not known"),
-        (config.get("save_only_model"), "save_only_model: true leaves out the optimizer's state"),
+        (sharded, f"it is unknown which {sharded} checkpoint is complete"),
+        (config.get("save_only_model"), "save_only_model: true does not save the optimizer state"),
         (config.get("save_strategy") in {"no", False}, "save_strategy: no saves no checkpoint"),
-        (not isinstance(config.get("output_dir"), str), "it names no output_dir"),
+        (not isinstance(config.get("output_dir"), str), "it has no output_dir"),
     )
     return next((reason for applies, reason in reasons if applies), None)
 
@@ -69,19 +69,18 @@ def why_no_fewer_nodes(job: Job, launch: LaunchOptions, workers: Sequence[int], 
     sharded = _sharding(job, launch.engine)
     keeps = any(kept_accumulation(job, sum(workers), fewer) is not None for fewer in _on_fewer_nodes(workers, least))
     reasons = (
-        (least > nodes, f"there are {format_count(nodes, 'node')} in all"),
-        (sharded, f"a checkpoint of {sharded} belongs to one number of workers"),
-        (launch.averaging is not None, "nodes that average train with a batch of their own each"),
+        (least > nodes, f"there are only {format_count(nodes, 'node')}"),
+        (sharded, f"a {sharded} checkpoint fits only one number of workers"),
+        (launch.averaging is not None, "nodes that average train with their own batches"),
         (
             least < nodes and not keeps and not options.scale_batch,
-            f"no accumulation keeps the global batch of {nodes} nodes on fewer (--scale-batch lets it shrink)",
+            f"no accumulation keeps the global batch of {nodes} nodes on fewer nodes (--scale-batch lets it shrink)",
         ),
     )
     return next((reason for applies, reason in reasons if applies), None)
 
 
 def _sharding(job: Job, engine: Engine | None) -> str | None:
-    """What spreads the optimizer's state over the workers; None where nothing that is known of does."""
     engine = engine or choose_engine(job)
     return gradient_sender(job, engine) or ("DeepSpeed" if engine.name == "deepspeed" else None)
 
@@ -98,27 +97,27 @@ def _on_fewer_nodes(workers: Sequence[int], least: int) -> set[int]:
 def kept_accumulation(job: Job, first_workers: int, workers: int) -> int | None:
     """Accumulation steps that keep the global batch with so many workers; None where no whole number of them does.
 
-    Of a script it is how many of its own batches make up one of the first attempt's.
+    For a script: how many of its own batches make up one of the first attempt's.
     """
     steps, rest = divmod(_accumulation(job) * first_workers, workers)
     return None if rest else steps
 
 
 def why_not_restarted(attempts: Sequence[Attempt], options: RestartOptions) -> str | None:
-    """Why the last attempt is not followed by another one; None where it is."""
+    """Why no attempt follows the last one; None if one does."""
     last, before = attempts[-1], attempts[-2] if len(attempts) > 1 else None
     failure = last.first_failure
     if last.status not in {"failed", "lost"} or failure is None:
         return f"it ended as {last.status}"
     same = before is not None and before.last_step == last.last_step and _cause(before) == _cause(last)
-    # A job that has not worked yet is not at fault when its node is lost.
+    # A job that has not worked yet is not to blame for a lost node.
     stepless = failure.kind != "node_lost" and last.last_step <= last.first_step
     oom = failure.kind in _OUT_OF_MEMORY and not options.after_oom
     reasons = (
-        (failure.exit_code == NO_RESTART, f"exit code {NO_RESTART} says that a restart would not help"),
-        (oom, "it ran out of memory, and would again (--restart-after-oom restarts it all the same)"),
+        (failure.exit_code == NO_RESTART, f"exit code {NO_RESTART} means that a restart would not help"),
+        (oom, "it ran out of memory and would do so again (--restart-after-oom restarts it anyway)"),
         (stepless, "it failed before its first step"),
-        (same, f"it failed twice at step {last.last_step} for the same cause"),
+        (same, f"it failed twice at step {last.last_step} with the same cause"),
         (len(attempts) > options.restarts, f"all {format_count(options.restarts, 'restart')} are used"),
     )
     return next((reason for applies, reason in reasons if applies), None)
@@ -133,25 +132,25 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoints of one node.
 
     Attributes:
-        shared: the network file system that they lie on, as the node names its source; None of a local one.
+        shared: source of their network file system, as the node names it; None for a local one.
     """
 
     checkpoints: tuple[Checkpoint, ...]
     shared: str | None = None
 
     def without(self, earlier: Saved | None) -> Saved:
-        """Those that were not there, or have been saved anew, since an earlier look."""
+        """Those that are new or newly written since an earlier look."""
         known = {(one.name, one.saved_ns) for one in earlier.checkpoints} if earlier is not None else set()
         kept = tuple(one for one in self.checkpoints if (one.name, one.saved_ns) not in known)
         return msgspec.structs.replace(self, checkpoints=kept)
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt begins with.
+    """How an attempt starts.
 
     Attributes:
-        choice: the checkpoint that it goes on from.
-        is_first: whether it is the first attempt, where what the user says of a resume holds.
+        choice: the checkpoint to resume from.
+        is_first: whether it is the first attempt, for which the user's own resume setting holds.
         has_any: whether there are checkpoints, complete or not.
         nodes: how many.
         workers: on all of them; `first_workers` those of the first attempt.
@@ -172,7 +171,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resume_job(job: Job, start: Start) -> Job:
-    """The job of an attempt. LLaMA-Factory is always given the checkpoint: it would choose one by its name alone."""
+    """The job of an attempt. LLaMA-Factory always gets the checkpoint: it would choose one by name only."""
     if not isinstance(job, LlamaFactoryJob):
         return job
     changed: dict[str, object] = {}
@@ -189,18 +188,18 @@ def resume_job(job: Job, start: Start) -> Job:
     if accumulation is not None and accumulation != _accumulation(job):
         changed["gradient_accumulation_steps"] = accumulation
     if accumulation is None and start.choice.max_steps is not None:
-        # Epochs of a smaller batch are more steps, and the checkpoint's schedule is one of steps.
+        # Epochs of a smaller batch have more steps, and the checkpoint's schedule is in steps.
         changed["max_steps"] = start.choice.max_steps
     return override_job(job, changed) if changed else job
 
 
 def says_resume(job: LlamaFactoryJob) -> bool:
-    """Whether the user says where the training begins."""
+    """Whether the user sets where the training starts."""
     return bool(job.config.get("resume_from_checkpoint") or job.config.get("overwrite_output_dir"))
 
 
 def global_batch(job: Job, world_size: int) -> int | None:
-    """Samples of an optimizer step; None is unknown, as of a script."""
+    """Samples per optimizer step; None if unknown, as for a script."""
     if not isinstance(job, LlamaFactoryJob):
         return None
     return _number(job.config.get("per_device_train_batch_size"), _BATCH) * _accumulation(job) * world_size
@@ -219,14 +218,14 @@ def batch_words(before: Job, after: Job, start: Start) -> str | None:
         return None
     kept = start.accumulation(before)
     if not isinstance(before, LlamaFactoryJob):
-        share = f"{part} of what it was" if kept is None else "as before"
-        return f"MULTINODE_ACCUMULATION={kept or 1}: with it the global batch is {share}"
+        share = f"{part} of the original" if kept is None else "as before"
+        return f"MULTINODE_ACCUMULATION={kept or 1}: the global batch is then {share}"
     first = global_batch(before, start.first_workers)
     if kept is not None:
         return f"global batch {first} as before: gradient_accumulation_steps {kept} instead of {_accumulation(before)}"
     rate = before.config.get("learning_rate", _LEARNING_RATE)
     steps = start.choice.max_steps if start.choice.name is not None else None
-    schedule = f"the schedule at {steps} steps" if steps is not None else "the schedule is the YAML's"
+    schedule = f"the schedule at {steps} steps" if steps is not None else "the schedule is that of the YAML"
     batch = f"global batch {global_batch(after, start.workers)} instead of {first}"
     share = f"a step has {part} of the samples"
     return f"{batch}: learning_rate stays at {rate}, {schedule}; {share}"

@@ -43,9 +43,9 @@ _VERDICT = "early-verdict.json"
 _ANSWER_S = 60.0
 _WAIT_S = 2.0
 _LOOK_S = 0.2
-_ASKED = "it was asked to stop"
-# A script is told that it is started again, and takes up its own checkpoint; on fewer nodes, how many of its batches
-# make up one of the first attempt's.
+_ASKED = "it was told to stop"
+# A script learns that it is restarted and resumes itself; on fewer nodes, how many of its batches make up one of the
+# first attempt's.
 _ATTEMPT, _ACCUMULATION = "MULTINODE_ATTEMPT", "MULTINODE_ACCUMULATION"
 
 
@@ -60,15 +60,15 @@ class _Stopped(msgspec.Struct, frozen=True):
 
 
 def launch_with_restarts(what: Launch, context: RunContext, options: RestartOptions) -> Launched:
-    """Run a job, and start it again when it fails; the result is that of the last attempt, under the run's own name.
+    """Run a job, and restart it on failure; returns the result of the last attempt, under the run's own name.
 
     Raises:
-        UsageError: the job cannot go on from a checkpoint, or not on as few nodes as it may.
-        MultinodeError: as `launch`, of the first attempt.
+        UsageError: the job cannot resume from a checkpoint, or not on fewer nodes.
+        MultinodeError: as for `launch`, from the first attempt.
     """
     job = what.job
     if isinstance(job, Benchmark):
-        raise UsageError("--restarts: a benchmark is not restarted", hint="launch it without --restarts")
+        raise UsageError("--restarts does not apply to a benchmark", hint="launch it without --restarts")
     reason = why_no_resume(job, what.options.engine)
     if reason is not None:
         raise UsageError(f"--restarts: {reason}", hint="launch it without --restarts")
@@ -90,12 +90,12 @@ class _Attempts:
         self._first_nodes = len(what.cluster.nodes)
         self._first_workers: int | None = None
         self._left_out: dict[str, str] = {}
-        # Of its own, so that what is left behind at a stop can be made to say no more.
+        # Its own, so that leftovers of a stop can be silenced.
         self._context = copy.copy(context)
         self._options = options
         self._done: list[Attempt] = []
         self._step = 0
-        # What stood there before the run; a checkpoint of another training is none of its own.
+        # Checkpoints from before the run may belong to another training.
         self._earlier: dict[str, Saved] = {}
 
     def run(self) -> Launched:
@@ -107,7 +107,7 @@ class _Attempts:
                 self._record(new_run(prepared.plan, time.time()), directory)
                 launched = self._execute(prepared, start)
                 reason = why_not_restarted(self._done, self._options)
-                # Asked for while the attempt ran, a stop that lost a node has not stopped it.
+                # A stop requested during the attempt that lost a node has not stopped it.
                 is_lost = launched.run.status == "lost" and self._is_stopped()
                 if reason is None:
                     try:
@@ -238,7 +238,6 @@ class _Attempts:
         return msgspec.structs.replace(launched, run=run)
 
     def _is_stopped(self) -> bool:
-        """Whether a stop was asked for: of this process, or by another one that left an order."""
         stop = self._context.stop
         if not stop.count and self._directory is not None:
             order = self._directory.read(STOP_FILE, StopOrder)
@@ -247,11 +246,11 @@ class _Attempts:
         return stop.count > 0
 
     def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
-        """As `_next`; what it waits for is left behind when a stop is asked for.
+        """As `_next`; abandons it if a stop is requested.
 
         Raises:
-            Interrupted: a stop was asked for.
-            MultinodeError: as `_next`.
+            Interrupted: a stop was requested.
+            MultinodeError: as for `_next`.
         """
         found: list[tuple[Start, Prepared] | BaseException] = []
 
@@ -277,14 +276,14 @@ class _Attempts:
     def _next(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
         """The next attempt, once nothing of the last one is left and the checks find nothing that would break it.
 
-        A node that cannot be reached, or is not fit, is waited for; then it is left out if that leaves enough.
+        Waits for a node that is unreachable or fails the checks; then leaves it out if enough remain.
 
         Raises:
-            MultinodeError: a node did not return in time or is not fit, or the user asked for a stop.
+            MultinodeError: a node did not return in time or fails the checks, or the user asked for a stop.
         """
         wait_s = self._options.node_wait_s
         deadline = time.monotonic() + wait_s
-        said = "waiting until nothing of it is left on any node"
+        said = "waiting until the run has ended on every node"
         self._context.say(said)
         while True:
             try:
@@ -304,17 +303,17 @@ class _Attempts:
                 deadline = time.monotonic() + wait_s
 
     def _see_ended(self, plan: LaunchPlan, deadline: float) -> dict[str, NodeError]:
-        """See on every node that nothing of the attempt is left.
+        """Verify on every node that nothing of the attempt is left.
 
         Returns:
-            Nodes that cannot be reached, and why, once the deadline is over.
+            Unreachable nodes, each with the reason, after the deadline.
 
         Raises:
             MultinodeError: a node has processes left, or the user asked for a stop.
         """
         execute = self._what.execute
         grace_s = execute.grace_s
-        # Until then a node that cannot be reached may still train.
+        # Until then an unreachable node may still train.
         lease_over = time.monotonic() + (execute.lease_s or 0.0) + grace_s
         end = max(deadline, lease_over) if self._options.min_nodes is not None else deadline
         ranks = {node.node: node.node_rank for node in plan.nodes}
@@ -335,7 +334,7 @@ class _Attempts:
                     time.sleep(_WAIT_S)
                     continue
                 if left:
-                    raise NodeFailed(f"{format_count(left, 'process')} of it are left", node=node.name)
+                    raise NodeFailed(f"{format_count(left, 'process')} of it still running", node=node.name)
                 return None
 
         nodes = self._what.cluster.nodes
@@ -344,10 +343,10 @@ class _Attempts:
         return {node.name: error for node, error in zip(nodes, outcomes, strict=True) if error is not None}
 
     def _leave_out(self, absent: Mapping[str, NodeError]) -> None:
-        """Go on without these nodes.
+        """Continue without these nodes.
 
         Raises:
-            NodeFailed: too few would be left, or a node may still train, as its run has no lease.
+            NodeFailed: too few would remain, or a node may still train, as its run has no lease.
         """
         if not absent:
             return
@@ -355,11 +354,13 @@ class _Attempts:
         name, error = next(iter(absent.items()))
         waited = f"it did not return within {format_duration(self._options.node_wait_s)}: {error.message}"
         if len(kept) < (self._options.min_nodes or self._first_nodes):
-            raise NodeFailed(waited, node=name, hint="wait for longer: --node-wait; go on without it: --min-nodes")
+            raise NodeFailed(
+                waited, node=name, hint="wait longer with --node-wait, or continue without it with --min-nodes"
+            )
         if self._what.execute.lease_s is None:
-            raise NodeFailed(f"{waited}; without a lease it may still train", node=name)
+            raise NodeFailed(f"{waited}; it has no lease and may still train", node=name)
         for one, why in absent.items():
-            self._context.say(f"going on without {one}: {why.message}")
+            self._context.say(f"continuing without {one}: {why.message}")
         self._left_out = {**self._left_out, **{one: why.message for one, why in absent.items()}}
         self._what = msgspec.structs.replace(
             self._what, cluster=msgspec.structs.replace(self._what.cluster, nodes=kept)

@@ -1,4 +1,4 @@
-"""runs, show: reading stored runs back."""
+"""runs, show: read stored runs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from multinode.profile.summary import Summary
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 
-# What a run may have beside its record, by the verb that made it.
+# Results of a run beside its record, by the command that wrote them.
 _RESULTS = (
     *("summary.json", "contrast.json", "nccl-test.json", "advice.json", "sweep.json", "bench.json", "tune.json"),
     *("tuning.json", "early-verdict.json"),
 )
 PLAN_FILE = "plan.json"
-# Made of runs, each with a plan of its own, by a controller that holds their directory to the end.
+# Consists of runs, each with a plan of its own; the controller holds the directory until the end.
 _HELD = frozenset({"bench", "sweep", "tune", "tuning"})
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run read back.
+    """A run read from disk.
 
     Attributes:
-        summary: its figures; None where it never got so far.
+        summary: its figures; None if it ended too early.
     """
 
     run: Run
@@ -35,14 +35,14 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     directory: RunDirectory
 
     def document(self) -> dict[str, Any]:
-        """What `show --json` prints: the record and every result that the run has."""
+        """The document of `show --json`: the record and every result of the run."""
         results = {name.removesuffix(".json"): self.directory.read(name, dict[str, Any]) for name in _RESULTS}
         found = {name.replace("-", "_"): result for name, result in results.items() if result is not None}
         return {"schema": "multinode.show/1", "run": self.run, "directory": str(self.directory), **found}
 
 
 def load_runs(root: Path, tell: Callable[[str], None] = lambda _: None) -> list[StoredRun]:
-    """All runs, oldest first; `tell` is told of those that cannot be read."""
+    """All runs, oldest first; `tell` is called with those that cannot be read."""
     folders = scan_runs(root)
     for ignored in folders.ignored.values():
         tell(ignored)
@@ -68,7 +68,7 @@ def _load(directory: RunDirectory) -> StoredRun:
 
 
 def load_parts(root: Path, whole: Run) -> list[StoredRun]:
-    """The runs that a bench, sweep, contrast or try is made of, by their names, in the order in which they ended."""
+    """The runs of a bench, sweep, contrast or try, by name, in the order in which they ended."""
     paths = [
         path for path in list_runs(root) if path.name.startswith(f"{whole.run_id}-") and (path / PLAN_FILE).is_file()
     ]
@@ -84,7 +84,6 @@ def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _
 
 
 def _is_forsaken(directory: RunDirectory, run: Run) -> bool:
-    """Whether its controller was killed: nothing of these runs on the nodes under their own names."""
     return (
         (run.kind in _HELD or bool(run.attempts))
         and not (directory.path / PLAN_FILE).is_file()

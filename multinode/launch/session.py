@@ -1,6 +1,6 @@
-"""NodeSession: one node's part of a run, followed in a thread; what the node says becomes types here, once.
+"""NodeSession: one node's part of a run, followed in a thread; its records are parsed here.
 
-Knows nothing of the other nodes; what to do about a failure is the business of `execute`.
+Independent of the other nodes; `execute` reacts to failures.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _OURS = frozenset({"hello", "chunk", "gone", "status", "end"})
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
-    """A channel to the run has been opened; `time_s` is the node's wall clock."""
+    """A channel to the run was opened; `time_s` is the node's wall clock."""
 
     time_s: float
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="chunk"):
-    """A piece of a file of the run directory, base64 on the way; `offset` in bytes."""
+    """A piece of a file of the run directory, base64 in transit; `offset` in bytes."""
 
     file: Annotated[str, msgspec.Meta(max_length=512)]
     offset: Annotated[int, msgspec.Meta(ge=0)]
-    # Four times as much as an agent sends at once: thousands of them may wait in memory.
+    # Four times what an agent sends at once: thousands of them may wait in memory.
     data: Annotated[bytes, msgspec.Meta(max_length=1 << 18)]
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gone"):
-    """So many bytes of a file, from `offset` on, are on the node no more: nothing is sent in their place."""
+    """This part of a file, from `offset` on, no longer exists on the node: nothing is sent in its place."""
 
     file: Literal["log"]
     offset: Annotated[int, msgspec.Meta(ge=0)]
@@ -59,7 +59,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="s
     processes_left: int | None = None
     oom_kills: int | None = None
     disk_free_bytes: int | None = None
-    # Whose order stopped it.
+    # The order that stopped it.
     stopped_by: str | None = None
 
 
@@ -76,15 +76,15 @@ _BEGAN_S = time.time() - time.monotonic()
 
 
 def steady_s() -> float:
-    """Our wall clock as it was when we began: no step of it is seen."""
+    """Our wall clock, without later adjustments."""
     return _BEGAN_S + time.monotonic()
 
 
 def parse_record(record: Record, node: str) -> Message | None:
-    """The record as a type; None for one that only shows that the node lives.
+    """The record as a type; None for one that only shows that the node is alive.
 
     Raises:
-        NodeFailed: it lacks a field, or a field is not what it should be.
+        NodeFailed: a field is missing or invalid.
     """
     if record.get("kind") not in _OURS:
         return None
@@ -95,16 +95,16 @@ _START_DEADLINE_S = 30.0
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 # How soon a session notices that it is over.
 _LOOK_S = 0.2
-# How long a piece of a file waits for room.
+# How long a piece of a file waits for space.
 _PATIENCE_S = 2.0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a node's session has to say.
+    """An event of a node's session.
 
     Attributes:
-        error: contact was lost (and is being sought again), or the run could not be started there.
-        heard_s: with an error: when the last word came from the node, or contact to it was first sought, on our wall
+        error: contact was lost (and is being restored), or the run could not be started there.
+        heard_s: with an error: the last message from the node, or the first attempt to contact it, on our wall
             clock.
     """
 
@@ -116,10 +116,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventQueue:
-    """What the sessions have to say, until it is taken. Pieces of files wait for the next look; the rest ends the wait.
+    """Events of the sessions, until they are taken. Pieces of files wait for the next look; others end the wait.
 
-    With hundreds of nodes a thread that woke up for each piece would do little else. Pieces of files that wait take so
-    much memory at most; whatever else a node says always has room.
+    With hundreds of nodes, waking up for each piece would take all the time. Waiting pieces of files are limited in
+    memory; other events always have space.
     """
 
     def __init__(self, most_bytes: int = 64 << 20) -> None:
@@ -130,7 +130,7 @@ class EventQueue:
         self._pressing = threading.Event()
 
     def put(self, event: Event, timeout_s: float) -> bool:
-        """One more; False where it is a piece of a file, and there was no room for it for so long."""
+        """Add an event; False for a piece of a file that found no space in time."""
         piece = event.message if isinstance(event.message, Chunk) and not event.over else None
         with self._room:
             if piece is not None:
@@ -143,7 +143,7 @@ class EventQueue:
         return True
 
     def take(self, timeout_s: float) -> list[Event]:
-        """All that has come, once something is pressing or the time has passed."""
+        """All events, once one is urgent or the time has passed."""
         self._pressing.wait(timeout_s)
         with self._room:
             self._pressing.clear()
@@ -161,12 +161,12 @@ class EventQueue:
 class NodeSession:
     """Starts a run on one node and follows it until its end.
 
-    Reading goes on and the lease is renewed whatever becomes of what was read: pieces of files for which there is no
-    room are left out, and can be fetched again later.
+    Reading and lease renewal continue regardless of what happens to the data: pieces of files without space are
+    dropped, and can be fetched again later.
 
     Args:
-        silence_s: how long the node may say nothing before the connection is taken for dead.
-        have: bytes of each file that came earlier; None starts the run, anything else follows one that goes on.
+        silence_s: how long the node may be silent before the connection is considered dead.
+        have: bytes of each file received earlier; None starts the run, anything else follows one in progress.
     """
 
     agent: AgentTransport
@@ -197,23 +197,23 @@ class NodeSession:
             self._keeper.start()
 
     def renew_lease(self, *, now: bool = False) -> None:
-        """Tell the node that the controller lives, when it is time to or `now`; a run without a lease needs no word."""
+        """Tell the node that the controller is alive, if due or `now`; a run without a lease needs no renewal."""
         order = self._lease.take_order(now=now)
         if order is not None:
             self._send(order)
 
     def stop(self, grace_s: float, *, end: float, order: str) -> None:
-        """Ask the node to stop the run, now or as soon as it can be reached again.
+        """Ask the node to stop the run, now or as soon as it is reachable again.
 
-        At `end` on the monotonic clock the session is over: nobody waits for the node any longer. `order` comes back in
-        the status of a node that was stopped by it.
+        At `end` on the monotonic clock the session is over. `order` is returned in the status of a node that it
+        stopped.
         """
         self._end = end
         self._wanted = {"op": "stop", "grace_s": grace_s, "order": order}
         self._send(self._wanted)
 
     def leave(self) -> None:
-        """Follow no more; the run goes on."""
+        """Stop following; the run continues."""
         self._left = True
         self._keeper.close()
         stream = self._stream
@@ -227,8 +227,8 @@ class NodeSession:
         try:
             stream.send(message)
         except ContactLost:
-            # Whoever reads comes to the end of the stream, and seeks contact again: a channel that only listens would
-            # let the lease run out.
+            # The reader reaches the end of the stream and reconnects: a channel that only listens would let the lease
+            # expire.
             stream.close()
 
     def _follow(self) -> None:
@@ -237,19 +237,19 @@ class NodeSession:
         except MultinodeError as error:
             self._tell(error=error, over=True)
         except BaseException as error:
-            self._tell(error=MultinodeError(f"a defect in multinode: {error!r}", node=self.node.name), over=True)
+            self._tell(error=MultinodeError(f"a bug in multinode: {error!r}", node=self.node.name), over=True)
             raise
         finally:
             self._keeper.close()
 
     def _start_and_read(self) -> None:
-        """Start the run and read to its end; whenever contact is lost, seek it again and go on where it broke off."""
+        """Start the run and read to its end; after lost contact, reconnect and continue."""
         try:
             self._read_or_lose(self._open("supervise", self.request) if self.have is None else self._follow_again())
         except NodeGone:
             raise
         except NodeError as error:
-            # What has surely not been started is not sought; what goes on already is, unless that is in vain.
+            # A run that was certainly not started is not looked for; one in progress is, unless that is pointless.
             if not isinstance(error, ContactLost) and (self.have is None or isinstance(error, OURS_TO_FIX)):
                 raise
             lost = error
@@ -265,18 +265,18 @@ class NodeSession:
                 return
 
     def _read_or_lose(self, stream: AgentStream) -> None:
-        """Read to the end; what goes wrong here, and is no fault of the node's, is only a reason to begin again.
+        """Read to the end; errors on this side only lead to another attempt.
 
         Raises:
-            NodeFailed: the node says what it should not.
-            ContactLost: the connection ended, or a defect of ours met what it brought.
+            NodeFailed: the node sends something invalid.
+            ContactLost: the connection ended, or a bug of ours met its data.
         """
         try:
             self._read_to_end(stream)
         except MultinodeError:
             raise
         except Exception as error:
-            raise ContactLost(f"a defect in multinode: {error!r}", node=self.node.name) from error
+            raise ContactLost(f"a bug in multinode: {error!r}", node=self.node.name) from error
 
     def _follow_again(self) -> AgentStream:
         kept = {name: self.request[name] for name in ("run_id", "poll_s")}
@@ -290,9 +290,9 @@ class NodeSession:
         """Reconnect.
 
         Raises:
-            NodeError: it did not succeed until the lease has surely run out.
-            NodeGone: there is nothing to seek any more.
-            NodeFailed: the node knows nothing of the run.
+            NodeError: it failed until the lease has certainly expired.
+            NodeGone: there is nothing left to follow.
+            NodeFailed: the node does not know the run.
         """
         self._tell(error=lost)
         end = time.monotonic() + self._lease.over_s + self.silence_s
@@ -313,7 +313,7 @@ class NodeSession:
     def _read_to_end(self, stream: AgentStream) -> None:
         try:
             self._stream = stream
-            # What was asked for, or fell due, while there was no contact.
+            # What was asked for, or became due, while there was no contact.
             self.renew_lease(now=True)
             if self._wanted is not None:
                 self._send(self._wanted)
@@ -340,7 +340,7 @@ class NodeSession:
     def _read(self, stream: AgentStream) -> Record | None:
         left_s = self._end - time.monotonic()
         if left_s <= 0:
-            raise ContactLost("it did not say that it had stopped", node=self.node.name)
+            raise ContactLost("it did not confirm that it has stopped", node=self.node.name)
         return stream.read(min(self.silence_s, max(_LOOK_S, left_s)))
 
     @property
@@ -350,12 +350,14 @@ class NodeSession:
     def _note_offset(self, piece: Chunk | Gone, length: int) -> None:
         expected = self._offsets.get(piece.file, 0)
         if piece.offset != expected:
-            raise NodeFailed(f"it sent {piece.file} from byte {piece.offset} on, not {expected}", node=self.node.name)
+            raise NodeFailed(
+                (f"it sent {piece.file} from byte {piece.offset} instead of {expected}"), node=self.node.name
+            )
         self._offsets[piece.file] = expected + length
 
     def _tell(self, *, message: Message | None = None, error: MultinodeError | None = None, over: bool = False) -> None:
         heard_s = self._heard_s if error is not None else None
         event = Event(node_rank=self.node_rank, message=message, error=error, over=over, heard_s=heard_s)
-        # Whoever waited with every piece would soon read no more, and a node that is not read hears nothing.
+        # Waiting for space with every piece would stop reading, and a node that is not read does not listen.
         if not self._left:
             self._leaves_out = not self.events.put(event, 0.0 if self._leaves_out else _PATIENCE_S)

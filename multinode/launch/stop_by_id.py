@@ -1,4 +1,4 @@
-"""stop_by_id: ends a run of which this machine has no record, from what the nodes know of it. Prints nothing."""
+"""stop_by_id: ends a run without a record on this machine, from what the nodes know. Prints nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class NodeStop(msgspec.Struct, frozen=True, kw_only=True):
     """What was stopped on one node.
 
     Attributes:
-        runs: as they are called there, `ID.RANK`.
+        runs: their names there, `ID.RANK`.
         processes_left: of them.
-        error: why that is not known.
+        error: why that is unknown.
     """
 
     node: str
@@ -39,7 +39,7 @@ class _RunsOnNode(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """Those with a directory there, and those of which processes live; not those of other machines."""
+        """Runs with a directory there, and runs with live processes; not those of other machines."""
         return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
 
 
@@ -48,12 +48,12 @@ class _Stopped(msgspec.Struct, frozen=True):
 
 
 def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: float) -> tuple[NodeStop, ...]:
-    """Stop a run wherever there is something of it; with it go those that are named after it, as its attempts are.
+    """Stop a run on all nodes, with the runs named after it, such as attempts.
 
     `run_id` is an id, or the beginning of one.
 
     Raises:
-        UsageError: no node that could be asked knows such a run, or several begin so.
+        UsageError: no reachable node knows such a run, or several match.
         NodeError, NodeFailed: no node could be asked.
     """
 
@@ -67,9 +67,11 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
     ids = sorted({parse_node_run_id(name) for names in looks.values for name in names})
     matching = match_runs(ids, run_id)
     if len(matching) != 1:
-        said = f"several runs begin with {run_id!r} ({', '.join(matching)})" if matching else f"no run {run_id!r}"
+        said = f"several runs start with {run_id!r} ({', '.join(matching)})" if matching else f"no run {run_id!r}"
         missing = "".join(f"; {error}" for error in looks.errors)
-        raise UsageError(f"{said} on the nodes of {cluster.source}{missing}", hint="what runs there: multinode check")
+        raise UsageError(
+            f"{said} on the nodes of {cluster.source}{missing}", hint="see what runs there: multinode check"
+        )
     there = {outcome.node.name: outcome.value for outcome in looks if outcome.error is None}
 
     def is_meant(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tracker: what the nodes' records add up to: progress, how each ended, and the files they belong in."""
+"""Tracker: progress, outcome and files of a run, from its nodes' records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from multinode.records.run import Failure, NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import ExceptionSample, NcclWarningSample, parse_samples
 
-# What a node's status says of how the job ended there.
+# The part of a node's status that says how the job ended there.
 _OF_STATUS = (
     *("exit_code", "signal", "cause", "ended_s", "processes_left", "oom_kills", "disk_free_bytes"),
     "stopped_by",
@@ -30,31 +30,31 @@ _OF_STATUS = (
 
 # The first failure is among the first exceptions, and a node has fewer workers.
 _MOST_EXCEPTIONS = 200
-# Of each file of samples.
+# Per sample file.
 _LAST_MINUTES_BYTES = 1 << 20
 
 
 class _NodeTrack(Evidence, kw_only=True):
-    """One node: what it said so far."""
+    """One node: what it has reported so far."""
 
     progress: NodeProgress
     hardware: FaultWatch
     files: KeptFiles
-    # When the last word came, where contact is lost now.
+    # Time of the last message, while contact is lost.
     heard_s: float | None = None
     over: bool = False
 
     def read(self) -> LogReading:
-        """Of its log all that is kept, not its end alone."""
+        """The whole kept log, not only its end."""
         return self.files.reading()
 
 
 class Tracker:
-    """Folds the events of all nodes.
+    """Combines the events of all nodes.
 
     Args:
-        limits: the most that is kept of each node; beyond them it is followed all the same.
-        attach: the run goes on already.
+        limits: how much is kept of each node; beyond that it is still followed.
+        attach: whether the run is already in progress.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Tracker:
             files = KeptFiles(directory, planned, limits or KeptLimits())
             track = _NodeTrack(run=run, progress=node, hardware=hardware, files=files, faults=hardware.faults)
             self._tracks.append(track)
-            # What came to an earlier controller; a new run has nothing yet.
+            # What an earlier controller received; empty for a new run.
             _take_samples(track, directory.sample_tails(track.run.node_rank))
             _take_log(track, directory.log_tail(track.run.node_rank))
 
@@ -81,12 +81,12 @@ class Tracker:
 
     @property
     def node_runs(self) -> tuple[NodeRun, ...]:
-        """How the job stands or ended on each node."""
+        """State or outcome of the job on every node."""
         return tuple(track.run for track in self._tracks)
 
     @property
     def all_over(self) -> bool:
-        """Whether nothing more will come from any node."""
+        """Whether no more events will come."""
         return all(track.over for track in self._tracks)
 
     @property
@@ -96,18 +96,18 @@ class Tracker:
 
     @property
     def any_failed(self) -> bool:
-        """Whether the job has failed on a node, or a node is lost; the others have nobody to talk to then."""
+        """Whether the job has failed on a node, or a node is lost, so that the others wait in vain."""
         ended = [track.run for track in self._tracks if track.over or track.run.state == "ended"]
         return any(run.exit_code != 0 or run.signal is not None for run in ended)
 
     def evidence(self) -> Sequence[Evidence]:
-        """What is known of each node, for the search of the first failure."""
+        """What is known about each node, for the search of the first failure."""
         for track in self._tracks:
             track.log = track.files.log_tail()
         return self._tracks
 
     def explain(self, failure: Failure) -> Failure:
-        """The first failure, with what the run's figures tell of it."""
+        """The first failure, with what the run's figures say about it."""
         at_s = failure.time_s if failure.time_s is not None else time.time()
         shares = {
             track.run.name: link_share(
@@ -120,7 +120,7 @@ class Tracker:
         return explain_timeout(failure, self.progress.nodes, shares)
 
     def take(self, event: Event) -> None:
-        """Fold one event."""
+        """Process one event."""
         track = self._tracks[event.node_rank]
         track.over = track.over or event.over
         if event.error is not None:
@@ -131,21 +131,21 @@ class Tracker:
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Ranks of the nodes of which something is missing here that they have."""
+        """Ranks of the nodes that have data missing here."""
         return tuple(track.run.node_rank for track in self._tracks if track.files.missing_bytes)
 
     @property
     def missing_bytes(self) -> int:
-        """Of all logs and samples, what could not be kept here."""
+        """Bytes of logs and samples that could not be kept here."""
         return sum(track.files.missing_bytes for track in self._tracks)
 
     @property
     def trouble(self) -> MultinodeError | None:
-        """Why something could not be written; None where all is."""
+        """Why something could not be written; None without problems."""
         return next((track.files.trouble for track in self._tracks if track.files.trouble is not None), None)
 
     def fetch_again(self, node_rank: int) -> dict[str, int]:
-        """The node is followed anew, from these bytes of its files on."""
+        """Follow the node again, from these offsets of its files."""
         track = self._tracks[node_rank]
         track.over = False
         return track.files.offsets
@@ -157,14 +157,14 @@ class Tracker:
                 _set_state(track, "stopping")
 
     def give_up(self) -> None:
-        """Whoever has not ended by now is lost."""
+        """Nodes that have not ended by now are lost."""
         for track in self._tracks:
             if not track.over:
-                track.error = track.error or ContactLost("it did not say that it had stopped", node=track.run.name)
+                track.error = track.error or ContactLost("it did not confirm that it has stopped", node=track.run.name)
                 _set_lost(track)
 
     def _take_error(self, track: _NodeTrack, error: MultinodeError, *, over: bool) -> None:
-        # Of a run that goes on, and once contact was lost, only the agent can say that the job was never started.
+        # For a run in progress, and once contact was lost, only the agent can say that the job was never started.
         may_run = (self._attach or track.error is not None) and not isinstance(error, AgentFailed)
         track.error = error
         if not over:
@@ -179,10 +179,10 @@ class Tracker:
     def _take_message(self, track: _NodeTrack, message: Message) -> None:
         if isinstance(message, Hello):
             track.clock_offset_s = message.time_s - time.time()
-            # What comes now may have happened while there was no contact.
+            # What arrives now may have happened while there was no contact.
             track.came_live = track.error is None and not self._attach and track.run.state != "ended"
             track.error = track.heard_s = None
-            # One that has ended may be followed again, for what is missing of its files.
+            # A node that has ended may be followed again for missing files.
             if track.run.state != "ended":
                 _set_state(track, "starting")
         elif isinstance(message, Chunk):

@@ -1,4 +1,4 @@
-"""nccl-test: a size scan of collectives in turns with raw TCP between the nodes, run like any other job, and judged."""
+"""nccl-test: a size scan of collectives, interleaved with raw TCP between the nodes, run like any job, and judged."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from multinode.traffic.pair_speeds import PairSpeed
 
 _REPORT = "nccl-test.json"
 _MOST_MESSAGES = 24
-# Every worker's share of a message begins at such a multiple.
+# Each worker's share of a message starts at a multiple of this.
 _EVEN_BYTES = 16
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured beside the collectives.
+    """What to measure in addition to the collectives.
 
     Attributes:
-        tcp: raw TCP around the ring of nodes, in turns with the largest message of each collective.
+        tcp: raw TCP around the ring of nodes, interleaved with the largest message of each collective.
         pairs: raw TCP between every pair.
-        compare: an earlier run of this kind to compare with: its id, the beginning of it, or `last`.
-        like: a training whose messages are measured, instead of those of the test.
+        compare: an earlier nccl-test to compare with: its id, its beginning, or `last`.
+        like: a training whose messages are measured instead of those of the test.
     """
 
     tcp: bool = True
@@ -54,9 +54,9 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
     """Run the size scan.
 
     Raises:
-        RunFailed: it did not end well.
+        RunFailed: it failed.
         Interrupted: the user stopped it.
-        UsageError, NodeError, NodeFailed: as `launch`; or the pairs are too many, or the run to compare with is none.
+        UsageError, NodeError, NodeFailed: as `launch`; or too many pairs, or no run to compare with.
     """
     before = _load(context.runs, extent.compare) if extent.compare is not None else None
     report, launched = run_scan(what, extent, context)
@@ -67,7 +67,7 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
 
 
 def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanReport, Launched]:
-    """One run of the size scan, which nobody takes for a measurement of the network until its report is stored.
+    """One run of the size scan, which counts as a measurement only once its report is stored.
 
     Raises:
         RunFailed, Interrupted, UsageError, NodeError, NodeFailed: as `nccl_test`.
@@ -99,16 +99,16 @@ def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanRep
 
 
 def load_scan(directory: RunDirectory) -> ScanReport | None:
-    """What a stored nccl-test measured; None of another run.
+    """The result of a stored nccl-test; None for another run.
 
     Raises:
-        MultinodeError: its file is not what it should be.
+        MultinodeError: its file is damaged.
     """
     return directory.read(_REPORT, ScanReport)
 
 
 def _load(runs: Path, name: str) -> ScanReport:
-    # The newest run may be of any kind; the newest of this kind is meant.
+    # `last` means the newest nccl-test.
     if name == "last":
         name = next((path.name for path in reversed(list_runs(runs)) if (path / _REPORT).is_file()), name)
     directory = RunDirectory.open(runs, name)
@@ -122,7 +122,7 @@ def _load(runs: Path, name: str) -> ScanReport:
 
 
 def _ask_for_model(job: Job, what: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
-    """How the training would be laid out, and its model's config.json, which node 0 has to have as well."""
+    """The layout of the training, and its model's config.json, which node 0 must have too."""
     refresh_lab(what.cluster)
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
     facts = probe(context.agent, what.cluster, questions).require()
@@ -142,5 +142,5 @@ def _measure_pairs(prepared: Prepared, context: RunContext) -> tuple[PairSpeed, 
     found = measure_pairs(context.agent, prepared.what.cluster.nodes, addresses, ceilings, context.say)
     prepared.directory.write("pairs.json", found)
     if context.stop.count:
-        raise Interrupted("interrupted", hint=f"what was measured so far: {prepared.directory}")
+        raise Interrupted("interrupted", hint=f"results so far: {prepared.directory}")
     return found

@@ -1,6 +1,6 @@
-"""How NCCL connected, from its own log: version, network, interfaces, transports between ranks, channels, rings.
+"""How NCCL connected, from its log: version, network, interfaces, transports between ranks, channels, rings.
 
-Reads what NCCL_DEBUG=INFO prints since 2.18; a line of another form is passed over. Untrusted text, shown as data.
+Reads the output of NCCL_DEBUG=INFO since 2.18; lines in another form are skipped. Untrusted text, shown as data.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 _VERSION = re.compile(r"NCCL version (\S+)")
-# Since 2.27 of each communicator: `Assigned NET plugin Socket to comm`. A plugin's name may have blanks: AWS Libfabric.
+# Since 2.27, per communicator: `Assigned NET plugin Socket to comm`. A plugin's name may contain spaces: AWS Libfabric.
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\w[\w -]{0,63}?)(?: to comm.*)?\s*$")
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.:@-]+?):")
 _SOCKET = re.compile(r"NET/Socket ?: Using (.*)")
 _CARD = re.compile(r"\[(\d+)\]([\w.@-]+?):")
 _IB = re.compile(r"NET/IB ?: Using (.*)")
-# Ports that 2.20 to 2.22 join: `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`. Later ones are told apart from the list.
+# NCCL 2.20 to 2.22 merge ports: `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`. Later ones are separate from the list.
 _IB_DEVICE = re.compile(r"\[(\d+)\] ?(?:= ?\{([^}]*)\}|([\w.-]+:\d+/\w+))")
 _IB_PORT = re.compile(r"[\w.-]+:\d+/\w+")
 _IB_JOINED = re.compile(r"NET/IB ?: Made virtual device \[(\d+)\] name=([\w.+-]+)")
@@ -27,7 +27,7 @@ _VIA = re.compile(
     r"via (\S.{0,99}?)(?: comm 0x.*)?\s*$"
 )
 _VIA_DEVICE = re.compile(r"NET/[^/]+/(\d+)")
-# Networks over TCP; NCCL's other ones, and its plugins', pass the kernel by.
+# Networks over TCP; NCCL's others, and those of plugins, bypass the kernel.
 _OF_TCP = frozenset({"Socket", "FastSocket"})
 _RING = re.compile(r"Channel \d+/(\d+) :((?:\s+\d+)+)\s*$")
 _RANKS = re.compile(r"\bnranks (\d+)\b")
@@ -36,16 +36,16 @@ _MOST = 64
 
 
 class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
-    """What the log says.
+    """The content of the log.
 
     Attributes:
         network: `Socket`, `IB`, or a plugin's name.
-        bootstrap_ifname: where ranks met.
-        cards: what the network may use: interface names, or `device:port/kind` of RDMA cards.
-        used: those of them that connections between nodes go over; empty where that is not told.
-        transports: connections by their transport (`NET/Socket/0`, `P2P/CUMEM`, `SHM/direct`), over all workers.
-        channels: of collectives; None where it is not told.
-        ring: the ranks in the order of the first ring; empty where it is not told, or not all of it.
+        bootstrap_ifname: interface of the bootstrap.
+        cards: available to the network: interface names, or `device:port/kind` of RDMA NICs.
+        used: those that connections between nodes use; empty if unknown.
+        transports: connections by transport (`NET/Socket/0`, `P2P/CUMEM`, `SHM/direct`), of all workers.
+        channels: of collectives; None if unknown.
+        ring: ranks in the order of the first ring; empty if not completely known.
     """
 
     version: str | None = None
@@ -59,12 +59,12 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over_rdma(self) -> bool:
-        """Whether collectives pass the kernel by: InfiniBand, RoCE, or a plugin's network."""
+        """Whether collectives bypass the kernel: InfiniBand, RoCE, or a plugin's network."""
         return self.network is not None and self.network not in _OF_TCP
 
     @property
     def sentence(self) -> str:
-        """All of it in plain words."""
+        """Everything in one sentence."""
         over = f" over {', '.join(self.cards)}" if self.cards else ""
         how = ", ".join(f"{name} ({count})" for name, count in self.transports.items())
         channels = f", {self.channels} channels" if self.channels is not None else ""
@@ -74,7 +74,7 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
-    """What the lines of all workers say together; None where they say nothing."""
+    """The combined content of the lines of all workers; None without any."""
     lines = tuple(lines)
     channels = _last(_COLL_CHANNELS, lines)
     told = next((match[2] for line in lines if (match := _RING.search(line)) is not None), "")
@@ -92,7 +92,7 @@ def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
         used=tuple(dict.fromkeys(name for number in sorted(used) for name in devices.get(number, ())))[:_MOST],
         transports={name: count for name, count in transports.most_common(_MOST) if count},
         channels=int(channels) if channels is not None else None,
-        # Up to 2.21 a line has 20 ranks at most, and from 2.27 on 128 characters: of a part of a ring nothing is said.
+        # Up to 2.21 a line has at most 20 ranks, and from 2.27 on 128 characters: a partial ring is ignored.
         ring=ring if sorted(ring) == list(range(max(_count_ranks(lines), len(ring)))) else (),
     )
     return path if path.version or path.network or path.bootstrap_ifname or path.cards or transports else None
@@ -107,10 +107,9 @@ def _last(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
 
 
 def _connections(lines: Sequence[str]) -> tuple[Counter[str], set[int]]:
-    """By transport, how many; and the numbers of the network's devices that they go over."""
     transports, used = Counter[str](), set[int]()
     for match in filter(None, map(_VIA.search, lines)):
-        # Both ends write a connection over the network down: the sender's counts.
+        # Both ends log a network connection: the sender's counts.
         transports[match[4]] += match[3] != "receive"
         if (device := _VIA_DEVICE.match(match[4])) is not None:
             used.add(int(device[1]))
@@ -118,7 +117,6 @@ def _connections(lines: Sequence[str]) -> tuple[Counter[str], set[int]]:
 
 
 def _devices(line: str) -> list[tuple[int, list[str]]]:
-    """The network's devices that a line lists, by number."""
     if (match := _SOCKET.search(line)) is not None:
         return [(int(number), [name]) for number, name in _CARD.findall(match[1])]
     if (match := _IB.search(line)) is not None:
@@ -128,13 +126,12 @@ def _devices(line: str) -> list[tuple[int, list[str]]]:
             if joined or one
         ]
     if (match := _IB_JOINED.search(line)) is not None:
-        # Named without their ports, which are the first of each.
+        # Named without ports, which means the first port of each.
         return [(int(match[1]), [f"{name}:1/joined" for name in match[2].split("+")])]
     return []
 
 
 def _count_ranks(lines: Iterable[str]) -> int:
-    """As many as there are at least, of all that the lines name."""
     numbers = [int(match[1]) for line in lines if (match := _RANKS.search(line)) is not None]
     ends = [max(int(match[1]), int(match[2])) + 1 for line in lines if (match := _VIA.search(line)) is not None]
     return max([*numbers, *ends], default=0)

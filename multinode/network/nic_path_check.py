@@ -1,7 +1,6 @@
-"""NicPathCheck: by the counters of their NICs, which way the bytes of a collective took from node to node.
+"""NicPathCheck: the path of collectives between nodes, from the counters of their NICs.
 
-Compares what passed each NIC with what the algorithm moves. What the counters are is `records.samples`' matter, what an
-algorithm moves that of `algorithms`.
+Compares counted bytes with those of the algorithms.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from multinode.records.samples import CollectiveSample
 from multinode.traffic.algorithms import Layout, NodeFlow, algorithms_of, node_flows, protocols_of
 from multinode.units import format_list, format_size
 
-# Counters agreed with the table within 0.02 % for large messages; an IPv6 header or a lost packet adds a per cent.
+# Counters agreed with the table within 0.02% for large messages; an IPv6 header or a lost packet adds a per cent.
 _AGREES = 0.03
-# Of what the card should have carried: less than that on another one is a trifle (SSH, the records of samplers).
+# Share of the expected traffic below which another NIC's is negligible (SSH, sampler records).
 _TRIFLE = 0.05
-# Two algorithms that fit as well as that are not told apart.
+# Two algorithms with an equally good fit are not distinguished.
 _SAME_FIT = 0.002
-# Barriers, ARP and keepalives are in the window as well.
+# The window also contains barriers, ARP and keepalives.
 _LEAST_WINDOW_BYTES = 1 << 20
 _MIB = 1 << 20
 _PER_CENT = 100
 
 
 class Way(StrEnum):
-    """The way that a node's bytes took."""
+    """The path of a node's bytes."""
 
     CARD = "card"
     OTHER = "other"
@@ -42,16 +41,16 @@ class Way(StrEnum):
 
 
 class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What passed the cards of a node in one iteration.
+    """Traffic of a node's NICs in one iteration.
 
     Attributes:
-        ifname: its NIC of the data plane, or several with commas between; None is not known.
-        passed: over this card; None where it has no counters.
-        expected: what the algorithm moves; None where that is not known.
-        deviation: the larger one of the two directions', relative to the busier direction of `expected`.
-        others: by name, other interfaces that carried more than 5 % of what the card should have; of `lo` what is
-            beyond the exchange between workers of the node.
-        way: which way the bytes took; None is not judged.
+        ifname: its data-plane NIC, or several separated by commas; None if unknown.
+        passed: over this NIC; None without counters.
+        expected: of the algorithm; None if unknown.
+        deviation: the larger one of both directions, relative to the busier direction of `expected`.
+        others: by name, other interfaces with more than 5% of the expected traffic; for `lo`, the part beyond the
+            exchange inside the node.
+        way: the path of the bytes; None if not judged.
     """
 
     node: str
@@ -64,17 +63,17 @@ class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gap(self) -> Carried:
-        """How far what passed it is from what was expected, in each direction."""
+        """Difference between counted and expected bytes, in each direction."""
         return _gap(self.passed or Carried(), self.expected or Carried())
 
     @property
     def lacks_sending(self) -> bool:
-        """Whether more is missing of what was to be sent than of what was to be received."""
+        """Whether more is missing in sending than in receiving."""
         return _lacks_sending(self.passed or Carried(), self.expected or Carried())
 
     @property
     def detour(self) -> str | None:
-        """The interface over which the missing bytes went; None where no counter explains it."""
+        """The interface that carried the missing bytes; None if no counter explains them."""
         return _find_other(self.passed or Carried(), self.expected or Carried(), self.others)
 
 
@@ -83,9 +82,9 @@ class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         size_bytes: S.
-        algorithm: that fits the counters, or several with `or` between; None where none does or none was judged.
-        protocol: likewise NCCL's, by which bytes on the wire are more than the payload.
-        loads: a node each, of those that told counters.
+        algorithm: that fits the counters, or several joined by `or`; None if none fits or none was judged.
+        protocol: likewise NCCL's, with more bytes on the wire than payload.
+        loads: one per node with counters.
     """
 
     collective: str
@@ -96,13 +95,12 @@ class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Which cards carried the messages.
+    """The NICs that carried the messages.
 
     Attributes:
-        ok: whether all that could be judged took the cards of the data plane; None where nothing could be, or
-            counters neither confirm it nor show another way.
-        sentences: the findings in words, the gravest first.
-        messages: in the order in which they were measured.
+        ok: whether all judged messages used the data plane's NICs; None if nothing could be judged.
+        sentences: the findings in words, the most serious first.
+        messages: in order of measurement.
     """
 
     ok: bool | None
@@ -111,17 +109,17 @@ class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over_rdma(self) -> bool:
-        """Whether the bytes went over RDMA ports."""
+        """Whether RDMA ports carried the bytes."""
         return any(load.way is Way.RDMA for message in self.messages for load in message.loads)
 
     def rdma_ports(self, node: str) -> tuple[str, ...]:
-        """The RDMA ports that carried a node's messages, `device/port`, where any did."""
+        """The RDMA ports that carried a node's messages, `device/port`."""
         loads = (load for message in self.messages for load in message.loads if load.node == node)
         return tuple(dict.fromkeys(name for load in loads for name in load.others if is_rdma(name)))
 
 
 class _Model(msgspec.Struct, frozen=True, kw_only=True):
-    """One way in which the backend may have made a message."""
+    """One way in which the backend may have implemented a message."""
 
     algorithm: str
     protocol: str
@@ -186,7 +184,6 @@ def _times(factor: float, flows: Mapping[tuple[int, int], float], layout: Layout
 def _trace(
     samples: Sequence[CollectiveSample], cards: Mapping[int, Sequence[str]], models: _Models, node_names: Sequence[str]
 ) -> MessagePath:
-    """The path of one message, by the model that fits all nodes best."""
     first = samples[0]
     node_of = [node for node, ranks in enumerate(models.layout.ranks) for _ in ranks]
 
@@ -220,7 +217,6 @@ def _misfit(loads: Iterable[CardLoad]) -> float | None:
 
 
 def _load(sample: CollectiveSample, node: str, cards: Sequence[str], flow: NodeFlow | None, layout: Layout) -> CardLoad:
-    """What passed a node's cards in one iteration of a message, and which way it went."""
     card = ", ".join(cards) or None
     passed = {name: payload(each).times(1 / sample.card_iters) for name, each in (sample.cards or {}).items()}
     each = [passed.pop(name) for name in cards if name in passed]
@@ -267,7 +263,6 @@ def _find_way(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -
 
 
 def _find_other(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -> str | None:
-    """The interface that carried most in the direction in which the card lacks most, where others explain the lack."""
     sends = _lacks_sending(seen, expected)
     lack = expected.one_way(sends=sends) - seen.one_way(sends=sends)
     return find_carrier(others, lack, sends=sends, least=_TRIFLE * expected.busier)
@@ -289,13 +284,11 @@ def _lacks(seen: Carried, expected: Carried) -> float:
 
 
 def _lacks_sending(seen: Carried, expected: Carried) -> bool:
-    """Whether more is missing of what was to be sent, or as much: a few bytes of difference decide nothing."""
     less = (expected.received - seen.received) - (expected.sent - seen.sent)
     return less <= _AGREES * expected.busier
 
 
 def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
-    """What the counters show, the gravest first."""
     loads = [load for message in messages for load in message.loads]
     for way in (Way.OTHER, Way.RDMA, Way.UNSEEN, Way.DIFFERS):
         nodes: dict[str, list[str]] = {}
@@ -306,15 +299,14 @@ def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
     if judged and all(load.way is Way.CARD for load in judged):
         names = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
         within = _PER_CENT * max(load.deviation or 0.0 for load in judged)
-        yield f"NIC counters match the expected traffic ({names}, within {within:.2g} %)."
+        yield f"NIC counters match the expected traffic ({names}, within {within:.2g}%)."
     elif not judged and loads:
-        yield "Path not checked: no message was large enough for the NIC counters, or too little is known."
+        yield "Path not checked: no message was large enough for the NIC counters, or data is missing."
     if backend == "nccl":
         yield from _algorithms(messages)
 
 
 def _largest(messages: Iterable[MessagePath], way: Way) -> dict[str, tuple[MessagePath, CardLoad]]:
-    """By node, its largest message that took this way."""
     largest: dict[str, tuple[MessagePath, CardLoad]] = {}
     for message in sorted(messages, key=lambda one: one.size_bytes):
         largest.update({load.node: (message, load) for load in message.loads if load.way is way})
@@ -322,30 +314,29 @@ def _largest(messages: Iterable[MessagePath], way: Way) -> dict[str, tuple[Messa
 
 
 def _load_words(way: Way, message: MessagePath, load: CardLoad) -> str:
-    """What is to be said of a node, less its name."""
     seen, expected = load.passed or Carried(), load.expected or Carried()
     call = f"per iteration ({message.collective} of {format_size(message.size_bytes)})"
     if way is Way.DIFFERS:
         sends = load.gap.sent >= load.gap.received
         return (
-            f"{'sent' if sends else 'received'} {_size(seen.one_way(sends=sends))} {call} over {load.ifname}, expected "
-            f"are {_size(expected.one_way(sends=sends))}: other traffic, or another algorithm of the backend."
+            f"{'sent' if sends else 'received'} {_size(seen.one_way(sends=sends))} {call} over {load.ifname}, "
+            f"{_size(expected.one_way(sends=sends))} expected: other traffic, or a different algorithm of the "
+            "backend."
         )
     sends, other = load.lacks_sending, load.detour
     verb, should = "sent" if sends else "received", _size(expected.one_way(sends=sends))
     if other is None:
-        return f"{verb} {should} {call}, and no counter saw it."
+        return f"{verb} {should} {call}, but no counter shows it."
     text = f"{verb} {_size(load.others[other].one_way(sends=sends))} of {should} {call} over"
     if way is Way.RDMA:
-        return f"{text} the RDMA port {other}: the counters of {load.ifname} do not see RDMA."
+        return f"{text} the RDMA port {other}: the counters of {load.ifname} do not include RDMA."
     return (
-        f"{text} {other}, not over {load.ifname}: the kernel's routes to the other nodes lead there, or the backend "
-        f"is set to use {other}."
+        f"{text} {other}, not over {load.ifname}: the kernel routes to the other nodes use it, or the backend is "
+        f"configured to use {other}."
     )
 
 
 def _algorithms(messages: Iterable[MessagePath]) -> Iterator[str]:
-    """What ran of each collective that may run in several ways, at its largest size that shows it."""
     shown = {
         message.collective: message
         for message in sorted(messages, key=lambda one: one.size_bytes)
@@ -353,7 +344,7 @@ def _algorithms(messages: Iterable[MessagePath]) -> Iterator[str]:
     }
     for message in shown.values():
         size = format_size(message.size_bytes)
-        yield f"NCCL ran the {message.collective} of {size} as a {message.algorithm}, by the NIC counters."
+        yield f"According to the NIC counters, NCCL ran the {message.collective} of {size} as a {message.algorithm}."
 
 
 def _size(size_bytes: float) -> str:

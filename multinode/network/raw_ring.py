@@ -1,4 +1,4 @@
-"""What raw TCP and raw RDMA reached around the ring of nodes in their turns with the collectives. Pure."""
+"""Raw TCP and raw RDMA around the ring of nodes, interleaved with the collectives. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from multinode.traffic.pair_speeds import Pair, PairSpeed, RawTcp, RoundTrip, st
 
 
 def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: int | None = None) -> RawTcp:
-    """Of each node and the next, the medians over the turns.
+    """Medians over the rounds, for each node and the next.
 
     Args:
         plan: with the nodes in node-rank order.
         samples: by node rank.
-        index: of the message whose turns count; None takes those of all messages.
+        index: of the message whose rounds count; None uses all.
     """
     names = [node.node for node in plan.nodes]
     one, several, latency = list[PairSpeed](), list[PairSpeed](), list[RoundTrip]()
@@ -36,7 +36,7 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
 
 
 def read_rdma(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> tuple[PairSpeed, ...]:
-    """Of each node and the next, what all its RDMA ports in use wrote together; empty where that was not measured."""
+    """Combined RDMA write rate of all used ports, for each node and the next; empty if not measured."""
     names = [node.node for node in plan.nodes]
     return tuple(
         speed
@@ -54,7 +54,6 @@ def _streams(node: NodePlan, mine: Iterable[Sample], network: str) -> list[Strea
 
 
 def _speed(pair: Pair, streams: Iterable[StreamSample]) -> list[PairSpeed]:
-    """Of the streams that did not fail; where all did, the last of them; nothing of none."""
     speeds = [stream_speed(*pair, sample.results) for sample in streams]
     reached = [speed.gbit_per_s for speed in speeds if speed.gbit_per_s is not None]
     if not reached:
@@ -64,6 +63,6 @@ def _speed(pair: Pair, streams: Iterable[StreamSample]) -> list[PairSpeed]:
 
 def _round_trip(pair: Pair, sample: PingSample) -> RoundTrip:
     if sample.error is not None or not sample.times_us:
-        return RoundTrip(source=pair[0], target=pair[1], error=sample.error or "no round trip was timed")
+        return RoundTrip(source=pair[0], target=pair[1], error=sample.error or "no round trip was measured")
     spread = spread_of(sample.times_us)
     return RoundTrip(source=pair[0], target=pair[1], median_us=spread.median, p95_us=spread.p95)

@@ -1,7 +1,7 @@
-"""compare_scans: two size scans -> ScanChanges: what changed between them, in the nodes and in the speeds.
+"""Changes between two size scans, in the nodes and in the speeds.
 
-A speed has changed where the confidence interval of the ratio of both does not contain 1, by 5 % at least; by 20 % of
-fewer than 5 iterations. Judges neither of the two by itself.
+A speed has changed if the confidence interval of its ratio excludes 1, by at least 5% (20% with fewer than 5
+iterations). Judges neither scan.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from multinode.units import format_count, format_rate, format_size
 _LEAST_CHANGE = 0.05
 _LEAST_CHANGE_OF_FEW = 0.2
 _FEW_ITERS = 5
-# Sizes are rounded down to what divides among the workers: with other nodes they differ by a few elements.
+# Sizes are rounded to the number of workers, so they differ slightly with other nodes.
 _SAME_SIZE = 0.001
 RULE = (
-    "a speed has changed where the 95 % confidence interval of the ratio of both, by their iterations, does not "
-    "contain 1, and by 5% at least; by 20% where fewer than 5 iterations were timed"
+    "a speed has changed if the 95% confidence interval of its ratio, over the iterations, excludes 1 and the "
+    "change is at least 5% (20% with fewer than 5 timed iterations)"
 )
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a node bears on its speed; None is not known.
+    """Properties of a node that affect its speed; None if unknown.
 
     Attributes:
-        ifname: its interface of the data plane.
-        link_gbit_per_s: what that card negotiated.
+        ifname: its data-plane interface.
+        link_gbit_per_s: negotiated rate.
         mtu: in bytes.
         duplex: `full` or `half`.
-        driver: what makes the interface, where it is not a card.
+        driver: of a virtual interface.
         python: version of the job's interpreter; likewise `torch`, `nccl`, `cuda`.
         gpu: its GPUs, `2 x NVIDIA GeForce RTX 4090`; likewise `gpu_driver`, the version.
-        cores: processors that a job may use.
+        cores: processors available to a job.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ScanRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScannedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent: a collective of so many bytes."""
+    """A collective and its size in bytes."""
 
     collective: str
     dtype: str
@@ -77,15 +77,15 @@ class ScannedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowChange(ScannedMessage, frozen=True, kw_only=True):
-    """A message that both scans have and whose speed, or correctness, changed.
+    """A message of both scans whose speed or correctness changed.
 
     Attributes:
-        size_bytes: as it is now.
+        size_bytes: in the later scan.
         before_gb_per_s: busbw; likewise `now_gb_per_s`.
-        change: of busbw, as a fraction: -0.5 is half of what it was; 0 where it is within the noise.
-        noise: how far off the ratio of both speeds may be, as a fraction of it.
-        wrong_before: values that were wrong; likewise `wrong_now`. None where that was not checked.
-        text: what changed.
+        change: of busbw, as a fraction: -0.5 is half; 0 within noise.
+        noise: relative error of the ratio of both speeds.
+        wrong_before: number of wrong values; likewise `wrong_now`. None if not verified.
+        text: the change in words.
     """
 
     before_gb_per_s: float
@@ -98,13 +98,13 @@ class RowChange(ScannedMessage, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs between two scans beside their speeds.
+    """A difference between two scans other than speeds.
 
     Attributes:
         what: a field of NodeState or of ScanRecord, or `order`: the names of the nodes in node-rank order.
         before: its value; likewise `now`.
-        node: whose; None where it is no node's, or every node's.
-        ifname: of the node's interface, where it is that which differs.
+        node: its node; None for none, or all.
+        ifname: the node's interface, if that differs.
     """
 
     what: str
@@ -115,16 +115,16 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed from one scan to the next.
+    """Changes from one scan to the next.
 
     Attributes:
         before: its run id; likewise `now`.
-        differences: what changed in the nodes that both have, and in how they were measured.
-        came: nodes that only the later one has; likewise `gone`, only the earlier.
-        rows: what changed; `unchanged` counts the messages that did not.
-        messages_before: that only the earlier one has; likewise `messages_now`.
-        text: all of it in a sentence; likewise `environment` of the differences, `only_before` and `only_now` of the
-            messages, and `rule`, what counts as a change.
+        differences: of common nodes, and of the measurement.
+        came: nodes only in the later one; likewise `gone`, only in the earlier.
+        rows: changed messages; `unchanged` is the number of others.
+        messages_before: only in the earlier one; likewise `messages_now`.
+        text: everything in a sentence; likewise `environment` of the differences, `only_before` and `only_now` of the
+            messages, and `rule`, the definition of a change.
     """
 
     before: str
@@ -144,7 +144,7 @@ class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
-    """What a probe found, of the interface that carries the collectives."""
+    """The state of a node according to a probe, for the interface of the collectives."""
     card = next((one for one in facts.interfaces if one.name == ifname), Interface(name=""))
     models = Counter(gpu.name for gpu in facts.gpus)
     return NodeState(
@@ -165,7 +165,7 @@ def node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
 
 
 def compare_scans(before: ScanRecord, now: ScanRecord) -> ScanChanges:
-    """What changed, of every message that both have and every node."""
+    """Changes of all common messages and nodes."""
     old = {node.name: node for node in before.nodes}
     new = {node.name: node for node in now.nodes}
     pairs, only_before, only_now = _match(before.rows, now.rows)
@@ -198,7 +198,7 @@ _CARD = {
     "link_gbit_per_s": "{nic} now negotiates {now}",
     "mtu": "{nic} now has an MTU of {now}",
     "duplex": "{nic} now runs in {now} duplex",
-    "driver": "{nic} is now of driver {now}",
+    "driver": "{nic} now uses driver {now}",
 }
 _NODE = {
     "ifname": "{node} now uses {now}",
@@ -214,7 +214,6 @@ _NOW = {**_TERMS, **_CARD, **_NODE, "order": "the order of the nodes is now {now
 
 
 def _terms(before: ScanRecord, now: ScanRecord) -> Iterator[Difference]:
-    """What was measured with; where it differs, the speeds are not of the same thing."""
     for field in _TERMS:
         values = getattr(before, field), getattr(now, field)
         if None not in values and values[0] != values[1]:
@@ -222,7 +221,6 @@ def _terms(before: ScanRecord, now: ScanRecord) -> Iterator[Difference]:
 
 
 def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> Iterator[Difference]:
-    """Changes of nodes that both have; what is the same for all of them is told once."""
     both = [name for name in new if name in old]
     if both != (was := [name for name in old if name in new]):
         yield Difference(what="order", before=", ".join(was), now=", ".join(both))
@@ -230,7 +228,7 @@ def _environment(old: Mapping[str, NodeState], new: Mapping[str, NodeState]) -> 
         changed: dict[str, tuple[float | str, float | str]] = {}
         for name in both:
             values = getattr(old[name], field), getattr(new[name], field)
-            # What one of the two did not tell has not changed.
+            # Values unknown in one scan count as unchanged.
             if None not in values and values[0] != values[1]:
                 changed[name] = values
         if len(changed) == len(both) > 1 and len(set(changed.values())) == 1:
@@ -248,7 +246,6 @@ _Rows = list[CollectiveRow]
 def _match(
     before: Sequence[CollectiveRow], now: Sequence[CollectiveRow]
 ) -> tuple[list[tuple[CollectiveRow, CollectiveRow]], _Rows, _Rows]:
-    """Rows of the same message, then those that only one of the two has."""
     left = list(before)
     pairs = []
     alone = []
@@ -272,9 +269,8 @@ def _same_size(one: CollectiveRow, other: CollectiveRow) -> bool:
 
 
 def _change(before: CollectiveRow, now: CollectiveRow) -> RowChange | None:
-    """The change, or None."""
     least = _LEAST_CHANGE if min(before.iters, now.iters) >= _FEW_ITERS else _LEAST_CHANGE_OF_FEW
-    # By busbw and not by time: it can be compared between unlike numbers of workers.
+    # Busbw is comparable between different numbers of workers, time is not.
     change, noise, has_changed = 0.0, 0.0, False
     if min(before.busbw_gb_per_s, now.busbw_gb_per_s) > 0:
         change, times = now.busbw_gb_per_s / before.busbw_gb_per_s - 1, ratio(_time_us(before), _time_us(now))
@@ -322,7 +318,7 @@ def _told(message: str, before: CollectiveRow, now: CollectiveRow, change: float
         figures = f"{now.busbw_gb_per_s:.3g} GB/s, was {before.busbw_gb_per_s:.3g} GB/s ({change:+.0%})"
         yield f"{message} is {way}: {figures}"
     if is_wrong:
-        yield f"{now.num_wrong} values of {message} are wrong now, {before.num_wrong} were"
+        yield f"{now.num_wrong} values of {message} are wrong, {before.num_wrong} before"
 
 
 def _named(one: ScannedMessage) -> str:
@@ -335,7 +331,7 @@ def _summary(rows: Sequence[RowChange], compared: int) -> str:
     if not compared:
         return "The two scans have no message in common."
     if not rows:
-        return f"No speed changed beyond the noise of both ({format_count(compared, 'message')} compared)."
+        return f"No speed changed beyond noise ({format_count(compared, 'message')} compared)."
     said = [f"{len(rows)} of {compared} messages changed"]
     ways = {"slower": [one for one in rows if one.change < 0], "faster": [one for one in rows if one.change > 0]}
     for way, some in ways.items():

@@ -1,4 +1,4 @@
-"""The size scan as a page: busbw over size, against what the link carries at best and what raw TCP reached."""
+"""The size scan as a page: busbw over size, with the link's maximum and raw TCP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multinode.traffic.algorithms import CollectiveRow
 
 
 def scan_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str) -> Figure:
-    """A line a collective, points at the sizes, and a level line for each of `lines` (name: GB/s)."""
+    """One line per collective with points at the sizes, and one level line per entry of `lines` (name: GB/s)."""
     figure = Figure()
     for name in dict.fromkeys(row.collective for row in rows):
         mine = [row for row in rows if row.collective == name]
@@ -34,7 +34,7 @@ def scan_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title:
 
 
 def scan_page(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str, text: str) -> str:
-    """One HTML page that needs nothing from outside: the chart, and the verdict below it as plain text."""
+    """A self-contained HTML page: the chart, and the verdict as plain text."""
     chart = scan_chart(rows, lines, html.escape(title)).to_html(full_html=False, include_plotlyjs=True)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

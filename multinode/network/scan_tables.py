@@ -1,4 +1,4 @@
-"""The tables of nccl-test: a size scan, for eyes or as nccl-tests prints it, and streams between every two nodes."""
+"""The tables of nccl-test: a size scan for people or in nccl-tests format, and streams between all nodes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _COLUMNS = (
     ("of link", "(busbw)"),
     ("of TCP", "(busbw)"),
 )
-# torch.distributed has these in one buffer; the others have two. The columns of the way that was not run say N/A.
+# torch.distributed has these in one buffer; the others have two. Columns of the missing variant are N/A.
 _IN_PLACE = frozenset({"all_reduce", "broadcast"})
 _NOT_RUN = ("N/A", "N/A", "N/A", "N/A")
 _LONG_US = 10_000
 _MIDDLE_US = 100
-# Sixteen columns of a figure and its mark, with a name before them, fit into 120.
+# Sixteen columns with a name fit 120 characters.
 _CELL_WIDTH = 5
 _NAMES_WIDTH = 80
 
 
 def collective_table(rows: Sequence[CollectiveRow], title: str) -> Table:
-    """A row a size, a unit under every header.
+    """One row per size, with units below the headers.
 
-    `of link` is busbw as a share of the TCP line rate of the slowest NIC, `of TCP` of what raw TCP reached between the
-    same NICs in the same run.
+    `of link` is busbw as a share of the TCP line rate of the slowest NIC, `of TCP` of raw TCP between the same NICs in
+    the same run.
     """
     table = make_table(title)
     for name, unit in _COLUMNS:
@@ -63,12 +63,12 @@ def _share(share: float | None) -> str:
 
 
 def nccl_tests_text(rows: Sequence[CollectiveRow], test: CollectiveTest, devices: Sequence[str]) -> str:
-    """The scan's rows, a block a collective, each with the head and the foot that nccl-tests gives it.
+    """The rows of the scan, one block per collective, with the header and footer of nccl-tests.
 
     Args:
-        rows: in the order in which they were measured.
-        test: what was asked for.
-        devices: a line for each worker, in the order of ranks.
+        rows: in order of measurement.
+        test: the request.
+        devices: one line per worker, by rank.
     """
     names = dict.fromkeys(row.collective for row in rows)
     blocks = [_block([row for row in rows if row.collective == name], test, devices) for name in names]
@@ -98,7 +98,7 @@ def _block(rows: Sequence[CollectiveRow], test: CollectiveTest, devices: Sequenc
         [
             *lines,
             f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-            # Programs look for this line; for people an average over sizes means nothing.
+            # Programs parse this line; an average over sizes has no meaning for people.
             f"# Avg bus bandwidth    : {average:g} ",
             "#",
         ]
@@ -132,7 +132,7 @@ def _time(time_us: float) -> str:
 
 
 def _step(sizes: Sequence[int]) -> str:
-    """How one size follows from the one before; 0 where there is no such rule, as among the sizes of a training."""
+    """The rule between consecutive sizes; 0 without one, as for the sizes of a training."""
     pairs = list(itertools.pairwise(sizes))
     factors = {after / before for before, after in pairs}
     steps = {after - before for before, after in pairs}
@@ -142,17 +142,17 @@ def _step(sizes: Sequence[int]) -> str:
 
 
 def pair_table(pairs: Sequence[PairSpeed], odd: Sequence[Odd] = (), *, nodes: Sequence[str] = ()) -> Table:
-    """Payload in Gbit/s; what is odd has a `!` behind it, what was not measured a dash.
+    """Payload in Gbit/s; outliers are marked with `!`, unmeasured pairs with a dash.
 
     Args:
-        pairs: what was measured.
-        odd: what is odd about it.
-        nodes: in the order in which they are shown; those that are not named follow as they come.
+        pairs: the measurements.
+        odd: the outliers.
+        nodes: in display order; others follow.
     """
     names = tuple(dict.fromkeys([*nodes, *(name for one in pairs for name in (one.source, one.target))]))
     speeds = {(one.source, one.target): one for one in pairs}
     heads = _heads(names)
-    table = make_table(caption="Gbit/s; ! is odd" if odd else "Gbit/s")
+    table = make_table(caption="Gbit/s; ! is an outlier" if odd else "Gbit/s")
     # The rule between the columns leaves a space already.
     table.padding = (0, 0)
     table.add_column("from \\ to", overflow="fold")
@@ -165,7 +165,6 @@ def pair_table(pairs: Sequence[PairSpeed], odd: Sequence[Odd] = (), *, nodes: Se
 
 
 def _heads(names: Sequence[str]) -> tuple[str, ...]:
-    """What stands above the columns: the names, or where they would not fit the node ranks, as before every row."""
     width = sum(max(len(name), _CELL_WIDTH) + 1 for name in (*names, max(names, key=len, default="")))
     fits = width <= _NAMES_WIDTH or all(len(name) <= _CELL_WIDTH for name in names)
     return tuple(names) if fits else tuple(str(rank) for rank in range(len(names)))
@@ -182,7 +181,6 @@ def _cell(one: PairSpeed | None, odd: Sequence[Odd]) -> str:
 
 
 def _figure(gbit_per_s: float) -> str:
-    """At most four characters."""
     if 0 < gbit_per_s < 0.005:  # noqa: PLR2004 - what would round to nothing
         return "<.01"
     for digits, below in ((2, 9.995), (1, 99.95)):

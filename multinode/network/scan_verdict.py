@@ -1,7 +1,7 @@
-"""judge_scan: evidence -> Verdict: whether a size scan is what the network gives, and who or what to look at if not.
+"""Judge a size scan: whether it is what the network allows, and otherwise the nodes or causes to look at.
 
-Wrong values come before any speed. A cause needs evidence of its own, and a scan that is well has none but what is
-wrong in itself; each is one small function.
+Wrong values take precedence over speeds. Every cause needs its own evidence and is one small function; a good scan only
+has causes that are errors in themselves.
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ _BITS_PER_BYTE = 8
 _ETHERNET_MTU = 1500
 _LARGE_BYTES = 1 << 20
 _SMALL_BYTES = 4096
-# From here on processors bound what TCP reaches, and repeats differ.
+# From this rate on, processors limit TCP, and repeats differ.
 _FAST_LINK_GBIT = 10.0
-# More than that is not what a message costs: somebody is waited for.
+# A longer time is not the cost of a message: workers are waiting.
 _START_MOST_US = 2000.0
-# Below the first a figure is slow on links that TCP fills with ease, below the second on faster ones. A stream fills
-# 10 Gbit/s; a collective there shares the processor with it.
+# Thresholds of slowness for links that TCP fills easily, and for faster ones. A stream fills 10 Gbit/s; a collective
+# there shares the processor with it.
 _COLLECTIVE_ENOUGH = (0.85, 0.7)
 _TCP_ENOUGH = (0.8, 0.5)
-# What RDMA carries of a link; a slot's own packets take some of what it says.
+# Share of a link that RDMA carries; a PCIe slot loses some of its rate to packets.
 _RDMA_ENOUGH = 0.7
-# More than that no link carries: frames that are larger than its MTU says, and clocks, make less of a difference.
+# No link carries more: larger frames than the MTU says, and clock errors, matter less.
 _MORE_THAN_A_LINK = 1.05
 # AWS caps a flow at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2 instance network bandwidth").
 _FLOW_CAPS_GBIT, _NEAR_A_CAP = (5.0, 10.0), (0.9, 1.02)
-# Sizes from here on reach half of what smaller ones do: packets are lost.
+# Larger sizes at half the speed of smaller ones indicate lost packets.
 _FALLEN, _LEAST_FALLEN = 0.6, 2
 # TCP rarely passes 3 to 5 GB/s, whatever the link.
 _TCP_MOST_GB_PER_S = 3.0
 _BUSY_PERCENT = 90.0
 _WAIT_NOTICED = 0.2
 _ONE_OF_MANY = 0.7
-# Where TCP itself is the limit, and not a fault.
+# TCP itself is the limit, which is no fault.
 _TCP_LIMIT_LINK_GBIT = 25.0
 _TCP_LIMIT_SHARE = 0.7
-# A switch answers in a tenth of it.
+# A switch needs a tenth of this.
 _LAN_ROUND_TRIP_US = 1000.0
 _ODD_ROUND_TRIP_US = 500.0
 _ODD_ROUND_TRIPS = 5.0
 _ODD_NEEDS = 3
-# A small message may take ten times what the wire needs: that is the software. Beyond, somebody waits.
+# A small message may take ten times its wire time in software. Beyond that, workers are waiting.
 _SMALL_FACTOR = 10.0
 _SMALL_LEAST_US = 5000.0
 _SOCKETS = (
-    "measure before setting: NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=4; their product is at most 64, and more can "
-    "be far slower"
+    "try NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=4 and measure again; their product must be at most 64, and "
+    "more can be far slower"
 )
-_BUFFERS = "a larger MTU, a faster core, or socket buffers: sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem"
+_BUFFERS = "use a larger MTU, a faster core, or larger socket buffers: sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem"
 _PLACEMENT = "on AWS, put the nodes into one cluster placement group"
 
 
 class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the network one large message used.
+    """The network use of one large message.
 
     Attributes:
-        card_gb_per_s: what passed the busiest card one way.
-        busbw_gb_per_s: as nccl-tests has it.
-        share_of_ceiling: of the TCP line rate of the slowest link; None where its rate is not known.
-        share_of_tcp: of what raw TCP reached around the ring; None where it was not tried. Likewise `share_of_rdma`.
-        usual_share: the share of a link that the backend gets for this collective where all is well.
-        fill: of the lesser of the two and of `usual_share`, less the time that a small message takes as well; None
-            where neither is known.
+        card_gb_per_s: through the busiest NIC in one direction.
+        busbw_gb_per_s: as in nccl-tests.
+        share_of_ceiling: of the TCP line rate of the slowest link; None if its rate is unknown.
+        share_of_tcp: of raw TCP around the ring; None if not measured. Likewise `share_of_rdma`.
+        usual_share: share of a link that the backend normally gets for this collective.
+        fill: of the smaller of the two and of `usual_share`, without the time of a small message; None if neither is
+            known.
     """
 
     collective: str
@@ -99,12 +99,12 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One explanation.
 
     Attributes:
-        code: what tells it from others.
-        figures: what was seen, each with its unit in its name, and names of nodes or collectives.
-        by_node: the figure of each node concerned.
-        text: what was seen and what it means, a sentence without its full stop; likewise `hint`, what to look at or to
-            try; empty where a cause before it has the same.
-        nodes: where, as far as the evidence tells.
+        code: identifies it.
+        figures: observations with units in their names, and names of nodes or collectives.
+        by_node: the figure of each affected node.
+        text: the observation and its meaning, a sentence without its full stop; likewise `hint`, the fix; empty if an
+            earlier cause has the same.
+        nodes: affected nodes, as far as known.
     """
 
     code: str = ""
@@ -116,19 +116,19 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be said of a size scan.
+    """The judgement of a size scan.
 
     Attributes:
         status: `ok`, `slow`, `wrong_values`, `wrong_path` (other interfaces carried it), `one_node`, `inconclusive` or
             `empty` (nothing was measured by all workers).
         text: one line.
-        over_rdma: whether the collectives went by RDMA.
-        worst: of the largest size of each collective, the one that fills the network least; one that passed more than
-            the link carries before it.
-        nics: how many NICs of a node the link's rate is of.
-        nodes: names to look at, the likeliest first.
-        causes: likewise; empty where there is nothing to fix.
-        shares: how much of the network every large message used.
+        over_rdma: whether the collectives used RDMA.
+        worst: of the largest size of each collective, the one that fills the network least; one above the link rate
+            takes precedence.
+        nics: number of NICs of a node in the link's rate.
+        nodes: nodes to look at, the likeliest first.
+        causes: likewise; empty if there is nothing to fix.
+        shares: network use of every large message.
     """
 
     status: str = ""
@@ -142,16 +142,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What is known of a size scan, and what it comes to; whatever was not measured stays empty.
+    """All data of a size scan; unmeasured values are empty.
 
     Attributes:
         backend: `nccl` or `gloo`.
-        cards: of the data plane, by node, as far as nodes tell; empty of a single node, whose workers use none.
-        nics_gbit_per_s: by node, the rates of the NICs that the collectives used, where that is known.
-        rdma: what ib_write_bw reached around the ring.
-        over_rdma: whether the collectives went by RDMA, for which TCP is no peer.
-        wait_share_by_node: part of the operations' time in which the node's workers waited for others, 0 to 1.
-        busy_percent_by_node: processors, while the collectives ran.
+        cards: data-plane NICs by node, as far as known; empty for a single node.
+        nics_gbit_per_s: rates of the used NICs by node, if known.
+        rdma: ib_write_bw around the ring.
+        over_rdma: whether the collectives used RDMA, which TCP cannot be compared with.
+        wait_share_by_node: share of the operations' time in which the node's workers waited for others, 0 to 1.
+        busy_percent_by_node: processors, during the collectives.
     """
 
     rows: tuple[CollectiveRow, ...]
@@ -168,40 +168,40 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def link_gbit_per_s(self) -> float | None:
-        """Of the slowest node, the rate of the NICs that it used together; None where one does not tell."""
+        """Combined rate of the used NICs of the slowest node; None if one is unknown."""
         rates = [sum(self.nics_gbit_per_s.get(name, ())) or card.speed_gbit_per_s for name, card in self.cards.items()]
         known = [rate for rate in rates if rate]
         return min(known) if known and len(known) == len(rates) else None
 
     @functools.cached_property
     def mtu(self) -> int | None:
-        """The smallest of the cards."""
+        """The smallest of the NICs."""
         return min((card.mtu for card in self.cards.values() if card.mtu), default=None)
 
     @functools.cached_property
     def goodput_gb_per_s(self) -> float | None:
-        """Payload that TCP carries over the slowest link."""
+        """TCP payload of the slowest link."""
         link = self.link_gbit_per_s
         return goodput_gb_per_s(link, self.mtu or _ETHERNET_MTU) if link else None
 
     @functools.cached_property
     def odd(self) -> tuple[Odd, ...]:
-        """What is odd between pairs of nodes that were measured one by one."""
+        """Outliers among individually measured pairs."""
         return find_odd(self.tcp.pairs, card_ceilings(self.cards)) if self.tcp.pairs else ()
 
     @functools.cached_property
     def tcp_gb_per_s(self) -> float | None:
-        """What to hold the collectives against: raw TCP at the slowest place of the ring."""
+        """Raw TCP at the slowest place of the ring, for comparison."""
         return None if self.over_rdma else slowest_gb_per_s(self.tcp.ring)
 
     @functools.cached_property
     def rdma_gb_per_s(self) -> float | None:
-        """Likewise raw RDMA, where they went by it."""
+        """Likewise raw RDMA, if the collectives used it."""
         return slowest_gb_per_s(self.rdma) if self.over_rdma else None
 
     @functools.cached_property
     def ceiling_gb_per_s(self) -> float | None:
-        """What the slowest link carries of them; the headers of RDMA's frames take a few hundredths of the rate."""
+        """Payload of the slowest link; RDMA headers take a few percent of the rate."""
         link = self.link_gbit_per_s
         return self.goodput_gb_per_s if not self.over_rdma else link / _BITS_PER_BYTE if link else None
 
@@ -216,14 +216,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def worst(self) -> SizeShare | None:
-        """Of the largest size of each collective, the one that fills the network least; None of no row."""
+        """Of the largest size of each collective, the one that fills the network least, if any."""
         return self.beyond or min(
             self._largest, key=lambda share: 0.0 if share.fill is None else share.fill, default=None
         )
 
     @functools.cached_property
     def beyond(self) -> SizeShare | None:
-        """Of these, what passed more than the link carries; None of none."""
+        """Of these, one above the link rate, if any."""
         large = [share for share in self._largest if share.size_bytes >= _LARGE_BYTES]
         most = max(large, key=lambda share: share.share_of_ceiling or 0.0, default=None)
         return most if most is not None and (most.share_of_ceiling or 0.0) > _MORE_THAN_A_LINK else None
@@ -234,18 +234,18 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return list({share.collective: share for share in by_size}.values())
 
     def algorithm_of(self, row: CollectiveRow) -> str | None:
-        """What the backend ran, where the counters of the NICs tell it."""
+        """The backend's algorithm, if the NIC counters show it."""
         ran = ((one.algorithm, one.collective, one.size_bytes) for one in self.path.messages)
         return next((name for name, *what in ran if what == [row.collective, row.size_bytes]), None)
 
     @property
     def is_fast_link(self) -> bool:
-        """Whether the links, or what TCP reached, are of 10 Gbit/s and more."""
+        """Whether the links, or the TCP rate, are 10 Gbit/s or more."""
         return max(self.link_gbit_per_s or 0.0, (self.tcp_gb_per_s or 0.0) * _BITS_PER_BYTE) >= _FAST_LINK_GBIT
 
     @property
     def tcp_is_slow(self) -> bool | None:
-        """Whether raw TCP stays below what the link gives; None is not known."""
+        """Whether raw TCP is below the link's capability; None if unknown."""
         if self.tcp_gb_per_s is None or self.ceiling_gb_per_s is None:
             return None
         is_faster = (self.link_gbit_per_s or 0.0) > _FAST_LINK_GBIT
@@ -253,26 +253,26 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def rdma_is_slow(self) -> bool | None:
-        """Whether raw RDMA stays below what the link gives; None is not known."""
+        """Whether raw RDMA is below the link's capability; None if unknown."""
         if self.rdma_gb_per_s is None or self.ceiling_gb_per_s is None:
             return None
         return self.rdma_gb_per_s < _RDMA_ENOUGH * self.ceiling_gb_per_s
 
     @property
     def collective_is_slow(self) -> bool | None:
-        """Whether `worst` stays below what raw TCP, or else the link, gives; None is not known."""
+        """Whether `worst` is below raw TCP, or else the link; None if unknown."""
         if self.worst is None or self.worst.fill is None or self.beyond is not None:
             return None
         return self.worst.fill < _COLLECTIVE_ENOUGH[self.is_fast_link]
 
     @property
     def is_well(self) -> bool:
-        """Whether neither TCP, RDMA nor a collective is slow, and something is known to say so."""
+        """Whether TCP, RDMA and collectives are known not to be slow."""
         return self.collective_is_slow is False and not self.tcp_is_slow and not self.rdma_is_slow
 
 
 def card_ceilings(cards: dict[str, Interface]) -> dict[str, float]:
-    """Payload in Gbit/s that the card of each node carries, of those whose rate is known."""
+    """Payload of each node's NIC in Gbit/s, if its rate is known."""
     return {
         name: goodput_gb_per_s(card.speed_gbit_per_s, card.mtu or _ETHERNET_MTU) * _BITS_PER_BYTE
         for name, card in cards.items()
@@ -281,7 +281,7 @@ def card_ceilings(cards: dict[str, Interface]) -> dict[str, float]:
 
 
 def judge_scan(seen: Evidence) -> Verdict:
-    """Hold the largest size of each collective against raw TCP and the link."""
+    """Compare the largest size of each collective with raw TCP and the link."""
     status, causes = _status(seen), tuple(_once(_find_causes(seen)))
     nics = len(min(seen.nics_gbit_per_s.values(), key=sum, default=(0,)))
     return Verdict(
@@ -297,7 +297,6 @@ def judge_scan(seen: Evidence) -> Verdict:
 
 
 def _once(causes: Iterable[Cause]) -> Iterator[Cause]:
-    """A hint that several have stands at the first."""
     told: set[str] = set()
     for cause in causes:
         yield msgspec.structs.replace(cause, hint="" if cause.hint in told else cause.hint)
@@ -308,8 +307,8 @@ def _verdict_text(status: str, seen: Evidence, causes: Sequence[Cause], nics: in
     worst, link = seen.worst, seen.link_gbit_per_s
     if worst is None or status in {"wrong_values", "wrong_path", "empty"}:
         return {
-            "wrong_values": "wrong results: values of a collective are not what they should be",
-            "wrong_path": "wrong network: the traffic did not take the NICs of the data plane",
+            "wrong_values": "wrong results: a collective returned incorrect values",
+            "wrong_path": "wrong network: the traffic did not use the data plane's NICs",
         }.get(status, "no result: no size was measured by all workers")
     several = len({share.collective for share in seen.shares}) > 1
     what = f"{worst.collective} of {format_size(worst.size_bytes)}{', the slowest,' if several else ''}"
@@ -317,10 +316,10 @@ def _verdict_text(status: str, seen: Evidence, causes: Sequence[Cause], nics: in
         return f"no network used: {what} reaches {worst.busbw_gb_per_s:.3g} GB/s busbw between workers of one node"
     reached = f"{what} reaches {_shares(status, seen, worst, nics)}"
     if status == "inconclusive" and seen.beyond is not None:
-        return f"inconclusive: {reached}, more than such a link carries"
+        return f"inconclusive: {reached}, more than this link can carry"
     if status == "inconclusive":
         speed = f"{worst.card_gb_per_s:.3g} GB/s per NIC"
-        return f"inconclusive: {what} reaches {speed}; neither the link rate nor raw TCP is known to compare with"
+        return f"inconclusive: {what} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
     if status == "ok":
         together = f" ({nics} NICs together)" if nics > 1 else ""
         rate = f" for a link of {format_rate(link)}{together}" if link else ""
@@ -340,7 +339,10 @@ def _shares(status: str, seen: Evidence, worst: SizeShare, nics: int) -> str:
         parts.append(f"{worst.share_of_rdma:.0%} of raw RDMA")
     turns = ""
     if worst.usual_share < 1:
-        turns = f"; {seen.backend} sends and receives large messages in turns: {worst.usual_share:.0%} is its maximum"
+        turns = (
+            f"; {seen.backend} alternates between sending and receiving large messages: {worst.usual_share:.0%} is its "
+            "maximum"
+        )
     return f"{format_list(parts)}{turns}"
 
 
@@ -355,7 +357,7 @@ def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
     usual_share = link_share(*what)
     fill = None
     if best is not None and speed > 0:
-        # Of the time that this speed took, what the network would have needed, and what every message pays.
+        # Time needed by the network, and the fixed cost of every message.
         needed_us = row.time_us * speed / (best * usual_share)
         small = [one for one in seen.rows if one.collective == row.collective and one.size_bytes <= _SMALL_BYTES]
         start_us = min((one.time_us for one in small if one.size_bytes < row.size_bytes), default=0.0)
@@ -388,7 +390,6 @@ def _status(seen: Evidence) -> str:
 
 
 def _find_causes(seen: Evidence) -> tuple[Cause, ...]:
-    """Whatever the evidence shows, the likeliest first: what is wrong for certain, then the network, then the nodes."""
     causes = [cause for find in _IN_ORDER if not (seen.over_rdma and find in _OF_TCP) for cause in find(seen)]
     if not causes and seen.tcp_is_slow:
         tcp = seen.tcp_gb_per_s or 0.0
@@ -396,9 +397,13 @@ def _find_causes(seen: Evidence) -> tuple[Cause, ...]:
             Cause(
                 code="slow_tcp",
                 figures={"tcp_gb_per_s": tcp},
-                text=f"raw TCP is slow as well, {tcp:.3g} GB/s on the slowest link of the ring: the network, not the "
-                "collective",
-                hint="cables, the switch, other traffic on it: multinode check --bandwidth; on every node ip -s link",
+                text=(
+                    f"raw TCP is slow too, {tcp:.3g} GB/s on the slowest link of the ring: the network is the cause, "
+                    "not the collective"
+                ),
+                hint=(
+                    "check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s link"
+                ),
             ),
         )
     if not causes and seen.rdma_gb_per_s is not None and not seen.is_well and seen.collective_is_slow is not None:
@@ -413,42 +418,53 @@ def _slow_beside_raw_rdma(seen: Evidence, raw_gb_per_s: float) -> Cause:
         return Cause(
             code="slow_raw_rdma",
             figures={**figures},
-            text=f"ib_write_bw reaches {raw_gb_per_s:.3g} of {ceiling:.3g} GB/s as well: the network or the "
-            "NIC's slot, not NCCL",
-            hint="the slot, the other half of a NIC and its network: multinode check; cable and switch port: ibstat; a "
-            "NIC that started degraded: power both nodes off, and on again",
+            text=(
+                f"ib_write_bw also reaches only {raw_gb_per_s:.3g} of {ceiling:.3g} GB/s: the network or the NIC's "
+                "slot is the cause, not NCCL"
+            ),
+            hint=(
+                "check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch "
+                "port: ibstat; if a NIC started degraded, power-cycle both nodes"
+            ),
         )
     return Cause(
         code="slow_over_rdma",
         figures={**figures},
-        text=f"ib_write_bw reaches {raw_gb_per_s:.3g} GB/s between the same ports, which rules out cable and switch: "
-        "the path from GPU to NIC, or NCCL itself",
-        hint="PCIe access control (ACS) and IOMMU: multinode check, as root; whether NCCL_DEBUG=INFO prints GDRDMA; "
-        "which NICs NCCL uses: hca= in the hostfile; another release of NCCL",
+        text=(
+            f"ib_write_bw reaches {raw_gb_per_s:.3g} GB/s between the same ports, which rules out cable and switch: "
+            "the cause is the path from GPU to NIC, or NCCL itself"
+        ),
+        hint=(
+            "check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO prints "
+            "GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL"
+        ),
     )
 
 
 def _slow(seen: Evidence) -> Cause:
-    """Where nothing says more than that the collective is."""
     if seen.over_rdma:
         return Cause(
             code="slow_rdma",
-            text="the traffic goes over RDMA and does not fill the link: the port, its switch, or the path from GPU "
-            "to NIC",
-            hint="ibstat, and ib_write_bw between the nodes; GPUDirect: NCCL_DEBUG=INFO prints GDRDMA or not; PCIe "
-            "access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; nvidia-smi "
-            "topo -m",
+            text=(
+                "the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path "
+                "from GPU to NIC"
+            ),
+            hint=(
+                "run ibstat, and ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; "
+                "PCIe access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; "
+                "nvidia-smi topo -m"
+            ),
         )
     if seen.tcp_gb_per_s is None:
         return Cause(
             code="no_tcp",
-            text="raw TCP was not measured: it would show whether the network or the collective is slow",
+            text="raw TCP was not measured, so it is unknown whether the network or the collective is slow",
             hint="multinode check --bandwidth",
         )
     return Cause(
         code="slow_collective",
-        text="raw TCP is OK, which rules out cables and switch: the collective itself is slow",
-        hint="look at the CPUs of each node while it runs: top; NCCL's own log: --env NCCL_DEBUG=INFO",
+        text="raw TCP is OK, which rules out cables and switch: the collective is slow",
+        hint="watch the CPUs of each node while it runs: top; enable NCCL's log: --env NCCL_DEBUG=INFO",
     )
 
 
@@ -460,9 +476,11 @@ def _wrong_values(seen: Evidence) -> Iterator[Cause]:
         yield Cause(
             code="wrong_values",
             figures={"count": count, "collectives": where},
-            text=f"{count} values were wrong ({where}): no speed is valid until they are right",
-            hint="measure again; if it stays: the same version of NCCL and of the driver on all nodes, memory "
-            "(nvidia-smi -q -d ECC) and the kernel's log (dmesg) on each",
+            text=f"{count} values were wrong ({where}): speeds are invalid until they are correct",
+            hint=(
+                "measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU "
+                "memory (nvidia-smi -q -d ECC) and the kernel log (dmesg) on each"
+            ),
         )
 
 
@@ -471,13 +489,12 @@ def _wrong_path(seen: Evidence) -> Iterator[Cause]:
         said = " ".join(seen.path.sentences).rstrip(". ")
         yield Cause(
             code="wrong_path",
-            text=said or "the traffic did not take the NICs that it should",
-            hint="name the interface in the hostfile (ifname=), and set no NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
+            text=said or "the traffic did not use the expected NICs",
+            hint="name the interface in the hostfile (ifname=), and unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
         )
 
 
 def _beyond(seen: Evidence) -> Iterator[Cause]:
-    """More than the link carries: an algorithm that sends less, or more NICs than are known."""
     share = seen.beyond
     if share is None:
         return
@@ -496,19 +513,24 @@ def _beyond(seen: Evidence) -> Iterator[Cause]:
         yield Cause(
             code="another_algorithm",
             figures={**figures, "algorithm": name, "other": other},
-            text=f"a ring would have passed {of_link:.0%} of the line rate ({link}): the backend ran its {name}, which "
-            f"passes less through a NIC, {other:.0%} of the rate, or used more NICs than the one known; which, is "
-            "unknown",
-            hint="with a ring alone the share is certain: multinode nccl-test with --env NCCL_ALGO=Ring",
+            text=(
+                f"a ring would have needed {of_link:.0%} of the line rate ({link}): the backend used its {name}, which "
+                f"sends less through a NIC ({other:.0%} of the rate), or more NICs than the known one"
+            ),
+            hint="to be certain, measure with a ring only: multinode nccl-test with --env NCCL_ALGO=Ring",
         )
     else:
         yield Cause(
             code="more_nics",
             figures=figures,
-            text=f"{share.card_gb_per_s:.3g} GB/s through a node are {of_link:.0%} of what its NICs that are known "
-            f"carry ({link}): the data went over more NICs than the one known, or a NIC reports too low a rate",
-            hint="which ones NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; which there "
-            "are, and their rates: multinode check",
+            text=(
+                f"{share.card_gb_per_s:.3g} GB/s through a node is {of_link:.0%} of the rate of its known NICs "
+                f"({link}): the data used more NICs, or a NIC reports too low a rate"
+            ),
+            hint=(
+                "see which NICs NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; list "
+                "the NICs and their rates: multinode check"
+            ),
         )
 
 
@@ -519,7 +541,10 @@ def _half_duplex(seen: Evidence) -> Iterator[Cause]:
             code="half_duplex",
             nodes=half,
             text=f"the NIC of {format_list(half)} runs in half duplex: it cannot send and receive at the same time",
-            hint="NIC and switch port must both negotiate: sudo ethtool -s INTERFACE autoneg on; else the cable",
+            hint=(
+                "enable autonegotiation on NIC and switch port: sudo ethtool -s INTERFACE autoneg on; or replace the "
+                "cable"
+            ),
         )
 
 
@@ -540,9 +565,13 @@ def _slower_link(seen: Evidence) -> Iterator[Cause]:
             figures={"link_gbit_per_s": most},
             by_node=slow,
             nodes=tuple(slow),
-            text=f"{each} where others have {format_rate(most)}: every collective runs at the speed of the slowest "
-            "link",
-            hint="cable or switch port: sudo ethtool INTERFACE shows what the NIC and its link partner advertise",
+            text=(
+                f"{each} while others have {format_rate(most)}: every collective runs at the speed of the slowest link"
+            ),
+            hint=(
+                "check the cable and switch port: sudo ethtool INTERFACE shows what the NIC and its link partner "
+                "advertise"
+            ),
         )
 
 
@@ -557,8 +586,8 @@ def _mixed_mtu(seen: Evidence) -> Iterator[Cause]:
             figures={"mtu_bytes": most},
             by_node=small,
             nodes=tuple(small),
-            text=f"the MTU of {each} where others have {most:.0f}: large packets may be lost",
-            hint="the same MTU on every NIC and on the switch: sudo ip link set dev INTERFACE mtu 1500",
+            text=f"the MTU of {each} while others have {most:.0f}: large packets may be lost",
+            hint="set the same MTU on every NIC and on the switch: sudo ip link set dev INTERFACE mtu 1500",
         )
 
 
@@ -567,7 +596,7 @@ def _one_connection(seen: Evidence) -> Iterator[Cause]:
     if not one or not many or one >= _ONE_OF_MANY * many or seen.collective_is_slow is False:
         return
     code, hint = "one_connection_fast" if seen.is_fast_link else "one_connection", _BUFFERS
-    limit = "by one CPU core, or by a cap on each flow, as clouds have"
+    limit = "by one CPU core, or by a cloud's cap on each flow"
     if not seen.is_fast_link:
         limit = "by one CPU core or by small socket buffers"
     figures: dict[str, float | str] = {"one_gb_per_s": one, "several_gb_per_s": many}
@@ -575,16 +604,18 @@ def _one_connection(seen: Evidence) -> Iterator[Cause]:
     cap = next((cap for cap in _FLOW_CAPS_GBIT if low * cap <= one * _BITS_PER_BYTE <= high * cap), None)
     if seen.is_fast_link and cap is not None and many * _BITS_PER_BYTE > cap:
         code, figures = "flow_cap", {**figures, "cap_gbit_per_s": cap}
-        limit = f"to {format_rate(cap)}, as AWS caps a flow, and as a bond gives it a single NIC"
-        hint = f"{_PLACEMENT}; several workers per node, of which each has connections of its own"
+        limit = f"to {format_rate(cap)}: AWS caps each flow at this rate, and a bond sends a flow over one NIC"
+        hint = f"{_PLACEMENT}; use several workers per node, as each has its own connections"
     if seen.backend == "nccl" and seen.is_fast_link:
         hint = f"{_SOCKETS}; or {_PLACEMENT}" if code == "flow_cap" else _SOCKETS
         code = f"{code}_nccl"
     yield Cause(
         code=code,
         figures=figures,
-        text=f"one TCP connection reaches {one:.3g} GB/s and several together {many:.3g} GB/s: a single connection is "
-        f"limited {limit}",
+        text=(
+            f"one TCP connection reaches {one:.3g} GB/s, several together {many:.3g} GB/s: a single connection is "
+            f"limited {limit}"
+        ),
         hint=hint,
     )
 
@@ -601,7 +632,7 @@ def _straggler(seen: Evidence) -> Iterator[Cause]:
             figures={"others": others, "share": waits[last]},
             nodes=(last,),
             text=f"the others wait {others:.0%} of the time, and {last} {waits[last]:.0%}: {last} is the straggler",
-            hint=f"other work on {last}, or throttled CPUs or GPUs: top; nvidia-smi -q -d PERFORMANCE",
+            hint=f"look for other work on {last}, or throttled CPUs or GPUs: top; nvidia-smi -q -d PERFORMANCE",
         )
 
 
@@ -613,8 +644,8 @@ def _busy(seen: Evidence) -> Iterator[Cause]:
             code="busy_cpus",
             by_node=busy,
             nodes=tuple(busy),
-            text=f"the CPUs are busy while the collectives run ({each}): TCP needs them too",
-            hint="see what runs there: top; fewer workers per node, or a larger MTU, need less CPU",
+            text=f"the CPUs are busy during the collectives ({each}), and TCP needs them too",
+            hint="see what runs there: top; fewer workers per node or a larger MTU need less CPU",
         )
 
 
@@ -625,13 +656,12 @@ def _sockets(seen: Evidence) -> Iterator[Cause]:
     elif seen.backend == "nccl" and seen.is_fast_link and fine and seen.collective_is_slow:
         yield Cause(
             code="few_sockets",
-            text="raw TCP is OK and NCCL does not fill it: at such speeds it may need more sockets",
+            text="raw TCP is OK, but NCCL does not reach it: at this speed it may need more sockets",
             hint=_SOCKETS,
         )
 
 
 def _fallen(seen: Evidence) -> Cause | None:
-    """Where every size beyond the best one falls far behind it: NCCL's sockets together lose packets."""
     if seen.backend != "nccl" or not seen.is_fast_link or not seen.collective_is_slow or seen.worst is None:
         return None
     mine = [one for one in seen.shares if one.collective == seen.worst.collective]
@@ -643,10 +673,14 @@ def _fallen(seen: Evidence) -> Cause | None:
     return Cause(
         code="many_sockets",
         figures={"best_gb_per_s": best.card_gb_per_s, "size_bytes": best.size_bytes, "least_gb_per_s": least},
-        text=f"NCCL reaches {best.card_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} beyond: "
-        "with so many sockets at once large messages lose packets",
-        hint="fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
-        "again; nstat -az TcpRetransSegs on each node counts what is lost",
+        text=(
+            f"NCCL reaches {best.card_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: with "
+            "this many sockets large messages lose packets"
+        ),
+        hint=(
+            "fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
+            "again; nstat -az TcpRetransSegs on each node counts lost packets"
+        ),
     )
 
 
@@ -660,19 +694,27 @@ def _far_apart(seen: Evidence) -> Iterator[Cause]:
                 code="odd_round_trip",
                 figures={"round_trip_ms": trip / 1000, "usual_ms": usual / 1000},
                 nodes=(source, target),
-                text=f"a round trip from {source} to {target} takes {trip / 1000:.3g} ms, {usual / 1000:.3g} ms is "
-                "usual: small messages wait for it",
-                hint=f"the path between the two, and what else uses it: on {source}, tracepath -n to {target}'s "
-                "address",
+                text=(
+                    f"a round trip from {source} to {target} takes {trip / 1000:.3g} ms instead of the usual "
+                    f"{usual / 1000:.3g} ms: small messages wait for it"
+                ),
+                hint=(
+                    f"look at the path between the two and what else uses it: on {source}, tracepath -n to {target}'s "
+                    "address"
+                ),
             )
     if usual > _LAN_ROUND_TRIP_US:
         yield Cause(
             code="long_round_trip",
             figures={"round_trip_ms": usual / 1000},
-            text=f"a round trip between the nodes takes {usual / 1000:.3g} ms, far more than through a switch: small "
-            "messages are latency-bound",
-            hint="a VPN, a wireless link or a router between them, or a NIC that saves power: tracepath -n to a peer's "
-            "address",
+            text=(
+                f"a round trip between the nodes takes {usual / 1000:.3g} ms, far longer than through a switch: small "
+                "messages are latency-bound"
+            ),
+            hint=(
+                "look for a VPN, a wireless link, a router, or a NIC in power-saving mode: tracepath -n to a peer's "
+                "address"
+            ),
         )
 
 
@@ -692,9 +734,11 @@ def _slow_start(seen: Evidence) -> Iterator[Cause]:
                 "time_ms": row.time_us / 1000,
                 "needed_ms": needed_us / 1000,
             },
-            text=f"{row.collective} of {format_size(row.size_bytes)} takes {row.time_us / 1000:.3g} ms, its round "
-            f"trips need {needed_us / 1000:.3g} ms: the workers wait, and not for the network",
-            hint="CPUs shared with others or saving power: top; cpupower frequency-info",
+            text=(
+                f"{row.collective} of {format_size(row.size_bytes)} takes {row.time_us / 1000:.3g} ms, but its round "
+                f"trips need only {needed_us / 1000:.3g} ms: the workers wait for something other than the network"
+            ),
+            hint="look for shared CPUs or power saving: top; cpupower frequency-info",
         )
 
 
@@ -706,13 +750,13 @@ def _tcp_limit(seen: Evidence) -> Iterator[Cause]:
         yield Cause(
             code="tcp_limit",
             figures={"tcp_gb_per_s": tcp or 0.0, "ceiling_gb_per_s": ceiling or 0.0},
-            text=f"raw TCP itself reaches {tcp:.3g} of {ceiling:.3g} GB/s: TCP rarely exceeds 3 to 5 GB/s on any link",
-            hint="only RDMA (RoCE, InfiniBand) gets more out of such NICs: multinode check shows which have it",
+            text=f"raw TCP reaches only {tcp:.3g} of {ceiling:.3g} GB/s: TCP rarely exceeds 3 to 5 GB/s on any link",
+            hint="use RDMA (RoCE, InfiniBand), which is faster on such NICs: multinode check shows which support it",
         )
 
 
 _OF_TCP = frozenset({_odd_pairs, _mixed_mtu, _one_connection, _sockets, _tcp_limit})
-"""What explains TCP alone."""
+"""Causes that explain only TCP."""
 
 _IN_ORDER: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
     _wrong_values,

@@ -1,4 +1,4 @@
-"""What `nccl-test` says: the verdict in one line, causes with their fixes, then what was measured; its screen."""
+"""The screen of `nccl-test`: a one-line verdict, causes with fixes, then the measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multinode.network.scan_tables import collective_table, pair_table
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import LAUNCH_US
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
-from multinode.render.table import Part, labelled, paragraph, sheet_table
+from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.traffic.algorithms import CollectiveRow
 from multinode.traffic.pair_speeds import PairSpeed
@@ -19,7 +19,7 @@ from multinode.units import format_count, format_duration, format_rate, format_s
 
 _BITS_PER_BYTE = 8
 _US_PER_MS, _LONG_US = 1e3, 1e5
-_RAW_TCP = "raw TCP: plain transfers between the same NICs in the same run"
+_RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 
 
 def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
@@ -46,27 +46,26 @@ def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
         ]
     )
     if not details:
-        yield f"details: multinode show {report.run_id} --details"
+        yield footer("Details", f"multinode show {report.run_id} --details")
 
 
 def next_step(report: ScanReport, given: str) -> str:
-    """The next command; `given` are the hostfile and the like, as they were typed."""
+    """The next command; `given` are the options as typed."""
     if len(report.nodes) == 1:
-        return "next: multinode nccl-test --hosts HOSTFILE, for the network between nodes"
+        return footer("Next", "multinode nccl-test --hosts HOSTFILE (for the network between nodes)")
     if report.verdict.causes:
-        return f"next: multinode check{given} --bandwidth"
-    return f"next: multinode contrast{given}"
+        return footer("Next", f"multinode check{given} --bandwidth")
+    return footer("Next", f"multinode contrast{given}")
 
 
 def scan_lines(report: ScanReport) -> list[str]:
-    """Lines of plain text: the verdict first, then everything that is known."""
+    """Plain text: the verdict first, then everything known."""
     parts = (_causes, _network, _curves, _launches, _path, _odd, _like, _changes)
     said = [(label, text) for part in parts for label, text in part(report)]
     return [report.verdict.text, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in said)]
 
 
 def _small_table(rows: Sequence[CollectiveRow], title: str) -> Table:
-    """Time with its confidence interval, busbw, and what of the network that is."""
     wrong = [row.num_wrong for row in rows]
     has_wrong = any(wrong)
     unit, units = ("ms", _US_PER_MS) if max(row.time_us for row in rows) >= _LONG_US else ("us", 1.0)
@@ -135,11 +134,10 @@ def _launches(report: ScanReport) -> Iterator[tuple[str, str]]:
     short = [row.size_bytes for row in report.rows if report.timer == "cuda" and row.time_us < LAUNCH_US]
     if short:
         launch = f"launching it from Python does ({LAUNCH_US:.0f} us)"
-        yield "Launches", f"up to {max(short)} B a call takes less than {launch}: its time is an upper bound"
+        yield "Launches", f"up to {max(short)} B a call takes less time than {launch}: its time is an upper bound"
 
 
 def _path(report: ScanReport) -> Iterator[tuple[str, str]]:
-    """Where NCCL and the counters say that the traffic went; a wrong path is a cause already."""
     if report.nccl is not None:
         yield "NCCL", report.nccl.sentence
     if report.rdma_gb_per_s is not None:
@@ -151,7 +149,6 @@ def _path(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _odd(report: ScanReport) -> Iterator[tuple[str, str]]:
-    """Pairs that are odd, unless they are a cause."""
     known = {cause.text for cause in report.verdict.causes}
     for one in report.odd:
         if one.text not in known:
@@ -185,9 +182,8 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
-    """A network without a fault may still be too slow."""
     if len(report.nodes) > 1 and report.verdict.status == "ok":
-        yield "Training", "whether that is enough for yours is what multinode contrast measures"
+        yield "Training", "to see whether this is enough for your training, run multinode contrast"
 
 
 def _slowest(pairs: Sequence[PairSpeed]) -> str:
@@ -197,32 +193,32 @@ def _slowest(pairs: Sequence[PairSpeed]) -> str:
 
 _NOTES: dict[NoteKind, str] = {
     "reduced_to_owners": (
-        "DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); nccl-test "
-        "has no reduce, and measures a broadcast of the bucket, which is a reduce turned round"
+        "DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); "
+        "nccl-test has no reduce, so it measures a broadcast of the bucket, which is the reverse of a reduce"
     ),
     "cut_at_owners": (
-        "a gradient of more than reduce_bucket_size ({cap} elements) is sent alone; where it belongs to two workers, "
-        "DeepSpeed cuts it there, which is not counted"
+        "a gradient of more than reduce_bucket_size ({cap} elements) is sent alone; if two workers own it, "
+        "DeepSpeed splits it, which is not counted"
     ),
     "filled": (
-        "which parameters ZeRO-3 gathers together depends on its trace of the model: approximated by filling "
-        "stage3_prefetch_bucket_size in the modules' order"
+        "the parameters that ZeRO-3 gathers together depend on its trace of the model; they are approximated by "
+        "filling stage3_prefetch_bucket_size in module order"
     ),
-    "stay_whole": ("parameters that are used again soon stay whole for the backward pass (stage3_max_reuse_distance)"),
+    "stay_whole": ("parameters that are reused soon stay gathered for the backward pass (stage3_max_reuse_distance)"),
     "wraps_layers": (
-        "FSDP is taken to wrap each decoder layer, and to reduce gradients in the last micro-batch alone, as the "
-        "Trainer has it"
+        "FSDP is assumed to wrap each decoder layer and to reduce gradients in the last micro-batch only, as with "
+        "the Trainer"
     ),
     "inside_left_out": (
-        "what stays inside a node is left out; the all-reduce between the nodes joins one worker of each node, and is "
-        "measured with all workers"
+        "traffic inside a node is excluded; the all-reduce between nodes has one worker per node, but is measured "
+        "with all workers"
     ),
     "small_left_out": (
-        "calls of a few bytes (gradient norms, losses) are left out: each takes about what the smallest message does"
+        "calls of a few bytes (gradient norms, losses) are excluded: each takes about as long as the smallest message"
     ),
 }
 
 
 def step_notes(step: StepMessages) -> tuple[str, ...]:
-    """A sentence for each of its notes, without the full stop."""
+    """One sentence per note, without the full stop."""
     return tuple(_NOTES[note.kind].format(cap=note.cap) for note in step.notes)

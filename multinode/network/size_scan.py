@@ -1,6 +1,6 @@
-"""summarise_scan: samples, plan, facts and raw TCP -> ScanReport: everything that `nccl-test` can tell of a run.
+"""The ScanReport of an nccl-test, from samples, plan, facts and raw TCP.
 
-Puts together what its neighbours find; owns no figure of its own.
+Combines the results of other modules without computing figures.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from multinode.traffic.size_curve import ScanCurves, SizeCurve, fit_curve
 from multinode.units import format_count
 
 _LARGEST_ELEMENT_BYTES = max(DTYPE_BYTES.values())
-# A curve through fewer sizes would be no more than they are.
+# Minimum sizes of a curve.
 _LEAST_SIZES = 2
 
 
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one optimizer step of a training sends, and what that takes by the size scan.
+    """Messages of one optimizer step, and their time according to the size scan.
 
     Attributes:
-        step_us: what they take one after the other, without overlap with compute; None where a time is unknown.
-        notes: where the truth is known to differ.
+        step_us: in sequence, without overlap; None if a time is unknown.
+        notes: known deviations.
     """
 
     training: str
@@ -47,10 +47,10 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanReport(ScanCurves, frozen=True, kw_only=True):
-    """What `nccl-test --json` prints; `nccl-test.json` of the run.
+    """The document of `nccl-test --json`; `nccl-test.json` of the run.
 
     Attributes:
-        backend: `nccl` or `gloo`, as the workers chose it.
+        backend: `nccl` or `gloo`, as chosen by the workers.
         timer: `cuda` (CUDA events) or `clock`.
         workers: of each node.
         devices: a line for each worker, in the order of ranks.
@@ -92,15 +92,15 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Who measured, in a few words."""
+        """The workers and nodes, in a few words."""
         nodes = format_count(len(self.nodes), "node")
         return f"{self.backend}, {self.world_size} workers on {nodes}"
 
     @property
     def record(self) -> ScanRecord:
-        """What later scans are compared with."""
+        """The data for later comparisons."""
         equal = len(set(self.workers)) == 1
-        each = f"{format_count(self.workers[0], 'worker')} on each node" if equal else ""
+        each = f"{format_count(self.workers[0], 'worker')} per node" if equal else ""
         return ScanRecord(
             run_id=self.run_id,
             rows=self.rows,
@@ -111,13 +111,13 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
 
     @property
     def levels(self) -> dict[str, float]:
-        """Bounds of busbw, in GB/s, by their names."""
+        """Bounds of busbw in GB/s, by name."""
         levels = {"TCP line rate": self.ceiling_gb_per_s, "raw TCP": self.tcp_gb_per_s, "raw RDMA": self.rdma_gb_per_s}
         return {name: level for name, level in levels.items() if level is not None}
 
 
 def cards_of(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, Interface]:
-    """The card of the data plane of each node that tells of it."""
+    """The data-plane NIC of each node, if known."""
     return {
         node.node: card
         for node in nodes
@@ -134,14 +134,14 @@ def summarise_scan(
     samples: Mapping[int, Sequence[Sample]],
     directory: str,
 ) -> ScanReport:
-    """The report of a collective test that has run.
+    """The report of a finished collective test.
 
     Args:
-        plan: with the test in it.
+        plan: with the test.
         facts: of the nodes, by name.
-        tcp: what raw TCP reached.
+        tcp: raw TCP.
         samples: by node rank.
-        directory: the run's.
+        directory: of the run.
 
     Raises:
         TypeError: the plan is of another job.
@@ -180,7 +180,7 @@ def summarise_scan(
     )
     ceiling_gb_per_s, tcp_gb_per_s = evidence.goodput_gb_per_s, slowest_gb_per_s(tcp.ring)
     if path.ok is not False and not evidence.over_rdma:
-        # What took another way is no share of this one.
+        # Bytes on another path do not count.
         rows = with_shares(rows, ceiling_gb_per_s, tcp_gb_per_s)
     return ScanReport(
         run_id=plan.run_id,
@@ -210,21 +210,20 @@ def summarise_scan(
 
 
 def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Mapping[str, SizeCurve]) -> StepEstimate:
-    """What the messages of a step take: by the curve of each collective, or the one size that was measured of it."""
+    """Time of the messages of a step, from the curve of each collective, or its only size."""
     single = {row.collective: row for row in rows}
 
     def time_of(collective: str, size_bytes: int) -> float | None:
         if collective in curves:
             return curves[collective].predict_us(size_bytes)
         row = single.get(collective)
-        # One size tells of larger ones by proportion, and of smaller ones that they take no longer.
+        # With one size, larger ones scale, and smaller ones take no longer.
         return row.time_us * max(1.0, size_bytes / row.size_bytes) if row is not None else None
 
     return StepEstimate(training=step.training, messages=step.messages, step_us=estimate_step_us(step, time_of))
 
 
 def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iterator[CollectiveSample]:
-    """What the workers measured, as far as it can be what they were asked for: nodes may say anything."""
     messages = plan.test.messages if isinstance(plan.test, CollectiveTest) else ()
     seen: set[tuple[int, int]] = set()
     for node in plan.nodes:
@@ -234,7 +233,7 @@ def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iter
             asked = messages[sample.index] if 0 <= sample.index < len(messages) else None
             if asked is None or asked.collective != sample.collective or (sample.rank, sample.index) in seen:
                 continue
-            # Rounded down to what divides among the workers, and up to an element for each of them.
+            # Rounded to the number of workers, at least one element each.
             most = max(asked.size_bytes, plan.world_size * _LARGEST_ELEMENT_BYTES)
             known = sample.dtype in DTYPE_BYTES and sample.redop in {*REDOPS, "none"}
             if known and 0 < sample.size_bytes <= most and all(0 < one < math.inf for one in sample.times_us):
@@ -243,7 +242,6 @@ def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iter
 
 
 def _ifnames(node: NodePlan, nccl: NcclPath | None) -> tuple[str, ...]:
-    """The NIC of the data plane, and those that NCCL was told to use beside it."""
     if node.ifname is None:
         return ()
     used = nccl.used if nccl is not None and node.ifname in nccl.used else ()
@@ -253,7 +251,6 @@ def _ifnames(node: NodePlan, nccl: NcclPath | None) -> tuple[str, ...]:
 def _nics(
     facts: Mapping[str, NodeFacts], by_node: Mapping[str, NcclPath | None], path: NicPathCheck
 ) -> dict[str, tuple[float, ...]]:
-    """By node, the rates of the NICs that NCCL's log names, or counters; nothing of a node of which one is unknown."""
     found = {}
     for node, nccl in by_node.items():
         ports = [name.replace("/", ":") for name in path.rdma_ports(node)]
@@ -275,10 +272,9 @@ def _curves(rows: Sequence[CollectiveRow]) -> dict[str, SizeCurve]:
 
 
 def _wait_shares(plan: LaunchPlan, samples: Iterable[CollectiveSample]) -> dict[str, float]:
-    """Of the operations' time, what the workers of a node waited for others: the median over messages."""
     by_message: dict[int, dict[int, CollectiveSample]] = {}
     for sample in samples:
-        # A root waits for nobody, however slow the others or the network are.
+        # A root never waits, so its time says nothing.
         if sample.collective != "broadcast":
             by_message.setdefault(sample.index, {})[sample.rank] = sample
     shares: dict[int, list[float]] = {}

@@ -1,6 +1,6 @@
-"""nccl_tune: NCCL's settings tried on the nodes in interleaved repeats, and the best of them measured anew.
+"""Try NCCL settings on the nodes in interleaved repeats, and measure the best combination again.
 
-NCCL reads its variables when a process starts, so that each measurement is a run of its own. Prints nothing.
+NCCL reads its variables at process start, so each measurement is its own run. Prints nothing.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from multinode.units import format_duration
 
 _FILE = "tune.json"
 _KIND = "tune"
-# The winner is measured in as many turns at least.
+# Minimum rounds of the winner.
 _LEAST_AGAIN = 5
-# What a setting hangs on would hold up all others.
+# Deadline, so that a setting that hangs does not block the others.
 _HANG_S = 120.0
 
 Measure = Callable[[Launch, Extent, RunContext], ScanReport]
 
 
 def measure_once(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
-    """One run of the scan, of which nothing stays on the nodes."""
+    """One run of the scan, removed from the nodes afterwards."""
     report, launched = run_scan(what, extent, context)
     cleanup_nodes(launched, what.cluster, context)
     return report
@@ -54,24 +54,24 @@ def measure_once(what: Launch, extent: Extent, context: RunContext) -> ScanRepor
 def nccl_tune(
     what: Launch, extent: Extent, repeats: int, context: RunContext, measure: Measure = measure_once
 ) -> TuneReport:
-    """Try each setting in turns with the default, then the best of each axis together.
+    """Try each setting, interleaved with the default, then the best of each axis together.
 
     Args:
-        what: its job is a CollectiveTest; what its nodes have set already stays.
-        extent: whose messages; pairs, raw TCP and a comparison are left out.
-        repeats: turns, two at least.
+        what: its job is a CollectiveTest; variables that its nodes already set stay.
+        extent: whose messages; without pairs, raw TCP and a comparison.
+        repeats: rounds, at least two.
         context: the network and the like.
         measure: makes one run.
 
     Raises:
         UsageError: it is another job, or a node cannot run it.
-        RunFailed: the default itself could not be measured.
-        NodeError: a node could not be reached.
-        Interrupted: the user stopped it; what was measured is kept.
+        RunFailed: the default could not be measured.
+        NodeError: a node is unreachable.
+        Interrupted: the user stopped it; results are kept.
     """
     test = what.job
     if not isinstance(test, CollectiveTest):
-        raise UsageError("only collectives can be tuned, and this is another job")
+        raise UsageError("only collectives can be tuned; this is another job")
     names = tuple(node.name for node in what.cluster.nodes)
     facts = {} if test.backend == "gloo" else probe_nodes(what, context.agent)
     backend = test.backend or common_backend(facts.values())
@@ -102,7 +102,7 @@ def nccl_tune(
 
 
 class _Series:
-    """The runs one after the other."""
+    """The runs in sequence."""
 
     def __init__(self, what: Launch, extent: Extent, context: RunContext, measure: Measure) -> None:
         self._what = what
@@ -112,16 +112,16 @@ class _Series:
         self._started_s = time.time()
         self._number = 0
         self._took_s: list[float] = []
-        # Of the settings that failed, why; they are not tried again.
+        # Reasons of failed settings, which are not tried again.
         self._failed: dict[str, str] = {}
-        # By turn, of the default and of each setting that is tried with it.
+        # By round, for the default and each setting tried with it.
         self._tried: list[tuple[TunedSetting, list[float]]] = []
 
     def run(self, report: TuneReport, directory: RunDirectory) -> TuneReport:
-        """All of them; see `nccl_tune`."""
+        """All runs; see `nccl_tune`."""
         self._keep(directory, report, "running")
         try:
-            first = self._scan({}, "the default, once before the rest", 0)
+            first = self._scan({}, "the default, once before all others", 0)
             nccl = first.nccl or NcclPath()
             report = msgspec.structs.replace(
                 with_mtu(report, first), world_size=first.world_size, nccl_version=report.nccl_version or nccl.version
@@ -135,7 +135,7 @@ class _Series:
                 report = msgspec.structs.replace(report, together=self._so_far(report).settings[0])
         except BaseException as error:
             report = report if report.settings else self._so_far(report)
-            # With a full disk there is nothing that could be kept, and why it ended is said all the same.
+            # With a full disk nothing can be stored, but the reason is still reported.
             with contextlib.suppress(MultinodeError):
                 self._keep(directory, report, "stopped" if isinstance(error, Interrupted) else "failed")
             raise
@@ -143,7 +143,6 @@ class _Series:
         return report
 
     def _try(self, settings: Sequence[TunedSetting], repeats: int) -> None:
-        """Time the default and each setting; every second turn backwards, so that drift hits all alike."""
         self._tried = [(one, []) for one in (TunedSetting(axis="default", env={}), *settings)]
         left = repeats * len(self._tried)
         for turn in range(repeats):
@@ -153,14 +152,13 @@ class _Series:
                 left -= 1
 
     def _so_far(self, report: TuneReport) -> TuneReport:
-        """With what was tried last, as far as two turns at least were made of it."""
         if not self._tried:
             return report
         (_, default_us), *settings = self._tried
         judged = []
         for setting, own_us in settings:
             turns = min(len(default_us), len(own_us))
-            reason = self._failed.get(setting.text, "" if turns > 1 else "it was not measured in two turns")
+            reason = self._failed.get(setting.text, "" if turns > 1 else "it was not measured in two rounds")
             judged.append(
                 msgspec.structs.replace(setting, reason=reason)
                 if reason
@@ -170,7 +168,6 @@ class _Series:
         return msgspec.structs.replace(report, default_us=default, settings=tuple(judged))
 
     def _time(self, setting: TunedSetting, left: int) -> list[float]:
-        """What the messages took; nothing of a setting that fails, with which NCCL may not run here."""
         try:
             return [measured_us(self._scan(setting.env, setting.text or "the default", left))]
         except NodeError:
@@ -179,14 +176,14 @@ class _Series:
             if not setting.env and not isinstance(error, ValueError):
                 raise
             if not setting.env:
-                raise RunFailed(f"without any setting: {error}", hint="multinode nccl-test says more") from error
+                raise RunFailed(f"without any setting: {error}", hint="run multinode nccl-test for details") from error
             self._failed[setting.text] = str(error).splitlines()[0]
             self._context.say(f"{setting.text}: {self._failed[setting.text]}")
             return []
 
     def _scan(self, env: dict[str, str], title: str, left: int) -> ScanReport:
         if self._context.stop.count:
-            raise Interrupted("interrupted", hint=f"what was measured so far: multinode show {self._what.run_id}")
+            raise Interrupted("interrupted", hint=f"results so far: multinode show {self._what.run_id}")
         about = f", about {format_duration(left * sum(self._took_s) / len(self._took_s))} left" if self._took_s else ""
         self._context.say(f"{title}{about}")
         self._number += 1
@@ -196,7 +193,7 @@ class _Series:
             self._what,
             run_id=run_id,
             options=msgspec.structs.replace(options, environment=environment),
-            # The first run has shown that the nodes reach each other.
+            # The first run showed that the nodes reach each other.
             check=self._what.check and self._number == 1,
         )
         began = time.monotonic()

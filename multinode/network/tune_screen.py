@@ -1,21 +1,21 @@
-"""The screen of `nccl-test --tune`: whether anything is faster than NCCL's default, and how to keep it."""
+"""The screen of `nccl-test --tune`: whether anything beats NCCL's default, and how to keep it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from multinode.network.nccl_tuning import AXES, TunedSetting, TuneReport
-from multinode.render.sheet import UNKNOWN, Column, Sheet, plus_minus, range_of_times, times
-from multinode.render.table import Part, labelled, paragraph, sheet_table
+from multinode.render.sheet import UNKNOWN, Column, Sheet, plus_minus, range_of_times, span_of_times, times
+from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_list, format_rate
 
-_GLOO = "Nothing to tune: gloo sends over one connection between two workers, by one algorithm for each collective."
+_GLOO = "Nothing to tune: gloo uses one connection between two workers and one algorithm per collective."
 _Rows = Iterator[tuple[str, str]]
 
 
 def tune_parts(report: TuneReport, *, details: bool = False) -> Iterator[Part]:
-    """The screen; `details` adds every setting that was tried, and why some could not be measured."""
+    """The screen; `details` adds every setting, and reasons of failures."""
     yield paragraph(_verdict(report), style="bold")
     if report.settings:
         yield ""
@@ -24,22 +24,22 @@ def tune_parts(report: TuneReport, *, details: bool = False) -> Iterator[Part]:
         yield ""
         yield labelled(rows)
     if report.settings and not details:
-        yield f"details: multinode show {report.run_id} --details"
+        yield footer("Details", f"multinode show {report.run_id} --details")
 
 
 def tune_warnings(report: TuneReport) -> list[str]:
-    """What is to be known before the winner is kept."""
+    """Warnings before keeping the winner."""
     said = []
     chosen = [name for name in ("NCCL_ALGO", "NCCL_PROTO") if name in report.winner]
     if chosen:
         measured = ", ".join(dict.fromkeys(message.collective for message in report.test.messages))
-        verb = "hold" if len(chosen) > 1 else "holds"
+        verb = "apply" if len(chosen) > 1 else "applies"
         said.append(
-            f"{' and '.join(chosen)} {verb} for every collective and every message size of a training, not only for "
-            f"the {measured} measured here: where its messages differ, NCCL's own choice may be faster"
+            f"{' and '.join(chosen)} {verb} to every collective and message size of a training, not only to the "
+            f"{measured} measured here: for other messages NCCL's own choice may be faster"
         )
     if ":" in report.winner.get("NCCL_ALGO", ""):
-        said.append("with a name before its colon, NCCL_ALGO holds for every size of that collective alone")
+        said.append("with a name before its colon, NCCL_ALGO applies to every size of that collective only")
     return said
 
 
@@ -52,25 +52,24 @@ def _verdict(report: TuneReport) -> str:
     if report.backend == "gloo":
         return _GLOO
     if report.backend != "nccl":
-        return f"Nothing to tune: the settings are NCCL's, and the backend of these nodes is {report.backend}."
+        return f"Nothing to tune: these are NCCL settings, but the backend of these nodes is {report.backend}."
     together = report.together
     if together is None:
-        return "Keep NCCL's default: no setting is faster (the 95 % confidence interval of each speed-up reaches 1)."
+        return "Keep NCCL's default: no setting is faster (the 95% confidence interval of each speed-up reaches 1)."
     if together.gain is None:
         return f"Inconclusive: the best settings together could not be measured: {together.reason}."
     if not together.is_faster:
         return (
-            f"Inconclusive: {together.text} measured anew is within noise of NCCL's default (speed-up "
+            f"Inconclusive: {together.text}, measured again, is within noise of NCCL's default (speed-up "
             f"{range_of_times(together.gain)}); keep the default."
         )
     return (
         f"{together.text} is {times(together.gain.value)} faster than NCCL's default "
-        f"({range_of_times(together.gain)}), measured anew in {format_count(together.gain.repeats, 'turn')}."
+        f"({range_of_times(together.gain)}), measured again in {format_count(together.gain.repeats, 'round')}."
     )
 
 
 def _sheet(report: TuneReport, *, details: bool) -> Sheet:
-    """The default, the best setting of each axis or all in the order of trial, and the best together."""
     tried = report.settings if details else _best_by_axis(report)
     together = [report.together] if report.together is not None and len(report.together.env) > 1 else []
     default = [("NCCL's default", _ms(report.default_us), "1", "")] if report.default_us is not None else []
@@ -79,12 +78,12 @@ def _sheet(report: TuneReport, *, details: bool) -> Sheet:
     columns = (
         Column("setting", words=True),
         Column("all messages", "ms"),
-        Column("speed-up", "95 %"),
+        Column("speed-up", "95%"),
         *((Column("not measured", words=True),) if reasons else ()),
     )
-    kind = "each setting by itself" if details else "the best of each kind by itself"
+    kind = "each setting" if details else "the best setting of each kind"
     return Sheet(
-        title=f"{kind}, {report.repeats} repeats in turns with the default",
+        title=f"{kind}: {report.repeats} repeats, interleaved with the default",
         columns=columns,
         rows=tuple(row[: len(columns)] for row in rows),
     )
@@ -105,12 +104,12 @@ def _ms(time_us: Estimate | None) -> str:
 
 
 def _speedup(one: TunedSetting) -> str:
-    return UNKNOWN if one.gain is None else f"{times(one.gain.value)} ({range_of_times(one.gain)})"
+    return UNKNOWN if one.gain is None else span_of_times(one.gain.value, (one.gain.low, one.gain.high))
 
 
 def _keep(report: TuneReport) -> _Rows:
     if report.winner:
-        yield "Keep", f"on the line of every node of the hostfile, or by --write: {env_keys(report)}"
+        yield "Keep", f"add to every line of the hostfile, or use --write: {env_keys(report)}"
         yield from (("Note", text) for text in tune_warnings(report))
 
 
@@ -123,6 +122,9 @@ def _failed(report: TuneReport, *, details: bool) -> _Rows:
 def _mtu(report: TuneReport) -> _Rows:
     if report.jumbo_gain is not None and report.link_gbit_per_s is not None:
         more = f"{report.jumbo_gain - 1:.1%} more payload for less CPU"
-        carried = f"at {format_rate(report.link_gbit_per_s)} frames of 9000 bytes carry {more}"
-        tried = "not tried, as every NIC and switch in between has to take them: sudo ip link set dev IFNAME mtu 9000"
+        carried = f"at {format_rate(report.link_gbit_per_s)}, frames of 9000 bytes carry {more}"
+        tried = (
+            "not tried, because every NIC and switch on the path must support them: sudo ip link set dev IFNAME mtu "
+            "9000"
+        )
         yield "MTU", f"now {report.mtu}: {carried}; {tried}"

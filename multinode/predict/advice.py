@@ -1,6 +1,6 @@
-"""Advice: which change pays, by how much, and what it costs; ranked by the predicted gain. Pure.
+"""Advice: changes ranked by predicted gain, with their costs. Pure.
 
-Asks `predict` for each option and for the best pairs; which options there are is not decided here.
+Calls `predict` for each option and the best pairs; the options come from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
 
-# Settings that go together; of two of one kind there is but one.
+# Kinds of settings that combine; at most one of each kind.
 _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
 _MOST_PAIRS = 2
-# What a combination accumulates: beyond, the optimisation is another one.
+# Maximum accumulation of a combination: beyond it, the optimization is a different one.
 _ACCUMULATED = (1, 4)
 NOTICEABLE = 0.05
-"""Of a step, or of a gain, what a user would notice."""
-# A change that gives less is not worth a line, unless it says what does not help.
+"""Fraction of a step or gain that a user would notice."""
+# A smaller gain is not listed, unless it shows what does not help.
 _WORTH_A_LINE = 0.01
 _ALWAYS = frozenset({"accumulation", "strategy", "gradients", "nodes"})
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """An advice that was followed in a short run.
+    """A change measured in a short run.
 
     Attributes:
         run_id: the run, the last of several repeats.
-        samples_per_s: measured; the median of the repeats.
+        samples_per_s: median of the repeats.
         gain: measured, over the run without the change.
-        error: predicted gain over the measured one, less 1.
-        is_covered: whether the measured gain lies within the predicted interval.
-        reason: why there are no figures; else empty.
+        error: predicted gain over the measured one, minus 1.
+        is_covered: whether the measured gain is within the predicted interval.
+        reason: why there are no figures; otherwise empty.
     """
 
     run_id: str | None = None
@@ -52,24 +52,24 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One change and what it would give.
+    """One change and its effect.
 
     Attributes:
-        name: in a few words, unique: `gradient accumulation 4`.
-        kind: what is changed: `link`, `accumulation`, `nodes` and so on; empty in what earlier releases stored.
-        gain: samples/s over those of today: predicted, or measured.
+        name: unique, for people: `gradient accumulation 4`.
+        kind: the changed setting: `link`, `accumulation`, `nodes` and so on; empty in documents of earlier releases.
+        gain: samples/s over the current rate, predicted or measured.
         interval: of the gain: low, high.
-        measured: whether both were measured, so that nothing is predicted.
-        against_one_node: samples/s over those of one node with today's settings, whose own is 1; None where today is
-            one node, and in what earlier releases stored.
+        measured: whether both rates were measured, so that nothing is predicted.
+        against_one_node: samples/s over those of one node with the current settings; None if the training runs on one
+            node, and in documents of earlier releases.
         against_one_node_interval: low, high; likewise.
-        outlook: the scenario behind it.
-        memory_gib: that a worker needs more, or less; None is unknown.
-        fits: whether the GPUs have room for it; None is unknown.
-        meaning: what it changes in the training's meaning, or its costs; `nothing` where it changes none.
-        change: how a machine makes it; None where it takes a person (a switch, a NIC).
+        outlook: the predicted scenario.
+        memory_gib: additional memory per worker, or less; None if unknown.
+        fits: whether it fits the GPUs; None if unknown.
+        meaning: its effect on the training or its costs; `nothing` if there is none.
+        change: how a machine makes it; None if it takes a person (a switch, a NIC).
         command: the exact command or YAML lines for a person.
-        why: why it pays or does not, in a sentence with figures.
+        why: why it is faster or not, in a sentence with figures.
     """
 
     name: str
@@ -90,20 +90,20 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
-    """What `advise --json` prints; `advice.json`.
+    """The document of `advise --json` and `advice.json`.
 
     Attributes:
-        runs: stored runs that the predictions were made from, by their ids.
-        sources: the same, a sentence each.
-        settings: of the training as it stands.
-        today: the training as it stands, predicted.
-        measured_samples_per_s: of the same; None where it was not measured.
+        runs: ids of the stored runs that the predictions start from.
+        sources: the same, one sentence each.
+        settings: of the current training.
+        today: the current training, predicted.
+        measured_samples_per_s: of the same; None if not measured.
         advice: best first; what does not fit the GPUs last.
-        notes: what no prediction can be made of, and what had to be taken for granted, a sentence each.
-        today_tried: the training as it stands in a short run, where advice was tried.
-        back_test: of the model that the predictions are by; None in what earlier releases stored.
-        job: path of the YAML that was measured, as its user gave it; empty for a script.
-        hosts: what `--hosts` named for it; empty where something else did.
+        notes: assumptions, and changes without a prediction, one sentence each.
+        today_tried: the current training in a short run, if advice was tried.
+        back_test: of the model; None in documents of earlier releases.
+        job: path of the measured YAML, as its user gave it; empty for a script.
+        hosts: the value of `--hosts`; empty if the nodes came from elsewhere.
     """
 
     schema: str = "multinode.advise/1"
@@ -121,20 +121,20 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankedOption(NamedTuple):
-    """An advice and the option that it is of."""
+    """An advice and its option."""
 
     advice: Advice
     option: TuningOption
 
 
 def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
-    """Every option that applies and the best pairs of them, by their predicted gain, the largest first.
+    """All applicable options and the best pairs, by predicted gain, largest first.
 
-    One node alone costs nothing: where it is faster than today, only what is certainly faster still comes before it.
-    What the GPUs have no room for comes last, whatever it would gain.
+    One node costs nothing: if it is faster than the current training, only changes that are certainly faster rank above
+    it. Changes that do not fit the GPUs come last.
 
     Raises:
-        UsageError: today's traffic is not known.
+        UsageError: the traffic of the current training is unknown.
     """
     try:
         options = [*setting_options(today), *cluster_options(today)]
@@ -143,7 +143,7 @@ def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
         given += [_advice(today, now, pair) for pair in _best_pairs(today, options, given)]
     except ValueError as error:
         raise UsageError(
-            f"nothing can be advised: {error}", hint="use a run whose model's config.json could be read"
+            f"no advice is possible: {error}", hint="use a run with a readable config.json of its model"
         ) from error
     ranked = [one for one in given if one is not None]
     return tuple(
@@ -152,7 +152,7 @@ def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
 
 
 def _after_one_node(one: RankedOption, ranked: Sequence[RankedOption]) -> int:
-    """0 before one node alone, 1 itself, 2 behind it; all alike where it is no option, or no faster than today."""
+    """0 above one node, 1 for it, 2 below it; all equal if it is no option or no faster than now."""
     alone = next((each for each in ranked if _is_one_node(each.option)), None)
     if alone is None or not pays(alone.advice):
         return 0
@@ -163,12 +163,12 @@ def _after_one_node(one: RankedOption, ranked: Sequence[RankedOption]) -> int:
 
 
 def pays(advice: Advice) -> bool:
-    """Whether a user would notice what it gains, and the GPUs have room for it as far as that is known."""
+    """Whether the gain is noticeable, and the change fits the GPUs as far as known."""
     return advice.gain >= 1 + NOTICEABLE and advice.fits is not False
 
 
 def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
-    """The best of each kind, no more than so many, and what was tried: four links are one idea."""
+    """The best changes of each kind, at most this many, and all tried ones."""
     kinds: set[str] = set()
     kept: list[Advice] = []
     for one in advice:
@@ -180,7 +180,7 @@ def shortlist(advice: Sequence[Advice], most: int) -> tuple[Advice, ...]:
 
 
 def best_tried(advice: Sequence[Advice]) -> Advice | None:
-    """The change whose short run gained most; None where none gained anything that a user would notice."""
+    """The tried change with the largest gain; None if no gain is noticeable."""
     gains = {one.name: one.tried.gain for one in advice if one.tried is not None and one.tried.gain is not None}
     best = max(gains, key=lambda name: gains[name], default=None)
     if best is None or gains[best] < 1 + NOTICEABLE:
@@ -189,7 +189,6 @@ def best_tried(advice: Sequence[Advice]) -> Advice | None:
 
 
 def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) -> RankedOption | None:
-    """None where it gives too little to be worth a line."""
     found, beside = _gain(today, option), _beside_one_node(today, option)
     if found.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
         return None
@@ -214,16 +213,15 @@ def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) 
 
 
 def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
-    """The same quantities before and after."""
     told = f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}"
     if then.nodes > 1:
         sent, before = (f"{one.sample_mb():.3g} MB" for one in (option.after, option.before))
         was = f" instead of {before}" if sent != before else ""
         told += (
-            f"; a worker sends {sent} per sample{was}, and {_exposed(then):.0%} of the step is exposed communication "
-            f"instead of {_exposed(now):.0%}"
+            f"; a worker sends {sent} per sample{was}, and exposed communication is {_exposed(then):.0%} of the "
+            f"step instead of {_exposed(now):.0%}"
         )
-    # What accumulation alone does not cut, it may cut together with another strategy.
+    # Accumulation may help together with another strategy.
     parts = [one for one in option.parts if one.kind != "accumulation"] or ([] if option.parts else [option])
     remarks = [remark for one in parts if (remark := one.remark(one))]
     return "; ".join([told, *remarks])
@@ -234,7 +232,6 @@ def _exposed(outlook: PredictedScenario) -> float:
 
 
 def _gain(today: TrainingState, option: TuningOption) -> Gain:
-    """Over today; where that was measured, what it measured lies within the range as well."""
     then, now = option.after.prediction(), today.prediction()
     if not today.measured_samples_per_s:
         return gain(then, now, doubt=option.doubt)
@@ -247,7 +244,6 @@ def _gain(today: TrainingState, option: TuningOption) -> Gain:
 
 
 def _beside_one_node(today: TrainingState, option: TuningOption) -> Gain | None:
-    """Over one node alone; None where today is one."""
     if today.scenario.layout.nodes == 1:
         return None
     if _is_one_node(option):
@@ -264,7 +260,6 @@ def _is_one_node(option: TuningOption) -> bool:
 
 
 def _is_measured(today: TrainingState, option: TuningOption) -> bool:
-    """Whether it is the run on one node that the predictions are made from, and today was measured too."""
     after, single = option.after.scenario, today.calibration
     return (
         None not in {today.measured_samples_per_s, today.single_samples_per_s}
@@ -277,7 +272,6 @@ def _is_measured(today: TrainingState, option: TuningOption) -> bool:
 def _best_pairs(
     today: TrainingState, options: Sequence[TuningOption], alone: Sequence[RankedOption | None]
 ) -> list[TuningOption]:
-    """The best combinations of two settings, of those that fit and are better than either."""
     gains = {one.advice.name: one.advice.gain for one in alone if one is not None}
     pairs: dict[frozenset[str], tuple[float, TuningOption]] = {}
     for first in options:

@@ -1,4 +1,4 @@
-"""What `advise` prints: the best change, those that pay and how to make them, and how sure that is."""
+"""The screen of `advise`: the best change, how to make it, and the uncertainty."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from multinode.predict.tuning_options import per_step, script_ms
 from multinode.predict.words import launch_command
 from multinode.profile.summary_sheets import SMALLER
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, span_of_times, times
-from multinode.render.table import Command, Part, labelled_parts, paragraph, sheet_table
+from multinode.render.table import Command, Part, footer, labelled_parts, paragraph, sheet_table
 from multinode.units import format_count, format_rate
 
 _SOME_GIB = 0.005
 
 
 def advice_sheet(advice: Sequence[Advice]) -> Sheet:
-    """What is advised, best first, and why; predicted beside measured where it was tried."""
+    """Changes, best first, with reasons; predicted and measured gains if they were tried."""
     tried = any(one.tried is not None for one in advice)
-    notes = ["gain: predicted samples/s over those of today; the range is of the prediction", *failures(advice)]
+    notes = ["gain: predicted over current samples/s, with its prediction interval", *failures(advice)]
     return Sheet(
-        title="what would change it",
+        title="changes",
         columns=(
             Column("change", words=True),
             Column("gain"),
             Column("range"),
             *((Column("measured"), Column("error")) if tried else ()),
             Column("memory", "GiB"),
-            Column("what else it changes", words=True),
+            Column("other effects", words=True),
             Column("why", words=True),
         ),
         rows=tuple(
@@ -50,7 +50,7 @@ def advice_sheet(advice: Sequence[Advice]) -> Sheet:
 
 
 def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
-    """The figures alone, best first: narrow enough for a terminal."""
+    """Only the figures, best first, narrow enough for a terminal."""
     tried = any(one.tried is not None for one in advice)
     has_one_node = any(one.against_one_node is not None for one in advice)
     return Sheet(
@@ -79,7 +79,7 @@ def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
 
 
 def is_one_node(advice: Advice) -> bool:
-    """Whether it is today's training on one node; what earlier releases stored does not say so."""
+    """Whether it is the current training on one node, also in documents of earlier releases."""
     return advice.kind == "nodes" and advice.outlook.nodes == 1
 
 
@@ -90,12 +90,11 @@ def _against_one_node(advice: Advice) -> str:
 
 
 def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
-    """That an order is not known, where ranges overlap."""
     numbered = [(number, one) for number, one in enumerate(advice, 1) if not one.measured]
     if any(second.interval[1] > first.interval[0] for (_, first), (_, second) in itertools.pairwise(numbered)):
-        yield "ranges that overlap: which of the two is faster is not known"
+        yield "overlapping ranges: it is unknown which is faster"
     if advice and is_one_node(advice[0]) and any(one.gain > advice[0].gain for one in advice):
-        yield "one node alone comes before what may not be faster than it"
+        yield "one node ranks above changes that may not be faster than it"
 
 
 def gain_words(advice: Advice) -> str:
@@ -107,7 +106,7 @@ def gain_words(advice: Advice) -> str:
 
 
 def meaning_words(advice: Advice) -> str:
-    """What it changes beside the speed, and whether the GPUs have room for it."""
+    """Its effects other than speed, and whether it fits the GPUs."""
     return f"does not fit the GPUs; {advice.meaning}" if advice.fits is False else advice.meaning
 
 
@@ -119,7 +118,6 @@ def _memory_sheet(more_gib: float | None) -> str:
 
 
 def _tried(tried: Tried | None) -> tuple[str, str]:
-    """The gain that a short run had, and how far off its prediction was."""
     if tried is None:
         return "", ""
     if tried.gain is None or tried.error is None:
@@ -128,7 +126,7 @@ def _tried(tried: Tried | None) -> tuple[str, str]:
 
 
 def failures(advice: Sequence[Advice]) -> Iterator[str]:
-    """What a short run came to where it has no figures."""
+    """Reasons of short runs without figures."""
     return (f"{one.name} was tried: {one.tried.reason}" for one in advice if one.tried is not None and one.tried.reason)
 
 
@@ -143,11 +141,11 @@ def advice_parts(
     """The screen of `advise`.
 
     Args:
-        recommendations: with their words.
-        advice: what of them is shown, best first.
-        details: with every change, why, and all notes.
-        more: the command that shows the details; empty where they are shown.
-        next_command: what to do next; empty for nothing.
+        recommendations: with their sentences.
+        advice: the shown changes, best first.
+        details: whether to show every change, its reason, and all notes.
+        more: the command that shows the details; empty if they are shown.
+        next_command: the next command, if any.
     """
     shown = list(advice) if details else [one for one in advice if one.tried is not None or pays(one)]
     yield paragraph(_verdict(recommendations, advice), "bold")
@@ -157,15 +155,14 @@ def advice_parts(
     yield ""
     yield from labelled_parts(_rows(recommendations, shown, details=details))
     if more and not details:
-        yield f"Details     {more}"
+        yield footer("Details", more)
     if next_command:
-        yield f"Next        {next_command}"
+        yield footer("Next", next_command)
         if "multinode tune " in next_command:
-            yield "            (measures the best that need no purchase, in short runs)"
+            yield "            (measures the best changes that need no purchase, in short runs)"
 
 
 def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
-    """The best change in one sentence: of what was tried, by its measured gain."""
     if any(one.tried is not None and one.tried.gain is not None for one in advice):
         best = best_tried(advice)
         if best is None or best.tried is None or best.tried.gain is None:
@@ -178,20 +175,19 @@ def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
         gain = f"{times(paying.gain)} faster" if paying.measured else gain_words(paying)
-        said = f"Train on 1 node: {gain} than on {today} as today, {how}."
+        said = f"Train on 1 node: {gain} than on {today} as now, {how}."
         return " ".join([said, *_beside_one_node(recommendations)])
-    return f"Best change: {paying.name}, {gain_words(paying)} than today, {how}."
+    return f"Best change: {paying.name}, {gain_words(paying)} than now, {how}."
 
 
 def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
-    """The best change that may still beat it, where one may."""
     for one in recommendations.advice:
         span = one.against_one_node_interval
         if one.against_one_node is not None and span is not None and not is_one_node(one) and span[1] > 1:
             is_known = span[0] > 1
-            verdict = "more than that" if is_known else "whether that is more is inconclusive"
-            figure = span_of_times(one.against_one_node, span)
-            yield f"With {one.name} {recommendations.today.nodes} nodes reach {figure} of it: {verdict}."
+            verdict = "faster" if is_known else "inconclusive whether this is faster"
+            figure = span_of_times(one.against_one_node, span, in_table=False)
+            yield f"With {one.name}, {recommendations.today.nodes} nodes reach {figure} the speed of 1 node: {verdict}."
             return
 
 
@@ -217,11 +213,10 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
 
 
 def _today(recommendations: Recommendations) -> str:
-    """The training as it stands."""
     today, measured, tried = recommendations.today, recommendations.measured_samples_per_s, recommendations.today_tried
     link = f" at {format_rate(today.link_gbit_per_s)}" if today.link_gbit_per_s is not None else ""
     low, high = today.interval
-    predicted = f"{format_sig(today.samples_per_s)} predicted ({format_sig(low)}-{format_sig(high)})"
+    predicted = f"{format_sig(today.samples_per_s)} predicted ({format_sig(low)} to {format_sig(high)})"
     rates = [predicted if measured is None else f"{format_sig(measured)} measured"]
     if tried is not None and tried.samples_per_s is not None:
         rates.append(f"{format_sig(tried.samples_per_s)} in a short run now")
@@ -229,29 +224,29 @@ def _today(recommendations: Recommendations) -> str:
     return f"{settings}; samples/s: {', '.join(rates)}"
 
 
-# Nobody waits for more than this part of a step for a node that still takes part.
+# A node that still takes part delays the others by no more than this share of a step.
 _MOST_WAIT = 0.9
 
 
 def advice_notes(today: TrainingState, now: PredictedScenario) -> tuple[str, ...]:
-    """What the figures do not cover, a sentence each."""
+    """What the figures do not cover, one sentence each."""
     notes = list(today.calibration.notes)
     waiting = today.scenario.accumulation * today.calibration.costs.data_ms
     if waiting > NOTICEABLE * now.step_time_ms:
         notes.append(
-            f"a step waits {waiting:.3g} ms ({waiting / now.step_time_ms:.0%}) for batches: more workers may load them "
-            "(--set dataloader_num_workers=4); what that gives cannot be predicted"
+            f"a step waits {waiting:.3g} ms ({waiting / now.step_time_ms:.0%}) for batches: try more loader workers "
+            "(--set dataloader_num_workers=4); the gain cannot be predicted"
         )
     calls_ms = script_ms(today)
-    # They stay in every step where the rest of its communication becomes rare.
+    # They remain in every step, even if other communication becomes rare.
     if calls_ms > NOTICEABLE * (now.step_time_ms - now.parts.exposed_ms):
         notes.append(
-            f"{per_step(today)} small collectives of the script itself take {calls_ms:.3g} ms of a step, a round trip "
-            f"each, also where nodes average less often; {SMALLER}"
+            f"{per_step(today)} small collectives of the script take {calls_ms:.3g} ms of a step, one round trip "
+            f"each, even if nodes average less often; {SMALLER}"
         )
     notes += [
         f"the others wait {one.late_ms:.3g} ms per step ({one.share:.0%}) for {one.node}: {one.hint or one.cause}; "
-        f"without that wait the training would be up to {1 / (1 - min(one.share, _MOST_WAIT)):.2f}x faster"
+        f"without this wait the training would be up to {1 / (1 - min(one.share, _MOST_WAIT)):.2f}x faster"
         for one in today.stragglers
     ]
     return tuple(notes)

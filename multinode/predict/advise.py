@@ -1,6 +1,6 @@
-"""advise: stored runs -> Recommendations: which change pays, how much, and what it costs. Reads disk; prints nothing.
+"""Recommendations from stored runs. Reads disk; prints nothing.
 
-`measured_job` is the job that these runs trained; trying advice with it on the nodes is `try_advice`'s.
+`measured_job` is the job of these runs; `try_advice` tries changes with it on the nodes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from multinode.records.run_directory import RunDirectory, list_runs
 
 
 class _Path(msgspec.Struct, frozen=True):
-    """What is read of a path on a node here."""
+    """The fields read from a path of a node."""
 
     path: str
 
 
 class _Paths(msgspec.Struct, frozen=True):
-    """What is read of a node's facts here."""
+    """The fields read from a node's facts."""
 
     paths: tuple[_Path, ...] = ()
 
@@ -39,16 +39,16 @@ class _Paths(msgspec.Struct, frozen=True):
 def advise_runs(
     root: Path, names: Sequence[str], *, link_gbit_per_s: float | None = None, link_measured: float | None = None
 ) -> Recommendations:
-    """What would change the training that was measured, best first.
+    """Changes of the measured training, best first.
 
     Args:
         root: directory of all runs.
-        names: an id each, the beginning of one, or `last`; of runs that tried advice, those that it was made from.
-        link_gbit_per_s: as if the nodes had this link; None takes the one that was measured.
-        link_measured: rate of the link that they did have, where their NICs did not report it.
+        names: ids, their beginnings, or `last`; for runs that tried advice, those that it was based on.
+        link_gbit_per_s: assumed link rate; None uses the measured one.
+        link_measured: actual link rate, if the NICs did not report it.
 
     Raises:
-        UsageError: there is no such run, or they tell too little.
+        UsageError: a run does not exist, or the runs are not enough.
         MultinodeError: a file of one cannot be read.
     """
     names = list(dict.fromkeys(found for name in names for found in _sources(root, name)))
@@ -74,10 +74,10 @@ def advise_runs(
 
 
 def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJob:
-    """The job that was measured as it stands, as it went to the nodes: with its overrides, and cut short as it was.
+    """The measured job as it went to the nodes, with its overrides and its shortened steps.
 
     Raises:
-        UsageError: it was a script's, or its files are not stored.
+        UsageError: it was a script, or its files are not stored.
         MultinodeError: a file of a run cannot be read.
     """
     for name in recommendations.runs:
@@ -89,16 +89,16 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
             local = tuple(path for path in named_paths(job) if path in looked_at)
             return msgspec.structs.replace(job, local_paths=local)
     raise UsageError(
-        "the job that was measured is not stored with its runs, or is a script",
+        "the measured job is a script, or not stored with its runs",
         hint="name it: multinode tune --from RUN train.yaml, or the script after --",
     )
 
 
 def training_today(root: Path, names: Sequence[str]) -> TrainingState:
-    """The training as it stands, by these runs alone and as far as the model is to be trusted.
+    """The current training from these runs only, as far as the model is reliable.
 
     Raises:
-        UsageError: there is no such run, or they tell too little.
+        UsageError: a run does not exist, or the runs are not enough.
         MultinodeError: a file of one cannot be read.
     """
     evidence = evidence_of(root, names)
@@ -106,7 +106,6 @@ def training_today(root: Path, names: Sequence[str]) -> TrainingState:
 
 
 def _sources(root: Path, name: str) -> tuple[str, ...]:
-    """The run itself; of one that tried advice, the runs that this was made from; of a contrast, its sides'."""
     directory = RunDirectory.open(root, name)
     tried = directory.read("advice.json", Recommendations)
     return tried.runs if tried is not None else tuple(run.run_id for run in runs_of(directory))
@@ -119,13 +118,13 @@ def training_state(
     *,
     link_gbit_per_s: float | None = None,
 ) -> TrainingState:
-    """The training as it stands.
+    """The current training.
 
     Args:
-        evidence: what its runs tell.
-        directories: theirs.
-        alike: summaries of runs in just its settings, the newest last; None are those that are stored.
-        link_gbit_per_s: as if the nodes had this link; None takes the one that was measured.
+        evidence: from its runs.
+        directories: of its runs.
+        alike: summaries of runs with exactly its settings, the newest last; None uses the stored ones.
+        link_gbit_per_s: assumed link rate; None uses the measured one.
 
     Raises:
         MultinodeError: a file of one cannot be read.
@@ -150,7 +149,6 @@ def training_state(
 
 
 def _as_today(evidence: Evidence, directories: Sequence[RunDirectory]) -> Iterator[Summary]:
-    """Of the runs in just the settings that advice starts from, in whichever order they were named, the newest last."""
     stored = {path.name: place for place, path in enumerate(list_runs(directories[0].path.parent))}
     for directory in sorted(directories, key=lambda one: stored.get(one.run_id, -1)):
         record = read_record(directory)
@@ -166,7 +164,6 @@ def _deepspeed(evidence: Evidence) -> DeepSpeedConfig | None:
 
 
 def _gpu_memory(summaries: Sequence[Summary]) -> GpuMemoryBudget | None:
-    """The smallest of the GPUs, and the most that a worker took of one; None without GPUs."""
     nodes = [node for summary in summaries for node in summary.nodes if node.gpus]
     totals = [gpu.memory_total_gib for node in nodes for gpu in node.gpus if gpu.memory_total_gib is not None]
     if not totals:
@@ -176,14 +173,12 @@ def _gpu_memory(summaries: Sequence[Summary]) -> GpuMemoryBudget | None:
 
 
 def _unmeasured_gpu_memory(directories: Sequence[RunDirectory]) -> GpuMemoryBudget | None:
-    """Of the same GPUs in other settings, whose peak says nothing of these."""
     found = [one for directory in directories if (one := directory.read("summary.json", Summary)) is not None]
     memory = _gpu_memory(found)
     return msgspec.structs.replace(memory, peak_gib=None) if memory is not None else None
 
 
 def _slots(directories: Sequence[RunDirectory]) -> tuple[int | None, ...]:
-    """Of the hostfile's nodes, as the run with the most of them has it: one node alone may have had other GPUs."""
     clusters = [one for directory in directories if (one := directory.read("cluster.json", Cluster)) is not None]
     nodes: tuple[Node, ...] = max((one.nodes for one in reversed(clusters)), key=len, default=())
     return tuple(len(node.gpus) if node.slots is None and node.gpus is not None else node.slots for node in nodes)

@@ -1,7 +1,7 @@
-"""Break-even: which link, how much accumulation, how many nodes it takes, and what they cost. Pure.
+"""Break-even: the link, the accumulation and the number of nodes that a target needs. Pure.
 
-Asks `predict` and searches; has no model of its own. Each answer is a range: of what is not known the best, the middle
-and the worst are asked for separately. The closed forms hold where a call is bytes over bandwidth alone.
+Searches with `predict`, without a model of its own. Each answer is a range: the best, middle and worst case are
+searched separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multinode.predict.network_model import widest
 from multinode.predict.predict import Prediction, overlap_of, predict
 from multinode.traffic.algorithms import Layout
 
-# Not two runs of one training agree better.
+# No two runs of the same training agree more closely.
 _LEAST_DOUBT = 0.02
 
 
@@ -32,25 +32,25 @@ class Gain(NamedTuple):
     high: float
 
     def times(self, factor: float) -> Gain:
-        """The same in another unit."""
+        """The gain multiplied by a factor."""
         return Gain(self.value * factor, self.low * factor, self.high * factor)
 
     def reaches(self, least: float) -> tuple[bool, bool, bool]:
-        """Whether it is at least that much: at best, in the middle, at worst."""
+        """Whether it reaches this value: in the best, middle and worst case."""
         return self.high >= least, self.value >= least, self.low >= least
 
 
 def gain(then: Prediction, now: Prediction, *, doubt: float = 0.0) -> Gain:
     """Samples/s of one prediction over those of another.
 
-    Where the back-test has an interval for what they are on several nodes, it is that of their ratio too: each of its
-    residuals is one of several nodes over one. Else both are taken at the same end of what they do not know, which is
-    mostly the same (a rate, a hidden share), and what only one of them does not know counts on top.
+    If the back-test has an interval for predictions on several nodes, it applies to the ratio too, as each of its
+    residuals is one of several nodes over one. Otherwise both are taken at the same end of their common unknowns (a
+    rate, a hidden share), and unknowns of only one of them are added.
 
     Args:
-        then: the one.
-        now: the other, which is 1.
-        doubt: how far off the ratio may be besides, upwards or downwards: 0.1 is 10 %.
+        then: the numerator.
+        now: the denominator.
+        doubt: additional relative error of the ratio in either direction: 0.1 is 10%.
     """
     value = then.samples_per_s / now.samples_per_s
     tested = [one for one in (then, now) if one.basis == "back-test"]
@@ -64,19 +64,18 @@ def gain(then: Prediction, now: Prediction, *, doubt: float = 0.0) -> Gain:
 
 
 def gain_over_measured(then: Prediction, now: Prediction, measured_samples_per_s: float, *, doubt: float = 0.0) -> Gain:
-    """`gain` where `now` was measured: its range is no wider than the interval of the one over that measurement."""
+    """`gain` if `now` was measured: its range is at most the interval of `then` over that measurement."""
     found, (low, high) = gain(then, now, doubt=doubt), then.interval
     low, high = low / measured_samples_per_s / (1 + doubt), high / measured_samples_per_s * (1 + doubt)
     return Gain(found.value, min(found.value, max(found.low, low)), max(found.value, min(found.high, high)))
 
 
 def own_error(found: Prediction) -> float:
-    """Of the whole step, upwards or downwards: what the model is not better than, whatever it knows of the parts."""
+    """Relative error of the whole step that the model always has, whatever is known of the parts."""
     return max((one.relative for one in found.doubts if one.part == "step"), default=_LEAST_DOUBT)
 
 
 def _own_doubts(then: Prediction, now: Prediction) -> float:
-    """What one of two predictions doubts beyond the other, part by part, as a factor: of its share of the step."""
     factors = []
     for part in ("network", "compute"):
         wide, narrow = sorted((then, now), key=lambda one: -widest(one.doubts, part))
@@ -87,7 +86,7 @@ def _own_doubts(then: Prediction, now: Prediction) -> float:
 
 
 SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e4
-"""What is searched for begins there: any link is at least as fast."""
+"""The search range: any link is at least as fast as its lower end."""
 _HALVINGS = 40
 _MOST_ACCUMULATION = 1 << 16
 # Rounding must not decide.
@@ -97,23 +96,23 @@ Reason = Literal[
     "", "from", "any", "same_workers", "slow_nodes", "overhead", "overlap_off", "hid_nothing", "sent_at_once",
     "uncut", "as_now", "global_batch", "no_accumulation", "micro_batches",
 ]  # fmt: skip
-"""Why so much is needed, or why none is enough."""
+"""Why an amount is needed, or none is enough."""
 Enough = Callable[[Prediction], tuple[bool, bool, bool]]
-"""Whether a prediction is enough at best, in the middle and at worst."""
+"""Whether a prediction is enough in the best, middle and worst case."""
 
 
 class Needed(msgspec.Struct, frozen=True, kw_only=True):
-    """The least of something that is enough.
+    """The least amount that is enough.
 
     Attributes:
-        value: Gbit/s of a link, or micro-batches per step; None where no amount is enough.
-        low: the least that may be enough, of what is not known at best; None where none is even then.
-        high: the least that is enough at worst; None where none is for certain. Releases before ranges stored neither.
-        reason: of the value, or of None, as a code of `Reason`; empty in what earlier releases stored.
-        ratio: the figure that belongs to it: of the global batch over today's, or of bytes that remain.
-        strategy: that communicates in every micro-batch, where that is the reason.
+        value: Gbit/s of a link, or micro-batches per step; None if no amount is enough.
+        low: the least amount in the best case; None if none is enough even then.
+        high: the least amount in the worst case; None if none is certain. Earlier releases stored neither.
+        reason: of the value, or of None, as a code of `Reason`; empty in documents of earlier releases.
+        ratio: the figure of the reason: global batch over the current one, or the share of bytes that remains.
+        strategy: that communicates in every micro-batch, if that is the reason.
         why: the reason in words.
-        always: whether any amount is enough, so that `value` says nothing.
+        always: whether any amount is enough, so that `value` is meaningless.
     """
 
     value: float | None = None
@@ -127,14 +126,14 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
-    """What one more node is worth.
+    """The effect of one more node.
 
     Attributes:
-        nodes: with it.
-        samples_per_s: more, or less, than without.
-        tokens_per_s: likewise; None where samples have no known length.
-        worth: of what one such node gives alone: 1 is a node that loses nothing.
-        worth_range: low, high; None in what earlier releases stored.
+        nodes: including it.
+        samples_per_s: difference to the current rate.
+        tokens_per_s: likewise; None if samples have no known length.
+        worth: relative to the speed of one such node alone: 1 is a node without loss.
+        worth_range: low, high; None in documents of earlier releases.
         sentence: whether to add it.
     """
 
@@ -147,17 +146,17 @@ class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario would take.
+    """The requirements of a scenario.
 
     Attributes:
-        target: efficiency that is asked for.
-        one_node_workers: of the one node that the nodes are held against.
-        nothing_exposed: link from which on nothing of what can be hidden is exposed.
-        efficient: link that reaches the target.
-        beats_one: link from which on these nodes are faster than one.
-        full_beats_one: link from which on they do with as many workers each as the one has; None where they have.
+        target: target efficiency.
+        one_node_workers: workers of the one node in the comparison.
+        nothing_exposed: link rate from which all communication that overlap can hide is hidden.
+        efficient: link rate that reaches the target.
+        beats_one: link rate from which these nodes are faster than one.
+        full_beats_one: likewise with as many workers each as the one node has; None if they already have.
         accumulation: micro-batches that reach the target on the scenario's link.
-        next_node: what one node more is worth on it.
+        next_node: effect of one more node on this link.
     """
 
     target: float
@@ -171,12 +170,12 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def break_even(calibration: Calibration, scenario: Scenario, *, target: float = 0.9) -> BreakEven:
-    """All of it.
+    """All requirements of a scenario.
 
     Args:
-        calibration: what was measured.
+        calibration: the measurements.
         scenario: on several nodes.
-        target: efficiency, above 0 and below 1.
+        target: efficiency between 0 and 1.
     """
     one = predict(calibration, on_one_node(calibration, scenario))
     full = _full(scenario, one)
@@ -201,7 +200,7 @@ def on_one_node(calibration: Calibration, scenario: Scenario) -> Scenario:
 
 
 def efficiency(calibration: Calibration, scenario: Scenario) -> float:
-    """Samples/s of a worker over those of a worker on one node: of weak scaling."""
+    """Weak-scaling efficiency: samples/s per worker over those per worker on one node."""
     return _efficiency(predict(calibration, scenario), predict(calibration, on_one_node(calibration, scenario))).value
 
 
@@ -209,15 +208,15 @@ def beats(calibration: Calibration, scenario: Scenario, one: Prediction) -> Need
     """The slowest link on which the scenario is faster than one node."""
     needed = link_for(calibration, scenario, lambda found: gain(found, one).reaches(1 + _ROUNDING))
     if needed.value is None and scenario.layout.workers <= one.scenario.layout.workers:
-        why = "never, at any bandwidth: one node has as many workers, and no network between them"
+        why = "never: one node has the same workers and no network between them"
         return Needed(reason="same_workers", why=why)
     return needed
 
 
 def beats_one(calibration: Calibration, scenario: Scenario) -> tuple[Needed, Scenario]:
-    """The slowest link on which several nodes are faster than one, and as what.
+    """The slowest link on which several nodes are faster than one, with the layout.
 
-    That is the scenario; where it has no more workers than the one node, all of them full.
+    The layout is that of the scenario, or with all nodes full if it has no more workers than the one node.
     """
     one = predict(calibration, on_one_node(calibration, scenario))
     asked = scenario if scenario.layout.workers > one.scenario.layout.workers else _full(scenario, one)
@@ -228,9 +227,9 @@ def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Ne
     """The slowest link that is enough, in Gbit/s.
 
     Args:
-        calibration: what was measured.
-        scenario: its own link's rate does not matter.
-        enough: of a prediction; what is enough for one link must be so for each faster one.
+        calibration: the measurements.
+        scenario: its own link rate is ignored.
+        enough: a predicate of a prediction, monotonic in the link rate.
     """
 
     @functools.cache
@@ -243,11 +242,11 @@ def link_for(calibration: Calibration, scenario: Scenario, enough: Enough) -> Ne
     if value is not None and value <= SLOWEST_GBIT_PER_S:
         return _needed(found, "any", "at any bandwidth")
     if value is not None:
-        return _needed(found, "from", "from this link on")
+        return _needed(found, "from", "from this link rate up")
     if enough(_without_network(predict(calibration, scenario)))[1]:
-        remains = "the overhead of every message, or what the nodes get through, remains"
+        remains = "the overhead per message or the throughput of the nodes remains"
         return _needed(found, "overhead", f"never, at any bandwidth: {remains}")
-    slow = "the nodes' own work, and waiting for each other, is too slow"
+    slow = "the nodes' own work and their waits for each other are too slow"
     return _needed(found, "slow_nodes", f"never, at any bandwidth: {slow}")
 
 
@@ -266,7 +265,6 @@ def _slowest(is_enough: Callable[[float], bool]) -> float | None:
 def _needed(
     found: tuple[float | None, float | None, float | None], reason: Reason, why: str, ratio: float | None = None
 ) -> Needed:
-    """In order, whatever the search found at best, in the middle and at worst."""
     low, value, high = found
     if value is None:
         return Needed(low=low, reason=reason, why=why)
@@ -294,7 +292,7 @@ def accumulation_for(calibration: Calibration, scenario: Scenario, *, target: fl
     if many is None:
         return msgspec.structs.replace(_never_enough(calibration, scenario), low=low)
     if many == scenario.accumulation:
-        return _needed((low, many, high), "as_now", "as it is now")
+        return _needed((low, many, high), "as_now", "as now")
     ratio = many / scenario.accumulation
     why = f"the global batch {'becomes' if ratio > 1 else 'could be'} {ratio:.3g} times as large"
     return _needed((low, many, high), "global_batch", why, ratio)
@@ -313,7 +311,7 @@ def _fewest(is_enough: Callable[[int], bool]) -> int | None:
 
 
 def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
-    """What one more node is worth, at the same batch per worker."""
+    """The effect of one more node, at the same batch per worker."""
     layout = scenario.layout
     more = msgspec.structs.replace(scenario, layout=layout.on(layout.nodes + 1))
     # A node that is added has as many workers as the others, or the fullest of them.
@@ -332,7 +330,7 @@ def node_gain(calibration: Calibration, scenario: Scenario) -> NodeGain:
         worth_range=(low, high),
         sentence=f"do not add it: {layout.nodes + 1} nodes are no faster than {layout.nodes}"
         if high <= 0
-        else f"{'it adds' if low > 0 else 'inconclusive:'} {told} of what one such node gives alone",
+        else f"{'it adds' if low > 0 else 'inconclusive:'} {told} of the speed of one such node alone",
     )
 
 
@@ -353,26 +351,26 @@ def _efficiency(found: Prediction, one: Prediction) -> Gain:
 
 
 def _all_hidden(calibration: Calibration, scenario: Scenario) -> Needed:
-    """The link from which on nothing of what can be hidden is exposed."""
     if not scenario.overlap:
-        return Needed(reason="overlap_off", why="never: no communication is hidden, as overlap is off")
+        return Needed(reason="overlap_off", why="never: overlap is off, so no communication is hidden")
     if overlap_of(calibration, scenario) <= 0:
         known = calibration.costs.overlap is not None and scenario.strategy is calibration.work.strategy
         if known or calibration.work.is_cut(scenario.strategy) or scenario.bucket_bytes is not None:
-            cause = "the measured run hid none" if known else "all of it is sent after the last gradient is there"
-            why = f"never: no communication is hidden, as {cause}"
+            cause = "the measured run hid none" if known else "all of it is sent after the last gradient is ready"
+            why = f"never: no communication is hidden, because {cause}"
             return Needed(reason="hid_nothing" if known else "sent_at_once", why=why)
         return Needed(
             reason="uncut",
-            why="unknown: how much of it hides depends on the buckets that gradients are sent in, which are not known "
-            "(--bucket-mib 25 is torch's default); the prediction hides nothing, and the end of its range all that it "
-            "could",
+            why=(
+                "unknown: the hidden part depends on the unknown gradient buckets (--bucket-mib 25 is torch's "
+                "default); the prediction assumes that nothing is hidden, the end of its range that everything "
+                "possible is"
+            ),
         )
     return link_for(calibration, scenario, _nothing_exposed)
 
 
 def _without_network(found: Prediction) -> Prediction:
-    """The same if all communication took no time."""
     parts, *ends = (
         msgspec.structs.replace(one, comm_ms=0.0, beyond_ms=0.0, exposed_ms=0.0) for one in (found.parts, *found.ends)
     )
@@ -383,19 +381,17 @@ def _without_network(found: Prediction) -> Prediction:
 
 
 def _nothing_exposed(found: Prediction) -> tuple[bool, bool, bool]:
-    """What is less than a step is known to is none at best."""
     slow, fast = found.ends
     unseen_ms = own_error(found) * found.step_time_ms
     return fast.beyond_ms <= unseen_ms, found.parts.beyond_ms <= 0, slow.beyond_ms <= 0
 
 
 def _never_enough(calibration: Calibration, scenario: Scenario) -> Needed:
-    """Where micro-batches communicate, with what accumulation leaves of the traffic of a sample."""
     calls = calibration.work.calls_of(scenario.strategy, scenario.layout)
     once, twice = (passing_bytes(calls, accumulation, scenario.layout) for accumulation in (1, 2))
     if not any(call.per_micro_batch for call in calls) or not once:
         return Needed(reason="no_accumulation", why="no accumulation is enough")
     ratio, strategy = (twice - once) / once, str(scenario.strategy)
-    left = f"no accumulation leaves less than {ratio:.0%} of the bytes of a sample"
+    left = f"accumulation cannot reduce the bytes per sample below {ratio:.0%}"
     why = f"{strategy} communicates in every micro-batch: {left}"
     return Needed(reason="micro_batches", ratio=ratio, strategy=strategy, why=why)

@@ -1,6 +1,6 @@
-"""calibrate: stored runs -> Calibration: what a step costs without a network between nodes, and how it overlaps. Pure.
+"""Calibration from stored runs: the cost of a step without a network, and its overlap. Pure.
 
-Reads summaries alone; the network comes from an nccl-test. What follows from it for other networks is `predict`'s.
+Reads only summaries; the network comes from an nccl-test.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ _ABSURD_COUNT = 1 << 24
 # At 1 GB/s.
 _BYTES_PER_MS = 1e6
 _HALF_BYTES = 2
-# Of a worker's own work, where it is known from a run whose network had its part in every figure.
+# Error of a worker's own work, if it comes from a run where the network affects every figure.
 _UNSEEN_ALONE = 0.05
-# Of a worker's own work: the least that it is taken to have a core for; and what is no more than chance.
+# The least share of a core that a worker is assumed to have, and the difference that is chance.
 _LEAST_ON_CORE, _NOTICED = 0.25, 0.02
 _HALVINGS = 40
-# Busbw among the workers of a node, GB/s: NCCL through a host's memory behind PCIe 3.0 x8, and over NVLink; gloo over
-# loopback, its reductions on a core that computes as well, and on cores of their own.
+# Busbw inside a node, GB/s: NCCL through host memory behind PCIe 3.0 x8, and over NVLink; gloo over loopback, with
+# reductions on busy cores, and on idle ones.
 _LOCAL_GB_PER_S = {"nccl": (3.0, 50.0), "gloo": (0.25, 2.5)}
-# How far the overlap of an engine, and calls in a training, are from what is thought: the usual.
+# Usual errors of the assumed overlap, and of calls in a training.
 _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored run and where it ran.
+    """A stored run and its link.
 
     Attributes:
         link: between its nodes; None is the one that the network was measured on.
-        grad_compress: whether a hook sent its gradients as two bytes an element.
+        grad_compress: whether a hook sent its gradients as two bytes per element.
         overlap: whether computation was allowed to hide communication.
     """
 
@@ -69,16 +69,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run on several nodes took beyond what the model makes of all else: it is carried on to others on several.
+    """The difference between a run on several nodes and the model, applied to other predictions on several nodes.
 
     Attributes:
-        at: what it ran as; None is nothing that can be asked for.
-        comm: what its calls took, as a part of what the network's figures say; at most 1.
-        extra_ms: of a step, exposed communication beyond the model's; as `sent_bytes` that a worker sent in it.
+        at: the scenario of the run; None if it cannot be expressed.
+        comm: time of its calls over that of the network data; at most 1.
+        extra_ms: exposed communication per step beyond the model, for `sent_bytes` per worker.
         sent_bytes: likewise.
-        own: what its workers' own work and their waiting for each other took, in times of that on one node.
-        size: how far off the model was without it, 1 being a step of twice or half the time.
-        left: how far off it is with it.
+        own: its workers' own work and waits, relative to one node.
+        size: error of the model without it; 1 means twice or half the time.
+        left: error with it.
     """
 
     at: Scenario | None = None
@@ -91,24 +91,24 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a prediction starts from.
+    """The inputs of predictions.
 
     Attributes:
         costs: of a step, without communication.
-        local_ms: exposed communication of a step of one node, among its own workers.
-        layout: of the run that they were measured in.
-        per_device_batch: samples of a micro-batch, of one worker.
+        local_ms: exposed communication per step inside one node.
+        layout: of the measured run.
+        per_device_batch: samples per micro-batch of one worker.
         accumulation: micro-batches per step.
-        script: calls of next to no bytes that the script makes in every step, between all workers; not the engine's.
-        network: what was measured of, or is known of, the network between the nodes.
-        scatter: cv of the step times that it was made from; what repeats differ by, where that is more.
+        script: tiny calls per step of the script itself between all workers.
+        network: measured or known data of the network between the nodes.
+        scatter: cv of the step times, or of the repeats if that is larger.
         scatter_of: which of the two, in words.
-        tokens_per_sample: padded; None is unknown.
-        matrices: rows, columns and count of those that are trained; empty is unknown.
-        notes: what had to be taken for granted, a sentence each.
-        doubts: of every prediction that is made from it, beside those that the scenario brings.
-        residual: of the run on several nodes; of none the model is what it is.
-        quantile: how far off the model was on stored runs; None where it was held against none.
+        tokens_per_sample: padded; None if unknown.
+        matrices: rows, columns and count of trained matrices; empty if unknown.
+        notes: assumptions, one sentence each.
+        doubts: of every prediction, in addition to the scenario's.
+        residual: of the run on several nodes, if there is one.
+        quantile: error of the model on stored runs; None if it was not tested.
     """
 
     costs: StepCosts
@@ -120,7 +120,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     script: tuple[StepCall, ...] = ()
     network: NetworkModel
     scatter: float = 0.0
-    scatter_of: str = "its step times scatter"
+    scatter_of: str = "its step times vary"
     tokens_per_sample: float | None = None
     matrices: tuple[tuple[int, int, int], ...] = ()
     notes: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     quantile: ResidualQuantile | None = None
 
     def known_workers(self, nodes: int) -> int:
-        """The most workers on a node of a run that tells of so many nodes."""
+        """The most workers per node of a run on this many nodes."""
         several = self.residual.at.layout.workers_per_node if nodes > 1 and self.residual.at is not None else 1
         return max(self.layout.workers_per_node, several)
 
@@ -142,27 +142,27 @@ def calibrate(
     *,
     share: float = HIDEABLE_SHARE,
 ) -> Calibration:
-    """What a run on one node tells, and, where there is one, a run on several.
+    """The calibration from a run on one node and, if there is one, a run on several.
 
-    The single run gives compute, data, optimizer and host; its own workers' communication is taken out. The run on
-    several nodes gives the overlap alone.
+    The single run gives compute, data, optimizer and host time, without its own workers' communication. The run on
+    several nodes gives only the overlap.
 
     Args:
         single: on one node.
-        work: what both communicate.
+        work: the communication of both.
         network: between several nodes.
         several: on them.
-        share: of a micro-batch's compute, beside which communication may run: `hideable_share` of the training.
+        share: of a micro-batch's compute that can hide communication: `hideable_share` of the training.
 
     Raises:
-        UsageError: a run has no steady step or no samples per second, the single one ran on several nodes, or the
+        UsageError: a run has no measured step or no samples per second, the single one ran on several nodes, or the
             network was measured on one.
     """
     summary = single.summary
     if single.layout.nodes != 1:
         raise UsageError(
-            f"run {summary.run_id} ran on {single.layout.nodes} nodes: it does not tell what a step costs without them",
-            hint="add a run on one node: multinode contrast makes one",
+            f"run {summary.run_id} ran on {single.layout.nodes} nodes: the cost of a step on one node is unknown",
+            hint="add a run on one node, such as from multinode contrast",
         )
     seen = _calibrated(single, work, network, share)
     return seen if several is None else _with_overlap(_with_script(seen, several), several)
@@ -171,20 +171,20 @@ def calibrate(
 def calibrate_without_single(
     several: Measured, work: Work, network: NetworkModel, *, share: float = HIDEABLE_SHARE
 ) -> Calibration:
-    """What a run on several nodes tells alone: its own work is its step less the communication that was exposed.
+    """The calibration from a run on several nodes only: its own work is its step minus its exposed communication.
 
-    One node is the first: its workers wait for no other node, and send through it what nobody has measured.
+    The first node represents one node: its workers wait for no other node, and their local traffic is unmeasured.
 
     Raises:
-        UsageError: as `calibrate`; or the run does not tell what was exposed.
+        UsageError: as `calibrate`; or the exposed communication is unknown.
     """
     summary = several.summary
     mean = summary.split.mean
     if mean is None or mean.exposed_ms is None:
         reason = summary.split.missing.get("exposed_ms", "it was not recorded")
         raise UsageError(
-            f"run {summary.run_id} does not tell what a step costs without the network: {reason}",
-            hint="add a run on one node: multinode contrast makes one",
+            f"run {summary.run_id} does not show the cost of a step without the network: {reason}",
+            hint="add a run on one node, such as from multinode contrast",
         )
     alone = several.layout.on(1)
     network = msgspec.structs.replace(network, local_gb_per_s=_local_gb_per_s(several, work, network.backend))
@@ -192,11 +192,11 @@ def calibrate_without_single(
     first = msgspec.structs.replace(several, summary=msgspec.structs.replace(summary, split=split))
     seen = _calibrated(first, work, network, share)
     note = (
-        f"no run on one node was named: what a step costs without the network is that of run {summary.run_id} less the "
-        f"{mean.exposed_ms:.3g} ms of communication that it exposed"
+        f"no run on one node was named: the cost of a step without the network is that of run {summary.run_id} "
+        f"minus its {mean.exposed_ms:.3g} ms of exposed communication"
     )
     doubts = (
-        UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node alone was not measured"),
+        UncertaintySource(part="compute", relative=_UNSEEN_ALONE, why="one node was not measured"),
         *_doubt_of_cores(summary.split, alone),
     )
     seen = msgspec.structs.replace(seen, local_ms=0.0, layout=alone, notes=(*seen.notes, note), doubts=doubts)
@@ -204,7 +204,6 @@ def calibrate_without_single(
 
 
 def _with_script(seen: Calibration, several: Measured) -> Calibration:
-    """With the small calls that a run on several nodes made, and what a round trip took in them."""
     script = _script_calls(several.summary, several.layout)
     beside_ms, backend = several.summary.split.beside_ms, seen.network.backend
     steps = [(call.times, message_steps(backend, call.collective, several.layout)) for call in script]
@@ -231,7 +230,6 @@ def _script_calls(summary: Summary, layout: Layout) -> tuple[StepCall, ...]:
 
 
 def _first_nodes(split: StepSplit, alone: Layout) -> WorkerSplit | None:
-    """The mean of the first node's workers, who wait for each other alone; None where workers are not told apart."""
     mine = [one for one in split.workers if one.rank < alone.workers]
     own_ms = [_alone_ms(one) for one in mine]
     if not mine:
@@ -242,12 +240,10 @@ def _first_nodes(split: StepSplit, alone: Layout) -> WorkerSplit | None:
 
 
 def _alone_ms(one: WorkerSplit) -> float:
-    """What a worker does of a step without the others."""
     return one.step_ms - (one.exposed_ms or 0.0) - (one.wait_ms or 0.0)
 
 
 def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource, ...]:
-    """Where others had the cores that the first node's workers compute on: on one node they may not."""
     mine = [one for one in split.workers if one.rank < alone.workers]
     if not mine:
         return ()
@@ -255,7 +251,7 @@ def _doubt_of_cores(split: StepSplit, alone: Layout) -> tuple[UncertaintySource,
     relative = own_ms / max(own_ms - waited_ms, own_ms * _LEAST_ON_CORE) - 1 if own_ms > 0 else 0.0
     if relative <= _NOTICED:
         return ()
-    why = f"its workers waited {waited_ms:.3g} ms of a step for a core, which other threads and processes had"
+    why = f"its workers waited {waited_ms:.3g} ms of a step for a core that other threads and processes used"
     return (UncertaintySource(part="cores", relative=relative, why=why),)
 
 
@@ -264,14 +260,13 @@ def _core_wait_ms(one: WorkerSplit) -> float:
 
 
 def _local_gb_per_s(several: Measured, work: Work, backend: str) -> tuple[float, float]:
-    """Bounds of busbw inside a node: the usual, and no less than over all nodes, as that ring passes there as well."""
     comm_ms, accumulation = several.summary.split.comm_ms, _accumulation(several.summary)
     factor = gradient_factor(work.load) if several.grad_compress else 1.0
     low, high = _LOCAL_GB_PER_S["gloo" if backend == "gloo" else "nccl"]
     try:
         calls = with_gradients(work.calls_of(work.strategy, several.layout), factor)
     except ValueError:
-        # What is sent is not known, which is told where it is asked for.
+        # If the traffic is unknown, this is reported when it is needed.
         return low, high
     sent = passing_bytes(calls, accumulation, several.layout)
     seen = sent / comm_ms / _BYTES_PER_MS if comm_ms else 0.0
@@ -281,8 +276,8 @@ def _local_gb_per_s(several: Measured, work: Work, backend: str) -> tuple[float,
 def _calibrated(run: Measured, work: Work, network: NetworkModel, share: float) -> Calibration:
     if network.layout.nodes == 1:
         raise UsageError(
-            "the collectives were measured on one node: that tells nothing of a network",
-            hint="measure on several: multinode nccl-test --hosts H",
+            "the collectives were measured on one node, which says nothing about a network",
+            hint="measure on several nodes: multinode nccl-test --hosts H",
         )
     summary = run.summary
     accumulation = _accumulation(summary)
@@ -307,46 +302,45 @@ def _accumulation(summary: Summary) -> int:
 
 
 def batch_of(summary: Summary, workers: int, accumulation: int) -> float:
-    """Samples of a worker's micro-batch: by the settings or counted; of an older run of a script by its rate.
+    """Samples per micro-batch, from the settings or counted; for an older run of a script from its rate.
 
     Raises:
-        UsageError: the run tells no samples per second, or what it tells cannot be.
+        UsageError: the run has no samples per second, or implausible ones.
     """
     if summary.samples_per_s is None or summary.step_time_ms is None:
-        reason = summary.missing.get("samples_per_s", "it recorded no steady step")
+        reason = summary.missing.get("samples_per_s", "it recorded no measured step")
         raise UsageError(
-            f"run {summary.run_id} has no samples/s to predict from: {reason}",
+            f"run {summary.run_id} has no samples/s for a prediction: {reason}",
             hint="use a run of a LLaMA-Factory job, or more steps (--steps)",
         )
     mean = summary.split.mean
     step_ms = mean.step_ms if mean is not None else summary.step_time_ms.median
     samples = summary.samples_per_s * step_ms / _MS_PER_S / (workers * accumulation)
     if not math.isfinite(samples) or summary.step_time_ms.median <= 0:
-        raise UsageError(f"what the summary of run {summary.run_id} says of its steps cannot be")
-    # A micro-batch has a whole number of samples, unless the last one of an epoch was short.
+        raise UsageError(f"the summary of run {summary.run_id} has implausible step times")
+    # A micro-batch has a whole number of samples, unless the last one of an epoch was shorter.
     return summary.per_device_batch or float(round(samples)) or samples
 
 
 def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
-    """Costs, exposed local communication, and what was taken for granted, of a step of so many samples.
+    """Costs, exposed local communication and assumptions for a step of this many samples.
 
-    Its length is by the rate, which is what predictions are of and are held against: a few long steps make the median
-    step shorter than that.
+    The step time comes from the rate, which predictions use: a few long steps make the median step shorter.
     """
     mean, rate = summary.split.mean, summary.samples_per_s
     step_ms = samples / rate * _MS_PER_S if rate else 0.0
     if mean is None or mean.exposed_ms is None:
         reason = summary.split.missing.get("exposed_ms", "it was not recorded")
-        note = f"the whole step counts as compute, its own workers' communication included: {reason}"
+        note = f"the whole step counts as compute, including communication between its own workers: {reason}"
         return StepCosts(compute_ms=step_ms / accumulation), 0.0, (note,)
     scale = step_ms / mean.step_ms if step_ms and mean.step_ms else 1.0
     optimizer_ms, data_ms = mean.optimizer_ms or 0.0, mean.data_ms or 0.0
     compute_ms, host_ms, notes = _own_ms(mean, optimizer_ms + data_ms)
     costs = StepCosts(
-        # A step is as long as that of its slowest worker: what the others wait for it is its compute.
+        # A step takes as long as its slowest worker: waits of the others count as its compute.
         compute_ms=scale * (compute_ms + (mean.wait_ms or 0.0)) / accumulation,
         optimizer_ms=scale * optimizer_ms,
-        # The rest of a mean may fall short of nothing, by rounding.
+        # The rest of a mean may be slightly negative by rounding.
         host_ms=scale * max(0.0, host_ms),
         data_ms=scale * data_ms / accumulation,
     )
@@ -354,19 +348,18 @@ def _costs(summary: Summary, accumulation: int, samples: float) -> tuple[StepCos
 
 
 def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str, ...]]:
-    """Compute and host; together where the run does not tell them apart."""
     exposed_ms, wait_ms = mean.exposed_ms or 0.0, mean.wait_ms or 0.0
     if mean.compute_ms is not None:
         return mean.compute_ms, mean.host_ms or 0.0, ()
     rest_ms = max(0.0, mean.step_ms - exposed_ms - wait_ms - known_ms)
-    return rest_ms, 0.0, ("what is neither communication, data nor optimizer counts as compute",)
+    return rest_ms, 0.0, ("everything except communication, data and optimizer counts as compute",)
 
 
 def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
-    """Rho from the exposed communication of a run on several nodes, where there was more to send than time to hide it.
+    """Rho from the exposed communication of a run on several nodes, if more was sent than could be hidden.
 
-    Where computation could have hidden all of it, of rho only that is known which hid the rest. Where computation was
-    not allowed to hide, nothing is learnt of rho.
+    If computation could have hidden everything, only a lower bound of rho is known. If overlap was off, nothing is
+    learned about rho.
     """
     work, accumulation = seen.work, _accumulation(several.summary)
     costs = _of_batch(seen, batch_of(several.summary, several.layout.workers, accumulation))
@@ -390,16 +383,15 @@ def _with_overlap(seen: Calibration, several: Measured) -> Calibration:
 
 
 def _of_batch(seen: Calibration, per_device_batch: float) -> StepCosts:
-    """The costs of a micro-batch of so many samples."""
     larger, costs = per_device_batch / seen.per_device_batch, seen.costs
     return msgspec.structs.replace(costs, compute_ms=costs.compute_ms * larger, data_ms=costs.data_ms * larger)
 
 
 def _of_overlap(comm_ms: float, hide_ms: float) -> float:
-    """What a ms that is exposed beyond the model says of rho; the rest it says of what the calls take.
+    """The parts of excess exposed time that belong to rho and to the time of calls.
 
-    x = f C - rho H: of one figure both follow by their weights, a priori 1 within _RHO_SIGMA and _COMM_SIGMA. Where C
-    is many times H, a little of C is all of H, and rho is hardly told; where nothing can hide, not at all.
+    x = f C - rho H. One equation gives both by their weights, a priori 1 within _RHO_SIGMA and _COMM_SIGMA. If C is
+    many times H, a little of C is all of H, and rho is hardly determined.
     """
     of_rho, of_comm = hide_ms * _RHO_SIGMA, comm_ms * _COMM_SIGMA
     if of_rho <= 0:
@@ -409,7 +401,7 @@ def _of_overlap(comm_ms: float, hide_ms: float) -> float:
 
 
 def largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """The largest value for which something holds that holds for all smaller ones; `low` where it holds for none."""
+    """The largest value for which a monotonic predicate holds; `low` if it holds for none."""
     if holds(high):
         return high
     for _ in range(_HALVINGS):
@@ -419,7 +411,6 @@ def largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
 
 
 def _exposed_ms(summary: Summary, costs: StepCosts) -> float | None:
-    """As it was split; else what the step is longer than the costs without communication. None where neither tells."""
     mean = summary.split.mean
     if mean is not None and mean.exposed_ms is not None:
         return mean.exposed_ms
@@ -433,7 +424,7 @@ def sent_as(calibration: Calibration, scenario: Scenario, grad_compress: str | N
     """The scenario with its gradients as `--grad-compress` sends them.
 
     Raises:
-        UsageError: what PowerSGD would send is not known.
+        UsageError: the traffic of PowerSGD is unknown.
     """
     if grad_compress is None:
         return scenario
@@ -443,13 +434,13 @@ def sent_as(calibration: Calibration, scenario: Scenario, grad_compress: str | N
         return msgspec.structs.replace(scenario, gradient_factor=factor)
     if not calibration.matrices:
         raise UsageError(
-            f"--grad-compress {grad_compress}: how small PowerSGD makes the gradients is not known, as the model's "
-            "shape is not",
+            f"--grad-compress {grad_compress}: the compression by PowerSGD is unknown, because the model's shape "
+            "is unknown",
             hint="measure it: multinode contrast, with and without the option",
         )
     return msgspec.structs.replace(scenario, low_rank=make_low_rank(calibration.matrices, calibration.work.load, rank))
 
 
 def gradient_factor(load: TrafficInputs) -> float:
-    """The part of the bytes that a hook leaves which sends two an element: all of gradients that are no wider."""
+    """Fraction of bytes left by a 16-bit hook; 1.0 for gradients already that narrow."""
     return min(1.0, _HALF_BYTES / load.gradient_bytes)

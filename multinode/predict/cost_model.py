@@ -1,6 +1,6 @@
-"""Cost model: a Scenario, what an optimizer step costs a worker in it, and the time of the step that follows. Pure.
+"""The cost model: a Scenario, its cost per optimizer step, and the resulting step time. Pure.
 
-Owns the formula. What a call takes on a network is `network_model`'s, where the costs come from `calibration`'s.
+Owns the formula; `network_model` gives the time of calls, `calibration` the costs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from multinode.traffic.traffic import Strategy
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for.
+    """The settings to predict.
 
     Attributes:
-        per_device_batch: samples of a worker's micro-batch, above zero.
+        per_device_batch: samples per micro-batch of a worker, above zero.
         accumulation: micro-batches per step.
-        gradient_factor: what the bytes of gradients are multiplied with: 0.5 is a hook that sends fp32 as half.
-        bucket_bytes: the most that a reduction carries at once; None as calibrated.
-        overlap: whether computation may hide communication at all.
-        averaging: what nodes average every H steps instead of gradients; None is DDP. Nothing on one node.
-        low_rank: gradients as PowerSGD sends them; None as they are.
+        gradient_factor: factor on gradient bytes: 0.5 is a hook that sends fp32 as half.
+        bucket_bytes: maximum bytes per reduction; None as calibrated.
+        overlap: whether computation may hide communication.
+        averaging: averaging between nodes every H steps; None is DDP. No effect on one node.
+        low_rank: PowerSGD; None sends gradients unchanged.
     """
 
     link: Link
@@ -48,39 +48,39 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_another_algorithm(self) -> bool:
-        """Whether no run that predictions start from trained so."""
+        """Whether the algorithm differs from that of all runs used for predictions."""
         return self.averages or self.low_rank is not None
 
     @property
     def samples(self) -> float:
-        """Of one optimizer step, of all workers."""
+        """Samples per optimizer step of all workers."""
         return self.layout.workers * self.per_device_batch * self.accumulation
 
 
 def overlaps(strategy: Strategy, backend: str) -> bool:
     """Whether an engine can compute and communicate at once.
 
-    DDP's reducer issues its calls asynchronously. DeepSpeed and FSDP issue them synchronously, on CUDA streams of their
-    own (torch 2.13, `FSDPParamGroup.unshard_async_op` is False by default): with gloo such a call blocks the worker.
+    DDP's reducer issues its calls asynchronously. DeepSpeed and FSDP issue them synchronously on their own CUDA streams
+    (torch 2.13, `FSDPParamGroup.unshard_async_op` is False by default): with gloo such a call blocks the worker.
     """
     return strategy is Strategy.DDP or backend != "gloo"
 
 
 HIDEABLE_SHARE = 2 / 3
-"""`hideable_share` of a training of which nothing is known: the backward pass, without activation checkpointing."""
+"""`hideable_share` of an unknown training: the backward pass without activation checkpointing."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step costs a worker without its communication, in ms.
+    """Cost of a step for a worker without communication, in ms.
 
     Attributes:
         compute_ms: t_f + t_b, forward and backward pass of one micro-batch.
         optimizer_ms: t_opt, once per step.
         host_ms: t_host, once per step.
-        data_ms: waiting for the batch of one micro-batch.
-        hideable_share: the fraction of `compute_ms` beside which communication may run (`hideable_share`).
-        overlap: rho, the fraction of that time which was seen to be used; None is unknown.
-        least_overlap: where rho is unknown, what of it was needed to hide what was seen hidden.
+        data_ms: wait for the batch of one micro-batch.
+        hideable_share: fraction of `compute_ms` that can hide communication (`hideable_share`).
+        overlap: rho, the fraction of that time that was used; None if unknown.
+        least_overlap: if rho is unknown, its lower bound from what was hidden.
     """
 
     compute_ms: float
@@ -93,19 +93,19 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hideable_ms(self) -> float:
-        """t_hide, of a micro-batch."""
+        """t_hide of a micro-batch."""
         return self.hideable_share * self.compute_ms
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's time by what it is spent on, in ms.
+    """The parts of a step's time, in ms.
 
     Attributes:
         compute_ms: of all micro-batches; likewise `data_ms`.
-        optimizer_ms: of the step, with what averaging or PowerSGD computes; likewise `host_ms`.
-        comm_ms: what the calls take alone: C and what cannot be hidden.
+        optimizer_ms: per step, including averaging or PowerSGD; likewise `host_ms`.
+        comm_ms: time of the calls: C and what cannot be hidden.
         beyond_ms: of x, all but the last bucket of each backward pass, which nothing can hide.
-        exposed_ms: x, what of it lengthens the step.
+        exposed_ms: x, the part that lengthens the step.
     """
 
     compute_ms: float
@@ -123,12 +123,11 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """What computation hides.
+    """What computation can hide.
 
     Attributes:
-        hide_ms: rho t_hide: of each micro-batch, the time at the end of which its backward pass ends, and beside all of
-            which calls can run.
-        calls: of a step, as the engine cuts them, in their order; none are taken to be divisible at will.
+        hide_ms: rho t_hide of each micro-batch, in which calls can run; it ends with the backward pass.
+        calls: per step, in the engine's order; if empty, bytes are divisible at will.
     """
 
     hide_ms: float = 0.0
@@ -141,7 +140,7 @@ NOTHING_HIDDEN = Overlap()
 def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap: Overlap = NOTHING_HIDDEN) -> StepParts:
     """T_step = K (t_f + t_b) + t_opt + t_host + x.
 
-    Calls of every micro-batch have the computation of every one to hide beside. What follows the optimizer is exposed.
+    Calls of every micro-batch can hide behind the computation of every one. Calls after the optimizer are exposed.
 
     Args:
         costs: of the step.
@@ -167,32 +166,31 @@ def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap:
 
 
 def hideable_part(calls: Sequence[StepCall]) -> float:
-    """The part of the time that hides which a slow link uses: it has nothing to send until the first bucket is full."""
+    """Share of the hiding time that a slow link uses: nothing is sent before the first bucket is full."""
     return 1 - _share([call for call in calls if call.hideable], 0)
 
 
 def _share(calls: Sequence[StepCall], index: int) -> float:
-    """Of the bytes, what one bucket has; nothing where they are divisible at will."""
     total = sum(call.times * call.size_bytes for call in calls)
     return calls[index].size_bytes / total if total else 0.0
 
 
 def exposed_ms(calls: Sequence[StepCall], comm_ms: float, hide_ms: float) -> float:
-    """What is still to be sent when a backward pass ends: the timeline of its buckets.
+    """Communication left when a backward pass ends, from the timeline of its buckets.
 
-    Gradients arrive evenly over the time that hides. A bucket is sent when it is full and the one before is sent; the
-    last hides behind nothing, and the larger it is, the less computation helps.
+    Gradients arrive evenly over the hiding time. A bucket is sent when it is full and the previous one is sent; the
+    last one hides behind nothing.
 
     Args:
-        calls: in their order; none are divisible at will, so that only their sum counts.
-        comm_ms: what they take, each by its share of the bytes.
+        calls: in order; if empty, only the sum counts.
+        comm_ms: their time, each by its share of the bytes.
         hide_ms: of a micro-batch.
     """
     total = sum(call.times * call.size_bytes for call in calls)
     full_ms = end_ms = 0.0
     for call in calls if total else ():
         filling_ms, sending_ms = (call.size_bytes / total * whole_ms for whole_ms in (hide_ms, comm_ms))
-        # Of equal buckets the first waits longest where sending is slower than filling, else the last.
+        # With equal buckets, the first waits longest if sending is slower than filling, otherwise the last.
         first_ms = max(end_ms, full_ms + filling_ms) + call.times * sending_ms
         full_ms += call.times * filling_ms
         end_ms = max(first_ms, full_ms + sending_ms)

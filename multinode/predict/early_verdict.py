@@ -1,6 +1,6 @@
-"""early verdict: the first steps of a run on several nodes -> whether one node alone would be faster. Pure.
+"""Early verdict: from the first steps of a run on several nodes, whether one node would be faster. Pure.
 
-Asks the same model as `advise`, with nothing but what this run has recorded so far.
+Uses the same model as `advise`, with only the records of this run.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from multinode.predict.tuning_options import one_node
 from multinode.profile.summary import Summary
 from multinode.traffic.traffic import Strategy
 
-# What a user would change while a run waits: not the machines, nor what is trained, nor what may not fit the memory.
+# Changes that a user can make right away: no machines, no other training, nothing that may not fit the memory.
 _SETTINGS = frozenset(
     {"gradients", "accumulation", "overlap", "buckets", "strategy", "pair", "averaging", "outer", "script"}
 )
 
 
 def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> EarlyVerdict:
-    """What one node would give, and the best change.
+    """The speed of one node, and the best change.
 
     Args:
-        steps: how far the run is.
-        today: the run as it stands, calibrated by nothing but itself.
-        summary: of what it has recorded.
+        steps: progress of the run.
+        today: the run, calibrated only from itself.
+        summary: of its records.
 
     Raises:
-        UsageError: what it communicates is not known.
-        ValueError: likewise.
+        UsageError, ValueError: its communication is unknown.
     """
     rate, step_ms = summary.samples_per_s, summary.step_time_ms
     if not rate or step_ms is None:
@@ -60,13 +59,11 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
 
 
 def _by_time(rate: float, median_ms: float, summary: Summary) -> tuple[float, float]:
-    """The rate's interval by that of the step, where the training does not say its samples."""
     low_ms, high_ms = summary.intervals.get("step_time_ms", (median_ms, median_ms))
     return rate * median_ms / high_ms, rate * median_ms / low_ms
 
 
 def _core_wait_ms(summary: Summary, workers: int, step_ms: float) -> float | None:
-    """Of the first node's workers, where it is a noticeable part of a step of one node."""
     known = [one.core_wait_ms or 0.0 for one in summary.split.workers if one.rank < workers]
     waited_ms = sum(known) / len(known) if known else 0.0
     return waited_ms if waited_ms > NOTICEABLE * step_ms else None
@@ -83,7 +80,6 @@ def _left(speedup: tuple[float, float, float], left_s: float | None) -> dict[str
 
 
 def _memory(alone: TuningOption) -> Literal["fits", "too_small", "unknown"]:
-    """Under DDP each worker keeps on one node what it keeps now; what the others offload comes to one node's memory."""
     deepspeed = alone.before.deepspeed
     if alone.before.scenario.strategy is Strategy.DDP:
         return "fits"
@@ -95,7 +91,6 @@ def _memory(alone: TuningOption) -> Literal["fits", "too_small", "unknown"]:
 
 
 def _best(ranked: tuple[RankedOption, ...], left_s: float | None) -> BestChange | None:
-    """The setting that gains most, of those that surely gain, and what a user would notice."""
     for advice, option in ranked:
         if option.kind in _SETTINGS and pays(advice) and advice.interval[0] > 1:
             speedup = (advice.gain, *advice.interval)

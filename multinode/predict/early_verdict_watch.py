@@ -1,4 +1,4 @@
-"""early verdict: what a run has recorded so far -> EarlyVerdict. Reads disk; prints nothing."""
+"""EarlyVerdict from the records of a run so far. Reads disk; prints nothing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _BITS_PER_BYTE, _BYTES_PER_MS = 8, 1e6
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """A look at a run.
+    """The judgement of a run so far.
 
     Attributes:
-        verdict: None where there can be none yet, or never: of one node, or of a run that trains nothing.
-        lacking: steps until a verdict, or until this one may end a run; 0 where it will stay as it is.
+        verdict: None if not possible yet, or never: on one node, or for a run without training.
+        lacking: steps until a verdict, or until it may end the run; 0 if it is final.
     """
 
     verdict: EarlyVerdict | None = None
@@ -33,7 +33,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(directory: RunDirectory) -> Judged:
-    """The verdict on a run by all that it has recorded so far.
+    """The verdict on a run from all its records so far.
 
     Raises:
         MultinodeError: a file of it cannot be read.
@@ -63,7 +63,7 @@ def judge(directory: RunDirectory) -> Judged:
 def _judged(directory: RunDirectory, record: Record, steps: RunSteps, summary: Summary) -> EarlyVerdict:
     record, averaging = msgspec.structs.replace(record, summary=summary), record.plan.averaging
     if averaging is not None:
-        return unknown_verdict(steps, f"nodes average {averaging.words}: the first steps do not show what that takes")
+        return unknown_verdict(steps, f"nodes average {averaging.words}: the first steps do not show its cost")
     mean = summary.split.mean
     if mean is None or mean.exposed_ms is None:
         reason = summary.split.missing.get("exposed_ms", "it was not recorded")
@@ -79,12 +79,10 @@ def _judged(directory: RunDirectory, record: Record, steps: RunSteps, summary: S
 
 
 def _by_all(observed: Observed) -> list[int]:
-    """Numbers of the steps that every worker has recorded."""
     return [number for number, workers in observed.steps.items() if len(workers) == observed.world_size]
 
 
 def _by_step(summary: Summary) -> Summary:
-    """With a sample per micro-batch where the training does not say how many it has: here only ratios count."""
     step_ms = summary.step_time_ms
     if summary.samples_per_s is not None or step_ms is None:
         return summary
@@ -94,9 +92,9 @@ def _by_step(summary: Summary) -> Summary:
 
 
 def _carried_gbit_per_s(record: Record, summary: Summary) -> float | None:
-    """What the network carried while the run communicated: of a NIC that does not say its rate, the rate.
+    """Rate carried during communication, used as the link rate if the NIC reports none.
 
-    That one node is faster does not depend on it; what a change would give on this network does.
+    The comparison with one node does not depend on it; gains of changes do.
     """
     comm_ms = summary.split.comm_ms or (summary.split.mean.exposed_ms if summary.split.mean is not None else None)
     known = record.workload.work if record.workload is not None else None

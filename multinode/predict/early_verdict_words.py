@@ -1,4 +1,4 @@
-"""An EarlyVerdict in one line: which is faster, what is left of the run either way, and the best change."""
+"""An EarlyVerdict in one line: which is faster, the time left either way, and the best change."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from multinode.units import format_count, format_duration
 
 
 def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
-    """The verdict in a line.
+    """The verdict in one line.
 
     Args:
         verdict: the verdict.
-        step: where the run is by now, which is what the times are of; None is where it was.
+        step: current step, for the times; None uses that of the verdict.
     """
     now, alone = verdict.now, verdict.one_node
     if now is None or alone is None:
@@ -24,7 +24,7 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
         (alone, f"on {verdict.node} alone"),
         *([(verdict.best, f"with {_change(verdict.best)}")] if verdict.best is not None else ()),
     ]
-    # Of a run at its end nothing is left.
+    # A finished run has no time left.
     left = ", ".join(words for way, name in ways if part and (words := _left(way, name, part)))
     told = f". Left: {left}" if left else _best(verdict.best)
     return f"{said}: {_head(verdict.nodes, alone)}{told}{_cores(verdict)}{_memory(verdict)}"
@@ -42,7 +42,6 @@ def _head(nodes: int, alone: Projection) -> str:
 
 
 def _part_left(verdict: EarlyVerdict, step: int | None) -> float:
-    """Of what was left at the verdict, what is left by now."""
     if step is None or verdict.total_steps is None or verdict.total_steps <= verdict.step:
         return 1.0
     return min(1.0, max(0, verdict.total_steps - step) / (verdict.total_steps - verdict.step))
@@ -80,7 +79,7 @@ def _memory(verdict: EarlyVerdict) -> str:
     if verdict.memory == "fits":
         return ""
     if verdict.memory == "unknown":
-        return ". Whether it fits one node's memory is unknown"
+        return ". It is unknown whether it fits one node's memory"
     needed = f": {verdict.needed_gib:.3g} GiB per worker" if verdict.needed_gib is not None else ""
     there = f", its GPU has {verdict.gpu_gib:.3g}" if needed and verdict.gpu_gib is not None else ""
     return f". It does not fit one node's memory{needed}{there}"

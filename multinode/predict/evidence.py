@@ -1,6 +1,6 @@
-"""Evidence: what predictions start from, from the stored runs that were named and those beside them. Pure.
+"""Evidence: the inputs of predictions, from the named runs and other stored ones. Pure.
 
-CalibrationInputs is what the calibrations of one training share; a HoldoutRun is predicted without knowing it.
+CalibrationInputs are shared by all calibrations of one training; a HoldoutRun is predicted without using it.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
 _WIDTHS = (4, 2)
 _GATHERS_UPDATED = frozenset({Strategy.ZERO1, Strategy.ZERO2})
 _GATHER, _REDUCTIONS = "all_gather", frozenset({"all_reduce", "reduce_scatter"})
-# Beyond what a micro-batch makes: of fewer micro-batches than two nothing is known.
+# With fewer than two micro-batches nothing is known.
 _MORE = 1.5
 
 
 def work_of_calls(summary: Summary, layout: Layout, *, compressed: bool = False) -> Work | None:
-    """What a step communicates; None where no call between workers was seen.
+    """The communication of a step; None if no call between workers was recorded.
 
-    What DDP sends, and ZeRO-1, does not grow with accumulation, nor do FSDP's reductions under `no_sync`.
+    Traffic of DDP and ZeRO-1 does not grow with accumulation, nor do FSDP's reductions under `no_sync`.
 
     Args:
         summary: of the run.
         layout: of its workers.
-        compressed: whether a hook sent its gradients as two bytes an element; without it they are taken to have four.
+        compressed: whether a hook sent its gradients as two bytes per element; otherwise four are assumed.
     """
     seen = [call for call in summary.comm.calls if _counts(call)]
     if not seen:
@@ -89,9 +89,8 @@ def _counts(call: SeenCall) -> bool:
 
 
 def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:
-    """As it was recognised; else by whether parameters are gathered."""
     name = (summary.strategy or "").replace("FSDP2", "FSDP").replace("(", "").replace(")", "")
-    # The longer names come last.
+    # Longer names come last.
     told = next((one for one in reversed(Strategy) if name.startswith(one)), None)
     if told is not None:
         return told
@@ -100,10 +99,10 @@ def _strategy(summary: Summary, seen: Sequence[SeenCall]) -> Strategy:
 
 
 def _once_a_step(summary: Summary, seen: Sequence[SeenCall], strategy: Strategy, accumulation: float) -> frozenset[str]:
-    """Collectives that a step makes once, however many micro-batches it has.
+    """Collectives called once per step regardless of accumulation.
 
-    Of FSDP the number of calls tells whether all but the last micro-batch are under `no_sync`, and where SHARD_GRAD_OP
-    keeps its parameters for them, their bytes. One micro-batch tells nothing: most trainings would be.
+    For FSDP, the number of calls shows whether all but the last micro-batch are under `no_sync`, and the bytes show
+    whether SHARD_GRAD_OP keeps its parameters. With one micro-batch neither is known; most trainings do.
     """
     if strategy in {Strategy.DDP, Strategy.ZERO1}:
         return frozenset(COLLECTIVES)
@@ -121,7 +120,6 @@ def _once_a_step(summary: Summary, seen: Sequence[SeenCall], strategy: Strategy,
 
 
 def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation: float | None) -> StepCall:
-    """Of every micro-batch of so many, or of the step alone."""
     return StepCall(
         collective=call.op,
         size_bytes=call.size_bytes,
@@ -138,19 +136,19 @@ def _reach(call: SeenCall, layout: Layout) -> GroupScope:
     return GroupScope.NODE if call.nodes <= 1 else GroupScope.ACROSS
 
 
-# Of times in ms and of samples, and of how far they scatter: beyond these a figure is none.
+# Plausible limits of times in ms, of samples, and of their variation.
 _LEAST, _MOST, _MOST_CV = 1e-6, 1e9, 100.0
-_MEASURE_AGAIN = f"measure anew: {CONTRAST}"
-# The newest: a machine changes.
+_MEASURE_AGAIN = f"measure again: {CONTRAST}"
+# The newest, as machines change.
 _MOST_REPEATS = 10
 
 
 class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one training.
+    """Shared by all calibrations of one training.
 
     Attributes:
-        link_measured: rate of the link that the runs used, Gbit/s, where their NICs did not report it.
-        stored: all runs, oldest first: repeats say how far two runs of one training differ.
+        link_measured: link rate of the runs in Gbit/s, if their NICs did not report it.
+        stored: all runs, oldest first; repeats show the variation between runs.
     """
 
     subject: Subject
@@ -160,10 +158,10 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
     stored: tuple[Record, ...] = ()
 
     def calibrated(self, single: Record | None, several: Sequence[Record]) -> Calibration:
-        """From a run on one node, and from the last of several on more.
+        """From a run on one node, and the last of several on more.
 
         Raises:
-            UsageError: they tell too little, or what they tell cannot be.
+            UsageError: they are not enough, or implausible.
         """
         many = self.measured(several[-1]) if several else None
         share = self.subject.hideable_share(self.work.strategy)
@@ -175,21 +173,19 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("no training was named", hint=f"measure one: {CONTRAST}")
         if not _is_credible(found):
             names = " and ".join(one.run_id for one in (single, *several[-1:]) if one is not None)
-            raise UsageError(f"what the summary of run {names} says of its steps cannot be", hint=_MEASURE_AGAIN)
+            raise UsageError(f"the summary of run {names} has implausible step times", hint=_MEASURE_AGAIN)
         found = msgspec.structs.replace(found, matrices=self.subject.matrices())
         found = self._with_repeats(found, [one for one in (single, *several[-1:]) if one is not None])
         return found if many is None else carry_residual(found, many, self._sent_as(many, several[-1]))
 
     def _with_repeats(self, found: Calibration, used: Sequence[Record]) -> Calibration:
-        """Two runs of one training may differ by more than the steps of one."""
         rates = [[one.samples_per_s for one in repeats_of(run, self.stored)[-_MOST_REPEATS:]] for run in used]
         spread = max((max(each) / min(each) - 1 for each in rates if each and min(each) > 0), default=0.0)
         if spread <= found.scatter:
             return found
-        return msgspec.structs.replace(found, scatter=spread, scatter_of="repeats of its runs differ")
+        return msgspec.structs.replace(found, scatter=spread, scatter_of="its repeats differ")
 
     def _sent_as(self, run: Measured, record: Record) -> Scenario:
-        """What it ran as, its gradients as they were sent."""
         factor = gradient_factor(self.work.load) if run.grad_compress else 1.0
         return msgspec.structs.replace(self.scenario_of(record), gradient_factor=factor)
 
@@ -200,10 +196,10 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: it has no summary.
         """
         if record.summary is None:
-            raise UsageError(f"run {record.run_id} has no summary", hint="use a run that has ended")
+            raise UsageError(f"run {record.run_id} has no summary", hint="use a finished run")
         summary, settings = record.summary, record.settings
         if summary.micro_steps is None and settings.accumulation is not None:
-            # Of an older release, or of a training whose passes could not be counted.
+            # From an older release, or the passes could not be counted.
             summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
         if settings.per_device_batch is not None:
             summary = msgspec.structs.replace(summary, per_device_batch=float(settings.per_device_batch))
@@ -216,12 +212,12 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def link_of(self, record: Record) -> Link | None:
-        """Between its nodes; None is unknown."""
+        """The link between its nodes; None if unknown."""
         rate = record.link_gbit_per_s or self.link_measured
         return None if rate is None else msgspec.structs.replace(self.network.link, gbit_per_s=rate)
 
     def scenario_of(self, record: Record) -> Scenario:
-        """What a run ran as: of one on one node, as it would on those of the network.
+        """The scenario of a run; for one on one node, on the nodes of the network.
 
         Raises:
             UsageError: it has no summary.
@@ -242,16 +238,16 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
 def calibration_inputs(
     chosen: RunSelection, stored: Sequence[Record], link_measured: float | None, stream: float | None = None
 ) -> CalibrationInputs:
-    """What the runs that were chosen have in common.
+    """Data shared by the chosen runs.
 
     Args:
         chosen: the runs.
-        stored: all that are stored, oldest first: one alike may know what these do not.
-        link_measured: as CalibrationInputs has it.
-        stream: as `gather` has it.
+        stored: all stored runs, oldest first: a similar one may have missing data.
+        link_measured: as in CalibrationInputs.
+        stream: as in `gather`.
 
     Raises:
-        UsageError: what they communicate is not known, or nothing tells of their network.
+        UsageError: their communication or their network is unknown.
     """
     newest = chosen.newest
     runs = [newest, *([chosen.single] if chosen.single is not None else []), *chosen.several]
@@ -267,7 +263,6 @@ def calibration_inputs(
 
 
 def _is_credible(found: Calibration) -> bool:
-    """A file may hold anything."""
     costs = found.costs
     least = (costs.compute_ms, found.per_device_batch)
     parts = (*least, costs.optimizer_ms, costs.host_ms, costs.data_ms, found.local_ms)
@@ -286,8 +281,8 @@ def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
     rate = newest.link_gbit_per_s or link_measured
     if rate is None:
         raise UsageError(
-            "nothing tells how fast the network between the nodes is",
-            hint="measure it: multinode nccl-test --hosts H, or name its rate: --link-measured 1",
+            "the speed of the network between the nodes is unknown",
+            hint="measure it: multinode nccl-test --hosts H, or give its rate: --link-measured 1",
         )
     layout = newest.layout.on(max(2, newest.layout.nodes))
     return stated_network(Link(gbit_per_s=rate), layout, _backend(newest))
@@ -306,7 +301,6 @@ def _backend(record: Record) -> str:
 
 
 def _inferred_work(record: Record) -> Work | None:
-    """As its workers' calls tell, its gradients as wide as without a hook."""
     if record.summary is None:
         return None
     is_compressed = record.settings.grad_compress is not None
@@ -314,7 +308,6 @@ def _inferred_work(record: Record) -> Work | None:
 
 
 def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
-    """By the files of the first run's job; else by those of one alike; else by what its workers were seen to call."""
     newest = runs[0]
     alike = [one for one in runs if one.strategy is newest.strategy]
     known = next((one.workload.work for one in alike if one.workload is not None and one.workload.work), None)
@@ -327,31 +320,31 @@ def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
             return read_work(job, model, newest.layout, versions.get("transformers"))
         except JobError as error:
             reason = error.message
-    # Those whose gradients were sent as they are come first.
+    # Runs with uncompressed gradients come first.
     alike.sort(key=lambda one: one.settings.grad_compress is not None)
     seen = (_inferred_work(one) for one in alike)
     found = next((work for work in seen if work is not None), None)
     if found is None:
         told = f": {reason}" if reason else ""
         raise UsageError(
-            f"what run {newest.run_id} communicates is not known, and its workers' calls were not seen{told}",
+            f"the communication of run {newest.run_id} is unknown, and its workers' calls were not recorded{told}",
             hint=_MEASURE_AGAIN,
         )
     return found
 
 
-# The newest: a cluster changes, and so does what is worth knowing of it.
+# The newest, as clusters change.
 _MOST_HOLDOUTS = 100
 
 
 class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that a prediction can be held against.
+    """A run to test a prediction with.
 
     Attributes:
         calibration: made without it.
-        scenario: what it ran as.
+        scenario: of the run.
         samples_per_s: measured.
-        grad_compress: the hook that it ran with.
+        grad_compress: its hook.
     """
 
     name: str
@@ -362,19 +355,19 @@ class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
-    """Every stored run on several nodes that the model can be held against.
+    """All stored runs on several nodes that can test the model.
 
     Args:
         inputs: of the training.
-        chosen: what the predictions start from.
+        chosen: the runs that predictions start from.
         stored: all runs, oldest first.
     """
     first = chosen.single or chosen.newest
     for record in stored[-_MOST_HOLDOUTS:]:
         if _is_comparable(record, first) and inputs.link_of(record) is not None:
-            # The overlap may be known from another run of this layout; a repeat of this one would give it away.
+            # The overlap may come from another run of this layout, but not from a repeat of this one.
             rest = [one for one in chosen.several if one.layout == record.layout and not _is_repeat(one, record)]
-            # It is of the strategy that it was measured with.
+            # It applies to the strategy that it was measured with.
             rest = [one for one in rest if one.strategy in {None, inputs.work.strategy}]
             found = _hold(inputs, chosen.single, record, rest)
             if found is not None:
@@ -397,7 +390,6 @@ def _is_repeat(one: Record, other: Record) -> bool:
 def _hold(
     inputs: CalibrationInputs, single: Record | None, record: Record, rest: Sequence[Record]
 ) -> HoldoutRun | None:
-    """None where nothing is left to calibrate from, or what the run sent is not known."""
     try:
         scenario = inputs.scenario_of(record)
         calibration = vary(inputs.calibrated(single, rest), inputs.subject, strategy=scenario.strategy)
@@ -414,25 +406,23 @@ def _hold(
     )
 
 
-_NO_SWEEP = "no nccl-test of these nodes is stored: the link's stated rate is taken, and the intervals are wide"
-_STREAM_ALONE = (
-    "no nccl-test of these nodes is stored: the stream that was measured is taken, and the intervals are wide"
-)
+_NO_SWEEP = "there is no stored nccl-test of these nodes: the nominal link rate is used, and the intervals are wide"
+_STREAM_ALONE = "there is no stored nccl-test of these nodes: the measured stream is used, and the intervals are wide"
 _BITS_PER_BYTE = 8
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What predictions start from.
+    """The inputs of predictions.
 
     Attributes:
-        calibration: of the runs that were named.
-        today: the scenario that was measured: on several nodes, where that was; else on those of the network.
-        today_samples_per_s: of it; None where it was not measured.
-        single_samples_per_s: of the run on one node; None where there is none.
+        calibration: from the named runs.
+        today: the measured scenario, on several nodes if possible.
+        today_samples_per_s: of it; None if not measured.
+        single_samples_per_s: of the run on one node, if there is one.
         grad_compress: the hook that was used.
-        holdouts: stored runs of the same training, each with a calibration that does not know it.
-        sources: what all this was made from, a sentence each.
-        notes: what had to be taken for granted, a sentence each.
+        holdouts: stored runs of the same training, each with a calibration that does not use it.
+        sources: of all data, one sentence each.
+        notes: assumptions, one sentence each.
     """
 
     calibration: Calibration
@@ -457,11 +447,11 @@ def gather(
     Args:
         named: the runs that the user named, oldest first.
         others: all other stored runs, oldest first: for an nccl-test of the same nodes, and to test the model.
-        link_measured: rate in Gbit/s of the link that they used, where their NICs did not report it.
-        stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
+        link_measured: link rate in Gbit/s, if the NICs did not report it.
+        stream: measured TCP rate in Gbit/s; None uses the nccl-test.
 
     Raises:
-        UsageError: what they tell is too little, or they are of different trainings.
+        UsageError: the runs are not enough, or trained differently.
     """
     chosen, stored = select_runs(named, others), [*others, *named]
     inputs = calibration_inputs(chosen, stored, link_measured, stream)
@@ -486,10 +476,9 @@ def _unswept(chosen: RunSelection, stream: float | None) -> tuple[str, ...]:
 
 
 def _other_workers(chosen: RunSelection) -> tuple[str, ...]:
-    """What speed-ups are over, where one node had other workers than each of several."""
     single, many = chosen.single, chosen.newest.layout
     if single is None or many.nodes == 1 or single.layout.workers == many.on(1).workers:
         return ()
     told = f"one node was measured with {single.layout.workers} workers, at {single.samples_per_s:.4g} samples/s"
     workers = max(many.on(1).workers, single.layout.workers)
-    return (f"{told}; speed-up, efficiency and break-even are over one node with {workers}",)
+    return (f"{told}; speed-up, efficiency and break-even are relative to one node with {workers}",)

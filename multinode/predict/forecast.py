@@ -1,4 +1,4 @@
-"""Forecast: what `predict` is asked and answers: scenarios with their intervals, break-even and back-test. Pure."""
+"""Forecast: the question and the answer of `predict`: scenarios with intervals, break-even and back-test. Pure."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from multinode.traffic.traffic import Strategy
 from multinode.units import format_count, format_rate
 
 GRAD_COMPRESS = ("fp16", "bf16")
-"""What a hook of DDP may send gradients as, beside `powersgd[:RANK]`."""
+"""Dtypes of DDP's compression hooks, in addition to `powersgd[:RANK]`."""
 _MIB = 1 << 20
 
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to predict: every combination of its axes; an empty axis is as it was measured.
+    """What to predict: every combination of its axes; an empty axis is as measured.
 
     Attributes:
-        links: rates of a node's NIC, Gbit/s; empty takes the usual ones and the measured one.
-        per_device_batches: samples of a worker's micro-batch.
+        links: NIC rates in Gbit/s; empty uses common rates and the measured one.
+        per_device_batches: samples per micro-batch of a worker.
         accumulations: micro-batches per step.
         methods: `full` or `lora:RANK`.
-        bucket_mib: the most that a reduction carries at once.
+        bucket_mib: maximum size of a reduction.
         overlaps: whether computation may hide communication.
-        grad_compress: `fp16`, `bf16`, `powersgd[:RANK]`, or None for gradients as they are.
-        averagings: what nodes average every H steps; None of gradients in every step.
-        target: efficiency of the break-even, above 0 and below 1.
-        link_measured: rate of the link that the runs and the nccl-test used, where their NICs did not report it.
-        stream: what TCP was measured to carry on it, Gbit/s; None is what the nccl-test says.
+        grad_compress: `fp16`, `bf16`, `powersgd[:RANK]`, or None for uncompressed gradients.
+        averagings: averaging between nodes every H steps; None averages gradients in every step.
+        target: efficiency of the break-even, between 0 and 1.
+        link_measured: link rate of the runs and the nccl-test, if their NICs did not report it.
+        stream: measured TCP rate in Gbit/s; None uses the nccl-test.
     """
 
     links: tuple[float, ...] = ()
@@ -64,7 +64,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
-    """One scenario, predicted.
+    """One predicted scenario.
 
     Attributes:
         link_gbit_per_s: of a node's NIC; None on one node, which uses none.
@@ -73,20 +73,20 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
         accumulation: micro-batches per step.
         method: `full` or `lora:8`; None as calibrated.
         grad_compress: `fp16`, `bf16`, `powersgd[:RANK]` or None.
-        averaging: how nodes average instead of at each step, in words; None at each step.
-        bucket_mib: the most that a reduction carries at once; None as calibrated.
+        averaging: averaging between nodes, in words; None at each step.
+        bucket_mib: maximum size of a reduction; None as calibrated.
         overlap: whether computation may hide communication.
         step_time_ms: of an optimizer step.
         samples_per_s: of all workers.
         interval: of samples_per_s: low, high.
         basis: of the interval: `back-test`, `measured` or `assumed`.
-        tokens_per_s: padded; None where samples have no known length.
-        speedup: over one node in the same settings, with all the workers that one was measured with.
-        speedup_interval: low, high; None in what earlier releases stored.
+        tokens_per_s: padded; None if samples have no known length.
+        speedup: over one node with the same settings and its measured number of workers.
+        speedup_interval: low, high; None in documents of earlier releases.
         efficiency: speed-up over the ratio of workers.
-        bottleneck: what holds it up most.
-        doubts: why the interval is as wide.
-        measured: whether exactly this was measured, so that the figure is near to it by construction.
+        bottleneck: the main limit.
+        doubts: reasons for the width of the interval.
+        measured: whether exactly this was measured, so that the prediction is close by construction.
     """
 
     link_gbit_per_s: float | None
@@ -121,21 +121,22 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What `predict --json` prints.
+    """The document of `predict --json`.
 
     Attributes:
-        sources: what it was calibrated from, a sentence each: which run, which nccl-test, which figures.
-        scenarios: as asked for, nodes by nodes, link by link.
-        break_even: of the scenario that was measured, or of the first on several nodes; with another lever where that
-            alone is asked for. None on one node alone.
-        break_even_of: which scenario that is, in a few words.
-        today: what was measured on several nodes, predicted; None where none was, and in what earlier releases stored.
-        one_node: one node in the same settings, with all its workers; likewise.
-        job: path of the YAML that was measured, as its user gave it; empty for a script.
-        hosts: what `--hosts` named for it; empty where something else did.
-        back_test: the same model held against every stored run that it can be held against.
-        measure: what should be measured before a figure is trusted, why and how; empty where nothing need be.
-        notes: what had to be taken for granted, a sentence each.
+        sources: the inputs, one sentence each: which run, which nccl-test, which figures.
+        scenarios: as requested, by nodes, then by link.
+        break_even: of the measured scenario, or of the first on several nodes; with another setting if only that is
+            requested. None on one node.
+        break_even_of: its scenario, for people.
+        today: the measured scenario on several nodes, predicted, if there is one; None in documents of earlier
+            releases.
+        one_node: one node with the same settings and all its workers; likewise.
+        job: path of the measured YAML, as its user gave it; empty for a script.
+        hosts: the value of `--hosts`; empty if the nodes came from elsewhere.
+        back_test: the model tested with all suitable stored runs.
+        measure: what to measure before relying on a figure, why and how; empty if nothing.
+        notes: assumptions, one sentence each.
     """
 
     schema: str = "multinode.predict/1"
@@ -160,18 +161,18 @@ def predict_scenario(
     grad_compress: str | None = None,
     measured: bool = False,
 ) -> PredictedScenario:
-    """One scenario, predicted, beside one node in the same settings.
+    """Predict one scenario and one node with the same settings.
 
     Args:
-        calibration: what was measured; of another method where one is named (`scenarios.variant`).
-        scenario: what is asked for; of a hook that compresses, the factor of its gradients is put in here.
-        method: how it is told.
-        grad_compress: the hook: one of GRAD_COMPRESS, `powersgd[:RANK]`, or None.
+        calibration: the measurements, for another method as from `scenarios.variant`.
+        scenario: the settings; the factor of a compression hook is applied here.
+        method: its name.
+        grad_compress: one of GRAD_COMPRESS, `powersgd[:RANK]`, or None.
         measured: whether exactly this was measured.
 
     Raises:
-        UsageError: what PowerSGD would send is not known.
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
+        UsageError: the traffic of PowerSGD is unknown.
+        ValueError: the strategy gathers all parameters, whose number is unknown.
     """
     scenario = sent_as(calibration, scenario, grad_compress)
     found = predict(calibration, scenario)
@@ -211,7 +212,6 @@ def predict_scenario(
 
 
 def _is_calibrated(calibration: Calibration, scenario: Scenario) -> bool:
-    """Whether it is the very run on one node that the calibration is made from."""
     return (
         not calibration.doubts
         and scenario.strategy is calibration.work.strategy
@@ -221,7 +221,7 @@ def _is_calibrated(calibration: Calibration, scenario: Scenario) -> bool:
 
 
 USUAL_LINKS = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 100.0)
-"""Rates of NICs that are sold, Gbit/s."""
+"""Common NIC rates, Gbit/s."""
 _MOST_SCENARIOS = 10_000
 _MOST_NODES = _MOST_WORKERS = 1024
 _MOST_ACCUMULATION = 1 << 16
@@ -248,10 +248,10 @@ class _Point(NamedTuple):
 
 
 def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
-    """All that was asked for.
+    """All requested predictions.
 
     Raises:
-        UsageError: a value cannot be, there are too many combinations, or what one would send is not known.
+        UsageError: a value is impossible, there are too many combinations, or the traffic of one is unknown.
     """
     refuse_unusable(request)
     tested = back_tested(evidence)
@@ -273,18 +273,16 @@ def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
             notes=(*evidence.notes, *_more_workers(evidence.calibration, outlooks)),
         )
     except ValueError as error:
-        raise UsageError(str(error), hint="name its parameters, or leave that strategy out") from None
+        raise UsageError(str(error), hint="give its parameters, or remove that strategy") from None
 
 
 def _today(evidence: Evidence) -> PredictedScenario | None:
-    """What was measured on several nodes."""
     if evidence.today_samples_per_s is None or evidence.today.layout.nodes == 1:
         return None
     return _as_measured(evidence, evidence.today, measured=True)
 
 
 def _one_node(evidence: Evidence) -> PredictedScenario | None:
-    """One node beside it."""
     if evidence.today.layout.nodes == 1:
         return None
     alone = on_one_node(evidence.calibration, evidence.today)
@@ -303,7 +301,7 @@ def _as_measured(evidence: Evidence, scenario: Scenario, *, measured: bool) -> P
 
 
 def back_tested(evidence: Evidence) -> BackTest:
-    """The model against every stored run that it can be held against."""
+    """The model tested with all suitable stored runs."""
     tested = []
     for held in evidence.holdouts:
         found = predict_scenario(held.calibration, held.scenario, grad_compress=held.grad_compress)
@@ -321,7 +319,7 @@ def back_tested(evidence: Evidence) -> BackTest:
 
 
 def trusted(evidence: Evidence, tested: BackTest) -> Evidence:
-    """The same evidence, whose intervals are those that its back-test justifies."""
+    """The same evidence, with the intervals that its back-test justifies."""
     calibration = msgspec.structs.replace(evidence.calibration, quantile=tested.quantile)
     return msgspec.structs.replace(evidence, calibration=calibration)
 
@@ -354,7 +352,7 @@ class _Variants:
         today = self.evidence.today
         overlap = point.overlap
         if overlap is None:
-            # Of another strategy as LLaMA-Factory's examples have it: DeepSpeed's stages with overlap_comm: false.
+            # Other strategies as in LLaMA-Factory's examples: DeepSpeed's stages with overlap_comm: false.
             overlap = today.overlap if point.strategy is today.strategy else point.strategy not in _SHARDED
         return Scenario(
             link=msgspec.structs.replace(today.link, gbit_per_s=point.link_gbit_per_s),
@@ -378,7 +376,6 @@ class _Variants:
 
 
 def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
-    """Nodes by nodes, link by link; of one node, which uses none, one."""
     today = evidence.today
     axes = (
         request.strategies or (today.strategy,),
@@ -395,7 +392,7 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
     )
     count = math.prod(len(axis) for axis in axes)
     if count > _MOST_SCENARIOS:
-        raise UsageError(f"{count} scenarios are more than {_MOST_SCENARIOS}", hint="name fewer values")
+        raise UsageError(f"{count} scenarios exceed the limit of {_MOST_SCENARIOS}", hint="give fewer values")
     seen = set()
     for values in itertools.product(*axes):
         point = _Point._make(values)
@@ -405,7 +402,7 @@ def _points(evidence: Evidence, request: ForecastRequest) -> Iterator[_Point]:
             point = point._replace(averaging=None)
         is_ddp = point.strategy is Strategy.DDP and point.averaging is None
         if not is_ddp and (not request.grad_compress or None in request.grad_compress):
-            # The hook is one of DDP: that others have none is no contradiction where it was not asked of them alone.
+            # The hook is part of DDP: other strategies without one are an error only if they alone are requested.
             point = point._replace(grad_compress=None)
         if point not in seen:
             seen.add(point)
@@ -422,7 +419,7 @@ def refuse_unusable(request: ForecastRequest) -> None:
     """Refuse numbers that no training has.
 
     Raises:
-        UsageError: there is one; it names the option.
+        UsageError: with the name of the option.
     """
     for option, values, (least, most) in (
         ("--link", request.links, _GBIT_PER_S),
@@ -442,45 +439,45 @@ def refuse_unusable(request: ForecastRequest) -> None:
     unknown = next((one for one in asked if one is not None and power_sgd_rank(one) is None), None)
     if unknown is not None:
         known = f"one of {', '.join(GRAD_COMPRESS)}, powersgd, powersgd:RANK, none"
-        raise UsageError(f"--grad-compress {unknown} is not known", hint=known)
+        raise UsageError(f"--grad-compress {unknown} is unknown", hint=known)
     if not 0 < request.target < 1:
-        raise UsageError(f"--target {request.target:g} is no efficiency to reach", hint="between 0 and 1: --target 0.9")
+        raise UsageError(
+            f"--target {request.target:g} is not an efficiency", hint="give a value between 0 and 1: --target 0.9"
+        )
 
 
 def _refuse_contradiction(point: _Point) -> None:
     if point.averaging is not None and point.strategy is not Strategy.DDP:
-        raise UsageError(
-            f"{point.averaging.option}: it works with DDP, and not with {point.strategy}", hint="--strategy ddp"
-        )
+        raise UsageError(f"{point.averaging.option} works with DDP, not with {point.strategy}", hint="--strategy ddp")
     if point.averaging is not None and point.grad_compress is not None:
         raise UsageError(
-            f"{point.averaging.option}: gradients stay on their node, and --grad-compress {point.grad_compress} would "
-            "compress them there",
-            hint="--sync-dtype fp16 is of what is sent between nodes; or --grad-compress none beside it",
+            f"{point.averaging.option} keeps gradients on their node, where --grad-compress {point.grad_compress} "
+            "would compress them",
+            hint="use --sync-dtype fp16 for the data between nodes, or add --grad-compress none",
         )
     if point.grad_compress is not None and point.strategy is not Strategy.DDP:
         raise UsageError(
-            f"gradients of {point.strategy} cannot be sent as {point.grad_compress}: the hook is one of DDP",
-            hint="leave out --grad-compress, or --strategy",
+            f"gradients of {point.strategy} cannot be sent as {point.grad_compress}: the hook is part of DDP",
+            hint="remove --grad-compress or --strategy",
         )
 
 
 def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:
-    """What is asked for with more workers on a node than any run had leaves out what such nodes cost themselves."""
+    """The contention of more workers per node than any run had is unmeasured."""
     more = [one for one in outlooks if one.workers_per_node > calibration.known_workers(one.nodes)]
     if more:
         known = min(calibration.known_workers(one.nodes) for one in more)
         told = format_count(known, "worker")
         yield (
-            f"no run had more than {told} on a node: the exchange between more of them, and their contention, is "
-            "not measured, and widens their intervals"
+            f"no run had more than {told} on a node: the exchange and contention between more of them is unmeasured "
+            "and widens the intervals"
         )
 
 
 def _asked(evidence: Evidence, request: ForecastRequest) -> Scenario:
-    """What was measured, with its gradients as they were sent; with another lever where that alone is asked for.
+    """The measured scenario, with its gradients as sent; with another setting if only that is requested.
 
-    Where nothing was measured on several nodes, on the fewest that are asked for.
+    If nothing was measured on several nodes, on the fewest requested.
     """
     scenario = evidence.today
     if evidence.today_samples_per_s is None:

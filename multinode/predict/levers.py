@@ -1,6 +1,6 @@
-"""Levers: what averaging every H-th step and PowerSGD send and compute, in place of DDP's gradients. Pure.
+"""Levers: traffic and compute of averaging every H steps and of PowerSGD, instead of DDP's gradients. Pure.
 
-What they do is decided on the nodes: `multinode_sync` and `multinode_power_sgd`; ADR 0033 has the reasons.
+`multinode_sync` and `multinode_power_sgd` implement them on the nodes; see ADR 0033.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from multinode.traffic.traffic import GroupScope, TrafficInputs
 _FP32_BYTES, _HALF_BYTES = 4, 2
 # `multinode_sync` flattens parameters into buckets of this size.
 _BUCKET_BYTES = 64 << 20
-# fp16 changes are scaled by what all nodes agree on: one number per bucket.
+# fp16 changes have a scale that all nodes agree on: one number per bucket.
 _SCALE_BYTES = 4
-# torch's, and ours: what does not become half as large stays as it is.
+# As in torch: a matrix that would not shrink to half stays uncompressed.
 _LEAST_RATE = 2
-# Both read and write memory, as the optimizer does: in times of a fused AdamW step over the same parameters, by the CPU
-# time of each in a training of 3.7 M parameters on one core. PowerSGD's products with thin matrices cost most.
+# Cost in multiples of a fused AdamW step over the same parameters, from CPU times of a training of 3.7 M parameters on
+# one core. PowerSGD's products with thin matrices cost most.
 _ROUND_WORK, _LOW_RANK_WORK = 2.0, 4.5
 
 
 class LowRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Gradients as PowerSGD sends them, in parts of their bytes.
+    """Gradients as PowerSGD sends them, as fractions of their bytes.
 
     Attributes:
         left: the first all-reduce of thin matrices, in fp32; `right` the second.
-        rest: what is sent as it is: vectors, and matrices that would not become half as large.
+        rest: sent uncompressed: vectors, and matrices that would not shrink to half.
     """
 
     left: float
@@ -40,11 +40,11 @@ class LowRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_low_rank(matrices: Iterable[tuple[int, int, int]], load: TrafficInputs, rank: int) -> LowRank:
-    """What PowerSGD makes of gradients.
+    """Gradients compressed by PowerSGD.
 
     Args:
-        matrices: rows, columns and count of those that are trained.
-        load: how much is trained, and how wide a gradient is.
+        matrices: rows, columns and count of trained matrices.
+        load: number of trained parameters, and bytes per gradient.
         rank: columns of the thin matrices.
     """
     left = right = compressed = 0
@@ -61,12 +61,12 @@ def make_low_rank(matrices: Iterable[tuple[int, int, int]], load: TrafficInputs,
 
 
 def low_rank_calls(calls: Sequence[StepCall], found: LowRank, *, hideable: bool) -> tuple[StepCall, ...]:
-    """Of each bucket three all-reduces, one after the other.
+    """Three consecutive all-reduces per bucket.
 
     Args:
         calls: of DDP.
-        found: what becomes of its gradients.
-        hideable: whether they run beside the backward pass; with NCCL its stream waits for them.
+        found: the compressed gradients.
+        hideable: whether they overlap with the backward pass; with NCCL its stream waits for them.
     """
     parts = [part for part in (found.rest, found.left, found.right) if part]
     return tuple(
@@ -77,12 +77,12 @@ def low_rank_calls(calls: Sequence[StepCall], found: LowRank, *, hideable: bool)
 
 
 def averaging_calls(calls: Sequence[StepCall], averaging: Averaging, load: TrafficInputs) -> tuple[StepCall, ...]:
-    """Of a step in a whole round: gradients inside each node, and a part of the average that follows the last step.
+    """Calls per step, as the mean of a round: gradients inside each node, and a share of the average.
 
     Args:
         calls: of DDP over all workers.
         averaging: what is averaged, and when.
-        load: how much is trained.
+        load: number of trained parameters.
     """
     inside = [msgspec.structs.replace(call, reach=GroupScope.NODE) for call in calls]
     return (*inside, *_round_calls(averaging, load))
@@ -106,6 +106,6 @@ def _round_calls(averaging: Averaging, load: TrafficInputs) -> Iterator[StepCall
 
 
 def lever_work(averaging: Averaging | None, low_rank: LowRank | None) -> float:
-    """What they compute in a step, in times of the optimizer's."""
+    """Compute per step, in multiples of the optimizer's."""
     rounds = _ROUND_WORK / averaging.every if averaging is not None else 0.0
     return rounds + (_LOW_RANK_WORK * (1 - low_rank.rest) if low_rank is not None else 0.0)

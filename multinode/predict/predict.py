@@ -1,6 +1,6 @@
-"""predict: Calibration and Scenario -> Prediction; and the residual that a run on several nodes leaves. Pure.
+"""Prediction from a Calibration and a Scenario; the residual of a run on several nodes. Pure.
 
-Composes the cost model; the interval is the same model at both ends of what is not known.
+Composes the cost model; the interval is the same model at both ends of the unknowns.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from multinode.traffic.traffic import GroupScope, Strategy
 from multinode.units import format_count
 
 Basis = Literal["back-test", "measured", "assumed"]
-"""Where an interval is from."""
+"""Source of an interval."""
 _MS_PER_S = 1e3
-# Not two runs of one training agree better.
+# No two runs of the same training agree more closely.
 _LEAST_DOUBT = 0.02
 _PER_DOUBLING_OF_BATCH = 0.1
 _PER_DOUBLING_OF_ACCUMULATION = 0.03
-# What they exchange inside a node, and take from each other of its memory and its bus.
+# Their exchange inside a node, and their contention for its memory and bus.
 _PER_DOUBLING_OF_WORKERS = 0.1
 _OTHER_STRATEGY = 0.1
 _ONCE_PER_ROUND = 0.05
-# Of PowerSGD and averages, where the optimizer was not timed.
+# For PowerSGD and averages, if the optimizer was not timed.
 _UNKNOWN_WORK = 0.2
 _ALIKE = 0.01
-# Of rho, where it was measured: the same training on another day.
+# Error of a measured rho: the same training on another day.
 _RHO_DOUBT = 0.1
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario gives.
+    """The prediction of a scenario.
 
     Attributes:
         step_time_ms: of an optimizer step.
         samples_per_s: of all workers.
         interval: of samples_per_s: low, high.
-        basis: of the interval: `back-test` (90 %, by the residuals of stored runs), `measured` (this was measured: by
-            the scatter of its steps) or `assumed`.
-        ends: the step at the slow end of what is not known, and at the fast end.
-        bottleneck: what holds it up most, as of a run that was measured.
-        doubts: why the interval is as wide.
+        basis: of the interval: `back-test` (90%, from the residuals of stored runs), `measured` (from the variation of
+            its steps) or `assumed`.
+        ends: the step at the slow and at the fast end of the unknowns.
+        bottleneck: the main limit, as for a measured run.
+        doubts: reasons for the width of the interval.
     """
 
     scenario: Scenario
@@ -83,17 +83,17 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _End(msgspec.Struct, frozen=True, kw_only=True):
-    """One end of what is not known: of the network, and of a worker's own work as a factor."""
+    """One end of the unknowns: of the network, and of a worker's own work as a factor."""
 
     network: Assumed = Assumed()
     own: float = 1.0
 
 
 def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
-    """A step of the scenario, and how far that can be trusted.
+    """A step of the scenario, and its uncertainty.
 
     Raises:
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
+        ValueError: the strategy gathers all parameters, whose number is unknown.
     """
     calls = calls_of(calibration, scenario)
     doubts = _doubts(calibration, scenario, calls)
@@ -107,7 +107,7 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
     assumed = (min(low, rate / (1 + least)), max(high, rate * (1 + least)))
     interval = assumed
     basis: Basis = "measured" if scenario == calibration.residual.at else "assumed"
-    # One node has no part in the back-test, which is of several.
+    # The back-test covers several nodes only.
     if basis == "assumed" and calibration.quantile is not None and scenario.layout.nodes > 1:
         interval, basis = _by_back_test(calibration.quantile, scenario, rate, assumed)
         doubts = (*doubts, calibration.quantile.doubt)
@@ -127,7 +127,6 @@ def predict(calibration: Calibration, scenario: Scenario) -> Prediction:
 def _by_back_test(
     quantile: ResidualQuantile, scenario: Scenario, rate: float, assumed: tuple[float, float]
 ) -> tuple[tuple[float, float], Basis]:
-    """What was tested by its residuals; all else as assumed, and no narrower than those."""
     low, high = rate / (1 + quantile.relative), rate * (1 + quantile.relative)
     if quantile.covers(*assumed) and not scenario.is_another_algorithm:
         return (low, high), "back-test"
@@ -138,11 +137,11 @@ def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ..
     """The calls of a step of the scenario.
 
     Raises:
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
+        ValueError: the strategy gathers all parameters, whose number is unknown.
     """
     work = calibration.work
     if scenario.bucket_bytes is not None:
-        # The calls as the engine cut them are of another size of bucket.
+        # The recorded calls have another bucket size.
         work = msgspec.structs.replace(work, bucket_bytes=scenario.bucket_bytes, calls={})
     calls = with_gradients(work.calls_of(scenario.strategy, scenario.layout), scenario.gradient_factor)
     if scenario.averaging is not None and scenario.averages:
@@ -159,7 +158,6 @@ def _is_within_unknown(calibration: Calibration, scenario: Scenario) -> bool:
 
 
 def _at_best(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> tuple[StepCall, ...]:
-    """Where nobody knows among whom the optimizer's states are shared out, they may be so within each node."""
     if not _is_within_unknown(calibration, scenario):
         return calls
     within = [msgspec.structs.replace(call, reach=GroupScope.NODE) for call in calls if not call.hideable]
@@ -181,8 +179,8 @@ def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, 
     overlap = _overlap(calibration, scenario, calls, end.network.end)
     parts = step_parts(costs, comm, accumulation=scenario.accumulation, overlap=overlap)
     local_ms = _local_ms(calibration, scenario, calls) * end.own
-    # What joins the workers of each node alone comes beside what nodes exchange. A ring over all nodes passes between
-    # the workers of each as well: it is no faster than theirs alone.
+    # Calls inside each node are added to the exchange between nodes. A ring over all nodes also passes between the
+    # workers of each, so it is no faster than theirs alone.
     apart = any(call.reach is GroupScope.NODE for call in calls)
     exposed_ms = parts.exposed_ms + local_ms if apart else max(parts.exposed_ms, local_ms)
     exposed_ms = max(0.0, exposed_ms + _extra_ms(residual, scenario, calls))
@@ -194,29 +192,27 @@ def _lever_work(scenario: Scenario) -> float:
 
 
 def _residual(calibration: Calibration, scenario: Scenario) -> Residual:
-    """What several nodes took beyond the model; one node, of which the model is made, has none."""
     return calibration.residual if scenario.layout.nodes > 1 else Residual()
 
 
 def _extra_ms(residual: Residual, scenario: Scenario, calls: tuple[StepCall, ...]) -> float:
-    """By the bytes: the link's rate is in the time of the calls already."""
     if not residual.extra_ms or not residual.sent_bytes:
         return residual.extra_ms
     return residual.extra_ms * sent_bytes(scenario, calls) / residual.sent_bytes
 
 
 def overlap_of(calibration: Calibration, scenario: Scenario) -> float:
-    """Of a micro-batch's compute, the ms that a slow link uses to communicate; 0 hides nothing.
+    """Compute per micro-batch, in ms, that a slow link can hide communication behind; 0 hides nothing.
 
     Raises:
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
+        ValueError: the strategy gathers all parameters, whose number is unknown.
     """
     overlap = _overlap(calibration, scenario, calls_of(calibration, scenario), 0)
     return hideable_part(overlap.calls) * overlap.hide_ms
 
 
 def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
-    """Bytes that a worker sends in a step, and receives as many, in rings over all workers or, of averages, nodes."""
+    """Bytes that a worker sends, and receives, per step in rings over all workers or, for averages, nodes."""
     if scenario.averages:
         leaders = [call for call in calls if call.reach is GroupScope.LEADERS]
         return passing_bytes(leaders, scenario.accumulation, scenario.layout)
@@ -224,12 +220,12 @@ def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
 
 
 def _overlap(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: int) -> Overlap:
-    """What computation hides, at an end of what is not known.
+    """What computation hides, at one end of the unknowns.
 
-    Calls that nobody cut tell nothing of the last bucket: rho stands for the timeline.
+    Without recorded calls the last bucket is unknown, and rho replaces the timeline.
     """
     costs, cut = calibration.costs, bool(scenario.bucket_bytes) or calibration.work.is_cut(scenario.strategy)
-    # Computing that takes longer than thought does not hide more for it.
+    # Longer computation does not hide more.
     hide_ms = costs.hideable_ms * scenario.per_device_batch / calibration.per_device_batch
     measured = _measured_rho(calibration, scenario)
     least = costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
@@ -251,17 +247,15 @@ def _measured_rho(calibration: Calibration, scenario: Scenario) -> float | None:
 
 
 def _is_as_measured(calibration: Calibration, scenario: Scenario) -> bool:
-    """The overlap is of the calls that it was measured with."""
     return scenario.strategy is calibration.work.strategy and scenario.bucket_bytes is None
 
 
 def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> float:
-    """Exposed communication among the workers of one node, by the bytes that a worker sends."""
     if scenario.layout.workers_per_node == 1 or not calibration.local_ms:
         return 0.0
     measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
     before = passing_bytes(measured, calibration.accumulation, calibration.layout)
-    # On one node nothing reaches across.
+    # On one node nothing is sent between nodes.
     node = Layout(nodes=1, workers_per_node=scenario.layout.workers_per_node)
     now = passing_bytes(calls, scenario.accumulation, node)
     return calibration.local_ms * now / before if before else calibration.local_ms
@@ -282,86 +276,84 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall,
         ("accumulation", scenario.accumulation / calibration.accumulation, _PER_DOUBLING_OF_ACCUMULATION),
     ):
         if abs(math.log2(ratio)) > _ALIKE:
-            why = f"{name} is {ratio:.3g} times that of the run that was measured"
+            why = f"{name} is {ratio:.3g} times that of the measured run"
             found.append(UncertaintySource(part="compute", relative=rate * abs(math.log2(ratio)), why=why))
     found += _doubts_of_workers(calibration, scenario)
     if scenario.strategy is not calibration.work.strategy:
-        why = f"the engine's own work is that of {calibration.work.strategy}, which was measured"
+        why = f"the engine's own work is that of the measured {calibration.work.strategy}"
         found.append(UncertaintySource(part="compute", relative=_OTHER_STRATEGY, why=why))
     found += calibration.doubts
     found += _doubts_of_levers(calibration, scenario)
     inside = not between or any(call.reach is GroupScope.NODE for call in calls)
     if inside and network.local_gb_per_s is not None and scenario.layout.workers_per_node > 1:
         low, high = network.local_gb_per_s
-        why = f"what the workers of one node exchange was not measured: at {low:.2g} to {high:.2g} GB/s"
-        # It moves the rate to its ends, and stretches nothing.
+        why = f"the exchange between workers of one node was not measured: assumed at {low:.2g} to {high:.2g} GB/s"
+        # It moves the rate to its ends.
         found.append(UncertaintySource(part="network", relative=0.0, why=why))
     if not between:
         return tuple(found)
     if _is_within_unknown(calibration, scenario):
-        why = "whether the optimizer's states are shared out within each node is not known (optimizer_within_node)"
-        # It moves the fast end, and stretches nothing.
+        why = "it is unknown whether the optimizer states are sharded within each node (optimizer_within_node)"
+        # It moves the fast end.
         found.append(UncertaintySource(part="network", relative=0.0, why=why))
     found += _doubts_of_residual(calibration.residual, scenario)
     found += network_doubts(network, calls, scenario.link, scenario.layout)
     hides = any(call.hideable and call.reach is not GroupScope.NODE for call in calls)
     if hides and _overlaps(calibration, scenario) and _measured_rho(calibration, scenario) is None:
         least = calibration.costs.least_overlap if _is_as_measured(calibration, scenario) else 0.0
-        start = f"the {least:.0%} that it was seen to use" if least else "nothing"
-        why = f"how much computation hides was not measured: from {start} to all that it could"
-        # It moves rho to its ends, and stretches nothing.
+        start = f"the {least:.0%} that it used" if least else "nothing"
+        why = f"the part that computation hides was not measured: from {start} to everything possible"
+        # It moves rho to its ends.
         found.append(UncertaintySource(part="overlap", relative=0.0, why=why))
     return tuple(found)
 
 
 def _doubts_of_levers(calibration: Calibration, scenario: Scenario) -> Iterator[UncertaintySource]:
-    """Of what no run was measured with, and of its computing half as much or twice."""
     if scenario.averages:
-        why = "nodes wait for each other once per round, which was not measured"
+        why = "the nodes' wait for each other once per round was not measured"
         yield UncertaintySource(part="compute", relative=_ONCE_PER_ROUND, why=why)
     costs, work = calibration.costs, _lever_work(scenario)
     if work:
         step_ms = scenario.accumulation * costs.compute_ms + costs.optimizer_ms * (1 + work)
         part = costs.optimizer_ms * work / step_ms if costs.optimizer_ms else _UNKNOWN_WORK
         what = "PowerSGD" if scenario.low_rank is not None else "an average of parameters"
-        why = f"what {what} computes is estimated by the optimizer's time"
+        why = f"the compute of {what} is estimated from the optimizer's time"
         yield UncertaintySource(part="compute", relative=part, why=why)
 
 
 def _doubts_of_workers(calibration: Calibration, scenario: Scenario) -> list[UncertaintySource]:
-    """Of more workers on a node than were measured together."""
     known, asked = calibration.known_workers(scenario.layout.nodes), scenario.layout.workers_per_node
     if asked <= known:
         return []
     told = format_count(known, "worker")
-    why = f"{told} per node measured, {asked} requested: how they contend is unknown"
+    why = f"{told} per node measured, {asked} requested: their contention is unknown"
     return [UncertaintySource(part="compute", relative=_PER_DOUBLING_OF_WORKERS * math.log2(asked / known), why=why)]
 
 
 def _doubts_of_residual(residual: Residual, scenario: Scenario) -> Iterator[UncertaintySource]:
-    """Of what the model alone missed, wherever it was not measured; and of what it misses all the same.
+    """Uncertainty from the model's error at the measured point, and from the error that remains.
 
-    That the workers' own work took longer or less than on one node is known no better than two runs agree, and on a
-    faster link it is more of the step than where it was measured.
+    The workers' own work relative to one node is known no better than two runs agree, and on a faster link it is a
+    larger share of the step.
     """
     size = residual.left if scenario == residual.at else max(residual.left, residual.size)
     if size > _LEAST_DOUBT:
-        why = f"of the run on several nodes the model alone was off by a factor of {1 + size:.3g}"
+        why = f"on several nodes the model alone was off by a factor of {1 + size:.3g}"
         yield UncertaintySource(part="step", relative=size, why=why)
     off = max(residual.own, 1 / residual.own) - 1
     if scenario != residual.at and off > _LEAST_DOUBT:
-        why = f"the workers' own work took {residual.own:.3g} times that on one node, which may be chance"
+        why = f"the workers' own work took {residual.own:.3g} times as long as on one node, possibly by chance"
         yield UncertaintySource(part="compute", relative=off, why=why)
 
 
 def _why_least(scatter: float, network: NetworkModel, *, between: bool) -> str:
     if between and network.error > max(scatter, _LEAST_DOUBT):
         return "at least the error of the size scan"
-    return "at least the scatter of the steps" if scatter > _LEAST_DOUBT else "at least the scatter between runs"
+    return "at least the variation of the steps" if scatter > _LEAST_DOUBT else "at least the variation between runs"
 
 
 def split_of(parts: StepParts) -> StepSplit:
-    """As a run that was measured would have it."""
+    """The step split, as for a measured run."""
     mean = WorkerSplit(
         rank=-1,
         step_ms=parts.step_ms,
@@ -374,37 +366,37 @@ def split_of(parts: StepParts) -> StepSplit:
     return StepSplit(source="model", mean=mean)
 
 
-_AGAIN = "measure it anew, or name another run"
+_AGAIN = "measure it again, or name another run"
 _LEAST_MS, _MOST_MS = 1e-6, 1e9
-# No run is that far off by what is carried on; what remains is a doubt.
+# The residual cannot explain a larger error; the rest is uncertainty.
 _LEAST_FACTOR, _MOST_FACTOR = 1 / 16, 16.0
-# As far as a stated rate may be off: beyond that the link's rate is not what holds the calls up.
+# Maximum error of a nominal rate; beyond it the link rate does not limit the calls.
 _MOST_COMM = 1.25
-# Of a step, what a user would notice.
+# Fraction of a step that a user would notice.
 _NOTICEABLE = 0.05
 # Rounding must not decide.
 _ROUNDING = 1e-9
 
 
 def carry_residual(calibration: Calibration, several: Measured, scenario: Scenario) -> Calibration:
-    """The same calibration, whose prediction of that run is what it measured.
+    """The same calibration, adjusted so that it predicts the measured value for that run.
 
-    Exposed communication that the model does not know is carried on by the bytes that are sent; what it has too much of
-    is taken from what the calls take; all else, as waiting for a slower node, by the workers' own work.
+    Exposed communication beyond the model scales with the bytes sent; an excess of the model reduces the time of calls;
+    everything else, such as waits for a slower node, is attributed to the workers' own work.
 
     Args:
-        calibration: of that run among others.
+        calibration: from that run among others.
         several: on several nodes.
-        scenario: what it ran as, its gradients as they were sent.
+        scenario: of that run, its gradients as sent.
 
     Raises:
-        UsageError: its samples per second cannot be.
+        UsageError: its samples per second are implausible.
     """
     step_ms = _step_ms(several.summary, scenario)
     try:
         alone = predict(calibration, scenario).parts
     except ValueError:
-        # What it sends is not known: that is told where it is asked for.
+        # If the traffic is unknown, this is reported when it is needed.
         return calibration
     exposed_ms = _exposed_ms(several.summary, step_ms, alone)
     residual = _of_exposed(_Model(calibration, scenario), exposed_ms)
@@ -415,18 +407,17 @@ def carry_residual(calibration: Calibration, several: Measured, scenario: Scenar
 
 
 class _Model(NamedTuple):
-    """A calibration, and the scenario at which its residual is looked for."""
+    """A calibration, and the scenario of its residual."""
 
     calibration: Calibration
     scenario: Scenario
 
     def parts(self, residual: Residual) -> StepParts:
-        """Of the step, with that residual."""
+        """The parts of the step with that residual."""
         return predict(msgspec.structs.replace(self.calibration, residual=residual), self.scenario).parts
 
 
 def _step_ms(summary: Summary, scenario: Scenario) -> float:
-    """By its rate, which is what predictions are held against."""
     rate = summary.samples_per_s or 0.0
     step_ms = scenario.samples / rate * _MS_PER_S if rate > 0 else 0.0
     if not _LEAST_MS <= step_ms <= _MOST_MS:
@@ -436,7 +427,6 @@ def _step_ms(summary: Summary, scenario: Scenario) -> float:
 
 
 def _exposed_ms(summary: Summary, step_ms: float, alone: StepParts) -> float:
-    """By the share of the steps that were split; else what the step is longer than the workers' own work."""
     mean = summary.split.mean
     if mean is None or mean.exposed_ms is None or mean.step_ms <= 0:
         return max(0.0, step_ms - (alone.step_ms - alone.exposed_ms))
@@ -444,9 +434,9 @@ def _exposed_ms(summary: Summary, step_ms: float, alone: StepParts) -> float:
 
 
 def _of_exposed(model: _Model, exposed_ms: float) -> Residual:
-    """With which the model exposes that much; as little, where it cannot expose less.
+    """The residual with which the model exposes this much, or as little as it can.
 
-    By what the calls take, as long as the link is what holds them up; the rest as time beyond all calls.
+    By the time of calls, as long as the link limits them; the rest as time beyond all calls.
     """
     calibration, scenario = model
 
@@ -459,7 +449,7 @@ def _of_exposed(model: _Model, exposed_ms: float) -> Residual:
     comm, comm_ms = 1.0, parts(1.0).comm_ms
     if comm_ms > hide_ms:
         goal_ms = max(exposed_ms, parts(_LEAST_FACTOR).exposed_ms) * (1 + _ROUNDING)
-        # With everything hidden that could be, they took no less.
+        # Even with maximum overlap they took no less.
         least = min(1 / _MOST_COMM, max(_LEAST_FACTOR, (exposed_ms + hide_ms) / comm_ms))
         comm = largest(least, _MOST_COMM, lambda factor: parts(factor).exposed_ms <= goal_ms)
     extra_ms = exposed_ms - parts(comm).exposed_ms
@@ -468,7 +458,6 @@ def _of_exposed(model: _Model, exposed_ms: float) -> Residual:
 
 
 def _of_own(model: _Model, residual: Residual, step_ms: float) -> Residual:
-    """With what is neither exposed nor the workers' work on one node, and with what remains all the same."""
     parts = model.parts(residual)
     own = (step_ms - parts.exposed_ms) / (parts.step_ms - parts.exposed_ms)
     residual = msgspec.structs.replace(residual, own=min(_MOST_FACTOR, max(_LEAST_FACTOR, own)))
@@ -484,15 +473,17 @@ def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) ->
     if residual.size > _NOTICEABLE:
         causes = "; ".join(_causes(step_ms, residual))
         yield (
-            f"a step of run {run_id} took {step_ms:.3g} ms, where the model alone has {alone.step_ms:.3g}: {causes}; "
-            "predictions for several nodes include that"
+            f"a step of run {run_id} took {step_ms:.3g} ms, but {alone.step_ms:.3g} ms by the model alone: "
+            f"{causes}; predictions for several nodes include this"
         )
 
 
 def _causes(step_ms: float, residual: Residual) -> Iterator[str]:
     if residual.extra_ms > _NOTICEABLE * step_ms:
-        yield f"{residual.extra_ms:.3g} ms of it is exposed communication that the network's figures do not explain"
+        yield f"{residual.extra_ms:.3g} ms of it is exposed communication that the network data do not explain"
     if abs(residual.comm - 1) > _NOTICEABLE:
-        yield f"its calls took {residual.comm:.2f} times what the network's figures say"
+        yield f"its calls took {residual.comm:.2f} times as long as the network data predict"
     if abs(residual.own - 1) > _NOTICEABLE:
-        yield f"its workers' own work and waiting for each other took {residual.own:.2f} times that on one node"
+        yield (
+            f"its workers' own work and their waits for each other took {residual.own:.2f} times as long as on one node"
+        )

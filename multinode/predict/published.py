@@ -1,4 +1,4 @@
-"""parse_published: a figure as people publish it: with separators, a unit, a spread, a range or an "about"."""
+"""Parse published figures: with separators, a unit, a spread, a range or an "about"."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How rates are written."""
+    """Spellings of rates."""
 
     of_device: frozenset[str]
     each_device: tuple[str, ...]
@@ -32,7 +32,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Titles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in titles beside the names of columns."""
+    """Words in titles next to the names of columns."""
 
     speed: frozenset[str]
     speed_of_device: frozenset[str]
@@ -46,7 +46,7 @@ class Titles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file as it is; its comments say what each is."""
+    """The file; its comments explain each key."""
 
     about: tuple[str, ...]
     about_behind: tuple[str, ...]
@@ -70,11 +70,11 @@ class Words(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 WORDS = msgspec.toml.decode(files(__package__).joinpath("published_words.toml").read_bytes(), type=Words)
-"""All of it."""
+"""The file's content."""
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern of any of these words, the longest first; one of letters does not end within a word of letters."""
+    """A pattern of any of these words, longest first, on word boundaries."""
     ordered = sorted(words, key=len, reverse=True)
     return "|".join(
         re.escape(word) + (r"(?![a-z])" if word[-1:].isascii() and word[-1:].isalpha() else "") for word in ordered
@@ -82,7 +82,7 @@ def any_of(words: Iterable[str]) -> str:
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure, and what stands behind it: a unit, in small letters, or nothing."""
+    """A figure and its lower-case unit, if any."""
 
     figure: Rounded
     unit: str = ""
@@ -93,16 +93,16 @@ _PLUS_MINUS = "\u00b1"
 _LATEX_SIGNS = {r"\pm": _PLUS_MINUS, r"\approx": "~", r"\sim": "~", r"\%": "%", r"\,": "", "{,}": ","}
 _MATH = re.compile(r"\$([^$]*)\$")
 _LATEX = re.compile(r"\\(?:text|math)(?:bf|rm|it|tt)?\b|\\(?:bf|rm|it|tt)\b|\\(?:underline|emph|uparrow|downarrow)\b")
-# Daggers, a section sign, and the arrows that say which way is better.
+# Daggers, a section sign, and arrows for the better direction.
 _MARKS = re.compile(r"[*\u2020\u2021\u00a7\u2191\u2193]|\[\w\]$|\^\w$")
 _QUOTED = re.compile(r"`([^`]*)`|\*\*(.*?)\*\*|__(.*?)__")
 
 
 def plain_text(text: str) -> str:
-    """A title or a cell without what Markdown, HTML and LaTeX put around it, and without marks of footnotes.
+    """A title or cell without Markdown, HTML and LaTeX markup and footnote marks.
 
-    Full-width characters become those of ASCII; a digit that is raised, circled or a fraction stays what it is, as it
-    would become a part of the number before it.
+    Full-width characters become ASCII; raised, circled or fraction digits stay, as they would change the number before
+    them.
     """
     for sign, plain in _LATEX_SIGNS.items():
         text = text.replace(sign, plain)
@@ -132,19 +132,19 @@ _FIGURE = re.compile(
 
 
 def parse_published(text: str, *, kilo: int = 1000) -> Published:
-    """A figure as it was published, with the bounds that were published with it or that its digits leave.
+    """A published figure, with its published bounds or those of its digits.
 
     Args:
         text: of a cell, plain: `1,234.5`, `3.2k tokens/s`, `119.6 +- 0.3`, `12~14`, `13 (12-14)`, `about 900`.
-        kilo: what a K stands for.
+        kilo: the meaning of K.
 
     Raises:
-        ValueError: it is no figure above zero.
+        ValueError: it is not a positive number.
     """
     behind = next((word for word in WORDS.about_behind if text.endswith(word)), "")
     match = _FIGURE.fullmatch(text.removesuffix(behind).strip())
     if match is None:
-        raise ValueError(f"{text!r} is no figure")
+        raise ValueError(f"{text!r} is not a number")
     value = _number(match, "value", "times", kilo)
     if match["spread"]:
         value = _with_spread(match, value, kilo)
@@ -153,7 +153,7 @@ def parse_published(text: str, *, kilo: int = 1000) -> Published:
     elif match["least"]:
         low, high = (_scaled(match[name], match["times"], kilo).value for name in ("least", "most"))
         if not low <= value.value <= high:
-            raise ValueError(f"{text!r} lies outside of its own range")
+            raise ValueError(f"{text!r} is outside its own range")
         value = Rounded(value=value.value, low=low, high=high)
     elif match["about"] or behind:
         value = _about(match, value, kilo)
@@ -180,7 +180,7 @@ def _with_spread(match: re.Match[str], value: Rounded, kilo: int) -> Rounded:
     if match["percent"]:
         spread *= value.value / 100
     if spread >= value.value:
-        raise ValueError(f"{match[0]!r} may be nothing at all")
+        raise ValueError(f"{match[0]!r} may be zero")
     return Rounded(value=value.value, low=value.value - spread, high=value.value + spread)
 
 
@@ -192,7 +192,7 @@ def _between(low: Rounded, match: re.Match[str], kilo: int) -> Rounded:
 
 
 def _about(match: re.Match[str], value: Rounded, kilo: int) -> Rounded:
-    """A unit of the last digit that is not zero either way: about 900 is anything from 800 to 1000."""
+    """One unit of the last non-zero digit in both directions: about 900 is 800 to 1000."""
     digits = Decimal(re.sub(r"[, '\u2009\u202f]", "", match["value"])).normalize()
     unit = _scaled(f"{Decimal(1).scaleb(int(digits.as_tuple().exponent)):f}", match["times"], kilo).value
     return Rounded(value=value.value, low=max(value.value - unit, value.value / 2), high=value.value + unit)
@@ -208,17 +208,17 @@ _PERIOD = re.compile(
 
 
 def parse_period(text: str) -> Rounded:
-    """A time in seconds, in English or in Chinese: `2h05m`, `20 min 10 s`, `7.3 hours`.
+    """A time in seconds, in English or Chinese: `2h05m`, `20 min 10 s`, `7.3 hours`.
 
     Raises:
-        ValueError: it is none, or nothing.
+        ValueError: it is not a time, or zero.
     """
     match = _PERIOD.fullmatch(text.strip())
     sizes = [period.seconds for period in WORDS.periods]
     parts = [(match[f"p{size}"], size) for size in sizes if match[f"p{size}"]] if match else []
     total = sum(float(number) * size for number, size in parts)
     if not total:
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"{text!r} is not a time")
     number, size = parts[-1]
     half = float(Decimal(1).scaleb(int(Decimal(number).as_tuple().exponent)) * size / 2)
     return Rounded(value=total, low=max(total - half, total / 2), high=total + half)

@@ -1,6 +1,6 @@
-"""evidence_of_benchmarks: published figures -> the Evidence that they are. Pure.
+"""Evidence from published figures. Pure.
 
-What is missing is not made up: a figure that predictions need and that is not there is an error.
+Missing figures are not invented: a figure that predictions need is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from multinode.traffic.traffic import Strategy, TrafficInputs
 from multinode.units import format_rate, goodput_gb_per_s
 
 _MS_PER_S, _MB_PER_GB, _BITS_PER_BYTE = 1e3, 1e3, 8
-# Of a stream over its link's rate: what rounding may add.
+# Rounding allowance of a stream over its link rate.
 _ABOVE_ITS_RATE = 1.05
 _HALF_BYTES, _FP32_BYTES = 2, 4
 _STRATEGIES = {
@@ -41,27 +41,27 @@ _MIB = 1 << 20
 
 
 def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None = None) -> Evidence:
-    """What predictions can start from.
+    """The inputs of predictions.
 
     Args:
         benchmarks: the figures.
-        stream: what TCP was measured to carry between the nodes, Gbit/s, in the place of what they tell of it.
+        stream: measured TCP rate between the nodes in Gbit/s, replacing that of the file.
 
     Raises:
-        UsageError: figures contradict each other, or one that is needed is missing; the message names it.
+        UsageError: figures contradict each other, or a needed one is missing; the message names it.
     """
     if stream is not None:
         link = msgspec.structs.replace(benchmarks.network, payload_gbit_per_s=stream, payload_mb_per_s=None)
         benchmarks = msgspec.structs.replace(benchmarks, network=link)
     alone, several = _layout(benchmarks.single_node, "single_node"), benchmarks.several_nodes
     if alone.nodes != 1:
-        raise UsageError("single_node.nodes: one node is one", hint="figures of several belong to several_nodes")
+        raise UsageError("single_node.nodes must be 1", hint="put figures of several nodes under several_nodes")
     layout = Layout(nodes=2, workers_per_node=alone.workers)
     if several is not None and (layout := _layout(several, "several_nodes")).nodes == 1:
-        raise UsageError("several_nodes.nodes: it is one", hint="figures of one node belong to single_node")
+        raise UsageError("several_nodes.nodes must be more than 1", hint="put figures of one node under single_node")
     strategy = _STRATEGIES[benchmarks.strategy]
     if benchmarks.optimizer_within_node and strategy is not Strategy.ZERO1:
-        raise UsageError(f"optimizer_within_node: it is of zero1, not of {benchmarks.strategy}")
+        raise UsageError(f"optimizer_within_node applies to zero1, not to {benchmarks.strategy}")
     network = stated_network(_link(benchmarks.network), layout, benchmarks.backend, _stream(benchmarks.network))
     bucket = None if benchmarks.bucket_mib is None else benchmarks.bucket_mib * _MIB
     work = Work(strategy=strategy, load=_load(benchmarks, strategy), bucket_bytes=bucket)
@@ -102,14 +102,14 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
 def _layout(speed: Speed, where: str) -> Layout:
     if (speed.workers_per_node is None) == (not speed.workers):
         raise UsageError(
-            f"{where}: one of workers_per_node and workers is needed",
-            hint="workers_per_node: 8; or one figure a node: workers: [4, 2]",
+            f"{where}: needs either workers_per_node or workers",
+            hint="give workers_per_node: 8, or one number per node: workers: [4, 2]",
         )
     if speed.workers_per_node is not None:
         return Layout(nodes=speed.nodes, workers_per_node=speed.workers_per_node)
     count = len(speed.workers)
     if speed.nodes not in {1, count}:
-        raise UsageError(f"{where}.workers: {count} figures for {speed.nodes} nodes", hint="one figure a node")
+        raise UsageError(f"{where}.workers: {count} numbers for {speed.nodes} nodes", hint="give one number per node")
     return Layout.of(speed.workers)
 
 
@@ -133,16 +133,18 @@ def _link(network: Network) -> Link:
     stream, rate = _stream(network), network.gbit_per_s
     if rate is None:
         if stream is None:
-            hint = "gbit_per_s: 1; or payload_gbit_per_s: 0.94, as iperf3 tells it"
-            raise UsageError("network: its rate or its payload is needed", hint=hint)
+            hint = "give gbit_per_s: 1, or payload_gbit_per_s: 0.94, as iperf3 reports it"
+            raise UsageError("network: needs a rate or a payload", hint=hint)
         rate = stream * _BITS_PER_BYTE if network.rdma else stream / goodput_gb_per_s(1.0, network.mtu)
     link = Link(gbit_per_s=rate, mtu=network.mtu, rdma=network.rdma)
     if stream is not None and stream > link.goodput_gb_per_s * _ABOVE_ITS_RATE:
         raise UsageError(
             f"network: a link of {rate:g} Gbit/s with an MTU of {network.mtu} carries "
             f"{link.goodput_gb_per_s * _BITS_PER_BYTE:.3g} Gbit/s of payload, not {stream * _BITS_PER_BYTE:.3g}",
-            hint="the rate of all NICs together in gbit_per_s; payload_gbit_per_s without the rate; or the MTU of "
-            "jumbo frames: mtu: 9000",
+            hint=(
+                "give the rate of all NICs together in gbit_per_s, payload_gbit_per_s without the rate, or the MTU of "
+                "jumbo frames: mtu: 9000"
+            ),
         )
     return link
 
@@ -150,14 +152,13 @@ def _link(network: Network) -> Link:
 def _known(network: Network) -> str:
     stream = _stream(network)
     if stream is None:
-        return "the link's rate is all that is known"
-    return f"a stream of {format_rate(stream * _BITS_PER_BYTE)} is all that is known"
+        return "only the link rate is known"
+    return f"only a stream of {format_rate(stream * _BITS_PER_BYTE)} is known"
 
 
 def _stream(network: Network) -> float | None:
-    """GB/s of payload."""
     if network.payload_mb_per_s is not None and network.payload_gbit_per_s is not None:
-        raise UsageError("network: payload_mb_per_s and payload_gbit_per_s are two ways to tell one figure")
+        raise UsageError("network: payload_mb_per_s and payload_gbit_per_s are the same value; give one")
     if network.payload_gbit_per_s is not None:
         return network.payload_gbit_per_s / _BITS_PER_BYTE
     return None if network.payload_mb_per_s is None else network.payload_mb_per_s / _MB_PER_GB
@@ -179,16 +180,16 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
     if shape is None:
         parameters, trainable = model.parameters, model.trainable
     elif model.trainable is not None or model.parameters is not None:
-        raise UsageError("model: with a shape its parameters are counted", hint="leave parameters and trainable out")
+        raise UsageError("model: the parameters are counted from the shape", hint="remove parameters and trainable")
     else:
         lora = model.lora
         trainable = shape.parameters if lora is None else lora_parameters(shape, lora.rank, lora.targets)
         parameters = shape.parameters + (0 if lora is None else trainable or 0)
     if trainable is None:
-        hint = "model.trainable: how many parameters are trained; or model.shape, and model.lora"
-        raise UsageError("model: how much is trained is not known", hint=hint)
+        hint = "give model.trainable, the number of trainable parameters; or model.shape and model.lora"
+        raise UsageError("model: the number of trainable parameters is unknown", hint=hint)
     if parameters is not None and parameters < trainable:
-        raise UsageError(f"model: {trainable:,} trainable parameters of {parameters:,} cannot be")
+        raise UsageError(f"model: {trainable:,} trainable parameters of {parameters:,} is impossible")
     narrow = half and strategy is not Strategy.DDP
     return TrafficInputs(
         parameters=parameters,
@@ -200,7 +201,6 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
 
 
 def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> Measured:
-    """As a run would tell it that recorded nothing but its speed."""
     layout, batch = _layout(speed, where), _batch(benchmarks, speed)
     samples = layout.workers * batch * _accumulation(benchmarks, speed)
     rate = _samples_per_s(benchmarks, speed, samples, where)
@@ -215,17 +215,16 @@ def _measured(benchmarks: PublishedBenchmarks, speed: Speed, where: str) -> Meas
         micro_steps=float(_accumulation(benchmarks, speed)),
         per_device_batch=batch,
         tokens_per_sample=benchmarks.tokens_per_sample,
-        split=StepSplit(missing={"exposed_ms": "the figures do not separate it"}),
+        split=StepSplit(missing={"exposed_ms": "the data do not separate it"}),
     )
     return Measured(summary=summary, layout=layout)
 
 
 def _samples_per_s(benchmarks: PublishedBenchmarks, speed: Speed, samples: float, where: str) -> float:
-    """Of all workers, in whichever way it is told."""
     ways = ("step_time_ms", "samples_per_s", "tokens_per_s", "tgs", "runtime_s")
     given: dict[str, float] = {name: figure for name in ways if (figure := getattr(speed, name)) is not None}
     if len(given) != 1:
-        raise UsageError(f"{where}: exactly one of {', '.join(ways)} is needed")
+        raise UsageError(f"{where}: needs exactly one of {', '.join(ways)}")
     ((name, figure),) = given.items()
     if name == "step_time_ms":
         return samples / figure * _MS_PER_S
@@ -233,9 +232,9 @@ def _samples_per_s(benchmarks: PublishedBenchmarks, speed: Speed, samples: float
         return figure
     if name == "runtime_s":
         if benchmarks.samples is None:
-            raise UsageError(f"{where}.runtime_s: how many samples it was is not known", hint="samples: 90000")
+            raise UsageError(f"{where}.runtime_s: the number of samples is unknown", hint="samples: 90000")
         return benchmarks.samples / figure
     if benchmarks.tokens_per_sample is None:
-        raise UsageError(f"{where}.{name}: how long a sample is is not known", hint="tokens_per_sample: 2048")
+        raise UsageError(f"{where}.{name}: the tokens per sample are unknown", hint="tokens_per_sample: 2048")
     workers = _layout(speed, where).workers if name == "tgs" else 1
     return figure * workers / benchmarks.tokens_per_sample

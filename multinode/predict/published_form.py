@@ -1,6 +1,6 @@
-"""PublishedBenchmarks: what a paper or a post tells of a training, as a file has it. Data only; strict about keys.
+"""PublishedBenchmarks: figures of a paper or post about a training, as a file. Data only; unknown keys are errors.
 
-What predictions can start from, `predict.published_benchmarks` makes of it.
+`predict.published_benchmarks` turns them into evidence.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ import msgspec
 from msgspec import Meta
 
 _ETHERNET_MTU = 1500
-# Above these a figure is a slip of the pen; products stay far from what a float can hold.
+# Larger figures are typing errors; products stay far from float limits.
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 _Count = Annotated[int, Meta(gt=0, le=1 << 20)]
-# As many as the options of `predict` take.
+# The same limit as the options of `predict`.
 _Fleet = Annotated[int, Meta(gt=0, le=1024)]
 _Parameters = Annotated[int, Meta(gt=0, le=10**14)]
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A LoRA adapter: its rank, and the modules that it is put on; `all` alone is every linear module."""
+    """A LoRA adapter: its rank and target modules; `all` means every linear module."""
 
     rank: _Count
     targets: tuple[str, ...] = ("all",)
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is trained: its shape, or how many parameters.
+    """The trained model: its shape, or its number of parameters.
 
     Attributes:
         name: for people.
-        shape: its config.json, or what of it decides its size.
-        parameters: in all; needed of a strategy that gathers them, where there is no shape.
-        trainable: of them; where there is no shape.
-        lora: the adapter, beside a shape.
+        shape: its config.json, or the part that decides its size.
+        parameters: in total; needed without a shape for strategies that gather them.
+        trainable: of them, without a shape.
+        lora: the adapter, with a shape.
     """
 
     name: str = "the model"
@@ -45,11 +45,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The link of a node: its rate, the payload that a stream was measured to carry one way, or both.
+    """The link of a node: its rate, the measured one-way payload of a stream, or both.
 
     Attributes:
-        gbit_per_s: of its NIC, of all its NICs together.
-        payload_mb_per_s: as a file copy tells it; or `payload_gbit_per_s`, as iperf3 does.
+        gbit_per_s: of all its NICs together.
+        payload_mb_per_s: as from a file copy; or `payload_gbit_per_s`, as from iperf3.
     """
 
     gbit_per_s: _Positive | None = None
@@ -60,14 +60,14 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast some workers were: exactly one of step time, samples or tokens per second, and what all samples took.
+    """Speed of some workers: exactly one of step time, samples/s, tokens/s, and total runtime.
 
     Attributes:
-        workers_per_node: where all nodes have as many; else `workers`, one figure a node.
-        per_device_batch: where it is another one than that of the file; likewise `accumulation`.
+        workers_per_node: if equal on all nodes; otherwise `workers`, one number per node.
+        per_device_batch: if it differs from that of the file; likewise `accumulation`.
         step_time_ms: of an optimizer step.
         samples_per_s: of all workers; likewise `tokens_per_s`, for `tokens_per_sample` of the file.
-        tgs: tokens per GPU and second: of one worker.
+        tgs: tokens per GPU and second.
         runtime_s: of the whole training, for `samples` of the file.
     """
 
@@ -88,18 +88,18 @@ class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     Attributes:
         title: for people.
-        optimizer_within_node: of zero1, whether its states are shared out among the workers of each node alone, as
-            InternLM and others have it; what was updated is then gathered inside the nodes. None is not told.
-        gradient_bytes: of one element on the wire; else 4 under DDP, and as the precision has it under the others.
-        per_device_batch: samples of a worker's micro-batch.
+        optimizer_within_node: for zero1, whether its states are sharded inside each node only, as in InternLM and
+            others, with the updated parameters gathered inside nodes. None if unknown.
+        gradient_bytes: per element on the wire; otherwise 4 with DDP, and by precision with the others.
+        per_device_batch: samples per micro-batch of a worker.
         accumulation: micro-batches per step.
-        overlap: whether gradients are reduced while others are computed.
-        bucket_mib: the most gradients that are reduced at once: 25 is torch's default. Without it nobody knows what is
-            sent when the last of them is there.
+        overlap: whether gradient reduction overlaps with the backward pass.
+        bucket_mib: maximum size of a reduction: 25 is torch's default. Without it, the traffic after the last gradient
+            is unknown.
         tokens_per_sample: padded.
         samples: of the whole training, all epochs; for `runtime_s`.
         network: between the nodes.
-        several_nodes: how fast several nodes were; it is held against the model, which does not know it.
+        several_nodes: speed of several nodes, to test the model, which does not use it.
     """
 
     title: str = "published figures"

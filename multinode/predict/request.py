@@ -1,4 +1,4 @@
-"""predict: stored runs, or published figures, and what is asked -> Forecast. Reads disk; prints nothing."""
+"""Forecast from stored runs or published figures. Reads disk; prints nothing."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from multinode.records.files import load_yaml, read_text
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
 
-_BENCHMARKS_HINT = "a file to start from: configs/figures/two_boxes_lora.yaml, which multinode init --example writes"
+_BENCHMARKS_HINT = "start from configs/figures/two_boxes_lora.yaml, which multinode init --example writes"
 
-# Stored runs that are read beside those that were named: the newest.
+# Number of newest stored runs to read in addition to the named ones.
 _MOST_OTHERS = 200
 
 
 class _Side(msgspec.Struct, frozen=True):
-    """What is read of a contrast's side here; that of an earlier release names one run."""
+    """The fields read from a contrast's side; an earlier release has one run."""
 
     run_ids: tuple[str, ...] = ()
     run_id: str = ""
 
 
 class _Contrast(msgspec.Struct, frozen=True):
-    """What is read of a contrast here."""
+    """The fields read from a contrast."""
 
     baseline: _Side = _Side()
     candidate: _Side = _Side()
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """What is read of a node's facts here."""
+    """The fields read from a node's facts."""
 
     model: dict[str, Any] | None = None
 
@@ -54,11 +54,11 @@ def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | N
 
     Args:
         root: directory of all runs.
-        names: of runs, as `evidence_of` takes them.
-        request: what is to be predicted; None is the usual links for what was measured.
+        names: of runs, as for `evidence_of`.
+        request: what to predict; None means the common links for the measured training.
 
     Raises:
-        UsageError: there is no such run, they tell too little, or what is asked for cannot be.
+        UsageError: a run does not exist, the runs are not enough, or a requested value is impossible.
     """
     request = request or ForecastRequest()
     refuse_unusable(request)
@@ -70,7 +70,7 @@ def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> F
     """Predict from a file of published figures.
 
     Raises:
-        UsageError: the file is not what it should be, or what is asked for cannot be.
+        UsageError: the file is invalid, or a requested value is impossible.
     """
     try:
         request = request or ForecastRequest()
@@ -86,17 +86,17 @@ def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> F
 def evidence_of(
     root: Path, names: Sequence[str], link_measured: float | None = None, stream: float | None = None
 ) -> Evidence:
-    """What stored runs tell.
+    """The evidence of stored runs.
 
     Args:
         root: directory of all runs.
-        names: an id each, the beginning of one, or `last`; a contrast stands for its runs.
-        link_measured: rate of their link in Gbit/s, where their NICs did not report it.
-        stream: what TCP was measured to carry on it, in Gbit/s.
+        names: ids, their beginnings, or `last`; a contrast stands for its runs.
+        link_measured: link rate in Gbit/s, if their NICs did not report it.
+        stream: measured TCP rate in Gbit/s.
 
     Raises:
-        UsageError: there is no such run, or they tell too little.
-        MultinodeError: a file of one that was named cannot be read.
+        UsageError: a run does not exist, or the runs are not enough.
+        MultinodeError: a file of a named one cannot be read.
     """
     named = dict.fromkeys(run.path for name in names for run in runs_of(RunDirectory.open(root, name)))
     stored = list_runs(root)
@@ -105,7 +105,7 @@ def evidence_of(
     found = [record for record in records if record is not None]
     if not found:
         raise UsageError(
-            f"nothing can be predicted from {', '.join(names) or 'no run'}: what was done in it is not stored",
+            f"nothing can be predicted from {', '.join(names) or 'no run'}: no training or nccl-test is stored in it",
             hint="list them: multinode runs",
         )
     others = [path for path in stored[-_MOST_OTHERS:] if path not in named]
@@ -113,10 +113,10 @@ def evidence_of(
 
 
 def hosts_of(root: Path, names: Sequence[str]) -> str:
-    """What `--hosts` named for the newest of these runs; empty where something else did, or it is not known.
+    """The value of `--hosts` of the newest of these runs; empty if the nodes came from elsewhere, or unknown.
 
     Raises:
-        UsageError: there is no such run.
+        UsageError: a run does not exist.
         MultinodeError: a file of one cannot be read.
     """
     named = {run.path for name in names for run in runs_of(RunDirectory.open(root, name))}
@@ -125,7 +125,7 @@ def hosts_of(root: Path, names: Sequence[str]) -> str:
 
 
 def lacks_one_node(directory: RunDirectory) -> bool:
-    """Whether a run measured on several nodes what no stored run measured on one of them, and what may fit there."""
+    """Whether a run on several nodes has no stored counterpart on one node, which may fit there."""
     record = next(_read_others([directory.path]), None)
     if record is None or record.layout.nodes == 1 or record.samples_per_s <= 0:
         return False
@@ -138,7 +138,7 @@ def lacks_one_node(directory: RunDirectory) -> bool:
 
 
 def runs_of(directory: RunDirectory) -> list[RunDirectory]:
-    """A contrast's runs, in their order; of any other run itself.
+    """The runs of a contrast, in order; any other run itself.
 
     Raises:
         UsageError: none of them is stored.
@@ -148,7 +148,7 @@ def runs_of(directory: RunDirectory) -> list[RunDirectory]:
     if contrast is None:
         return [directory]
     names = [name for side in (contrast.baseline, contrast.candidate) for name in (*side.run_ids, side.run_id)]
-    # A name is no path, whatever a file holds.
+    # A name from a file must not be a path.
     paths = [directory.path.parent / name for name in names if name and name == Path(name).name]
     found = [RunDirectory(path) for path in paths if (path / "run.json").is_file()]
     if not found:
@@ -157,7 +157,7 @@ def runs_of(directory: RunDirectory) -> list[RunDirectory]:
 
 
 def read_record(directory: RunDirectory) -> Record | None:
-    """What predictions read of a run; None of one that launched nothing.
+    """The data of a run for predictions; None if it launched nothing.
 
     Raises:
         MultinodeError: a file of it cannot be read.
@@ -174,13 +174,12 @@ def read_record(directory: RunDirectory) -> Record | None:
         model=facts[0].model if facts else None,
     )
     if record.model is None and record.workload is None:
-        # Older releases did not keep it with the run.
+        # Older releases did not store it with the run.
         return msgspec.structs.replace(record, model=_model_here(record))
     return record
 
 
 def _model_here(record: Record) -> dict[str, Any] | None:
-    """The config.json of its model, where the directory that the job names is on this machine too."""
     job = record.job
     name = job.config.get("model_name_or_path") if job is not None else None
     if not isinstance(name, str):
@@ -196,7 +195,7 @@ def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
         try:
             record = read_record(RunDirectory(path))
         except MultinodeError:
-            # Of another release: what it measured is not worth failing a prediction that does not need it.
+            # From another release; predictions that do not need it should not fail.
             continue
         if record is not None:
             yield record
@@ -206,7 +205,7 @@ def load_published_benchmarks(path: Path) -> PublishedBenchmarks:
     """The figures of a file.
 
     Raises:
-        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong kind; the message has
+        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong type; the message has
             its place.
     """
     return load_yaml(path, "the file of figures", PublishedBenchmarks, _BENCHMARKS_HINT)

@@ -128,7 +128,7 @@ def changed_algorithm(plan: LaunchPlan) -> str | None:
     if plan.averaging is not None:
         return f"its nodes average {plan.averaging.words}"
     compressed = plan.grad_compress
-    return None if compressed is None or compressed in _HALVED else f"its gradients travel as {compressed}"
+    return None if compressed is None or compressed in _HALVED else f"its gradients are sent as {compressed}"
 
 
 def is_rate(gbit_per_s: float) -> bool:
@@ -176,7 +176,7 @@ class RunSelection(msgspec.Struct, frozen=True, kw_only=True):
         found = [f"one node: run {self.single.run_id}"] if self.single is not None else []
         found += [f"{one.layout.nodes} nodes: run {one.run_id}" for one in self.several]
         if self.sweep is None:
-            return (*found, "network: the link's stated rate alone")
+            return (*found, "network: only the nominal link rate")
         rate = self.sweep.link_gbit_per_s
         return (*found, f"network: nccl-test {self.sweep.run_id}" + (f" at {format_rate(rate)}" if rate else ""))
 
@@ -194,8 +194,8 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
     for record in named:
         if record.changed_algorithm is not None:
             raise UsageError(
-                f"run {record.run_id} is not predicted from: {record.changed_algorithm}",
-                hint=f"measure it without: {CONTRAST}",
+                f"run {record.run_id} cannot be used: {record.changed_algorithm}",
+                hint=f"measure without this option: {CONTRAST}",
             )
     trainings = [record for record in named if record.is_training]
     sweeps = [record for record in named if record.sweep is not None]
@@ -208,7 +208,7 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
     stranger = next((one for one in trainings if not is_alike(one, last)), None)
     if stranger is not None:
         raise UsageError(
-            f"runs {stranger.run_id} and {last.run_id} are of different trainings ({difference(stranger, last)})",
+            f"runs {stranger.run_id} and {last.run_id} trained differently ({difference(stranger, last)})",
             hint="name runs of one training",
         )
     singles, several = ([one for one in trainings if (one.layout.nodes > 1) is many] for many in (False, True))
@@ -228,7 +228,6 @@ def tells_exposed(record: Record) -> bool:
 
 
 def _usual(runs: Sequence[Record]) -> Record:
-    """Of the newest run's repeats the middle one."""
     repeats = repeats_of(runs[-1], runs)
     return sorted(repeats, key=lambda one: one.samples_per_s)[(len(repeats) - 1) // 2]
 
@@ -256,14 +255,14 @@ def _nothing_to_use(named: Sequence[Record]) -> UsageError:
     for record in named:
         if record.sweep is not None:
             return UsageError(
-                f"run {record.run_id} is an nccl-test, and no training on its nodes is stored",
+                f"run {record.run_id} is an nccl-test, but no training on its nodes is stored",
                 hint=f"measure one: {CONTRAST}",
             )
         reason = record.summary.missing.get("samples_per_s", "") if record.summary is not None else "it has no summary"
         told = f": {reason}" if reason else ""
         return UsageError(
-            f"run {record.run_id} has no samples/s to predict from{told}",
-            hint="use a run with more steps, or of a training whose batches can be counted",
+            f"run {record.run_id} has no samples/s for a prediction{told}",
+            hint="use a run with more steps, or of a training with countable batches",
         )
     return UsageError("no run was named", hint=f"measure one: {CONTRAST}")
 
@@ -279,7 +278,6 @@ def could_be_single(one: Record, several: Record) -> bool:
 
 
 def _sweep_for(training: Record, others: Sequence[Record]) -> Record | None:
-    """Of these nodes before one of more, on their link, with as many workers; of equal ones the newest."""
     ours = set(training.node_names)
     fitting = [
         one for one in others if one.sweep is not None and len(one.node_names) > 1 and ours <= set(one.node_names)

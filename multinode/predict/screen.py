@@ -16,7 +16,7 @@ from multinode.predict.sheets import (
 )
 from multinode.predict.words import break_even_words, launch_command, link_words
 from multinode.render.sheet import format_sig, times
-from multinode.render.table import Command, Part, labelled_parts, paragraph, sheet_table
+from multinode.render.table import Command, Part, footer, labelled_parts, paragraph, sheet_table
 from multinode.units import format_count, format_rate
 
 _MOST_ROWS = 20
@@ -49,23 +49,22 @@ def forecast_parts(
         yield ""
         yield from map(paragraph, forecast_notes(forecast))
     elif more:
-        yield f"Details     {more}"
+        yield footer("Details", more)
     if next_command:
-        yield f"Next        {next_command}"
+        yield footer("Next", next_command)
 
 
 def _verdict(forecast: Forecast) -> str:
     rows, found, today = forecast.scenarios, forecast.break_even, forecast.today
     if len(rows) == 1 or found is None:
-        return _of_one(max(rows, key=lambda row: row.samples_per_s)) if rows else "No scenario was asked for."
+        return _of_one(max(rows, key=lambda row: row.samples_per_s)) if rows else "No scenario was requested."
     link = today.link_gbit_per_s if today is not None else None
     return f"Break-even (predicted): {break_even_words(found, found.next_node.nodes - 1, link)}."
 
 
 def _of_one(one: PredictedScenario) -> str:
-    """A scenario in one sentence."""
     low, high = (format_sig(end) for end in one.interval)
-    rate = f"{format_sig(one.samples_per_s)} samples/s ({low}-{high})"
+    rate = f"{format_sig(one.samples_per_s)} samples/s ({low} to {high})"
     said = f"{_place(one)}: {rate} predicted"
     if one.nodes == 1:
         return f"{said}."
@@ -84,7 +83,6 @@ def _place(one: PredictedScenario) -> str:
 
 
 def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
-    """What was measured, and where one node is the faster, its command."""
     today, one = forecast.today, forecast.one_node
     if today is None or one is None:
         return
@@ -93,7 +91,7 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
     if span is None or span[1] >= 1:
         yield "Today", rate
         return
-    yield "Today", f"{rate}, {times(1 / today.speedup)} slower than 1 node: until that changes, train on 1 node"
+    yield "Today", f"{rate}, {times(1 / today.speedup)} slower than 1 node: for now, train on 1 node"
     if forecast.job:
         options = f"--nodes 1 --workers-per-node {one.workers_per_node}"
         yield "", Command(launch_command(forecast.job, forecast.hosts, options))
@@ -113,9 +111,8 @@ def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:
 
 
 def _target(forecast: Forecast) -> str:
-    """What is asked for; with as many workers as the one node has, a speed."""
     found, today = forecast.break_even, forecast.today
     target = found.target if found is not None else 0.0
     if found is not None and today is not None and today.layout.workers == found.one_node_workers:
-        return f"to come within {1 - target:.0%} of the speed of 1 node"
+        return f"to be within {1 - target:.0%} of the speed of 1 node"
     return f"for {target:.0%} scaling efficiency"

@@ -85,7 +85,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
     varies = [len({told(row) for row in forecast.scenarios}) > 1 for _, told, _ in _SETTINGS]
     told = [(column, cell) for (column, cell, _), varied in zip(_SETTINGS, varies, strict=True) if varied]
     mark = "" if narrow else "*"
-    marked = "; * measured, its figures are the model's own" if mark and any(row.measured for row in rows) else ""
+    marked = "; * measured; these values are the model's" if mark and any(row.measured for row in rows) else ""
     return Sheet(
         title=f"predicted: {shared_settings(forecast.scenarios)}",
         columns=(Column("nodes"), Column("link"), Column("workers"), *(column for column, _ in (*told, *figures))),
@@ -100,7 +100,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
         ),
         notes=(
             f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",
-            *(("ranges: 90 % prediction interval",) if narrow else ()),
+            *(("ranges: 90% prediction interval",) if narrow else ()),
         ),
     )
 
@@ -112,11 +112,13 @@ def rows_words(forecast: Forecast) -> str:
     if found is None or found.full_beats_one is None or not per_node or found.one_node_workers in per_node:
         return ""
     here = format_count(min(per_node), "worker")
-    return f"With {here} per node; the break-even is for {found.one_node_workers} per node (--workers-per-node):"
+    return (
+        f"These rows have {here} per node; the break-even is for {found.one_node_workers} per node "
+        "(--workers-per-node):"
+    )
 
 
 def _with_one_node(forecast: Forecast) -> tuple[PredictedScenario, ...]:
-    """Its scenarios, below the one node that all of them are held against; none where they have several such."""
     one, rows = forecast.one_node, forecast.scenarios
     if one is None or any(row.nodes == 1 or not _is_beside(row, one) for row in rows):
         return rows
@@ -124,7 +126,6 @@ def _with_one_node(forecast: Forecast) -> tuple[PredictedScenario, ...]:
 
 
 def _is_beside(row: PredictedScenario, one: PredictedScenario) -> bool:
-    """Whether it is of the same settings."""
     names = ("strategy", "method", "per_device_batch", "accumulation")
     return all(getattr(row, name) == getattr(one, name) for name in names)
 
@@ -166,7 +167,7 @@ def break_even_sheet(forecast: Forecast | None) -> Sheet:
                 else []
             ),
             (f"efficiency {target}", link_words(found.efficient)),
-            ("no exposed communication that overlap could hide", link_words(found.nothing_exposed)),
+            ("all communication that overlap can hide is hidden", link_words(found.nothing_exposed)),
             (f"accumulation for {target}", accumulation_words(found.accumulation)),
             (f"node {found.next_node.nodes}", found.next_node.sentence),
         ]
@@ -182,18 +183,17 @@ def forecast_notes(forecast: Forecast) -> Iterator[str]:
     widest = max((row for row in forecast.scenarios if row.nodes > 1), key=_width, default=None)
     if widest is not None:
         whys = "; ".join(doubt.why for doubt in widest.doubts)
-        yield f"the widest interval is {_width(widest):.0%} of its figure: {whys}"
+        yield f"the widest interval is {_width(widest):.0%} of its value: {whys}"
 
 
 def _intervals(forecast: Forecast) -> str:
-    """Where they are from."""
     quantile = forecast.back_test.quantile
     if quantile is None or not quantile.is_conformal:
         runs = quantile.runs if quantile is not None else 0
-        return f"intervals: assumed, not back-tested: {runs} of the {LEAST_RUNS} runs that a 90% interval takes"
+        return f"intervals: assumed, not back-tested: {runs} of the {LEAST_RUNS} runs needed for a 90% interval"
     beyond = sum(row.basis == "assumed" and row.nodes > 1 for row in forecast.scenarios)
     told = f"intervals: 90%, from the residuals of {quantile.runs} runs: up to {quantile.relative:.1%} off"
-    outside = f"{format_count(beyond, 'row')} outside what they tested: assumed, at least as wide"
+    outside = f"{format_count(beyond, 'row')} outside the tested range: assumed, at least as wide"
     return f"{told}; {outside}" if beyond else told
 
 

@@ -1,4 +1,4 @@
-"""TrainingState: a training as it stands, with its GPUs' memory; a TuningOption leads from one to another. Pure.
+"""TrainingState: an unchanged training, with its GPUs' memory; a TuningOption leads from one to another. Pure.
 
 Which options there are is `tuning_options`'; what one gains is `advice`'s.
 """
@@ -168,7 +168,7 @@ class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
         change: how a machine makes it; None where it takes a person.
         by_hand: options that follow what a person has to do first; None where there are none.
         extra_gib: memory of a worker beyond that of its states; None is unknown.
-        doubt: how far off its prediction may be beyond the model's own interval: 0.1 is 10 %.
+        doubt: how far off its prediction may be beyond the model's own interval: 0.1 is 10%.
         parts: of a pair, both.
         meaning: what it changes beside the speed.
         person: what a person does where no machine makes it.

@@ -1,4 +1,4 @@
-"""try_advice: short runs of a training as it stands and with the best changes, predicted beside measured.
+"""try_advice: short runs of an unchanged training and with the best changes, predicted beside measured.
 
 What is advised is `advise`'s. Whatever was measured before a failure or a stop is kept. Prints nothing.
 """
@@ -73,7 +73,6 @@ class _Measured(msgspec.Struct, kw_only=True):
 
 
 def _run_once(what: Launch, context: RunContext) -> Launched:
-    """One run; of one that went well nothing stays on the nodes."""
     launched = launch(what, context)
     if launched.run.status == "succeeded":
         cleanup_nodes(launched, what.cluster, context)
@@ -87,12 +86,12 @@ def try_advice(
     trials: Trials,
     run: Callable[[Launch, RunContext], Launched] = _run_once,
 ) -> Attempt:
-    """Run the training as it stands and with each change in turn, and compare the gains with those predicted.
+    """Run the unchanged training and with each change in turn, and compare the gains with those predicted.
 
     A change that fails has its reason, and the others go on. The job's own output is left alone.
 
     Args:
-        what: the job as it stands, cut to a few steps.
+        what: the unchanged job, cut to a few steps.
         context: the nodes.
         recommendations: what was advised.
         trials: what of it is tried.
@@ -100,7 +99,7 @@ def try_advice(
 
     Raises:
         UsageError: nothing of what was advised can be tried, or the job is not the one that was measured.
-        MultinodeError: the training as it stands fails; what was measured before is kept.
+        MultinodeError: the unchanged training fails; what was measured before is kept.
         Interrupted: the user stopped it; the hint says where everything is that was measured.
     """
     _require_measured(what, recommendations.settings)
@@ -113,21 +112,21 @@ def try_advice(
     order = list(_order(chosen, trials.repeats))
     try:
         for number, (turn, advice) in enumerate(order, 1):
-            context.say(f"[{number}/{len(order)}] {advice.name if advice is not None else 'as it stands'}")
+            context.say(f"[{number}/{len(order)}] {advice.name if advice is not None else 'unchanged'}")
             series.measure(advice, chosen, turn if trials.repeats > 1 else None)
     except Interrupted as stopped:
         kept = series.keep("stopped")
         if kept is None:
             raise
-        raise Interrupted(stopped.message, hint=f"what was measured before is in {kept.directory}") from None
+        raise Interrupted(stopped.message, hint=f"earlier measurements are in {kept.directory}") from None
     except MultinodeError:
         kept = series.keep("failed")
         if kept is not None:
-            context.say(f"what was measured before is in {kept.directory}")
+            context.say(f"earlier measurements are in {kept.directory}")
         raise
     kept = series.keep("succeeded")
     if kept is None:
-        raise UsageError("nothing was measured", hint="give it a number of repeats above zero")
+        raise UsageError("nothing was measured", hint="give a number of repeats above zero")
     return kept
 
 
@@ -135,12 +134,12 @@ def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:
     """The launch with a change made, as its options would make it, on as many nodes and workers as it runs on today.
 
     Raises:
-        UsageError: it cannot be made with this job or on these nodes.
+        UsageError: it cannot be created with this job or on these nodes.
     """
     cluster, job = what.cluster, what.job
     nodes = change.nodes or today.nodes
     if nodes > len(cluster.nodes):
-        raise UsageError(f"{nodes} nodes are asked for, and the hostfile has {len(cluster.nodes)}")
+        raise UsageError(f"{nodes} nodes are requested; the hostfile has {len(cluster.nodes)}")
     asked = change.workers_per_node or what.options.workers_per_node
     workers = (asked,) * nodes if asked else today.on(nodes).counts
     cluster, options = with_workers(cluster.first(nodes), what.options, workers)
@@ -148,7 +147,7 @@ def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:
         job = _whole_rounds(fit_batch(changed_job(job, change), sum(workers)), change)
     elif change.overrides or change.deepspeed:
         raise UsageError(
-            "only the settings of a LLaMA-Factory YAML can be changed",
+            "only settings of a LLaMA-Factory YAML can be changed",
             hint="give it: multinode tune --from RUN train.yaml",
         )
     # On one node the gradients pass no network.
@@ -162,7 +161,6 @@ def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:
 
 
 def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
-    """The job with steps for a round that warms up and two that are measured."""
     steps, least = job.config.get("max_steps"), _ROUNDS * change.averaging.every if change.averaging is not None else 0
     if type(steps) is not int or not 0 < steps < least:
         return job
@@ -182,27 +180,26 @@ def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
     if not change.deepspeed:
         return changed
     if changed.deepspeed_text is None:
-        raise UsageError(f"{job.config_path} names no DeepSpeed JSON that could be edited")
+        raise UsageError(f"{job.config_path} names no editable DeepSpeed JSON")
     text = edit_deepspeed(changed.deepspeed_text, parse_deepspeed_edits(change.deepspeed))
     return msgspec.structs.replace(changed, deepspeed_text=text)
 
 
 def _require_measured(what: Launch, measured: Settings) -> None:
-    """Gains were predicted from one training, and mean nothing for another; what is not known is no difference."""
     if isinstance(what.job, Benchmark):
         return
     asked = msgspec.structs.replace(read_settings(what.job), grad_compress=what.options.grad_compress)
     pairs = {name: (getattr(asked, name), getattr(measured, name)) for name in Settings.__struct_fields__}
     # Gradients that are compressed as nothing are sent as they are.
     differing = [
-        f"{name.replace('_', ' ')} is {ours!r}, and {theirs!r} was measured"
+        f"{name.replace('_', ' ')} is {ours!r}, but {theirs!r} was measured"
         for name, (ours, theirs) in pairs.items()
         if ours != theirs and (name == "grad_compress" or None not in {ours, theirs})
     ]
     if differing:
         raise UsageError(
-            f"this job is not the one that was measured: {'; '.join(differing)}",
-            hint=f"without a JOB the stored one is tried; or measure this one first: {CONTRAST}",
+            f"this is not the measured job: {'; '.join(differing)}",
+            hint=f"without a JOB the stored job is used; or measure this one first: {CONTRAST}",
         )
 
 
@@ -225,7 +222,7 @@ class _Series:
         self._first: Run | None = None
 
     def measure(self, advice: Advice | None, chosen: tuple[Advice, ...], turn: int | None) -> None:
-        """One run, of the job as it stands where there is no advice."""
+        """One run, of the unchanged job where there is no advice."""
         name, label = (_TODAY, _TODAY) if advice is None else (advice.name, str(chosen.index(advice) + 1))
         found = self._measured.setdefault(name, _Measured())
         found.run_id = f"{self._what.run_id}-{label}" + (f"-{turn}" if turn is not None else "")
@@ -283,8 +280,8 @@ def _chosen(recommendations: Recommendations, trials: Trials) -> tuple[Advice, .
     if not picked:
         names = ", ".join(repr(one.name) for one in able) or "none"
         large = [repr(one.name) for one in recommendations.advice if one.fits is False]
-        told = f"; the GPUs have no room for {', '.join(large)}" if large else ""
-        raise UsageError("nothing of what is advised can be tried", hint=f"what can be: {names}{told}")
+        told = f"; too large for the GPUs: {', '.join(large)}" if large else ""
+        raise UsageError("none of the advised changes can be tried", hint=f"available: {names}{told}")
     return tuple(picked[: trials.count])
 
 
@@ -294,7 +291,6 @@ def _is_picked(name: str, pick: str) -> bool:
 
 
 def _order(chosen: tuple[Advice, ...], repeats: int) -> Iterator[tuple[int, Advice | None]]:
-    """Each turn has all of them, every second one from the last to the first."""
     for turn in range(1, repeats + 1):
         all_of_them = (None, *chosen)
         for one in all_of_them if turn % 2 else all_of_them[::-1]:
@@ -306,7 +302,7 @@ def _tried(advice: Advice, found: _Measured, base: float | None) -> Tried:
         return Tried(run_id=found.run_id, reason=found.reason)
     rate = statistics.median(found.samples_per_s)
     if base is None:
-        return Tried(run_id=found.run_id, samples_per_s=rate, reason="the training as it stands told no samples/s")
+        return Tried(run_id=found.run_id, samples_per_s=rate, reason="the unchanged training reported no samples/s")
     gain = rate / base
     low, high = advice.interval
     return Tried(

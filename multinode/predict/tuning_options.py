@@ -59,10 +59,10 @@ _STAGE = {Strategy.ZERO1: 1, Strategy.ZERO2: 2}
 _STANDARD_GBIT_PER_S = (1, 2.5, 5, 10, 25, 40, 100)
 _MOST_LINKS = 4
 _CLEARLY_FASTER = 1.2
-_SAME = "the training stays as it is"
+_SAME = "the training is unchanged"
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 # What papers publish of the loss; none of it was measured here.
-_APART = "another algorithm, whose loss may be worse: nodes train apart between averages"
+_APART = "another algorithm, and the loss may be worse: nodes train independently between averages"
 _LOW_RANK = (
     "gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for convolutional "
     "networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)"
@@ -104,12 +104,11 @@ def _compress(state: TrainingState) -> Iterator[TuningOption]:
             doubt=_CAST_DOUBT,
             meaning="gradients are rounded to 8 bits"
             if dtype == "bf16"
-            else "gradients are rounded to 11 bits; one above 65504 overflows",
+            else "gradients are rounded to 11 bits; values above 65504 overflow",
         )
 
 
 def _approximate(state: TrainingState) -> Iterator[TuningOption]:
-    """PowerSGD, where it makes the gradients less than half as large."""
     load, kind = state.calibration.work.load, f"powersgd:{_POWER_SGD_RANK}"
     if state.scenario.strategy is not Strategy.DDP or state.settings.grad_compress is not None:
         return
@@ -128,7 +127,6 @@ def _approximate(state: TrainingState) -> Iterator[TuningOption]:
 
 
 def _average(state: TrainingState) -> Iterator[TuningOption]:
-    """Local SGD and DiLoCo: of DDP on several nodes, without a GradScaler."""
     scenario, settings, load = state.scenario, state.settings, state.calibration.work.load
     is_ddp = scenario.strategy is Strategy.DDP and scenario.layout.nodes > 1 and settings.precision != "fp16"
     for averaging in _AVERAGINGS if is_ddp and settings.grad_compress is None else ():
@@ -177,23 +175,22 @@ def _batch(before: TrainingState, after: TrainingState) -> str:
 
 
 def _fewer_steps(before: TrainingState, after: TrainingState) -> str:
-    return f"{_batch(before, after)}: fewer optimizer steps per epoch, and the learning rate may have to follow"
+    return f"{_batch(before, after)}: fewer optimizer steps per epoch; you may have to adjust the learning rate"
 
 
 def _repeated(option: TuningOption) -> str:
-    """Why accumulation does not cut the traffic where micro-batches communicate; else empty."""
     collectives, strategy = repeated_calls(option.before), option.before.scenario.strategy
     if not collectives:
         return ""
     engine = "DeepSpeed" if strategy in DEEPSPEED else "FSDP"
     gathers = ["gathers the parameters"] if "all_gather" in collectives else []
     reduces = ["reduces the gradients"] if _REDUCTIONS & set(collectives) else []
-    told = f"{option.before.sample_mb():.3g} MB per sample before and {option.after.sample_mb():.3g} MB after"
+    told = f"{option.before.sample_mb():.3g} MB per sample before, {option.after.sample_mb():.3g} MB after"
     if strategy is Strategy.ZERO2:
-        told += ", less only by the gathering of the updated parameters, once per step"
+        told += ", saving only the gathering of the updated parameters once per step"
     return (
-        f"under {strategy} accumulation does not cut the traffic of a sample as it does under DDP: {engine} "
-        f"{' and '.join([*gathers, *reduces])} of every micro-batch, {told}"
+        f"with {strategy} accumulation does not reduce the traffic per sample as with DDP: {engine} "
+        f"{' and '.join([*gathers, *reduces])} in every micro-batch, {told}"
     )
 
 
@@ -218,14 +215,12 @@ def _overlap(state: TrainingState) -> Iterator[TuningOption]:
             extra_gib=None if elements is None else elements * width / _BYTES_PER_GIB,
             person='"overlap_comm": true under "zero_optimization" of your DeepSpeed JSON',
             remark=lambda _: (
-                "a single bucket as large as all gradients has nothing to overlap with: a smaller "
-                "reduce_bucket_size helps"
+                "one bucket for all gradients cannot overlap with compute: a smaller reduce_bucket_size helps"
             ),
         )
 
 
 def _larger_buckets(state: TrainingState) -> Iterator[TuningOption]:
-    """Where a step makes many calls, each of which costs a message's time."""
     scenario, work = state.scenario, state.calibration.work
     if scenario.strategy is not Strategy.DDP or scenario.bucket_bytes is not None:
         return
@@ -238,12 +233,11 @@ def _larger_buckets(state: TrainingState) -> Iterator[TuningOption]:
             after=state.with_({"bucket_bytes": _LARGE_BUCKET_MIB * _MIB}),
             change=Change(overrides=(f"ddp_bucket_cap_mb={_LARGE_BUCKET_MIB}",)),
             person=f"DistributedDataParallel(..., bucket_cap_mb={_LARGE_BUCKET_MIB})",
-            remark=lambda _: "fewer messages, which begin later",
+            remark=lambda _: "fewer messages, which start later",
         )
 
 
 def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
-    """Of what HF's Trainer gathers from all workers, a round trip each, what its settings can leave out."""
     script, workers = state.calibration.script, state.scenario.layout.workers
     overrides: list[str] = []
     left: list[StepCall] = []
@@ -264,12 +258,14 @@ def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
             before=state,
             after=state.with_(calibration=_replace(state.calibration, script=tuple(left))),
             change=Change(overrides=tuple(overrides)),
-            meaning="without average_tokens_across_devices each worker's mean loss weighs alike, however many tokens "
-            "it has",
+            meaning=(
+                "without average_tokens_across_devices each worker's mean loss has the same weight, regardless of its "
+                "number of tokens"
+            ),
             person=SMALLER,
             remark=lambda option: (
-                f"{per_step(option.after)} small collectives per step instead of {per_step(option.before)}, a round "
-                "trip each"
+                f"{per_step(option.after)} small collectives per step instead of {per_step(option.before)}, one "
+                "round trip each"
             ),
         )
 
@@ -325,7 +321,6 @@ def _lora(state: TrainingState) -> Iterator[TuningOption]:
 
 
 def _strategies(state: TrainingState) -> Iterator[TuningOption]:
-    """The moves that may pay."""
     today = state.scenario.strategy
     for strategy in _MOVES.get(today, ()) if state.scenario.layout.workers > 1 else ():
         # ZeRO-1 and ZeRO-2 send alike unless micro-batches are accumulated.
@@ -354,18 +349,17 @@ def _strategies(state: TrainingState) -> Iterator[TuningOption]:
 
 
 def _memory(option: TuningOption) -> str:
-    """What it takes, and whether the GPUs have room for it, as far as that is known."""
     old, new, memory = option.before.memory_need(), option.after.memory_need(), option.before.gpu_memory
     if old is None or new is None:
-        return "whether it fits a worker's memory is unknown, as the model's size is"
+        return "it is unknown whether it fits a worker's memory, because the model's size is unknown"
     needed = f"the model's states take {new.total_gib:.3g} GiB per worker instead of {old.total_gib:.3g} ({COUNTED})"
     if memory is None:
         return needed
     fit = "do not fit" if option.fits is False else "fit"
     told, expected = f"they {fit} a GPU of {memory.total_gib:.3g} GiB", option.expected_gib
     if memory.peak_gib is not None and expected is not None:
-        return f"{needed}; with the activations that were measured, {expected:.3g} GiB, {told}"
-    return f"{needed}; {told}" + (", if activations fit beside them" if fit == "fit" else "")
+        return f"{needed}; with the measured activations, {expected:.3g} GiB, {told}"
+    return f"{needed}; {told}" + (", if the activations fit too" if fit == "fit" else "")
 
 
 def _under(state: TrainingState, strategy: Strategy, change: Change) -> TrainingState:
@@ -413,7 +407,7 @@ def cluster_options(state: TrainingState) -> Iterator[TuningOption]:
 
 def one_node(state: TrainingState) -> TuningOption:
     """One node alone, with all the workers that it is known to have."""
-    return _placed(state, on_one_node(state.calibration, state.scenario).layout, "one node alone")
+    return _placed(state, on_one_node(state.calibration, state.scenario).layout, "one node")
 
 
 def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
@@ -425,20 +419,19 @@ def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
             kind="link",
             before=state,
             after=state.with_({"link": _replace(link, gbit_per_s=float(rate))}),
-            meaning=f"{_SAME}; the cost is NICs, a switch and cables; it cannot be tried from here",
+            meaning=f"{_SAME}; this costs NICs, a switch and cables, and cannot be tried from here",
             person=f"NICs and a switch of {format_rate(rate)} instead of {format_rate(link.gbit_per_s)}",
             remark=_worth,
         )
 
 
 def _worth(option: TuningOption) -> str:
-    """From which link on the nodes are worth it."""
     needed, asked = beats_one(option.before.calibration, option.before.scenario)
     workers = format_count(asked.layout.workers_per_node, "worker")
     each = f"{asked.layout.workers} workers" if asked.layout.unequal else f"{workers} each"
     above = needed.high is not None and needed.high < option.before.scenario.link.gbit_per_s
     told = f"break-even of {asked.layout.nodes} nodes with {each} against 1 node: {link_words(needed)}"
-    return f"{told}, which this link is above" if above else told
+    return f"{told}, which this link exceeds" if above else told
 
 
 def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
@@ -453,13 +446,13 @@ def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
     )
     meaning, workers = _batch(state, then), placed.workers_per_node
     if placed.nodes < layout.nodes:
-        meaning = f"{_SAME if meaning == NOTHING else meaning}; the other nodes are free for other work"
+        meaning = f"{_SAME if meaning == NOTHING else meaning}; the other nodes become available for other work"
     short, person = short_nodes(state, placed), ""
     if lacking_nodes(state, placed):
-        person = f"add a node like the others to the hostfile: {placed.nodes} in all"
+        person = f"add a similar node to the hostfile ({placed.nodes} in total)"
     elif short:
         which = f"node {short[0]}" if len(short) == 1 else f"nodes {', '.join(map(str, short))}"
-        person = f"in the hostfile {workers} ids in gpus=, or slots={workers}, for {which}; then {change.options}"
+        person = f"set {workers} ids in gpus=, or slots={workers}, in the hostfile for {which}; then {change.options}"
     is_full = placed.nodes == layout.nodes and placed.workers > layout.workers
     return TuningOption(
         name=name,
@@ -470,7 +463,7 @@ def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
         by_hand=change if person else None,
         meaning=meaning,
         person=person,
-        remark=lambda _: "assumes a device, or cores, for every worker" if is_full else "",
+        remark=lambda _: "assumes a device or cores for every worker" if is_full else "",
     )
 
 

@@ -86,7 +86,7 @@ def parse_method(text: str) -> int | None:
     if text == _FULL:
         return None
     if name != "lora" or not rank.isascii() or not rank.isdigit() or len(rank) > _MOST_DIGITS or not int(rank):
-        raise UsageError(f"{text!r} is no method to predict", hint="write full, or lora:8")
+        raise UsageError(f"{text!r} is not a predictable method", hint="write full, or lora:8")
     return int(rank)
 
 
@@ -122,11 +122,12 @@ def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, meth
 
 
 def _of_method(calibration: Calibration, subject: Subject, other: Calibration, rank: int | None) -> Calibration:
-    """Its compute by the FLOPs, its optimizer by what is trained, its workers' exchange by the bytes."""
     costs, work = calibration.costs, calibration.work
     shape, length = subject.known_shape(), calibration.tokens_per_sample or subject.settings.sequence_length
     if shape is None or length is None:
-        raise UsageError("what another method computes is not known: the model's shape, or the samples' length, is not")
+        raise UsageError(
+            "the compute of another method is unknown, because the model's shape or the sample length is unknown"
+        )
     adapters = [None if one is None else trained for one, trained in _trained(subject, calibration, other, rank)]
     recompute = subject.settings.recompute is True
     before, after = (
@@ -137,7 +138,7 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
         passing_bytes(one.calls_of(work.strategy, calibration.layout), 1, calibration.layout)
         for one in (work, other.work)
     ]
-    why = f"compute is taken to be {less:.2g} times as much as was measured, by its FLOPs"
+    why = f"compute is assumed to be {less:.2g} times the measured one, from its FLOPs"
     return msgspec.structs.replace(
         other,
         costs=msgspec.structs.replace(
@@ -156,7 +157,6 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
 def _trained(
     subject: Subject, calibration: Calibration, other: Calibration, rank: int | None
 ) -> tuple[tuple[int | None, int], tuple[int | None, int]]:
-    """Rank and trained parameters, before and after; no rank where the whole model is trained."""
     return (subject.settings.lora_rank, calibration.work.load.trainable), (rank, other.work.load.trainable)
 
 
@@ -180,13 +180,14 @@ def _load_of(load: TrafficInputs, subject: Subject, rank: int | None) -> Traffic
     if shape is not None:
         trainable = shape.parameters if rank is None else lora_parameters(shape, rank, subject.targets)
     if shape is None or trainable is None:
-        raise UsageError("how much another method trains is not known: the model's shape is not")
+        raise UsageError(
+            "the number of trainable parameters of another method is unknown, because the model's shape is unknown"
+        )
     parameters = shape.parameters + (0 if rank is None else trainable)
     return msgspec.structs.replace(load, parameters=parameters, trainable=trainable)
 
 
 def _shared_out(job: LlamaFactoryJob, strategy: Strategy) -> tuple[dict[str, Any], str | None]:
-    """The job's keys and its DeepSpeed JSON under a strategy."""
     config = {key: value for key, value in job.config.items() if key not in {"deepspeed", "fsdp"}}
     if strategy in _FSDP:
         return config | {"fsdp": _FSDP[strategy]}, None
@@ -197,7 +198,6 @@ def _shared_out(job: LlamaFactoryJob, strategy: Strategy) -> tuple[dict[str, Any
 
 
 def _zero_json(text: str | None, stage: int) -> str:
-    """The job's own with another stage; without one, as LLaMA-Factory's examples have it."""
     data: dict[str, Any] = {}
     if text is not None:
         try:

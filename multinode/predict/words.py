@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from multinode.cluster.quoting import hosts_option
 from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
-from multinode.units import format_count, format_rate
+from multinode.units import format_count, format_range, format_rate
 
 # A narrower range is one figure.
 _ONE_FIGURE = 1.05
@@ -21,8 +21,10 @@ def link_words(needed: Needed) -> str:
     return _needed_words(needed, "link", _rate)
 
 
-def break_even_words(found: BreakEven, nodes: int, link_gbit_per_s: float | None = None) -> str:
-    """Which nodes overtake which one, at what link, and what the link is: of the layout that can win."""
+def break_even_words(
+    found: BreakEven, nodes: int, link_gbit_per_s: float | None = None, *, shortly: bool = False
+) -> str:
+    """Which nodes become faster than which one, at what link, and what the link is: for the layout that can win."""
     # One node against itself, spread over several, cannot win.
     needed, workers = found.full_beats_one or found.beats_one, format_count(found.one_node_workers, "worker")
     each = f" with {workers} each" if found.full_beats_one is not None else ""
@@ -31,7 +33,9 @@ def break_even_words(found: BreakEven, nodes: int, link_gbit_per_s: float | None
     if not words.startswith(("between", "about", "at most", "at least", "from")):
         return f"{sides[0]} against {sides[1]}: {words}"
     of = "" if words.startswith(("between", "from")) else "of "
-    return f"{sides[0]} overtake {sides[1]} at a link {of}{words}{yours}"
+    if shortly:
+        return f"at a link {of}{words}{yours.replace(' is ', ': ')}"
+    return f"{sides[0]} become faster than {sides[1]} at a link rate {of}{words}{yours}"
 
 
 def accumulation_words(needed: Needed) -> str:
@@ -58,16 +62,15 @@ def _needed_words(needed: Needed, noun: str, told: Callable[[float, int], str]) 
     if needed.high is None:
         is_apart = needed.value is not None and needed.value > _ONE_FIGURE * needed.low
         likely = f"about {told(needed.value or 0, 0)}, " if is_apart else ""
-        return f"{likely}at least {low}; within the error of the prediction, possibly no {noun} is enough"
+        return f"{likely}at least {low}; within the prediction error, possibly no {noun} is enough"
     if is_any:
         return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"
     if needed.high / needed.low <= _ONE_FIGURE:
         return f"about {told(needed.value or needed.high, 0)}"
-    return f"between {low} and {told(needed.high, 1)}"
+    return f"between {format_range(low, 'and', told(needed.high, 1))}"
 
 
 def _rate(gbit_per_s: float, way: int) -> str:
-    """Of a range two digits, outwards."""
     if not way:
         return format_rate(gbit_per_s)
     unit = 10.0 ** (math.floor(math.log10(gbit_per_s)) - 1)

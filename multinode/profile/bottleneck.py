@@ -1,4 +1,4 @@
-"""Bottleneck: what a step spends most of its time on that is not compute. Pure."""
+"""The bottleneck: the largest part of a step other than compute. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.stragglers import Straggler, Waiting
 
 WORTH = 0.05
-"""Of the step: below it there is nothing to win that a user would notice."""
+"""Fraction of the step below which nothing noticeable can be gained."""
 _TAKES = {
     "network": "exposed communication",
     "data": "waiting for batches",
     "host": "time outside compute, communication, data and optimizer",
 }
-_TURNS = "waiting for slower workers takes {share}; they take turns: no single one is to blame"
-_NO_ONE = "waiting for other workers takes {share}; none of them stands out as the slow one"
+_TURNS = "waiting for slower workers takes {share}; they alternate, so no single node is the cause"
+_NO_ONE = "waiting for other workers takes {share}; no single node stands out"
 _THREE_DIGITS = 100
 
 
 class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds the training up most.
+    """The main limit of a training.
 
     Attributes:
-        kind: `network`, `straggler`, `data`, `host`; `compute`: compute-bound;
-            `no_communication`: each worker trains alone; or `unknown`.
-        share: of the step that it takes.
-        take_turns: whether stragglers are late in turns, so that none of them is to blame.
+        kind: `network`, `straggler`, `data`, `host`; `compute`: compute-bound; `no_communication`: each worker trains
+            alone; or `unknown`.
+        share: of the step.
+        take_turns: whether stragglers alternate, so that no single node is the cause.
         sentence: with its figures.
     """
 
@@ -41,12 +41,12 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
 def find_bottleneck(
     split: StepSplit, stragglers: Sequence[Straggler] = (), waiting: Waiting | None = None
 ) -> Bottleneck:
-    """What takes most of the step, of what takes more than 5 %; of equals the network, then stragglers, then data.
+    """The largest part above 5% of a step; of equal ones the network, then stragglers, then data.
 
     Args:
-        split: where a step's time goes.
+        split: of the step.
         stragglers: nodes that the others wait for.
-        waiting: what nodes wait for each other where none of them is a straggler.
+        waiting: waits between nodes if none is a straggler.
     """
     waiting = waiting or Waiting()
     mean = split.mean
@@ -82,7 +82,7 @@ def find_bottleneck(
 
 
 def is_bound(split: StepSplit) -> bool:
-    """Whether the host's waits for batches are but an upper bound: a GPU may have computed all the while."""
+    """Whether the host's waits for batches are only an upper bound, as a GPU may have computed meanwhile."""
     return split.mean is not None and split.mean.compute_ms is None and split.device != "cpu"
 
 
@@ -90,14 +90,14 @@ def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) ->
     threshold = f"{WORTH:.0%}"
     if own_ms is not None:
         own = f"compute and optimizer take {_share(own_ms, mean)}"
-        return f"compute-bound: {own}; nothing else takes more than {threshold}"
+        return f"compute-bound: {own}; no other part exceeds {threshold}"
     unknown = [name.removesuffix("_ms") for name in ("data_ms", "host_ms") if name in split.missing]
-    sentence = f"nothing that was measured takes more than {threshold} of {_ms(mean.step_ms)} per step"
+    sentence = f"no measured part exceeds {threshold} of {_ms(mean.step_ms)} per step"
     if unknown:
         sentence += f"; not measured: {', '.join(unknown)}"
     if is_bound(split) and mean.data_ms is not None and mean.data_ms > WORTH * mean.step_ms:
         waited = f"{_ms(mean.data_ms)} ({mean.data_ms / mean.step_ms:.0%})"
-        sentence += f"; the host waited {waited} for batches, during which the GPU may have computed"
+        sentence += f"; the host waited {waited} for batches, while the GPU may have computed"
     return sentence
 
 

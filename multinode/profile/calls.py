@@ -1,7 +1,7 @@
-"""Calls: what each worker's steps called on torch.distributed, with its groups, and what it said of its model. Pure.
+"""The calls of each worker's steps on torch.distributed, with its groups and its description of its model. Pure.
 
-Untrusted: a call that cannot be (an unknown kind, a group that nobody described, an absurd size) is named, not counted.
-What the calls put on a card is `card_flows`'.
+Untrusted: an impossible call (unknown kind, undescribed group, absurd size) is reported, not counted. `card_flows`
+gives the traffic of the calls.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from multinode.traffic.algorithms import algorithms_of, bus_factor
 
 
 def last_models(observed: Observed) -> dict[int, ModelSample]:
-    """By rank, ascending, the last word of each worker; a node is believed about its own workers alone."""
+    """The last model record of each worker, by rank; a node is trusted about its own workers only."""
     told = {model.rank: model for node in observed.nodes for model in node.of(ModelSample) if model.rank in node.ranks}
     return {rank: told[rank] for rank in sorted(told)}
 
 
 _ONE_TO_MANY = {"gather", "scatter"}
-# Those that a worker may leave while others still wait in them, as its part in them is another.
+# Collectives whose ranks may finish at different times.
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "send", "recv"})
 _ONE_WAY = {"send", "reduce", "broadcast"}
 _SENDS_NOTHING = {"recv", "barrier"}
 _OPS = (
     frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}) | _ONE_TO_MANY | _ONE_WAY | _SENDS_NOTHING
 )
-# A loss, a gradient norm, a flag: as many bytes of headers go with it.
+# A loss, a gradient norm or a flag: its headers are as large.
 _SMALL_BYTES = 1 << 10
 _LONGEST_WORD = 40
 
@@ -40,7 +40,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: global ranks, in the group's order.
-        backend: that serves the model's device, `nccl` or `gloo`; None is unknown.
+        backend: of the model's device, `nccl` or `gloo`; None if unknown.
     """
 
     ranks: tuple[int, ...]
@@ -48,11 +48,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind and size that a worker makes in a step.
+    """Calls of one kind and size per step of a worker.
 
     Attributes:
-        op: as CallCount has it; likewise `size_bytes` and `source`.
-        count: a step, on average over the measured steps.
+        op: as in CallCount; likewise `size_bytes` and `source`.
+        count: per step, averaged over the measured steps.
     """
 
     op: str
@@ -63,26 +63,26 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_small(self) -> bool:
-        """Whether it carries next to nothing: a barrier, or less than 1 KiB."""
+        """Whether it carries less than 1 KiB, or is a barrier."""
         return self.op == "barrier" or self.size_bytes < _SMALL_BYTES
 
     @property
     def step_bytes(self) -> float:
-        """S of all these calls of a step together."""
+        """S of all these calls of a step."""
         return self.size_bytes * self.count
 
     @property
     def asked_bytes(self) -> float:
-        """What they ask this worker to send in a step: factor(op, ranks) x S."""
+        """Bytes per step that they ask this worker to send: factor(op, ranks) x S."""
         return asked_factor(self.op, len(self.group.ranks)) * self.step_bytes
 
 
 class WorkerCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker calls in a step.
+    """The calls of one worker per step.
 
     Attributes:
-        kinds: the calls that can be read.
-        odd: why others cannot; empty where there are none.
+        kinds: the readable calls.
+        odd: why others are unreadable; empty if none.
     """
 
     rank: int
@@ -91,14 +91,14 @@ class WorkerCalls(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked_bytes(self) -> float:
-        """What all of them ask the worker to send in a step."""
+        """Bytes per step that all of them ask the worker to send."""
         return sum((kind.asked_bytes for kind in self.kinds), 0.0)
 
 
 def asked_factor(op: str, ranks: int) -> float:
-    """The part of S that a worker is asked to send: busbw's factor, and (n-1)/n for gather and scatter, likewise.
+    """Fraction of S that a worker is asked to send: busbw's factor, and (n-1)/n for gather and scatter.
 
-    A send counts with the sender alone, so a recv counts nothing; a barrier carries nothing.
+    A send counts for the sender only, so a recv counts nothing; a barrier carries nothing.
     """
     if ranks <= 1 or op in _SENDS_NOTHING:
         return 0.0
@@ -108,10 +108,10 @@ def asked_factor(op: str, ranks: int) -> float:
 
 
 def read_calls(observed: Observed) -> dict[int, WorkerCalls]:
-    """By rank, the mean step of each worker that recorded what it called in a measured step."""
+    """The mean step of each worker that recorded calls in a measured step, by rank."""
     ranks = frozenset(rank for node in observed.nodes for rank in node.ranks)
     devices = {rank: model.device for rank, model in last_models(observed).items() if model.device}
-    # Who does not say it trains on what the others train on.
+    # A worker without a record trains on the same device as the others.
     usual = next(iter(devices.values()), None)
     found: dict[int, WorkerCalls] = {}
     for node in observed.nodes:
@@ -138,7 +138,7 @@ def _is_possible(group: tuple[int, ...], ranks: frozenset[int]) -> bool:
 
 
 def _backend_of(told: str, device: str | None) -> str | None:
-    """The one that serves the device, of what torch says: `nccl`, or `cpu:gloo,cuda:nccl`."""
+    """The backend of the device, from torch's text: `nccl`, or `cpu:gloo,cuda:nccl`."""
     pairs = [part.strip().lower().rpartition(":") for part in told[: 4 * _LONGEST_WORD].split(",")]
     wanted = (device or "").partition(":")[0]
     names = {name for kind, _, name in pairs if kind in {"", wanted}} or {name for _, _, name in pairs}
@@ -147,7 +147,7 @@ def _backend_of(told: str, device: str | None) -> str | None:
 
 
 def _mean_step(rank: int, records: Mapping[TrafficSample, int], groups: Mapping[str, Group]) -> WorkerCalls:
-    """The mean of steps; `records` says how many called what."""
+    """The mean of steps; `records` counts the calls."""
     counts: Counter[tuple[str, str, float, str]] = Counter()
     odd: dict[str, None] = {}
     for record, times in records.items():
@@ -167,7 +167,6 @@ def _mean_step(rank: int, records: Mapping[TrafficSample, int], groups: Mapping[
 
 
 def _why_odd(call: CallCount, groups: Mapping[str, Group]) -> str:
-    """Why a call cannot be counted; empty where it can, or need not be."""
     if call.op not in _OPS:
         return f"calls of an unknown kind, {_word(call.op)}"
     if call.group not in groups and call.op != "barrier" and call.size_bytes >= _SMALL_BYTES:
@@ -180,12 +179,12 @@ def _word(text: str) -> str:
 
 
 def busiest_worker(workers: Iterable[WorkerCalls]) -> WorkerCalls | None:
-    """The one that is asked to send most, of those whose calls can all be read; the first of several."""
+    """The first of the workers that are asked to send most, among those with readable calls."""
     return max((one for one in workers if not one.odd), key=lambda one: (one.asked_bytes, -one.rank), default=None)
 
 
 def rooted_part(workers: Iterable[WorkerCalls]) -> float:
-    """Of all that workers are asked to send, the part in calls that they need not leave together."""
+    """Share of the bytes sent by calls that workers may leave at different times."""
     asked = [(kind.op, kind.asked_bytes) for worker in workers for kind in worker.kinds]
     total = sum(size for _, size in asked)
     return sum(size for op, size in asked if op in _ROOTED) / total if total else 0.0

@@ -1,6 +1,6 @@
-"""Card bytes: what each node's cards counted in a step of the training. Pure.
+"""NIC bytes: the payload per step according to each node's counters. Pure.
 
-What shrinks is left out, with the reason. What the cards should have counted is `card_flows`'.
+A counter that shrinks is excluded, with the reason. `card_flows` gives the expected values.
 """
 
 from __future__ import annotations
@@ -27,26 +27,29 @@ from multinode.stats.counter_rates import Span
 from multinode.stats.estimate import UnknownError
 
 LEAST_BYTES_A_WORKER = 64 << 10
-"""Gloo heads each step of a collective with up to 300 bytes (measured), and there are up to two steps a worker: below
-this, for each worker, they may be 1 % of what a card carries; and ARP, SSH and samplers pass it as well."""
-# What others carried accounts for what a card lacks, from this part of it on; less is traffic of somebody else.
+"""Gloo adds up to 300 bytes (measured) to each of up to two collective steps per worker. Below this many bytes per
+worker
+
+these may be 1% of the traffic of a NIC; ARP, SSH and samplers use it too.
+"""
+# Minimum share of a deficit that the traffic of another NIC must explain.
 _ACCOUNTS = 0.5
 
-# A shorter time before the training begins says little about what passes the card without it.
+# Minimum time before the training for measuring idle traffic.
 _LEAST_IDLE_NS = 500_000_000
 
 
 class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
-    """Payload that a node's cards carried in a step, on average.
+    """Mean payload per step on a node's NICs.
 
     Attributes:
-        ifname: its card of the data plane; None is unknown.
-        carried: by that card, and by the RDMA ports where they carried more; None has a `reason`.
-        rdma: the RDMA ports that are in it.
-        others: by name, what its other cards carried; the loopback is none of them.
-        typical: the median step's instead of the mean's; None where there are too few readings.
-        idle: what the card carried in the time of a step before the training began; None is unknown.
-        interpolated: whether the counters are the sampler's, which reads them beside the training.
+        ifname: data-plane NIC; None if unknown.
+        carried: by it, and by the RDMA ports if they carried more; if None, see `reason`.
+        rdma: the included RDMA ports.
+        others: traffic of the other NICs by name, without loopback.
+        typical: of the median step; None with too few readings.
+        idle: traffic in the time of a step before the training; None if unknown.
+        interpolated: whether the counters are the sampler's, read during the training.
         reason: why there is no figure.
     """
 
@@ -62,7 +65,7 @@ class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Series(msgspec.Struct, frozen=True, kw_only=True):
-    """A card's counters over steps, and at which moments these ended: first to last, number and moment."""
+    """Counters of a NIC over steps, with the end of the first and last step: number and time."""
 
     counters: list[tuple[int, CardBytes]]
     ends: list[tuple[int, int]]
@@ -77,23 +80,23 @@ class _Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_node_cards(observed: Observed) -> tuple[NodeCards, ...]:
-    """Each node's cards, from the last warm-up step's end to that of the last measured step."""
+    """Traffic of each node's NICs from the end of the warm-up to the end of the last measured step."""
     window = _window(observed)
     if observed.syncs:
-        # Between two averages: a part of a round has too much or too little of what it sends.
+        # A partial round has too much or too little traffic.
         ends = {next(iter(window[0].values())).step, *observed.syncs}
         window = [workers for workers in window if any(one.step in ends for one in workers.values())]
     return tuple(_read_node(node, window) for node in observed.nodes)
 
 
 def find_carrier(others: Mapping[str, Carried], lack: float, *, sends: bool, least: float = 0.0) -> str | None:
-    """The other card that carried most one way; None where others do not account for what a card lacks.
+    """The other NIC with most traffic in one direction; None if others do not explain a deficit.
 
     Args:
-        others: what they carried, by name.
-        lack: bytes that the card should have carried and did not.
-        sends: which way.
-        least: what is no more than that is a trifle.
+        others: their traffic, by name.
+        lack: missing bytes.
+        sends: the direction.
+        least: threshold of negligible traffic.
     """
     carried = {name: size for name, one in others.items() if (size := one.one_way(sends=sends)) > least}
     if sum(carried.values()) < _ACCOUNTS * lack:
@@ -102,7 +105,6 @@ def find_carrier(others: Mapping[str, Carried], lack: float, *, sends: bool, lea
 
 
 def _window(observed: Observed) -> list[dict[int, StepSample]]:
-    """The measured steps, and before them the last one that does not: the window begins where it ends."""
     if not observed.counted:
         return []
     first, last = observed.counted[0], observed.counted[-1]
@@ -122,7 +124,7 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
         try:
             rates[name] = carried_in(one.counters, one.span).times(1 / one.steps)
         except UnknownError:
-            reasons[name] = f"{name} came anew while the training ran, and its counters began at zero again"
+            reasons[name] = f"{name} was re-created during the training, and its counters restarted at zero"
     if node.ifname is None:
         return NodeCards(node=node.name, ifname=None, others=_without(rates, ()), reason=_no_name(rates))
     rdma = tuple(name for name in rates if is_rdma(name))
@@ -146,7 +148,6 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
 
 
 def _read_by_steps(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> dict[str, _Series]:
-    """What the node's first worker read at the ends of steps."""
     found: dict[str, _Series] = {}
     for rank in sorted(node.ranks):
         for sample in (workers[rank] for workers in window if rank in workers):
@@ -161,7 +162,6 @@ def _read_by_steps(node: ObservedNode, window: Sequence[dict[int, StepSample]]) 
 
 
 def _read_by_sampler(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> dict[str, _Series]:
-    """What the node's sampler read, between the ends of the first and the last step that it has seen."""
     ends = [(one.step, one.mono_ns) for workers in window for rank, one in workers.items() if rank == min(node.ranks)]
     found = {}
     for name, samples in sampled_cards(node).items():
@@ -172,7 +172,6 @@ def _read_by_sampler(node: ObservedNode, window: Sequence[dict[int, StepSample]]
 
 
 def _typical(series: _Series) -> Carried | None:
-    """The median step's, of each two readings that follow one another."""
     each = [
         payload(after, before).times(1 / (last - first))
         for ((_, before), (_, after)), ((first, _), (last, _)) in zip(
@@ -187,7 +186,6 @@ def _typical(series: _Series) -> Carried | None:
 
 
 def _idle(node: ObservedNode, series: _Series) -> Carried | None:
-    """What the card carried in the time of a step before any worker of the node had begun."""
     before = idle_samples(node, sampled_cards(node).get(node.ifname or "", []))
     idle_ns = before[-1].mono_ns - before[0].mono_ns if before else 0
     if idle_ns < _LEAST_IDLE_NS or not series.span.seconds:
@@ -206,4 +204,4 @@ def _without(rates: dict[str, Carried], names: Iterable[str]) -> dict[str, Carri
 
 def _no_name(rates: dict[str, Carried]) -> str:
     most = max(_without(rates, ()).items(), key=lambda item: item[1].both, default=None)
-    return "its NIC of the data plane is unknown" + (f"; {most[0]} carried most" if most else "")
+    return "its data-plane NIC is unknown" + (f"; {most[0]} carried most" if most else "")

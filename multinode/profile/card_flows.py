@@ -1,6 +1,6 @@
-"""Card flows: what the calls of a step put on each node's card, by the backend's own algorithms. Pure.
+"""NIC flows: the traffic of a step's calls on each node's NIC, by the backend's algorithms. Pure.
 
-Which algorithms there are is `algorithms`'; what the cards counted is `card_bytes`'.
+The algorithms are in `algorithms`; `card_bytes` has the counters.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from multinode.stats.estimate import UnknownError
 from multinode.traffic.algorithms import Layout, algorithms_of, rank_flows
 
 _UNEVEN = 0.03
-# Sent and received that differ by less are the same; which one is called the busier is then fixed, not chance.
+# Smaller differences between sent and received are ignored, so that the busier direction does not depend on chance.
 _SAME = 1e-6
 
 
 class Manner(msgspec.Struct, frozen=True, kw_only=True):
-    """How NCCL may make its collectives, other than usual.
+    """A non-default way of NCCL's collectives.
 
     Attributes:
         all_reduce: name of the algorithm; None is the usual one.
-        wire_factor: bytes on the wire for one of payload.
+        wire_factor: bytes on the wire per byte of payload.
     """
 
     all_reduce: str | None = None
@@ -37,13 +37,13 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What calls of one op put on the cards, of groups of one size.
+    """NIC traffic of the calls of one op, in groups of one size.
 
     Attributes:
-        op: as CallCount has it.
-        backend: of the groups; None is unknown.
+        op: as in CallCount.
+        backend: of the groups; None if unknown.
         ranks: workers in each group.
-        spans: nodes that each is on.
+        spans: nodes of each group.
         groups: groups by node.
         carried: by node.
     """
@@ -57,12 +57,12 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CardFlows(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step puts on the card of each node.
+    """NIC traffic of a step on each node.
 
     Attributes:
-        nodes: in all, by node.
-        shares: of that, by op and size of the group.
-        unknown: by op, why what it moves is not known; `nodes` is then without it.
+        nodes: total, by node.
+        shares: of it, by op and group size.
+        unknown: by op, why its traffic is unknown; `nodes` excludes it.
     """
 
     nodes: tuple[Carried, ...]
@@ -71,19 +71,19 @@ class CardFlows(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> float:
-        """What the busiest card carries in its busier direction."""
+        """Traffic of the busiest NIC in its busier direction."""
         return max((node.busier for node in self.nodes), default=0.0)
 
     @property
     def busiest(self) -> tuple[int, bool]:
-        """The index of the busiest node, and whether it sends more than it receives, or as much."""
+        """Index of the busiest node, and whether it sends at least as much as it receives."""
         limit = self.most * (1 - _SAME)
         sends = any(node.sent >= limit for node in self.nodes)
         return next((index for index, node in enumerate(self.nodes) if node.one_way(sends=sends) >= limit), 0), sends
 
 
 class _Joint(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one op in one group; `workers` has what each of them recorded."""
+    """The calls of one op in one group; `workers` has each worker's record."""
 
     group: Group
     op: str
@@ -91,7 +91,7 @@ class _Joint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Places(NamedTuple):
-    """Which node each worker is on, of so many."""
+    """The node of each worker."""
 
     node_of: dict[int, int]
     nodes: int
@@ -101,15 +101,15 @@ class _Places(NamedTuple):
 
 
 def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: Manner | None = None) -> CardFlows:
-    """What they put on the cards.
+    """Expected NIC traffic.
 
-    Every worker of a group makes the same call, which is taken once: the median of what its workers recorded. A send
-    and a recv are each worker's own.
+    Every worker of a group makes the same call, which counts once: the median of its workers' records. Send and recv
+    are per worker.
 
     Args:
         calls: of the workers that recorded any.
-        observed: says which node a worker is on.
-        manner: how NCCL makes its collectives; as usual without.
+        observed: has the node of each worker.
+        manner: NCCL's way; the usual one without.
     """
     node_of = {rank: index for index, node in enumerate(observed.nodes) for rank in node.ranks}
     places = _Places(node_of, len(observed.nodes))
@@ -139,7 +139,6 @@ def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: M
 
 
 def _sum(flows: Iterable[Sequence[Carried]], nodes: int) -> tuple[Carried, ...]:
-    """By node."""
     return tuple(sum(each, Carried()) for each in zip([Carried()] * nodes, *flows, strict=True))
 
 
@@ -152,23 +151,23 @@ def _joints(calls: Mapping[int, WorkerCalls]) -> Iterable[_Joint]:
 
 
 def _flows(joint: _Joint, places: _Places, manner: Manner) -> Sequence[Carried]:
-    """What these calls put on the card of each node.
+    """Traffic of these calls on the NIC of each node.
 
     Raises:
-        UnknownError: why that is not known.
+        UnknownError: why it is unknown.
     """
     nodes = places.of(joint.group.ranks)
     known = bool(algorithms_of(joint.group.backend or "", joint.op))
     small = all(kind.is_small for kinds in joint.workers.values() for kind in kinds)
-    # What is small is not worth an algorithm of its own; where there is one, it is right for small messages as well.
+    # Small messages need no algorithm of their own.
     if len(set(nodes)) == 1 or (small and not known):
         return [Carried()] * places.nodes
     if joint.op in {"send", "recv"}:
         return _passed(joint, places)
     if not known:
         if backend := joint.group.backend:
-            raise UnknownError(f"how {backend} makes it is not known")
-        raise UnknownError("the backend of its group is not known")
+            raise UnknownError(f"how {backend} implements it is unknown")
+        raise UnknownError("the backend of its group is unknown")
     sizes = [sum(kind.step_bytes for kind in kinds) for kinds in joint.workers.values()]
     size = statistics.median_low(sizes)
     if joint.op == "all_to_all" and max(sizes) - min(sizes) > _UNEVEN * size:
@@ -177,9 +176,8 @@ def _flows(joint: _Joint, places: _Places, manner: Manner) -> Sequence[Carried]:
 
 
 def _passed(joint: _Joint, places: _Places) -> Sequence[Carried]:
-    """Send or recv: over the card, where no two workers of the group are on one node."""
     if len(set(places.of(joint.group.ranks))) < len(joint.group.ranks):
-        raise UnknownError("whether it goes to a worker of the same node is not recorded")
+        raise UnknownError("it is not recorded whether it goes to a worker of the same node")
     flows = [Carried()] * places.nodes
     for rank, kinds in joint.workers.items():
         size = sum(kind.step_bytes for kind in kinds)
@@ -188,7 +186,6 @@ def _passed(joint: _Joint, places: _Places) -> Sequence[Carried]:
 
 
 def _collective(joint: _Joint, size_bytes: float, places: _Places, manner: Manner) -> Sequence[Carried]:
-    """S in all of a group's collectives of one op -> what passes each card."""
     backend = joint.group.backend or ""
     ranks, layout = _arranged(joint.group, places)
     tree = manner.all_reduce if backend == "nccl" and joint.op == "all_reduce" else None
@@ -206,7 +203,7 @@ def _collective(joint: _Joint, size_bytes: float, places: _Places, manner: Manne
 def _arranged(group: Group, places: _Places) -> tuple[tuple[int, ...], Layout]:
     """The ranks as the backend arranges them, and their layout.
 
-    Gloo takes them in the group's order. NCCL's rings stay on a node until they have passed all of its workers.
+    Gloo uses the group's order. NCCL's rings pass all workers of a node before the next.
     """
     ranks = group.ranks
     if group.backend == "nccl":

@@ -1,7 +1,7 @@
-"""Cards: what each NIC and RDMA port of a node counted, and what it carried in a span. Pure.
+"""The counters of each NIC and RDMA port of a node, and the traffic in a span. Pure.
 
-The one reader of cards' counters. Rates come from the records that read a card more often in the span: the sampler's,
-or those of the steps.
+The only reader of NIC counters. Rates use the records that read a NIC more often in the span: the sampler's, or those
+of the steps.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from multinode.stats.estimate import UnknownError, attempt
 
 LOOPBACK = "lo"
 Counters = Sequence[tuple[int, CardBytes]]
-"""Of one card: a moment of the node's monotonic clock, and its counters then; in the order of time."""
+"""Counters of one NIC by monotonic time of the node, ascending."""
 
 # Bits in a nanosecond are Gbit in a second.
 _BITS_PER_BYTE = 8
 _GBIT_PER_BYTE = 8e-9
-# More than any card, or any bundle of them, will carry for a long time.
+# More than any NIC or bond carries.
 _ABSURD_GBIT = 1e5
-# Counters have headers and all, and a moment of reading is not sharp.
+# Counters include headers, and reading takes time.
 _OVER_LINK = 1.05
 # Ethernet, IPv4 and TCP with timestamps: 14 + 20 + 32.
 _HEADER_BYTES = 66
@@ -38,7 +38,7 @@ _FAULTS = {"errors": ("rx_errors", "tx_errors"), "drops": ("rx_dropped", "tx_dro
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of payload that pass a card, one figure a direction."""
+    """Payload bytes through a NIC in each direction."""
 
     sent: float = msgspec.field(default=0.0, name="sent_bytes")
     received: float = msgspec.field(default=0.0, name="received_bytes")
@@ -58,20 +58,20 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
         return self.sent + self.received
 
     def __add__(self, other: Carried) -> Carried:
-        """What both carry together."""
+        """The sum of both."""
         return Carried(sent=self.sent + other.sent, received=self.received + other.received)
 
     def times(self, factor: float) -> Carried:
-        """So many times as much."""
+        """A multiple."""
         return Carried(sent=self.sent * factor, received=self.received * factor)
 
 
 class CardRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What passed a card between two samples; both rates are None where its counters began anew.
+    """Traffic of a NIC between two samples; both rates are None if its counters restarted.
 
     Attributes:
         sample: the later one.
-        in_gbit_per_s: as counted, headers and all; likewise `out_gbit_per_s`.
+        in_gbit_per_s: as counted, including headers; likewise `out_gbit_per_s`.
     """
 
     sample: NicSample
@@ -83,11 +83,11 @@ class CardUse(msgspec.Struct, frozen=True, kw_only=True):
     """One NIC or RDMA port.
 
     Attributes:
-        in_gbit_per_s: as counted, headers and all, mean over the window; likewise `out_gbit_per_s`.
-        peak_in_gbit_per_s: the highest between two samples; likewise `peak_out_gbit_per_s`.
-        idle_in_gbit_per_s: before the first worker began; likewise `idle_out_gbit_per_s`; None was not sampled.
-        errors: in the whole run, both ways; likewise `drops`.
-        link_gbit_per_s: what it says of its speed; `share` of it the busier direction's mean.
+        in_gbit_per_s: as counted, including headers, mean over the window; likewise `out_gbit_per_s`.
+        peak_in_gbit_per_s: maximum between two samples; likewise `peak_out_gbit_per_s`.
+        idle_in_gbit_per_s: before the first worker started; likewise `idle_out_gbit_per_s`; None if not sampled.
+        errors: in the whole run, both directions; likewise `drops`.
+        link_gbit_per_s: its reported rate; `share` is the mean of the busier direction over it.
     """
 
     ifname: str
@@ -104,17 +104,17 @@ class CardUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_card(name: str) -> bool:
-    """Whether it can be a card's name, which will be printed."""
+    """Whether it is a valid NIC name, safe to print."""
     return name.isprintable() and len(name) <= _LONGEST_NAME
 
 
 def is_rdma(name: str) -> bool:
-    """Whether it is a port of an RDMA card, `device/port`: no interface has a stroke in its name."""
+    """Whether it is an RDMA port, `device/port`: interface names contain no slash."""
     return "/" in name
 
 
 def sampled_cards(node: ObservedNode) -> dict[str, list[NicSample]]:
-    """What the node's sampler read, by card, in the order of time."""
+    """The sampler's readings by NIC, ascending in time."""
     cards: dict[str, list[NicSample]] = {}
     for sample in sorted(node.of(NicSample), key=lambda one: one.mono_ns):
         if is_card(sample.ifname):
@@ -123,13 +123,13 @@ def sampled_cards(node: ObservedNode) -> dict[str, list[NicSample]]:
 
 
 def idle_samples(node: ObservedNode, samples: Iterable[NicSample]) -> list[NicSample]:
-    """Those from before any worker of the node had begun."""
+    """Readings before any worker of the node started."""
     begun = min((one.begun_mono_ns for one in node.of(WorkerSample) if one.begun_mono_ns is not None), default=0)
     return [one for one in samples if one.mono_ns <= begun]
 
 
 def card_rates(samples: Iterable[NicSample]) -> dict[str, list[CardRate]]:
-    """By card, the rates between its samples, which are taken in the order in which they come."""
+    """Rates between consecutive samples, by NIC."""
     cards: dict[str, list[NicSample]] = {}
     for sample in samples:
         cards.setdefault(sample.ifname, []).append(sample)
@@ -140,12 +140,12 @@ def card_rates(samples: Iterable[NicSample]) -> dict[str, list[CardRate]]:
 
 
 def payload(after: CardBytes, before: CardBytes = _ZERO) -> Carried:
-    """What of the counters' growth is no header."""
+    """The counter increase without headers."""
     return _less_headers(*((getattr(after, name) or 0) - (getattr(before, name) or 0) for name in _FIELDS))
 
 
 def carried_in(counters: Counters, span: Span) -> Carried:
-    """The payload that a card carried in a span.
+    """Payload through a NIC in a span.
 
     Raises:
         UnknownError: as `grown_in`.
@@ -155,11 +155,11 @@ def carried_in(counters: Counters, span: Span) -> Carried:
 
 
 def use_of_cards(node: ObservedNode, span: Span | None) -> tuple[tuple[CardUse, ...], dict[str, str]]:
-    """The cards that were sampled, that of the data plane first; and what could not be said of which, with the reason.
+    """The sampled NICs, the data plane's first; and missing figures with the reason.
 
     Args:
-        node: what it recorded.
-        span: of the measured steps; None leaves out what is of that span.
+        node: its records.
+        span: of the measured steps; None excludes figures of the span.
     """
     missing: dict[str, str] = {}
     sampled: dict[str, Counters] = {
@@ -184,7 +184,6 @@ def _count_in(counters: Counters, span: Span) -> int:
 
 
 def _of_the_run(node: ObservedNode, name: str, sampled: Counters, missing: dict[str, str]) -> CardUse:
-    """What is known without the span."""
     faults: dict[str, int | None] = {}
     for kind, fields in _FAULTS.items():
         told = [readings for field in fields if (readings := _readings(sampled, field))]
@@ -205,14 +204,13 @@ def _count(counters: Iterable[list[Reading]]) -> int:
 
 
 def _idle(node: ObservedNode, sampled: Counters) -> tuple[float | None, float | None]:
-    """Gbit/s in and out before the first worker began, from the first sample to the last one before that."""
     idle = idle_samples(node, [one for _, one in sampled if isinstance(one, NicSample)])
     if not idle or idle[0].mono_ns == idle[-1].mono_ns:
         return None, None
     try:
         return _gbit_in(sampled, Span(start_ns=idle[0].mono_ns, end_ns=idle[-1].mono_ns))
     except UnknownError:
-        # The same counters are missed with their reason in the span of the steps.
+        # The span of the steps reports the same missing counters.
         return None, None
 
 
@@ -226,8 +224,8 @@ def _with_rates(card: CardUse, counters: Counters, span: Span, missing: dict[str
     link = card.link_gbit_per_s
     share = max(received, sent) / link if link is not None and link > 0 else None
     if share is not None and share > _OVER_LINK:
-        # The counters are what was seen, and what a virtual card says of its speed is often a mere number.
-        missing[f"{card.ifname} share"] = f"it carried more than the {link:g} Gbit/s that it says it can"
+        # Counters are measured; the reported rate of a virtual NIC is often arbitrary.
+        missing[f"{card.ifname} share"] = f"it carried more than the {link:g} Gbit/s that it reports"
         share = None
     return msgspec.structs.replace(
         card,
@@ -240,7 +238,6 @@ def _with_rates(card: CardUse, counters: Counters, span: Span, missing: dict[str
 
 
 def _gbit_in(counters: Counters, span: Span) -> tuple[float, float]:
-    """In and out."""
     received, sent = (_gbit(grown_in(_readings(counters, name), span).per_s) for name in ("rx_bytes", "tx_bytes"))
     return received, sent
 
@@ -248,12 +245,11 @@ def _gbit_in(counters: Counters, span: Span) -> tuple[float, float]:
 def _gbit(bytes_per_s: float) -> float:
     rate = bytes_per_s * _GBIT_PER_BYTE
     if rate > _ABSURD_GBIT:
-        raise UnknownError("no NIC carries as much as it counted")
+        raise UnknownError("no NIC carries as much as its counter shows")
     return rate
 
 
 def _readings(counters: Counters, field: str) -> list[Reading]:
-    """One counter of a card; moments at which it was not told are left out."""
     return [Reading(moment, total) for moment, one in counters if (total := getattr(one, field)) is not None]
 
 

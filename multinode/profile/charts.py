@@ -1,4 +1,4 @@
-"""Charts of a run: step time, loss and each worker's split over its steps, and all machines over one time axis."""
+"""Charts of a run: step time, loss, each worker's split, and all machines over one time axis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SHADES = 20
 
 
 def step_time_chart(observed: Observed) -> Figure | None:
-    """A line a node, over the number of the step; what does not count is shaded. None without a time."""
+    """One line per node over the step number, with unmeasured steps shaded. None without times."""
     figure = Figure()
     for node in observed.nodes:
         times = dict(_node_step_times(observed, node))
@@ -36,7 +36,7 @@ def step_time_chart(observed: Observed) -> Figure | None:
 
 
 def loss_chart(observed: Observed) -> Figure | None:
-    """The loss as the first worker that tells one logged it; None without one. A loss that diverged is a gap."""
+    """The loss of the first worker that logged one, with gaps at divergence; None without one."""
     samples = observed.of(LossSample)
     if not samples:
         return None
@@ -50,13 +50,12 @@ def loss_chart(observed: Observed) -> Figure | None:
 
 
 def split_chart(split: StepSplit) -> Figure | None:
-    """A bar a worker, stacked of the parts of its step; None where there is no split."""
+    """One stacked bar per worker with the parts of its step; None without a split."""
     parts = {name: [getattr(worker, field) for worker in split.workers] for field, name in PARTS.items()}
     return stacked_bars([f"rank {worker.rank}" for worker in split.workers], parts, "ms of a step, mean")
 
 
 def _shade(figure: Figure, stretches: Sequence[tuple[int, int]]) -> None:
-    """Shade stretches of steps, the longest if they are many; the first one says what that means."""
     longest = sorted(stretches, key=lambda stretch: stretch[0] - stretch[1])[:_MOST_SHADES]
     if not longest:
         return
@@ -66,7 +65,7 @@ def _shade(figure: Figure, stretches: Sequence[tuple[int, int]]) -> None:
     if len(stretches) > len(longest):
         said += f" (the {len(longest)} longest of {len(stretches)} stretches)"
     note = {"text": said, "x": min(longest)[0] - 0.5, "xanchor": "left", "y": 1, "yanchor": "top", "showarrow": False}
-    # All at once: plotly looks at the whole figure again for each that is added.
+    # Added at once, because plotly revalidates the figure for each trace.
     figure.update_layout(
         shapes=[{"x0": first - 0.5, "x1": last + 0.5, **drawn} for first, last in sorted(longest)],
         annotations=[{**note, **across}],
@@ -74,7 +73,6 @@ def _shade(figure: Figure, stretches: Sequence[tuple[int, int]]) -> None:
 
 
 def _uncounted(observed: Observed) -> Iterator[tuple[int, int]]:
-    """Stretches of steps that do not count: first and last number of each."""
     counted = set(observed.counted)
     for counts, stretch in itertools.groupby(observed.steps, key=lambda number: number in counted):
         if not counts:
@@ -83,7 +81,6 @@ def _uncounted(observed: Observed) -> Iterator[tuple[int, int]]:
 
 
 def _node_step_times(observed: Observed, node: ObservedNode) -> Iterator[tuple[int, float]]:
-    """Of each step its number and the median of the node's workers, in ms."""
     for number, workers in observed.steps.items():
         times = [
             sample.step_time_us
@@ -103,7 +100,7 @@ _GPU_LANES = {
     "temp (C)": "temperature_c",
 }
 _LANES = ("step (ms)", *_CARD_LANES, *_GPU_LANES, "CPU (%)")
-# Lines of one node have its colour; what it has several of is told apart by these.
+# Lines of a node have its color and differ in style.
 _DASHES = ("solid", "dot", "dash", "dashdot")
 _LONG_DASH = "longdash"
 
@@ -118,9 +115,9 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timeline(observed: Observed) -> tuple[Figure, int] | None:
-    """The lanes below each other, and how many there are; None where nothing was sampled.
+    """The lanes below each other, and their number; None without samples.
 
-    Time is in seconds since the end of the run's first step, each node's by its own wall clock.
+    Time is in seconds since the end of the run's first step, by each node's own clock.
     """
     begun = _begun_s(observed)
     if begun is None:
@@ -134,7 +131,7 @@ def timeline(observed: Observed) -> tuple[Figure, int] | None:
     if not lanes:
         return None
     figure = make_subplots(rows=len(lanes), cols=1, shared_xaxes=True, vertical_spacing=0.12 / len(lanes))
-    # A click on a node in the legend takes all its lines away.
+    # A click on a node in the legend hides all its lines.
     named: set[int] = set()
     for row, (title, lines) in enumerate(lanes, 1):
         for line in lines:
@@ -149,7 +146,6 @@ def timeline(observed: Observed) -> tuple[Figure, int] | None:
 
 
 def _begun_s(observed: Observed) -> float | None:
-    """Wall clock at the end of the run's first step, else at the first sample of a machine; None without either."""
     if observed.steps:
         return min(sample.time_s for sample in observed.steps[min(observed.steps)].values())
     kinds = (NicSample, CpuSample, GpuSample)
@@ -158,12 +154,10 @@ def _begun_s(observed: Observed) -> float | None:
 
 
 def _lines(index: int, node: ObservedNode, begun: float) -> Iterator[tuple[str, _Line]]:
-    """A node's lines, each with its lane."""
-
     def line(name: str, points: Sequence[tuple[float, float | None]], dash: str = "solid") -> _Line:
         return _Line(node=index, name=name, points=[(time_s - begun, value) for time_s, value in points], dash=dash)
 
-    # Of the node's first worker: they end a step together.
+    # Of the node's first worker, as workers end a step together.
     steps = [one for one in node.of(StepSample) if one.rank == node.ranks[0] and one.step_time_us is not None]
     yield "step (ms)", line(node.name, [(one.time_s, (one.step_time_us or 0.0) / 1000) for one in steps])
     for order, (ifname, rates) in enumerate(sorted(card_rates(node.of(NicSample)).items())):
@@ -199,7 +193,6 @@ def _scatter(line: _Line, *, first: bool) -> Scatter:
 
 
 def _window(observed: Observed, begun: float) -> tuple[float, float] | None:
-    """From the beginning of the first measured step to the end of the last."""
     if not observed.counted:
         return None
     first = observed.steps[observed.counted[0]].values()

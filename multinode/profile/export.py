@@ -1,6 +1,6 @@
-"""export: what was recorded as flat CSV files, one a kind, units in the columns' names. Raw; nothing is averaged.
+"""Export records as flat CSV files, one per kind, with units in the column names. Raw values without averages.
 
-A cell that a spreadsheet would take for a formula is told that it is text.
+Cells that a spreadsheet would treat as formulas are marked as text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from multinode.render.escaping import sanitize
 _Row = dict[str, Any]
 _Columns = tuple[str, ...]
 
-# Where a spreadsheet begins to calculate.
+# Characters that start a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@")
 _PHASES = ("data", "forward", "backward", "optimizer", "comm")
 _NODE = ("run_id", "node", "node_rank")
@@ -52,7 +52,6 @@ _CALL = ("op", "group", "size_bytes", "count", "source")
 
 
 def _fields(sample: object, names: Iterable[str], prefix: str = "") -> _Row:
-    """Of a sample, or of none."""
     return {prefix + name: getattr(sample, name) for name in names} if sample is not None else {}
 
 
@@ -61,7 +60,6 @@ def _named(prefix: str, names: Iterable[str]) -> _Columns:
 
 
 def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """A row per worker and step, with DDP's counters, the waits of its GPU and the loss of that step."""
     counted = set(observed.counted)
     ddp = {(one.rank, one.step): one for one in node.of(DdpSample)}
     waits = {(one.rank, one.step): one.wait_us for one in node.of(DeviceWaitSample)}
@@ -79,7 +77,6 @@ def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
 
 
 def _network(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """A row a card and sample: its counters as they were read, and the rates since the sample before."""
     rates = {
         (ifname, rate.sample.mono_ns): rate
         for ifname, taken in card_rates(node.of(NicSample)).items()
@@ -99,7 +96,6 @@ def _gpus(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
 
 
 def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """A row per sample, with the counters of TCP and of the job's cgroup that were read at the same time."""
     tcp = {one.mono_ns: one for one in node.of(TcpSample)}
     cgroups = {one.mono_ns: one for one in node.of(CgroupSample)}
     for sample in node.of(CpuSample):
@@ -111,14 +107,13 @@ def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
 
 
 def _collectives(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """A row per worker and iteration of a collective test."""
     for sample in node.of(CollectiveSample):
         for iteration, time_us in enumerate(sample.times_us, 1):
             yield {**_fields(sample, _COLLECTIVE), "iteration": iteration, "time_us": time_us}
 
 
 def _calls(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """A row a kind of call of what a step calls; `traffic` is what steps.csv names."""
+    """One row per kind of call in a step; `traffic` refers to steps.csv."""
     groups = {(one.rank, one.group): one for one in node.of(GroupSample)}
     for sample in node.of(TrafficSample):
         for call in sample.calls:
@@ -150,16 +145,16 @@ FILES = tuple(_KINDS)
 
 
 def csv_files(runs: Iterable[Observed]) -> dict[str, str]:
-    """The text of each file by its name; the runs stand below each other, told apart by `run_id`.
+    """The files by name; runs are consecutive, with a `run_id` column.
 
-    Every file has its header, whether or not there is anything to put below it.
+    Every file has its header, even without rows.
     """
     runs = list(runs)
     return {name: _file(runs, rows, columns) for name, (rows, columns) in _KINDS.items()}
 
 
 def sample_tables(observed: Observed) -> dict[str, tuple[tuple[str, ...], Iterator[_Row]]]:
-    """Columns and rows of each kind by its name, `steps` and so on: the same as the values that they are."""
+    """Columns and rows of each kind by name (`steps` and so on), as values."""
     return {
         name.removesuffix(".csv"): ((*_NODE, *columns), _placed(observed, rows))
         for name, (rows, columns) in _KINDS.items()
@@ -184,7 +179,7 @@ def _file(runs: Iterable[Observed], rows: _Rows, columns: tuple[str, ...]) -> st
 
 
 def harmless(value: object) -> object:
-    """A cell as it is, text that a spreadsheet would calculate told to be text."""
+    """A cell, marked as text if a spreadsheet would calculate it."""
     if not isinstance(value, str):
         return value
     text = sanitize(value)

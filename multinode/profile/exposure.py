@@ -1,7 +1,6 @@
-"""Exposure: how long each worker waited in exposed communication, in each measured step. Pure.
+"""Exposure: each worker's wait in exposed communication, per measured step. Pure.
 
-Chooses the best source there is, and the steps in which it is known; what the waits mean is `step_split`'s and
-`stragglers`' business.
+Chooses the best source, and the steps in which it is known; `step_split` and `stragglers` interpret the waits.
 """
 
 from __future__ import annotations
@@ -19,22 +18,23 @@ from multinode.records.progress import StepRecords
 from multinode.records.samples import DdpSample, DeviceWaitSample, StepSample
 from multinode.stats.estimate import UnknownError, attempt
 
-# A checkpoint now and then is not what a step spends its time on. What comes more often than in one step of twenty is
-# the training's own rhythm (a loader that refills its queue), and stays.
+# Occasional checkpoints are not typical of a step. Events in more than one step of twenty belong to the training's
+# rhythm (a loader that refills its queue), and stay.
 _LONG = 3
 _RARE = 20
-# Counters and step times are taken at different moments: only what exceeds the step by more than this is implausible.
+# Counters and step times are read at different moments: only a larger excess over the step is implausible.
 _CREDIBLE_EXCESS = 1.1
 _TRACE_TELLS = "a trace shows it (--trace)"
 
 
 class DdpTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What DDP's counters say of one step of one worker, its iterations and DDP modules added up.
+    """DDP's counters for one step of one worker, summed over iterations and DDP modules.
 
     Attributes:
-        iterations: of the reducer; one, unless micro-batches are reduced one by one or there are several modules.
+        iterations: of the reducer; one, unless micro-batches are reduced separately or there are several modules.
         compute_us: forward pass and backward computation.
-        comm_us: from the first bucket to the last; `exposed_us` what of it the backward computation did not overlap.
+        comm_us: from the first bucket to the last; `exposed_us` is the part that the backward computation did not
+            overlap.
     """
 
     iterations: int
@@ -47,9 +47,9 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of one worker.
 
     Attributes:
-        exposed_us: how long the worker waited in exposed communication, at most the step; None is unknown.
-        ddp: DDP's counters of it, where the source is `ddp`.
-        beside_us: of `exposed_us` what passed in calls beside DDP's reducer; likewise.
+        exposed_us: wait in exposed communication, at most the step; None if unknown.
+        ddp: its DDP counters, if the source is `ddp`.
+        beside_us: the part of `exposed_us` in calls other than DDP's reducer; likewise.
     """
 
     record: StepSample
@@ -60,16 +60,16 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps whose exposure is known.
+    """The steps with known exposure.
 
     Attributes:
-        source: `ddp` (DDP's counters), `device` (waits of the computing stream), `host` (blocked in collectives),
-            `alone` (one worker: there is nothing to exchange), or None: not known.
-        steps: by rank, all workers in each, ascending; those that the source does not tell are left out.
-        device: what all workers train on, `cpu` or `cuda`; None is unknown, or they differ.
-        accumulation: micro-batches per step by rank, where the framework says so.
+        source: `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives), `alone`
+            (one worker), or None if unknown.
+        steps: by rank, with all workers in each, ascending; steps unknown to the source are excluded.
+        device: of all workers, `cpu` or `cuda`; None if unknown or mixed.
+        accumulation: micro-batches per step by rank, if the framework reports it.
         reason: why there is no source.
-        rule: which steps those are, in words.
+        rule: which steps these are, in words.
     """
 
     source: str | None = None
@@ -84,7 +84,7 @@ _Step = dict[int, WorkerStep]
 
 
 class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recorded of the steps, by (rank, step); and which sources there are."""
+    """Records of the steps by (rank, step), and the available sources."""
 
     world_size: int
     wrapped_by_ddp: bool
@@ -100,7 +100,7 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_exposure(observed: Observed) -> Exposure:
-    """Choose the best source, and the measured steps, that all workers recorded, and that it tells."""
+    """Choose the best source, and the measured steps that all workers recorded and that it covers."""
     whole = _whole_steps(observed, observed.counted)
     if not whole:
         return Exposure(reason="no measured step was recorded by all workers")
@@ -108,7 +108,7 @@ def find_exposure(observed: Observed) -> Exposure:
 
 
 def expose_each(observed: Observed) -> Exposure:
-    """The same of every step that all workers recorded, measured or not, however long."""
+    """The same for every step that all workers recorded, measured or not."""
     whole = _whole_steps(observed, observed.steps)
     return _expose(observed, whole, whole)
 
@@ -139,7 +139,6 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step]) 
 
 
 def _whole_step(observed: Observed, number: int) -> _Step | None:
-    """The step of all workers; None where a record or its time is missing."""
     whole = {
         rank: WorkerStep(record=record, step_us=record.step_time_us)
         for rank, record in sorted(observed.steps[number].items())
@@ -149,7 +148,7 @@ def _whole_step(observed: Observed, number: int) -> _Step | None:
 
 
 def _without_rare(steps: Sequence[_Step], syncs: Collection[int]) -> list[_Step]:
-    """Without steps that take long and are few; those in which nodes average are part of the training's rhythm."""
+    """Without rare, long steps; steps in which nodes average belong to the rhythm of the training."""
     times = [statistics.median(worker.step_us for worker in step.values()) for step in steps]
     limit = _LONG * statistics.median(times)
     usual = [
@@ -161,7 +160,6 @@ def _without_rare(steps: Sequence[_Step], syncs: Collection[int]) -> list[_Step]
 
 
 def _records(observed: Observed) -> dict[tuple[int, int], StepRecords]:
-    """A node is believed about its own workers alone."""
     found: defaultdict[tuple[int, int], StepRecords] = defaultdict(StepRecords)
     for node in observed.nodes:
         for sample in node.samples:
@@ -171,7 +169,6 @@ def _records(observed: Observed) -> dict[tuple[int, int], StepRecords]:
 
 
 def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequence[_Step]]:
-    """The best source there is, and the steps that it tells."""
     if evidence.world_size <= 1:
         return "alone", _tell(steps, lambda _: 0.0)
     if evidence.has("ddp") or evidence.wrapped_by_ddp:
@@ -180,35 +177,33 @@ def _tell_best(steps: Sequence[_Step], evidence: _Evidence) -> tuple[str, Sequen
         told = _tell(steps, lambda worker: evidence.exposed_us("device", worker))
         if not told:
             raise UnknownError(
-                "too few of its collectives were timed: they run on streams of their own, which computation waits for "
-                f"unseen, or records are lost; {_TRACE_TELLS}"
+                "too few of its collectives were timed: they run on separate streams, where waits are not visible, "
+                f"or records are lost; {_TRACE_TELLS}"
             )
         return "device", told
     if evidence.device == "cpu":
         told = _tell(steps, lambda worker: evidence.exposed_us("host", worker))
         if not told:
-            raise UnknownError("no worker timed how long it was blocked in collectives")
+            raise UnknownError("no worker measured its time blocked in collectives")
         return "host", told
     if evidence.device == "cuda":
         raise UnknownError(f"the host's clock does not show how long a GPU waits; {_TRACE_TELLS}")
-    raise UnknownError("the workers do not say whether they train on CPUs or GPUs")
+    raise UnknownError("it is unknown whether the workers train on CPUs or GPUs")
 
 
 def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
-    """DDP's own, and what passed in calls beside it: DDP's reducer is in C++, and no call of it is timed by us."""
     if not evidence.has("ddp"):
-        raise UnknownError(f"DDP's counters were not recorded, and nothing else sees its reducer; {_TRACE_TELLS}")
+        raise UnknownError(f"DDP's counters were not recorded, and nothing else shows its reducer; {_TRACE_TELLS}")
     counted = [{rank: _counted(worker, evidence) for rank, worker in step.items()} for step in steps]
     told = _tell(counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None)
     if told:
         return told
     if _tell(counted, lambda worker: worker.ddp.exposed_us if worker.ddp is not None else None):
-        raise UnknownError(f"too few of the collectives beside DDP's own were timed; {_TRACE_TELLS}")
+        raise UnknownError(f"too few collectives other than DDP's were timed; {_TRACE_TELLS}")
     raise UnknownError(f"no measured step has plausible DDP counters of all workers; {_TRACE_TELLS}")
 
 
 def _tell(steps: Iterable[_Step], exposed: Callable[[WorkerStep], float | None]) -> list[_Step]:
-    """The steps in which every worker's exposure is known and plausible."""
     told = []
     for step in steps:
         values = {rank: exposed(worker) for rank, worker in step.items()}
@@ -230,7 +225,6 @@ def _counted(worker: WorkerStep, evidence: _Evidence) -> WorkerStep:
 
 
 def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
-    """What the counters say; None where they are missing, or implausible for this step."""
     told = evidence.records[worker.record.rank, worker.record.step].ddp
     if not told:
         return None
@@ -247,5 +241,5 @@ def _rule(observed: Observed, rare: int, told: int) -> str:
     counted = len(observed.counted)
     rule = f"{told} of the {counted} measured steps" if told < counted else f"the {counted} measured steps"
     if rare:
-        rule += f" ({rare} took over {_LONG} times the median and {'is' if rare == 1 else 'are'} left out)"
+        rule += f" ({rare} took over {_LONG} times the median and {'is' if rare == 1 else 'are'} excluded)"
     return rule

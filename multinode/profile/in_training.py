@@ -1,4 +1,4 @@
-"""In-training bandwidth: what the training's own all-reduces reach, beside nccl-test's at the same sizes. Pure."""
+"""In-training bandwidth: busbw of the training's all-reduces, compared with nccl-test at the same sizes. Pure."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from multinode.traffic.algorithms import bus_factor
 from multinode.traffic.size_curve import ScanCurves
 
 _GB_PER_S = 1e-3  # of bytes in a microsecond
-# Steps and records do not end at the same moment.
+# Steps and records end at different moments.
 _ALIKE = 0.05
 _SOURCES = {
-    "trace": "by the transfers of the profiler's window",
-    "nccl inspector": "by the records of NCCL's Inspector plugin, each by the worker that waited least",
-    "ddp span": "by DDP's counters: first bucket to last, waiting for buckets included, so that it is a lower bound",
+    "trace": "from the transfers in the profiler's window",
+    "nccl inspector": "from the records of NCCL's Inspector plugin, each of the worker that waited least",
+    "ddp span": "from DDP's counters: first bucket to last, including waits for buckets, so it is a lower bound",
 }
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
-    """What nccl-test measured for the same messages on the same nodes.
+    """The nccl-test result for the same messages on the same nodes.
 
     Attributes:
         run_id: of the nccl-test.
-        busbw_gb_per_s: factor x the bytes of the messages / the sum of their times.
+        busbw_gb_per_s: factor x bytes of the messages / sum of their times.
     """
 
     run_id: str
@@ -41,18 +41,18 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InTraining(msgspec.Struct, frozen=True, kw_only=True):
-    """busbw of the training's all-reduces.
+    """Busbw of the training's all-reduces.
 
     Attributes:
-        busbw_gb_per_s: factor x bytes of a step's all-reduces / the time that they took; None is unknown.
-        sizes_bytes: of a step's all-reduces; empty is unknown.
-        source: `trace` (transfers in a profiler window), `nccl inspector` (NCCL's own records) or `ddp span` (first
-            bucket to last, waiting for buckets included: a lower bound, good where the link is the limit).
-        bytes_per_step: of all-reduces, by the source; None is unknown.
-        recorded: the part of the operations that the source has, where it numbers them; of the others only samples are
-            known, and neither sizes nor bytes.
-        asked_bytes: that the calls asked for, of a worker in a step, beside it.
-        alone: nccl-test's figure, where a run of the same nodes and workers is stored.
+        busbw_gb_per_s: factor x bytes of a step's all-reduces / their time; None if unknown.
+        sizes_bytes: of a step's all-reduces; empty if unknown.
+        source: `trace` (transfers in a profiler window), `nccl inspector` (NCCL's records) or `ddp span` (first to last
+            bucket, including waits for buckets: a lower bound, tight if the link is the limit).
+        bytes_per_step: of all-reduces, by the source; None if unknown.
+        recorded: recorded share of the operations, if the source numbers them; with gaps, neither sizes nor bytes are
+            known.
+        asked_bytes: requested by the calls of a worker per step, for comparison.
+        alone: nccl-test's result, if a run of the same nodes and workers is stored.
         sentence: both in words; empty without a bandwidth.
         reason: why there is none.
     """
@@ -71,13 +71,13 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
 def in_training(
     observed: Observed, trace: TraceView | None, asked_bytes: float = 0.0, scan: ScanCurves | None = None
 ) -> InTraining:
-    """The bandwidth by the best source: a window of the profiler, else NCCL's Inspector, else DDP's counters.
+    """The bandwidth from the best source: a profiler window, NCCL's Inspector, or DDP's counters.
 
     Args:
         observed: the run.
         trace: the profiler's window.
-        asked_bytes: of all-reduces of all workers, by the calls of a worker in a step; 0 is unknown.
-        scan: an nccl-test of the same nodes and workers, to stand beside it.
+        asked_bytes: of all-reduces of all workers, by the calls of a worker per step; 0 if unknown.
+        scan: an nccl-test of the same nodes and workers, for comparison.
     """
     found = _by_best_source(observed, trace)
     if found.busbw_gb_per_s is None:
@@ -90,7 +90,7 @@ def in_training(
 
 def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
     if observed.world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
-        return InTraining(reason="one worker has nobody to talk to")
+        return InTraining(reason="one worker does not communicate")
     if trace is not None and trace.busbw_gb_per_s is not None:
         return InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes)
     missing: dict[str, str] = {}
@@ -101,12 +101,11 @@ def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
         return found
     reasons = [missing[name] for name in ("ddp", "inspector") if name in missing]
     if trace is not None:
-        reasons.append(f"the profiler's window: {trace.missing.get('busbw_gb_per_s', 'it tells none')}")
+        reasons.append(f"the profiler's window: {trace.missing.get('busbw_gb_per_s', 'it has none')}")
     return InTraining(reason="; ".join(reasons))
 
 
 def _alone(sizes_bytes: Sequence[int], scan: ScanCurves, world_size: int) -> Alone | None:
-    """What the scan measured for the sizes of a step, one after the other."""
     curve, sizes = scan.curves.get("all_reduce"), [size for size in sizes_bytes if size > 0]
     took_us = sum(curve.predict_us(size) for size in sizes) if curve is not None else 0.0
     if not 0 < took_us < math.inf:
@@ -118,7 +117,7 @@ def _sentence(training: InTraining) -> str:
     busbw = training.busbw_gb_per_s or 0.0
     parts = [f"The training's all-reduces reach {busbw:.3g} GB/s busbw, {_SOURCES[training.source or '']}"]
     if training.recorded < 1.0:
-        parts.append(f"these are samples: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")
+        parts.append(f"this is a sample: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")
     if training.alone is not None and training.alone.busbw_gb_per_s > 0:
         share = busbw / training.alone.busbw_gb_per_s
         parts.append(
@@ -144,24 +143,23 @@ def _by_inspector(observed: Observed) -> InTraining:
 
 
 def _by_counters(observed: Observed) -> InTraining:
-    """A step's buckets over the span of the worker that waited least, the median of the measured steps."""
     if observed.averaging is not None:
-        raise UnknownError("gradients stay on their node, and the rounds tell what nodes average")
+        raise UnknownError("gradients stay on their node; see the rounds for the averages between nodes")
     steps = _counters(observed)
     if not steps:
-        raise UnknownError("no DDP counters in the measured steps, only a window of the profiler (--trace) shows it")
+        raise UnknownError("no DDP counters in the measured steps; only a profiler window (--trace) shows it")
     if _has_hooks(observed):
-        raise UnknownError("a communication hook changes what DDP sends: its buckets are not what travels")
+        raise UnknownError("a communication hook changes what DDP sends: it does not send its buckets")
     measured = list(_measured(steps, observed.world_size).values())
     if not measured:
-        raise UnknownError("DDP's counters of no step are those of all workers, or they are impossible")
+        raise UnknownError("no step has plausible DDP counters of all workers")
     ((sizes, _),) = Counter(sizes for sizes, _ in measured).most_common(1)
     median = statistics.median(busbw for _, busbw in measured)
     return InTraining(busbw_gb_per_s=median, source="ddp span", sizes_bytes=sizes)
 
 
 def step_bandwidths(observed: Observed) -> dict[int, float]:
-    """The busbw of each measured step in GB/s, by DDP's counters of the worker that waited least."""
+    """Busbw of each measured step in GB/s, from DDP's counters of the worker that waited least."""
     if observed.world_size < 2 or _has_hooks(observed):  # noqa: PLR2004 - one worker alone has nobody to talk to
         return {}
     return {number: busbw for number, (_, busbw) in _measured(_counters(observed), observed.world_size).items()}
@@ -174,13 +172,11 @@ def _has_hooks(observed: Observed) -> bool:
 def _measured(
     steps: Mapping[int, Mapping[int, Sequence[DdpSample]]], world_size: int
 ) -> dict[int, tuple[tuple[int, ...], float]]:
-    """Buckets and busbw by step, of those that all workers counted and that are plausible."""
     whole = {number: list(workers.values()) for number, workers in steps.items() if len(workers) == world_size}
     return {number: one for number, workers in whole.items() if (one := _of_step(workers, world_size)) is not None}
 
 
 def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
-    """Of the measured steps, by rank: several where there are several DDP modules, or micro-batches reduced alone."""
     counted = set(observed.counted)
     steps: dict[int, dict[int, list[DdpSample]]] = {}
     for node in observed.nodes:
@@ -191,7 +187,6 @@ def _counters(observed: Observed) -> dict[int, dict[int, list[DdpSample]]]:
 
 
 def _of_step(workers: Sequence[Sequence[DdpSample]], world_size: int) -> tuple[tuple[int, ...], float] | None:
-    """The buckets of a step and their busbw, reductions one after the other; None where what a node says cannot be."""
     sizes = tuple(size for reduction in workers[0] for size in reduction.bucket_sizes_bytes)
     spans_us = [math.fsum(reduction.comm_us for reduction in reductions) for reductions in workers]
     if not sum(sizes):

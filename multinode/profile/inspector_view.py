@@ -1,8 +1,8 @@
-"""What NCCL's Inspector recorded of a training's all-reduces: their bandwidth, and whether it agrees with ours. Pure.
+"""All-reduces recorded by NCCL's Inspector: their bandwidth, and its agreement with ours. Pure.
 
-The plugin gives sizes as NCCL's calls have them, which for reduce-scatter and all-gather is one rank's share, and busbw
-with nccl-tests' factors. When an operation ran it does not say, only when its record was written. Before NCCL 2.30.3 it
-kept one finished operation of a communicator between two writes: operations are numbered, and gaps show that.
+The plugin reports sizes as in NCCL's calls, which is one rank's share for reduce-scatter and all-gather, and busbw with
+nccl-tests' factors. It reports when a record was written, not when the operation ran. Before NCCL 2.30.3 it kept one
+finished operation per communicator between two writes: gaps in the numbers show this.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from multinode.records.samples import NcclOpSample
 from multinode.stats.estimate import UnknownError
 from multinode.traffic.algorithms import bus_factor
 
-# b3aeda4a of NCCL gave it a ring of operations; it loads into NCCL 2.28 and newer.
-NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, whichever NCCL runs"
+# Commit b3aeda4a of NCCL added a ring of operations; the plugin loads into NCCL 2.28 and newer.
+NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, with any NCCL version"
 
 # NCCL's names, and torch's.
 _OPS = {
@@ -31,7 +31,7 @@ _OPS = {
 }
 _SHARED = frozenset({"AllGather", "ReduceScatter"})
 _GB_PER_S = 1e-3  # of bytes in a microsecond
-# The plugin writes whole microseconds: of a short operation half of one is much.
+# The plugin writes whole microseconds: half of one matters for a short operation.
 _ALIKE = 0.02
 _LEAST_US = 100.0
 # It is configured to write twice a second (job/planning.py).
@@ -39,15 +39,14 @@ _WRITTEN_WITHIN_S = 1.0
 
 
 class InspectorView(msgspec.Struct, frozen=True, kw_only=True):
-    """The all-reduces of all workers in the measured steps.
+    """All-reduces of all workers in the measured steps.
 
     Attributes:
-        busbw_gb_per_s: factor x their bytes / the time that they took, each by the worker that waited least.
-        sizes_bytes: of a step's all-reduces; empty where not all were recorded.
-        bytes_per_step: all of them together; None where not all were recorded.
-        operations: how many were recorded on all workers.
-        recorded: of the operations that a worker's numbers say there were, the part that it recorded; of the worker
-            that recorded least.
+        busbw_gb_per_s: factor x bytes / time, each of the worker that waited least.
+        sizes_bytes: of a step's all-reduces; empty if not all were recorded.
+        bytes_per_step: of all of them; None if not all were recorded.
+        operations: number recorded on all workers.
+        recorded: recorded share of the numbered operations, of the worker that recorded least.
     """
 
     busbw_gb_per_s: float
@@ -58,15 +57,15 @@ class InspectorView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def total_bytes(op: NcclOpSample) -> int:
-    """S as nccl-tests counts it: of the whole buffer that is gathered or scattered."""
+    """S as in nccl-tests: the whole gathered or scattered buffer."""
     return op.size_bytes * (op.comm_ranks if op.op in _SHARED else 1)
 
 
 def busbw_gb_per_s(op: NcclOpSample) -> float:
-    """As we count it, from size and time.
+    """Our busbw, from size and time.
 
     Raises:
-        ValueError: it is of an operation that has no factor.
+        ValueError: the operation has no factor.
     """
     if op.op not in _OPS:
         raise ValueError(f"unknown operation {op.op}")
@@ -75,17 +74,19 @@ def busbw_gb_per_s(op: NcclOpSample) -> float:
 
 
 def view_inspector(observed: Observed) -> InspectorView:
-    """What was recorded.
+    """The recorded all-reduces.
 
     Raises:
-        UnknownError: the plugin recorded none, or its figures contradict themselves.
+        UnknownError: the plugin recorded none, or its figures are inconsistent.
     """
     ops = [op for op in _in_window(observed) if op.op == "AllReduce" and op.comm_ranks == observed.world_size]
     if not ops:
         raise UnknownError("NCCL's Inspector recorded no all-reduce of all workers in the measured steps")
     odd = sum(not _agrees(op) for op in ops if op.time_us >= _LEAST_US)
     if odd:
-        raise UnknownError(f"NCCL's Inspector says another bandwidth of {odd} operations than their bytes and times do")
+        raise UnknownError(
+            f"NCCL's Inspector reports a bandwidth for {odd} operations that contradicts their bytes and times"
+        )
     whole, recorded = _of_all_workers(ops), _recorded(ops)
     if not whole:
         few = "" if recorded == 1.0 else f": of its operations {recorded:.0%} were, {NEWER_PLUGIN}"
@@ -94,7 +95,7 @@ def view_inspector(observed: Observed) -> InspectorView:
     took_us = math.fsum(min(op.time_us for op in workers) for workers in whole)
     busbw = bus_factor("all_reduce", observed.world_size) * sum(sizes) / took_us * _GB_PER_S
     if not math.isfinite(busbw):
-        raise UnknownError("the times of NCCL's Inspector are impossible")
+        raise UnknownError("the times of NCCL's Inspector are implausible")
     if recorded < 1.0:
         return InspectorView(busbw_gb_per_s=busbw, operations=len(whole), recorded=recorded)
     steps = observed.counted[-1] - observed.counted[0] + 1
@@ -108,7 +109,6 @@ def view_inspector(observed: Observed) -> InspectorView:
 
 
 def _in_window(observed: Observed) -> Iterable[NcclOpSample]:
-    """Those whose record was written while the measured steps ran, or just after; by each node's own clock."""
     if not observed.counted:
         return
     first, last = observed.counted[0], observed.counted[-1]
@@ -128,7 +128,6 @@ def _in_window(observed: Observed) -> Iterable[NcclOpSample]:
 
 
 def _recorded(ops: Sequence[NcclOpSample]) -> float:
-    """NCCL numbers the all-reduces of a communicator one after the other, on each rank."""
     numbers: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for op in ops:
         numbers[op.comm, op.comm_rank].add(op.number)
@@ -140,7 +139,6 @@ def _agrees(op: NcclOpSample) -> bool:
 
 
 def _of_all_workers(ops: Sequence[NcclOpSample]) -> list[list[NcclOpSample]]:
-    """The records of each operation that all its workers have."""
     by_operation: dict[tuple[str, int], dict[int, NcclOpSample]] = {}
     for op in ops:
         by_operation.setdefault((op.comm, op.number), {})[op.comm_rank] = op

@@ -1,7 +1,7 @@
-"""Likely causes: what slows a machine or its GPUs, beside its peers or by itself (disturbances). Pure.
+"""Likely causes of a slow machine or GPU, relative to its peers or on its own (disturbances). Pure.
 
-A cause has figures of both sides: what is the same everywhere makes nobody slow. A disturbance marks a figure as
-measured under conditions that another time may not have.
+A cause has figures of both sides: what is the same everywhere slows nobody. A disturbance marks a figure as measured
+under conditions that may not repeat.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from multinode.stats.estimate import known_max, known_median
 from multinode.units import format_list
 
 Figures = dict[str, float | str]
-"""What was seen, each with its unit in its name; that of the peers begins with `peers_`."""
+"""Observed values with units in their names; those of peers start with `peers_`."""
 
-# Of another GPU's clocks. Where they are as fast, a power cap costs nothing.
+# Relative to another GPU's clocks: a power cap at equal clocks costs nothing.
 _SLOWER_CLOCK = 0.95
-# Parts of the time. Sampled at 1 Hz over some tens of seconds, a tenth is a few samples: less is noise.
+# Fractions of time. At 1 Hz over some tens of seconds, a tenth is a few samples: less is noise.
 _THROTTLED_MORE = 0.1
 _THROTTLED = 0.05
 _HOT_C = 85
@@ -31,10 +31,10 @@ _MOST_NAMED = 4
 
 
 class Peers(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slow machine or worker is compared with.
+    """The comparison group of a slow machine or worker.
 
     Attributes:
-        kind: `nodes`, `workers` (the others of its own node), or `alone` (itself, while no other measured).
+        kind: `nodes`, `workers` (others of its own node), or `alone` (itself, while no other measured).
         names: of the nodes.
     """
 
@@ -48,15 +48,15 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that may make a machine slow.
+    """One possible cause of a slow machine.
 
     Attributes:
-        cause: as Straggler and Slow have it.
-        code: what tells it from others of the same cause.
-        node: that is slow.
-        peers: that are not; None where it is looked at by itself.
+        cause: as in Straggler and Slow.
+        code: distinguishes causes of the same kind.
+        node: the slow one.
+        peers: the others; None without a comparison.
         figures: of both.
-        sentence: what was seen; likewise `hint`, what to do about it.
+        sentence: the observation; likewise `hint`, the fix.
     """
 
     cause: str
@@ -69,7 +69,7 @@ class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """Other load, heat or losses that were seen on a node; fields as LikelyCause has them."""
+    """Other load, heat or losses on a node; fields as in LikelyCause."""
 
     node: str
     code: str
@@ -77,13 +77,13 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of a machine that is the larger the slower it is."""
+    """A figure of a machine that is larger the slower it is."""
 
     figure: str  # Of NodeUse, or of what else has fields of these names.
     more: float = math.inf  # Than the peers' median, to be a cause.
     beyond: float = math.inf  # To be a disturbance.
     cause: str = ""
-    # Filled with `node`, `they`, the figure (`mine`), their median (`theirs`) and the node's limit.
+    # Filled with `node`, `they`, the figure (`mine`), the peers' median (`theirs`) and the node's limit.
     sentence: str = ""
     alone: str = ""  # The sentence where no peer has the figure; empty where it is no cause then.
     hint: str = ""
@@ -107,8 +107,8 @@ _PROCESSORS = (
         more=5,
         beyond=2,
         cause="cpu",
-        sentence="CPU steal {mine:.0f} % on {node}, {theirs:.0f} % on {they}",
-        hint="{node} shares its CPUs with other virtual machines: give it dedicated ones, or leave it out",
+        sentence="CPU steal {mine:.0f}% on {node}, {theirs:.0f}% on {they}",
+        hint="{node} shares its CPUs with other virtual machines: give it dedicated CPUs, or exclude it",
         disturbance="CPU steal {:.0f}%",
     ),
 )
@@ -117,19 +117,19 @@ _REST = (
         figure="cpu_iowait_percent",
         more=10,
         cause="disk",
-        sentence="iowait {mine:.0f} % on {node}, {theirs:.0f} % on {they}",
-        hint="see which disk it is: ssh {node} iostat -x 1 5",
+        sentence="iowait {mine:.0f}% on {node}, {theirs:.0f}% on {they}",
+        hint="find the disk: ssh {node} iostat -x 1 5",
     ),
     _Condition(
         figure="retransmitted_share",
         beyond=0.001,
-        disturbance="TCP retransmits: {:.2%} of the segments that it sent",
+        disturbance="TCP retransmits: {:.2%} of the segments it sent",
     ),
 )
 
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
-    """What throttles a GPU's clocks: a cause, and a word in NVML's names of the reasons."""
+    """A reason for throttled GPU clocks: its cause, and a word in NVML's name of the reason."""
 
     cause: str
     reason: str
@@ -137,7 +137,7 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
     hint: str  # Filled with `node`.
 
     def share(self, gpu: GpuUse) -> float:
-        """Part of the time in which it throttled the clocks."""
+        """Fraction of time in which it throttled the clocks."""
         return max((share for reason, share in gpu.throttle.items() if self.reason in reason), default=0.0)
 
 
@@ -146,7 +146,7 @@ THROTTLES = (
         cause="gpu_heat",
         reason="thermal",
         name="heat",
-        hint="cool it better: fans, dust, the GPUs next to it; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
+        hint="improve its cooling: fans, dust, adjacent GPUs; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
     ),
     Throttle(
         cause="gpu_power",
@@ -158,14 +158,14 @@ THROTTLES = (
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """A slow machine beside others.
+    """A slow machine and its peers.
 
     Attributes:
-        they: the others.
-        use: as NodeUse, or with some of its fields; likewise `others`.
-        gpus: those of it that are looked at; `peers` those that they are compared with.
-        clocks_tell: whether what holds clocks down delays nobody where they are as fast.
-        write_hint: a hint as the node is reached.
+        they: the peers.
+        use: as in NodeUse, or some of its fields; likewise `others`.
+        gpus: its GPUs in question; `peers` are those to compare with.
+        clocks_tell: whether a limit on clocks matters only if they are slower than the peers'.
+        write_hint: adapts a hint to the way the node is reached.
     """
 
     node: str
@@ -178,7 +178,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     write_hint: Callable[[str], str] = str
 
     def cause(self, cause: str, code: str, sentence: str, hint: str, **figures: float | str | None) -> LikelyCause:
-        """A cause of its being slow, with the figures that are known."""
+        """A cause with the known figures."""
         return LikelyCause(
             cause=cause,
             code=code,
@@ -191,12 +191,12 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def known_figures(**figures: float | str | None) -> Figures:
-    """Those that are known."""
+    """The known ones."""
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def compare_machines(beside: Beside) -> Iterator[LikelyCause]:
-    """What differs, the best evidence first."""
+    """The differences, the best evidence first."""
     yield from _compare(_PROCESSORS, beside)
     yield from _compare_gpus(beside)
     yield from _compare(_REST, beside)
@@ -205,20 +205,20 @@ def compare_machines(beside: Beside) -> Iterator[LikelyCause]:
         yield beside.cause(
             "memory",
             "little_memory",
-            f"{beside.node} had {left:.2f} GiB of memory left, {beside.they} {left_there:.2f} GiB",
-            f"see what uses it, and whether it swaps: ssh {beside.node} 'free -h; ps aux --sort=-rss | head'; what a "
-            "container may use is not in `free`, but in multinode check",
+            f"{beside.node} had {left:.2f} GiB of free memory, {beside.they} {left_there:.2f} GiB",
+            f"see what uses it, and whether it swaps: ssh {beside.node} 'free -h; ps aux --sort=-rss | head'; "
+            "`free` does not show a container's limit, multinode check does",
             memory_available_gib=left,
             peers_memory_available_gib=left_there,
         )
 
 
 def find_disturbances(repeats: Sequence[Sequence[NodeUse]], cores: Mapping[str, int]) -> dict[str, Disturbance]:
-    """Other load, thermals and losses seen on the nodes of repeated runs, by their sentence; of the same the strongest.
+    """Other load, thermals and losses on the nodes of repeated runs, by sentence; the strongest of each.
 
     Args:
-        repeats: what the nodes of each run did.
-        cores: processors of each node, by its name; of others, load beside the job's is not known.
+        repeats: use of the nodes in each run.
+        cores: processors by node; for other nodes, load beyond the job's is unknown.
     """
     strongest: dict[tuple[str, str], tuple[float, str, Disturbance]] = {}
     for use in (use for uses in repeats for use in uses):
@@ -246,7 +246,6 @@ def _compare(conditions: Iterable[_Condition], beside: Beside) -> Iterator[Likel
 
 
 def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
-    """Clocks and NVML's reasons for them: a power cap that costs no clocks, or is reached everywhere, delays nobody."""
     gpus, peers, node, they = beside.gpus, beside.peers, beside.node, beside.they
     if not peers:
         return
@@ -289,7 +288,7 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
             "pcie",
             "pcie",
             f"GPU {narrow.index} of {node} had PCIe {narrow.pcie}, {they} {wide.pcie}",
-            f"reseat the GPU, or give it a slot with all lanes; see ssh {node} nvidia-smi "
+            f"reseat the GPU, or use a slot with all lanes; see ssh {node} nvidia-smi "
             "--query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
             gpu=narrow.index,
             pcie=narrow.pcie,
@@ -298,7 +297,6 @@ def _compare_gpus(beside: Beside) -> Iterator[LikelyCause]:
 
 
 def _disturbances(use: NodeUse, cores: int | None) -> Iterator[tuple[str, float, str, Figures]]:
-    """A code, and what tells two of it apart; strength in a unit of its own, sentence and figures."""
     for one in (*_PROCESSORS, *_REST):
         figure = _figure(use, one.figure)
         if figure is not None and figure > one.beyond:

@@ -1,6 +1,6 @@
-"""Machine use: what each node's cards, processors, memory and GPUs did while the measured steps ran. Pure.
+"""Use of each node's NICs, processors, memory and GPUs during the measured steps. Pure.
 
-Cards are `cards`', GPUs `gpus`'. What is not known is None, and `missing` says why.
+NICs are in `cards`, GPUs in `gpus`. Unknown values are None, with the reason in `missing`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
 from multinode.stats.estimate import UnknownError, attempt, known_max, known_median, known_sum
 
 _MOST_GPUS = 64
-# An idle GPU takes its link down to the first generation; only one that computes shows what it has.
+# An idle GPU reduces its link to the first generation; only a busy one shows its full rate.
 _UNDER_LOAD_PERCENT = 50
 _MOST_LANES, _MOST_GEN = 64, 16
 _LONGEST_REASON, _MOST_REASONS = 64, 16
@@ -28,18 +28,18 @@ _LINK = re.compile(r"gen (\d{1,2}) x(\d{1,2})")
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU; medians over the window unless the name says otherwise.
+    """One GPU; medians over the window unless stated otherwise.
 
     Attributes:
-        sm_percent: part of the time in which a kernel ran.
-        peak_memory_gib: by all processes, of `memory_total_gib`.
-        power_w: drawn, of `power_limit_w`.
-        energy_j: drawn in the measured steps; None where NVML does not count it.
+        sm_percent: fraction of time in which a kernel ran.
+        peak_memory_gib: of all processes, of `memory_total_gib`.
+        power_w: of `power_limit_w`.
+        energy_j: in the measured steps; None if NVML does not count it.
         sm_clock_mhz: of `sm_clock_max_mhz`.
-        temperature_c: the highest.
-        pcie: as "gen 3 x8 of gen 4 x16", the lowest seen under load; None is unknown.
-        pcie_reduced: whether it has fewer lanes than card and slot could have.
-        throttle: part of the samples by reason.
+        temperature_c: maximum.
+        pcie: as "gen 3 x8 of gen 4 x16", the lowest under load; None if unknown.
+        pcie_reduced: whether it has fewer lanes than GPU and slot support.
+        throttle: fraction of the samples by reason.
     """
 
     index: int
@@ -62,12 +62,12 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
-    """The GPUs that were sampled, by index; and what could not be said of which, with the reason.
+    """The sampled GPUs by index; and missing figures with the reason.
 
     Args:
-        node: what it recorded.
-        span: from the first of the measured steps to the last.
-        measured_s: that the measured steps took; of a long run only some of those in the span are read.
+        node: its records.
+        span: from the first to the last measured step.
+        measured_s: total time of the measured steps; for a long run only some in the span are read.
     """
     gpus: dict[int, list[GpuSample]] = {}
     for sample in node.of(GpuSample):
@@ -109,15 +109,14 @@ def _energy_j(
     readings = [Reading(one.mono_ns, one.energy_j) for one in samples if one.energy_j is not None]
     if not readings:
         return None
-    # Of all measured steps, should sampling have begun or ended among them.
+    # Scaled to all measured steps if sampling started or ended among them.
     return attempt(missing, name, lambda: grown_in(readings, span).per_s * measured_s)
 
 
 def _pcie(samples: Sequence[GpuSample]) -> tuple[str | None, bool]:
-    """The slowest link that was seen under load, in words, and whether lanes are missing."""
     told = [one for one in samples if _is_link(one.pcie_gen, one.pcie_width)]
     loaded = [one for one in told if one.sm_percent is not None and one.sm_percent >= _UNDER_LOAD_PERCENT]
-    # A GPU without load may have put its link to sleep; one that does not tell its load is taken as it is.
+    # An idle GPU may reduce its link; one with unknown load is used as it is.
     seen = loaded or [one for one in told if one.sm_percent is None]
     if not seen:
         return None, False
@@ -130,7 +129,7 @@ def _pcie(samples: Sequence[GpuSample]) -> tuple[str | None, bool]:
 
 
 def _link_rate(words: str | None) -> int:
-    """Of `gen 3 x8 of ...`; 0 is unknown."""
+    """The rate of `gen 3 x8 of ...`; 0 if unknown."""
     found = _LINK.match(words or "")
     return int(found[2]) << int(found[1]) if found else 0
 
@@ -140,7 +139,6 @@ def _is_link(gen: int | None, width: int | None) -> bool:
 
 
 def _throttle(samples: Sequence[GpuSample]) -> dict[str, float]:
-    """Part of the samples by reason, the most frequent first."""
     reasons = Counter(
         reason
         for one in samples
@@ -156,7 +154,7 @@ def _throttle(samples: Sequence[GpuSample]) -> dict[str, float]:
 _BYTES_PER_GIB = 1 << 30
 _US_PER_S = 1e6
 _LONGEST_NOTE = 200
-# What the samplers' notes begin with, and whose reason they are.
+# Prefixes of the samplers' notes, and the figures that they explain.
 _NOTES = {"gpus": "no GPU samples: ", "quota_cores": "no cgroup samples: "}
 # Fields of NodeUse that are means, and those of CpuSample.
 _MEANS = {
@@ -169,19 +167,19 @@ _UNSAMPLED = "not sampled while the measured steps ran"
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One node over the window of the measured steps.
+    """One node during the measured steps.
 
     Attributes:
-        cards: the NICs that were sampled.
+        cards: the sampled NICs.
         cpu_busy_percent: of all cores, mean; likewise `cpu_iowait_percent`, `cpu_steal_percent`.
-        job_cores: cores that the job used, mean.
-        quota_cores: processors that its cgroup allows; None is no limit, or unknown.
-        throttled_share: part of the window in which the cgroup had used them up; None is unknown.
-        memory_available_gib: the least.
-        retransmitted_share: of the TCP segments sent in the whole run; None is unknown.
-        peak_worker_memory_gib: by rank, allocated on its GPU, else resident in its process.
-        peak_worker_reserved_gib: by rank, reserved on its GPU by torch's allocator, allocated or not.
-        missing: reason by name of what could not be sampled.
+        job_cores: cores used by the job, mean.
+        quota_cores: processors that its cgroup allows; None if unlimited or unknown.
+        throttled_share: fraction of the window in which the cgroup was throttled; None if unknown.
+        memory_available_gib: minimum.
+        retransmitted_share: of the TCP segments sent in the whole run; None if unknown.
+        peak_worker_memory_gib: by rank, allocated on its GPU, otherwise resident in its process.
+        peak_worker_reserved_gib: by rank, reserved on its GPU by torch's allocator.
+        missing: reason by name of unsampled figures.
     """
 
     node: str
@@ -203,12 +201,12 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all GPUs of a run together.
+    """Of all GPUs of a run.
 
     Attributes:
-        power_w: drawn while the measured steps ran.
-        j_per_sample: energy of a sample, in J.
-        reason: why one of them is None; else empty.
+        power_w: during the measured steps.
+        j_per_sample: energy per sample, in J.
+        reason: why one of them is None; otherwise empty.
     """
 
     power_w: float | None = None
@@ -217,11 +215,11 @@ class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
-    """The node's use, from the end of its last warm-up step to the end of its last measured step, by its own clock.
+    """The node's use from the end of its warm-up to the end of its last measured step, by its own clock.
 
     Args:
-        node: what it recorded.
-        observed: the run, which says what steps count.
+        node: its records.
+        observed: the run, with the measured steps.
     """
     missing: dict[str, str] = {}
     span = attempt(missing, "window", lambda: _span(node, observed))
@@ -245,14 +243,14 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
 
 
 def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | None) -> GpuEnergy:
-    """Power is NVML's, a GPU's median; energy its counter over the samples of the window, else power over samples/s.
+    """Power from NVML's median per GPU; energy from its counter over the samples, otherwise power over samples/s.
 
-    Only where every GPU tells it: a sum of some of them would pass for the whole.
+    Only if every GPU reports it: a partial sum would look like the total.
 
     Args:
         nodes: of a run.
-        samples: of the window; 0 is unknown.
-        samples_per_s: of all workers together.
+        samples: of the window; 0 if unknown.
+        samples_per_s: of all workers.
     """
     bare = next((node for node in nodes if len(node.gpus) < max(1, len(node.ranks))), None)
     if bare is not None or not nodes:
@@ -270,7 +268,7 @@ def energy_of(nodes: Sequence[NodeUse], samples: int, samples_per_s: float | Non
 
 
 def figures_in(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[str, float | None]:
-    """Of the span, by the names of NodeUse's fields."""
+    """Means in the span, by the names of NodeUse's fields."""
     processors = sorted(node.of(CpuSample), key=lambda one: one.mono_ns)
     limits = sorted((one for one in node.of(CgroupSample) if one.mono_ns <= span.end_ns), key=lambda one: one.mono_ns)
     found = {name: attempt(missing, name, partial(_mean, processors, field, span)) for name, field in _MEANS.items()}
@@ -280,7 +278,7 @@ def figures_in(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[
         missing["memory_available_gib"] = _UNSAMPLED
     found["quota_cores"] = limits[-1].quota_cores if limits else None
     if found["quota_cores"] is None:
-        # Without a limit nothing is held, and nothing is to be told.
+        # Without a limit there is no throttling.
         missing["quota_cores"] = "its cgroup has no limit" if limits else _UNSAMPLED
     else:
         found["throttled_share"] = attempt(missing, "throttled_share", lambda: _throttled_share(limits, span))
@@ -288,9 +286,9 @@ def figures_in(node: ObservedNode, span: Span, missing: dict[str, str]) -> dict[
 
 
 def _throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
-    """Part of a span in which a cgroup had used up its processors.
+    """Fraction of a span in which a cgroup was throttled.
 
-    The kernel adds up the time of all processors that had to wait, which can be more than the time that passed.
+    The kernel adds up the time of all waiting processors, which can exceed the elapsed time.
 
     Raises:
         UnknownError: as `grown_in`.
@@ -299,19 +297,18 @@ def _throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
 
 
 def _span(node: ObservedNode, observed: Observed) -> Span:
-    """From the first to the last measured step of those that the node recorded."""
     own = [number for number in observed.counted if _ends(node, observed.steps[number])]
     if not own:
         raise UnknownError("none of its workers recorded a measured step")
     before = max((number for number in observed.steps if number < observed.counted[0]), default=None)
     begins = _ends(node, observed.steps[before]) if before is not None else []
-    # Where no warm-up was recorded: when the first of the node's workers began with the first step.
+    # Without a recorded warm-up, the start of the first step of the node's workers.
     start_ns = max(begins, default=None) if begins else _begin_of(node, observed.steps[own[0]])
     if start_ns is None:
-        raise UnknownError(f"when step {own[0]}, the first measured one, began is not known")
+        raise UnknownError(f"the start of step {own[0]}, the first measured one, is unknown")
     end_ns = max(_ends(node, observed.steps[own[-1]]))
     if not 0 <= start_ns < end_ns:
-        raise UnknownError(f"the times of its clock at the ends of the steps up to {own[-1]} are implausible")
+        raise UnknownError(f"its clock times up to step {own[-1]} are implausible")
     return Span(start_ns=start_ns, end_ns=end_ns)
 
 
@@ -336,7 +333,6 @@ def _begin_of(node: ObservedNode, workers: dict[int, StepSample]) -> int | None:
 
 
 def _mean(samples: Iterable[CpuSample], field: str, span: Span) -> float:
-    """Over the span; each figure stands for the time since the sample before that had one, and weighs as much."""
     weighed, seconds, since_ns = 0.0, 0.0, None
     for sample in samples:
         value = getattr(sample, field)
@@ -352,7 +348,7 @@ def _mean(samples: Iterable[CpuSample], field: str, span: Span) -> float:
 
 
 def _retransmitted(samples: list[TcpSample]) -> float:
-    """Of the whole run. What the kernel counts as sent (RFC 4022, tcpOutSegs) has no retransmissions in it."""
+    """In the whole run. The kernel's sent segments (RFC 4022, tcpOutSegs) exclude retransmissions."""
     sent = in_whole(Reading(one.mono_ns, one.sent_segments) for one in samples)
     again = in_whole(Reading(one.mono_ns, one.retransmitted_segments) for one in samples)
     if not sent + again:
@@ -361,7 +357,6 @@ def _retransmitted(samples: list[TcpSample]) -> float:
 
 
 def _add_notes(missing: dict[str, str], node: ObservedNode, *, has_gpus: bool) -> None:
-    """Why the samplers themselves say that something is missing."""
     if not has_gpus:
         missing.setdefault("gpus", "no GPU was sampled")
     for note in node.of(NoteSample):

@@ -1,6 +1,6 @@
-"""Observed: what the nodes recorded of one run, sorted so that the rest of the analysis need not search. Pure.
+"""Observed: the records of one run, sorted for the analysis. Pure.
 
-Which steps count is decided by `steady`; nothing is averaged here.
+`steady` decides the measured steps; nothing is averaged here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from multinode.records.samples import (
     TraceSample,
 )
 
-# NCCL connects lazily and DDP rebuilds its buckets after the first iteration: five steps at the least.
+# NCCL connects lazily and DDP rebuilds its buckets after the first iteration: at least five steps.
 _LEAST_DROPPED = 5
 _STABLE_WITHIN = 1.5
 _SHARE_DROPPED = 1 / 3
@@ -44,9 +44,9 @@ class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_steady_state(step_times_us: Sequence[float]) -> SteadyState:
-    """Drop the first 5 steps (of fewer than 15: a third), and on while one takes over 1.5 times the median of the rest.
+    """Drop the first 5 steps (of fewer than 15: a third), and further ones above 1.5 times the median of the rest.
 
-    At most a third is dropped in all; at least one step counts, where there is one.
+    At most a third is dropped; at least one step is measured if there is one.
     """
     total = len(step_times_us)
     most = int(total * _SHARE_DROPPED)
@@ -61,7 +61,7 @@ def find_steady_state(step_times_us: Sequence[float]) -> SteadyState:
 
 
 def steps_to_run(counted: int) -> int:
-    """Steps that a training has to make for so many to count, if none of them is slow to settle."""
+    """Steps that a training needs for this many measured ones, without slow steps."""
     total = counted
     while total - min(_LEAST_DROPPED, int(total * _SHARE_DROPPED)) < counted:
         total += 1
@@ -69,18 +69,18 @@ def steps_to_run(counted: int) -> int:
 
 
 _Kind = TypeVar("_Kind")
-# What is told of certain steps. What else a worker said, of its model and its groups, may hold for its next training.
+# Records of single steps. Records of models and groups may hold for the next training.
 _OF_STEPS = (StepSample, LossSample, EvaluationSample, DdpSample, DeviceWaitSample, SyncSample, TraceSample)
 
 
 class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node recorded.
+    """The records of one node.
 
     Attributes:
-        ranks: its workers' global ranks.
-        ifname: its data-plane interface; None is unknown.
-        ifnames: all that the hostfile names, where those are several.
-        link_gbit_per_s: what that interface says of its speed; None is unknown.
+        ranks: global ranks of its workers.
+        ifname: its data-plane interface; None if unknown.
+        ifnames: all interfaces of the hostfile, if several.
+        link_gbit_per_s: reported rate of the interface; None if unknown.
         samples: in the order of their files.
     """
 
@@ -98,17 +98,16 @@ class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes recorded.
+    """The records of all nodes.
 
     Attributes:
-        nodes: in node-rank order; of a worker that began anew, what came since.
-        recorded: steps that were recorded, those included that are not here.
-        steps: by the step's number, ascending, the records of it by rank.
-        counted: the numbers of the measured steps, ascending; those in `steps` that have a time.
-        rule: which those are, in words.
-        syncs: those of the measured steps in which nodes averaged their parameters; the measured steps are whole
-            rounds then, and the last one ends with the last of these.
-        write_hint: a hint as its node is reached.
+        nodes: in node-rank order; of a restarted worker, records since the restart.
+        recorded: number of recorded steps, including those not read.
+        steps: records by rank, by step number, ascending.
+        counted: numbers of the measured steps, ascending; those in `steps` with a time.
+        rule: which these are, in words.
+        syncs: measured steps in which nodes averaged their parameters; the measured steps then cover whole rounds.
+        write_hint: adapts a hint to the way its node is reached.
     """
 
     run_id: str
@@ -127,23 +126,23 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def averaging(self) -> AveragingSample | None:
-        """How nodes average, by the worker of the lowest rank that says so; None where they do at each step."""
+        """How nodes average, from the lowest rank that reports it; None if at each step."""
         return min(self.of(AveragingSample), key=lambda one: one.rank, default=None)
 
     @property
     def counted_steps(self) -> list[dict[int, StepSample]]:
-        """Of the measured steps, the records by rank."""
+        """Records of the measured steps, by rank."""
         return [self.steps[number] for number in self.counted]
 
 
 def observe(run_id: str, nodes: Sequence[ObservedNode], recorded: int = 0) -> Observed:
-    """Sort what was recorded, and choose the measured steps; `recorded` says how many there are, where more than here.
+    """Sort the records, and choose the measured steps; `recorded` is the number of steps if more than are here.
 
-    A node is believed about its own workers alone: a step of a rank that is not on it is passed over. Where a worker's
-    steps began anew (its launcher started it again, or a script trains twice), what came before is left out.
+    A node is trusted about its own workers only. If a worker's steps restarted (by its launcher, or a script that
+    trains twice), earlier records are excluded.
     """
     cut = [_without_earlier(node) for node in nodes]
-    rules = ["an earlier training of the same run is left out"] if any(was_cut for _, was_cut in cut) else []
+    rules = ["an earlier training of the same run is excluded"] if any(was_cut for _, was_cut in cut) else []
     nodes = tuple(node for node, _ in cut)
     steps: dict[int, dict[int, StepSample]] = {}
     for node in nodes:
@@ -152,7 +151,7 @@ def observe(run_id: str, nodes: Sequence[ObservedNode], recorded: int = 0) -> Ob
                 steps.setdefault(sample.step, {})[sample.rank] = sample
     steps = {number: steps[number] for number in sorted(steps)}
     if recorded > len(steps):
-        rules.append(f"of {recorded} steps {len(steps)} are read, in stretches that are spread evenly")
+        rules.append(f"{len(steps)} of {recorded} steps are read, in evenly spaced stretches")
     timed = [number for number, workers in steps.items() if _times(workers)]
     steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
     counted, rule = _without_traced(timed[steady.first :], nodes, steady.rule)
@@ -175,9 +174,9 @@ def observe(run_id: str, nodes: Sequence[ObservedNode], recorded: int = 0) -> Ob
 def _whole_rounds(
     counted: Sequence[int], nodes: Sequence[ObservedNode]
 ) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """Of the measured steps those of whole rounds, in which of them nodes averaged, and the rule in words.
+    """The measured steps in whole rounds, those of them with averaging, and the rule in words.
 
-    A median step leaves the averaging out, and a part of a round has too much or too little of it.
+    A median step excludes the averaging, and a partial round has too much or too little of it.
     """
     ended = {sync.step for node in nodes for sync in node.of(SyncSample) if sync.rank in node.ranks}
     measured = set(counted)
@@ -190,7 +189,6 @@ def _whole_rounds(
 
 
 def _without_earlier(node: ObservedNode) -> tuple[ObservedNode, bool]:
-    """The node without what its workers recorded before they began to count their steps anew, and whether they did."""
     last: dict[int, StepSample] = {}
     begins: dict[int, int] = {}
     for place, sample in enumerate(node.samples):
@@ -215,7 +213,6 @@ def _times(workers: dict[int, StepSample]) -> list[float]:
 
 
 def _without_traced(counted: Sequence[int], nodes: Sequence[ObservedNode], rule: str) -> tuple[tuple[int, ...], str]:
-    """Those that no profiler's window has slowed, on any worker: the others waited for it. All, where none is left."""
     windows = [sample for node in nodes for sample in node.of(TraceSample) if sample.first_step and sample.last_step]
     if not windows:
         return tuple(counted), rule
@@ -223,5 +220,5 @@ def _without_traced(counted: Sequence[int], nodes: Sequence[ObservedNode], rule:
     last = max(window.disturbed_to or (window.last_step or 0) + 1 for window in windows)
     left = tuple(number for number in counted if not first <= number <= last)
     if not left:
-        return tuple(counted), f"{rule}; the profiler slowed steps {first} to {last}, and there are no others"
-    return left, f"{rule}, nor do steps {first} to {last}, which the profiler slowed"
+        return tuple(counted), f"{rule}; there are only steps {first} to {last}, which the profiler slowed"
+    return left, f"{rule}; steps {first} to {last}, which the profiler slowed, are excluded too"

@@ -1,4 +1,4 @@
-"""average_splits: where the steps of repeated runs go, on average, and which nodes any of them finds late. Pure."""
+"""The mean step split of repeated runs, and the nodes that any of them finds late. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multinode.profile.step_split import WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import known_mean
 
-# Eleven days, and a nanosecond, in ms: what a step can take. Summaries may be of stored runs, whoever wrote them.
+# Plausible step times in ms: a nanosecond to eleven days. Stored summaries are untrusted.
 _LONGEST_MS, _SHORTEST_MS = 1e9, 1e-6
 _PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms", "overlap")
 _EXPOSED = ("exposed_ms", "exposed_share", "late_ms")
@@ -21,11 +21,11 @@ class RepeatedSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The split of a side's runs.
 
     Attributes:
-        split: of every part the mean, where all repeats have it; None where a repeat was not split.
-        exposed_ms: one a repeat; None where one has none. `exposed_share` of the step, on average.
-        stragglers: nodes that a repeat names, the latest first.
-        late_ms: what the others wait for the latest of them, mean of the repeats; None where waits were not timed.
-        missing: reason by name of what is None.
+        split: mean of each part that all repeats have; None if a repeat was not split.
+        exposed_ms: one per repeat; None if one has none. `exposed_share` of the step, on average.
+        stragglers: nodes named by a repeat, the latest first.
+        late_ms: wait of the others for the latest, mean of the repeats; None if waits were not timed.
+        missing: reason by name of None values.
     """
 
     split: WorkerSplit | None = None
@@ -37,7 +37,7 @@ class RepeatedSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def average_splits(summaries: Sequence[Summary]) -> RepeatedSplit:
-    """The mean of the repeats, of which there is at least one."""
+    """The mean of at least one repeat."""
     splits = [mean for one in summaries if (mean := one.split.mean) is not None and _is_plausible(mean)]
     if len(splits) < len(summaries):
         return RepeatedSplit(missing=dict.fromkeys(("split", *_EXPOSED), _reason(summaries)))
@@ -65,7 +65,6 @@ def _is_plausible(split: WorkerSplit) -> bool:
 
 
 def _late_ms(summaries: Sequence[Summary]) -> dict[str, float]:
-    """What the others wait for each node that a repeat names, on average over all repeats."""
     late_ms: dict[str, float] = {}
     for straggler in (straggler for summary in summaries for straggler in summary.stragglers):
         if 0 <= straggler.late_ms <= _LONGEST_MS:

@@ -1,7 +1,4 @@
-"""Rounds: how often nodes averaged their parameters, what that sent, how long it took, and how far they had drifted.
-
-Over the measured steps, which cover whole rounds (`observe`). Pure.
-"""
+"""Rounds of averaging between nodes: frequency, bytes, time and drift, over the measured steps. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +11,18 @@ from multinode.records.samples import SyncSample
 
 
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured rounds of a training whose nodes average every H-th step.
+    """The measured rounds of a training that averages every H steps.
 
     Attributes:
-        every: H, optimizer steps of a round.
-        dtype: in which changes travel; None sends the parameters as they are.
-        outer_lr: of DiLoCo's outer optimizer; None is local SGD. `momentum` is its own.
-        rounds: that were measured; `early` of them were closed early, by a checkpoint or an evaluation.
-        steps: that a round has, on average; None where none was measured.
-        sync_ms: that averaging takes, waiting for slower nodes included; the median.
+        every: H, optimizer steps per round.
+        dtype: of changes on the wire; None sends the parameters unchanged.
+        outer_lr: of DiLoCo's outer optimizer; None is local SGD. `momentum` likewise.
+        rounds: measured rounds; `early` of them were closed early by a checkpoint or evaluation.
+        steps: per round, on average; None if none was measured.
+        sync_ms: median time of averaging, including waits for slower nodes.
         size_bytes: S of a round's all-reduces between nodes.
-        drift: norm of the difference between a node's parameters and the mean, of the node that drifted most; the
-            median of the rounds. `last_drift` that of the last round.
+        drift: norm of the difference between a node's parameters and the mean, of the node that drifted most; median of
+            the rounds. `last_drift` of the last round.
     """
 
     every: int
@@ -42,7 +39,7 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def see_rounds(observed: Observed) -> Rounds | None:
-    """The measured rounds; None where nodes do not average."""
+    """The measured rounds; None without averaging."""
     told = observed.averaging
     if told is None:
         return None
@@ -70,7 +67,7 @@ def see_rounds(observed: Observed) -> Rounds | None:
 
 
 def round_times_ms(observed: Observed, times_ms: list[float]) -> list[float]:
-    """Of each measured round the mean step, of the times of the measured steps; these where there are no rounds."""
+    """Mean step of each measured round; without rounds, the times of the measured steps."""
     ends = set(observed.syncs)
     rounds: list[list[float]] = [[]]
     for number, time_ms in zip(observed.counted, times_ms, strict=True):

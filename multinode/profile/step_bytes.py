@@ -1,7 +1,6 @@
-"""Step bytes: what a step asked its collectives to carry, what the backend makes of that, and what the cards counted.
+"""Bytes of a step: requested by collectives, expected from the backend, and counted by the NICs.
 
-Three figures of the same step; where they differ, a sentence says why, or "unexplained" where the records show nothing.
-Pure.
+If they differ, a sentence says why, or "unexplained". Pure.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ _NO_STEPS = "no step counts"
 _MOST_REASONS = 4
 _ASKED_GAP = 0.03
 _CARD_GAP = 0.05
-# Another algorithm has to fit better than the usual one has to fail.
+# Required fit of another algorithm, and misfit of the usual one.
 _FITS = 0.03
 _IDLE_IS_MUCH = 0.01
-# Of what is beyond the expected.
+# Share of the excess.
 _MOST = 0.5
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind, group size and message size in a step, of one worker.
+    """Calls of one kind, group size and message size per step of one worker.
 
     Attributes:
-        op: as CallCount has it.
+        op: as in CallCount.
         ranks: workers in the group.
-        nodes: nodes that they are on.
-        backend: of the group, `nccl` or `gloo`; None is unknown.
+        nodes: of the group.
+        backend: of the group, `nccl` or `gloo`; None if unknown.
         size_bytes: S of one call.
-        count: calls per step, on average over the measured steps.
-        source: as CallCount has it.
+        count: calls per step, averaged over the measured steps.
+        source: as in CallCount.
     """
 
     op: str
@@ -56,12 +55,12 @@ class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BytesPerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one optimizer step, one way; medians or means over the measured steps.
+    """Bytes per optimizer step in one direction, over the measured steps.
 
     Attributes:
-        calls: what the busiest worker asked to be sent: factor(op, ranks) x S, busbw's factors.
-        expected: what the busiest node's card sends or receives for it, by the backend's own algorithms.
-        card: payload that the busiest node's card counted in that direction, headers subtracted.
+        calls: requested by the busiest worker: factor(op, ranks) x S, with busbw's factors.
+        expected: through the busiest node's NIC, by the backend's algorithms.
+        card: payload counted by that NIC in that direction, without headers.
     """
 
     calls: float | None = None
@@ -70,14 +69,14 @@ class BytesPerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step communicates.
+    """The communication of a step.
 
     Attributes:
         bytes_per_step: three figures for the same step.
-        calls: what the busiest worker called, most bytes first.
-        explained: a sentence each: why the three differ, where they do by more than 3 % (calls and expected) or 5 %
-            (expected and card); one that says that nothing explains it begins with "unexplained".
-        missing: reason by name of every figure of `bytes_per_step` that is None.
+        calls: of the busiest worker, most bytes first.
+        explained: one sentence per difference above 3% (calls and expected) or 5% (expected and NIC); an unexplained
+            one starts with "unexplained".
+        missing: reason by name of every None in `bytes_per_step`.
     """
 
     bytes_per_step: BytesPerStep = BytesPerStep()
@@ -87,16 +86,16 @@ class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTraffic:
-    """What the measured steps communicate, a step.
+    """The communication per measured step.
 
-    Calls of less than 1 KiB and barriers are listed, but no figure waits for an algorithm that is not known for them.
-    The card's figure is raw: what passes it when nothing trains is not subtracted, but told where it is over 1 %.
+    Calls of less than 1 KiB and barriers are listed, but need no known algorithm. The NIC's figure is raw: idle traffic
+    is not subtracted, but reported above 1%.
 
     Args:
         observed: the run.
-        every: of it, as `read_calls` has them.
+        every: its calls, from `read_calls`.
     """
-    # A worker with calls that cannot be read would pull down what its groups are taken to call.
+    # A worker with unreadable calls would distort the calls of its groups.
     calls = {rank: worker for rank, worker in every.items() if not worker.odd}
     flows, cards = expect_flows(calls, observed), read_node_cards(observed)
     busiest = busiest_worker(calls.values())
@@ -119,7 +118,6 @@ def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTra
 
 
 def _asked(busiest: WorkerCalls | None, observed: Observed, every: Mapping[int, WorkerCalls]) -> float:
-    """By the busiest worker; nothing by a worker alone, which has nobody to call."""
     if busiest is not None:
         return busiest.asked_bytes
     if not observed.counted:
@@ -128,7 +126,7 @@ def _asked(busiest: WorkerCalls | None, observed: Observed, every: Mapping[int, 
         raise UnknownError(next(worker.odd for worker in every.values()))
     if observed.world_size == 1:
         return 0.0
-    raise UnknownError("no worker recorded what its steps called")
+    raise UnknownError("no worker recorded its collectives")
 
 
 def _expected(
@@ -141,20 +139,18 @@ def _expected(
 
 
 def _counted(observed: Observed, flows: CardFlows, cards: Sequence[NodeCards]) -> float:
-    """Of the busiest card, in the direction in which most is expected; in the busier one where nothing is."""
     if not observed.counted:
         raise UnknownError(_NO_STEPS)
     read = [node.carried for node in cards if node.carried is not None]
     if not read:
         reasons = "; ".join(f"{node.node}: {node.reason}" for node in cards[:_MOST_REASONS])
-        raise UnknownError(reasons or "no node recorded anything")
+        raise UnknownError(reasons or "no node has records")
     if flows.most and not flows.unknown:
         return max(one.one_way(sends=flows.busiest[1]) for one in read)
     return max(one.busier for one in read)
 
 
 def _rows(worker: WorkerCalls, observed: Observed) -> tuple[SeenCall, ...]:
-    """Its calls, most bytes first; groups of one size and spread together."""
     node_of = {rank: index for index, node in enumerate(observed.nodes) for rank in node.ranks}
     counts: dict[SeenCall, float] = defaultdict(float)
     for kind in worker.kinds:
@@ -175,11 +171,11 @@ def _rows(worker: WorkerCalls, observed: Observed) -> tuple[SeenCall, ...]:
 
 
 def _why_expected_differs(worker: WorkerCalls, flows: CardFlows) -> list[str]:
-    """Why the busiest card is expected to carry more, or less, than the busiest worker asks for.
+    """Why the expected NIC traffic differs from the requested bytes of the busiest worker.
 
     Args:
         worker: the busiest.
-        flows: what all workers' calls put on the cards.
+        flows: expected traffic of all workers' calls.
     """
     asked_all = worker.asked_bytes
     if abs(flows.most - asked_all) <= _ASKED_GAP * max(flows.most, asked_all):
@@ -195,7 +191,7 @@ def _why_expected_differs(worker: WorkerCalls, flows: CardFlows) -> list[str]:
         carried = share.carried[node].one_way(sends=sends)
         if abs(carried - asked) > _ASKED_GAP / 2 * max(flows.most, asked_all):
             reason = "; ".join(_why_share(share, node, carried, asked))
-            sentences.append(f"{share.op}: {_size(asked)} asked for, {_size(carried)} expected at a NIC: {reason}.")
+            sentences.append(f"{share.op}: {_size(asked)} requested, {_size(carried)} expected at a NIC: {reason}.")
     return sentences
 
 
@@ -207,18 +203,18 @@ def _why_share(share: Share, node: int, carried: float, asked: float) -> Iterato
     if share.groups[node] > 1:
         yield f"{share.groups[node]} groups of {workers} share the NIC"
     if share.backend == "gloo" and share.op == "reduce_scatter":
-        yield "gloo makes a reduce_scatter as an all-reduce, and sends twice as much"
+        yield "gloo implements reduce_scatter as an all-reduce and sends twice as much"
     elif share.backend == "gloo" and share.op == "broadcast":
-        yield "gloo broadcasts by a tree, whose root sends to several workers, and others send nothing"
+        yield "gloo broadcasts with a tree: the root sends to several workers, others send nothing"
     elif share.op == "all_to_all":
-        yield "every worker of a node sends its parts to the other nodes, and those for its own node stay there"
+        yield "every worker of a node sends its parts to the other nodes; parts for its own node stay there"
     elif share.groups[node] <= 1:
         more = "more than once" if carried > asked else "less often than a worker sends"
-        yield f"{share.backend}'s way through {workers} on {share.spans} nodes passes a NIC {more}"
+        yield f"the path of {share.backend} through {workers} on {share.spans} nodes passes a NIC {more}"
 
 
 class _Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's card counted, and what was expected of it, in the direction in which they differ most."""
+    """Counted and expected traffic of a node's NIC, in the direction with the largest difference."""
 
     cards: NodeCards
     sends: bool
@@ -227,27 +223,27 @@ class _Gap(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond(self) -> float:
-        """What was counted beyond what was expected."""
+        """Counted minus expected."""
         return self.seen - self.expected
 
 
 def _why_card_differs(
     observed: Observed, calls: Mapping[int, WorkerCalls], cards: Sequence[NodeCards], flows: CardFlows | None
 ) -> list[str]:
-    """Why cards counted other than what is expected of them, and what is to be known of the counters.
+    """Why NICs counted something other than expected, with remarks on the counters.
 
     Args:
-        observed: what was recorded.
+        observed: the records.
         calls: of the workers that recorded any.
-        cards: what each node's cards counted.
-        flows: what is expected of them; None where that is not known.
+        cards: counted by each node's NICs.
+        flows: expected; None if unknown.
     """
     read = [node for node in cards if node.carried is not None]
     notes = [*_about_counters(read), *_about_idle(read)]
     if len(observed.nodes) == 1:
         return [
             *notes,
-            "All workers are on one node: their calls stay there, and its NIC counts other traffic.",
+            "All workers are on one node, so their calls stay there and its NIC counts other traffic.",
         ]
     if flows is None or not read:
         return notes
@@ -256,19 +252,21 @@ def _why_card_differs(
         return [*notes, _explain_silence(observed, gaps)]
     if any(abs(gap.beyond) > _CARD_GAP * flows.most for gap in gaps):
         if flows.most < LEAST_BYTES_A_WORKER * observed.world_size:
-            return [*notes, f"{_size(flows.most)} per step are too few to distinguish from headers and other traffic."]
+            return [
+                *notes,
+                (f"{_size(flows.most)} per step is too little to distinguish from headers and other traffic."),
+            ]
         other = _other_manner(observed, calls, cards, flows.most)
         notes.extend([other] if other else _by_node(gaps, flows.most))
     return notes
 
 
 def _explain_silence(observed: Observed, gaps: Sequence[_Gap]) -> str:
-    """Of calls of which none crosses from node to node."""
     most = max(gaps, key=lambda gap: gap.seen)
     if most.seen < LEAST_BYTES_A_WORKER * observed.world_size:
-        return "No call crosses from node to node: what the NICs counted is other traffic."
+        return "No call crosses nodes: the NICs counted other traffic."
     return (
-        f"unexplained: no call that crosses from node to node was seen, and {most.cards.ifname} of {most.cards.node} "
+        f"unexplained: no call that crosses nodes was recorded, but {most.cards.ifname} of {most.cards.node} "
         f"{_verb(most)} {_size(most.seen)} per step: other traffic, or collectives of compiled code, not recorded."
     )
 
@@ -276,28 +274,26 @@ def _explain_silence(observed: Observed, gaps: Sequence[_Gap]) -> str:
 def _about_counters(cards: Sequence[NodeCards]) -> Iterator[str]:
     if interpolated := [node.node for node in cards if node.interpolated]:
         names = format_list(interpolated, 2, "more nodes")
-        yield f"The counters of {names} were read beside the training, and are interpolated to its steps."
+        yield f"The counters of {names} were read during the training and are interpolated to its steps."
     rdma = [node for node in cards if node.rdma]
     if rdma:
         names = format_list([node.node for node in rdma], 2, "more nodes")
-        yield f"RDMA ({', '.join(rdma[0].rdma)}) carried most of {names}: its ports are counted with the NIC."
+        yield f"RDMA ({', '.join(rdma[0].rdma)}) carried most of {names}: its ports are included in the NIC's count."
 
 
 def _about_idle(cards: Sequence[NodeCards]) -> Iterator[str]:
-    """Where what passes a NIC without the training is more than a trifle."""
     for node in cards:
         if node.idle is not None and node.carried is not None:
             idle = node.idle.busier
             if idle > _IDLE_IS_MUCH * node.carried.busier:
                 yield (
-                    f"Before the training began, {_size(idle)} passed {node.ifname} of {node.node} in the time of a "
-                    "step: not subtracted."
+                    f"Before the training started, {node.ifname} of {node.node} carried {_size(idle)} in the time "
+                    "of a step; this is not subtracted."
                 )
                 return
 
 
 def _gaps(flows: CardFlows, cards: Sequence[NodeCards]) -> list[_Gap]:
-    """Of each node whose card was read, the greater gap of the two directions."""
     gaps = []
     for expected, node in zip(flows.nodes, cards, strict=True):
         if node.carried is not None:
@@ -312,7 +308,6 @@ def _gaps(flows: CardFlows, cards: Sequence[NodeCards]) -> list[_Gap]:
 def _other_manner(
     observed: Observed, calls: Mapping[int, WorkerCalls], cards: Sequence[NodeCards], most: float
 ) -> str | None:
-    """The algorithm and protocol of NCCL by which all cards counted what is expected; None where none fits."""
     if all(kind.group.backend != "nccl" for worker in calls.values() for kind in worker.kinds):
         return None
     tried: list[tuple[float, str]] = []
@@ -322,16 +317,15 @@ def _other_manner(
             misfit = max(abs(gap.beyond) for gap in _gaps(flows, cards)) / most
             tried.append((misfit, f"all-reduces as a {algorithm.name} and the protocol {protocol}"))
     misfit, words = min(tried)
-    return f"NIC counters match NCCL with {words}, within {100 * misfit:.2g} %." if misfit <= _FITS else None
+    return f"NIC counters match NCCL with {words}, within {100 * misfit:.2g}%." if misfit <= _FITS else None
 
 
 def _by_node(gaps: Sequence[_Gap], most: float) -> Iterator[str]:
-    """A sentence on the greatest lack, and one on the greatest excess."""
     for sign, explain in ((-1, _explain_lack), (1, _explain_excess)):
         mine = [gap for gap in gaps if sign * gap.beyond > _CARD_GAP * most]
         if mine:
             worst = max(mine, key=lambda gap: abs(gap.beyond))
-            likewise = f" {len(mine) - 1} more nodes differ likewise." if len(mine) > 1 else ""
+            likewise = f" {len(mine) - 1} more nodes differ in the same way." if len(mine) > 1 else ""
             yield explain(worst) + likewise
 
 
@@ -344,13 +338,13 @@ def _explain_lack(gap: _Gap) -> str:
         if is_rdma(other):
             return f"{text} over {node.ifname}, which does not count RDMA."
         return (
-            f"{text} of the {_size(gap.expected)} expected over {node.ifname}: the kernel's routes to the other nodes "
-            f"lead to {other}, or the backend is set to use it."
+            f"{text} of the {_size(gap.expected)} expected over {node.ifname}: the kernel routes to the other nodes "
+            f"use {other}, or the backend is configured to use it."
         )
     return (
-        f"unexplained: {node.ifname} of {node.node} {verb} {_size(gap.seen)} of the {_size(gap.expected)} expected a "
-        "step, and no other NIC the rest; neither RDMA without counters nor the memory that nodes of one machine "
-        "share would be seen."
+        f"unexplained: {node.ifname} of {node.node} {verb} {_size(gap.seen)} of the {_size(gap.expected)} expected "
+        "per step, and no other NIC carried the rest; RDMA without counters and memory shared by nodes on one "
+        "machine are not visible."
     )
 
 
@@ -358,15 +352,15 @@ def _explain_excess(gap: _Gap) -> str:
     node = gap.cards
     text = f"{node.ifname} of {node.node} {_verb(gap)} {_size(gap.seen)} per step for {_size(gap.expected)} expected"
     if node.idle is not None and node.idle.one_way(sends=gap.sends) >= _MOST * gap.beyond:
-        return f"{text}: so much passes it before the training begins, too."
+        return f"{text}: it carries as much before the training starts."
     if node.typical is not None:
         usual = node.typical.one_way(sends=gap.sends) - gap.expected
         if abs(usual) <= _CARD_GAP * gap.seen:
             return (
-                f"{text}, but no more than that in the median step: a few steps carried the rest, as a checkpoint or "
-                "an evaluation does."
+                f"{text}, but not more in the median step: a few steps carried the rest, such as checkpoints or "
+                "evaluations."
             )
-    return f"unexplained: {text}: data or checkpoints on a network file system, or another job, may pass it as well."
+    return f"unexplained: {text}: data or checkpoints on a network file system, or another job, may use it too."
 
 
 def _verb(gap: _Gap) -> str:

@@ -1,6 +1,6 @@
-"""Step split: where the time of a step goes, for each worker and for all of them. Pure; it judges nobody.
+"""The split of a step's time, per worker and for all. Pure; it judges nobody.
 
-What was exposed, and in which steps that is known, is `exposure`'s.
+`exposure` gives exposed communication, and the steps in which it is known.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from multinode.profile.exposure import Exposure, WorkerStep
 from multinode.stats.estimate import known_mean
 
 _SOURCES = {
-    "ddp": "communication is exposed where DDP's counters say that the backward pass did not overlap it",
+    "ddp": "communication is exposed if DDP's counters show that the backward pass did not overlap it",
     "device": "communication is exposed while the GPU's compute stream waited for it, by CUDA events",
     "host": "communication is exposed while the worker was blocked in it",
 }
 
 
 class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's step, in ms: means over the same steps, so that the parts add up to the step, as in each step.
+    """One worker's step in ms: means over the same steps, so the parts add up to the step.
 
     Attributes:
         rank: global rank.
         compute_ms: forward and backward computation.
-        exposed_ms: exposed communication, less the wait for stragglers.
-        wait_ms: of its exposed communication what it waited for slower workers: its own less the least of all workers
-            in that step.
-        data_ms: waiting for batches; of a GPU's step likewise `optimizer_ms`: by the host's clock, as far as the GPU
-            was not computing or communicating all the same, hence no more than that.
+        exposed_ms: exposed communication without the wait for stragglers.
+        wait_ms: wait for slower workers: its exposed communication minus the minimum of all workers in that step.
+        data_ms: waiting for batches; like `optimizer_ms` of a GPU, host time in which the GPU neither computed nor
+            communicated, hence an upper bound.
         host_ms: the rest.
-        overlap: part of the communication that computation hid; None if unknown.
-        core_wait_ms: of compute, optimizer and host on a CPU, what it waited for a core that others had; in the
-            backward pass, which waits for communication as well, as large a part as outside of it. None if unknown.
+        overlap: share of the communication hidden by computation; None if unknown.
+        core_wait_ms: on a CPU, wait for a core during compute, optimizer and host; the share in the backward pass,
+            which also waits for communication, is taken from outside of it. None if unknown.
     """
 
     rank: int
@@ -54,16 +53,15 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The split of all workers.
 
     Attributes:
-        source: `ddp` (DDP's counters), `device` (waits of the computing stream), `host` (blocked in collectives),
-            `alone` (one worker: there is nothing to exchange), or None: what was exposed is not known.
-        device: what all workers train on, `cpu` or `cuda`; None is unknown, or they differ.
-        mean: the mean over the workers, `rank` -1.
+        source: `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives), `alone`
+            (one worker), or None if exposed communication is unknown.
+        device: of all workers, `cpu` or `cuda`; None if unknown or mixed.
+        mean: over the workers, `rank` -1.
         workers: by rank.
-        comm_ms: span of communication per step, hidden or not, the least of all workers; None where it is not known.
-        beside_ms: what calls beside DDP's reducer took of the step and the worker in which they took least;
-            None where only their sum with the rest is known.
-        missing: reason by name of every part that is None.
-        rule: how it was told, in words, to stand beside the figures.
+        comm_ms: span of communication per step, hidden or not, minimum of all workers; None if unknown.
+        beside_ms: minimum over steps and workers of calls other than DDP's reducer; None if only the sum is known.
+        missing: reason by name of every None part.
+        rule: the method, in words.
     """
 
     source: str | None = None
@@ -80,12 +78,12 @@ _PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "hos
 
 
 def transfers_us(exposure: Exposure) -> list[float | None]:
-    """Of each step what the worker waited that waited least, in microseconds; None where one does not know."""
+    """Minimum wait of all workers in each step, in microseconds; None if one is unknown."""
     return [_transfer(step) for step in exposure.steps]
 
 
 def split_steps(exposure: Exposure) -> StepSplit:
-    """Split the steps whose exposure is known; in each, what the worker waited that waited least is transfer."""
+    """Split the steps with known exposure; per step, the minimum wait of all workers is transfer."""
     if not exposure.steps:
         return StepSplit(missing=dict.fromkeys((*_PARTS, "overlap", "comm_ms"), exposure.reason))
     transfers = transfers_us(exposure)
@@ -119,10 +117,10 @@ def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: i
 def _parts(
     worker: WorkerStep, transfer: float | None, exposure: Exposure, seen: Collection[str]
 ) -> dict[str, float | None]:
-    """One step of one worker in microseconds, by the part's name.
+    """One step of one worker in microseconds, by part.
 
-    Each part gets at most what those before it leave of the step. So they add up whatever a node says; and what a
-    GPU's host spent on a batch while the GPU computed is computing.
+    Each part is limited to the rest of the step, so they always add up; host time spent on a batch while the GPU
+    computed counts as computing.
     """
     left = worker.step_us - (worker.exposed_us or 0.0)
     found: dict[str, float | None] = {
@@ -143,7 +141,6 @@ def _parts(
 
 
 def _core_wait(worker: WorkerStep, found: dict[str, float | None]) -> float | None:
-    """By the part that it was of the forward pass, the optimizer and the host."""
     waits, compute, host = worker.record.core_wait_us, found["compute_ms"], found["host_ms"]
     if waits is None or compute is None or host is None:
         return None
@@ -159,17 +156,16 @@ def _transfer(step: dict[int, WorkerStep]) -> float | None:
 
 
 def _compute(worker: WorkerStep, exposure: Exposure, seen: Collection[str]) -> float | None:
-    """Forward and backward computation; None is unknown."""
     if exposure.source is None:
         return None
     if exposure.device == "cpu" and {"forward", "backward"} <= set(seen):
         phases = _phase(worker, "forward") + _phase(worker, "backward")
-        # DDP waits for its last bucket inside of the backward pass; what calls of Python waited is not in these phases.
+        # DDP waits for its last bucket inside the backward pass; waits of Python calls are not in these phases.
         return max(0.0, phases - (worker.ddp.exposed_us if worker.ddp is not None else 0.0))
     micro_steps = worker.record.micro_steps or exposure.accumulation.get(worker.record.rank)
     if worker.ddp is None or not micro_steps:
         return None
-    # The counters are of the micro-batches that were reduced, as a rule the last: all of a step are about as long.
+    # The counters cover reduced micro-batches, usually the last one: all of a step are about as long.
     return worker.ddp.compute_us * max(1.0, micro_steps / worker.ddp.iterations)
 
 
@@ -178,7 +174,6 @@ def _phase(worker: WorkerStep, phase: str) -> float:
 
 
 def _overlap(steps: Iterable[WorkerStep]) -> float | None:
-    """What of DDP's communication was hidden, of all steps together."""
     counters = [worker.ddp for worker in steps if worker.ddp is not None]
     comm_us = math.fsum(ddp.comm_us for ddp in counters)
     return 1 - math.fsum(ddp.exposed_us for ddp in counters) / comm_us if comm_us else None
@@ -223,10 +218,10 @@ def _missing(exposure: Exposure, mean: WorkerSplit, comm_ms: float | None) -> di
         "exposed_ms": exposure.reason,
         "wait_ms": exposure.reason,
         "compute_ms": exposure.reason or _why_no_compute(exposure),
-        "data_ms": "no wait for a batch was seen: another loader than torch's; it is part of the rest",
-        "optimizer_ms": "no step of an optimizer was seen; it is part of the rest",
-        "host_ms": f"it is the rest, and compute is unknown: {exposure.reason or _why_no_compute(exposure)}",
-        "overlap": "one worker has no communication" if exposure.source == "alone" else _ONLY_DDP,
+        "data_ms": "no wait for a batch was recorded (not torch's data loader); it is part of the rest",
+        "optimizer_ms": "no optimizer step was recorded; it is part of the rest",
+        "host_ms": f"it is part of the rest, as compute is unknown: {exposure.reason or _why_no_compute(exposure)}",
+        "overlap": "one worker does not communicate" if exposure.source == "alone" else _ONLY_DDP,
     }
     found = {name: reason for name, reason in reasons.items() if getattr(mean, name) is None}
     return found if comm_ms is not None else found | {"comm_ms": exposure.reason or _ONLY_DDP}
@@ -237,19 +232,23 @@ _ONLY_DDP = "only DDP counts overlapped communication; a trace shows it (--trace
 
 def _why_no_compute(exposure: Exposure) -> str:
     if exposure.device == "cpu":
-        return "no forward pass, or no backward pass, of this training was seen"
-    return "without a trace, only DDP's counters and the number of micro-batches show how long a GPU computes"
+        return "no forward or backward pass of this training was recorded"
+    return "without a trace, only DDP's counters and the number of micro-batches show the compute time of a GPU"
 
 
 def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
     rule = f"means over {exposure.rule}"
     if exposure.source in _SOURCES:
         rule += (
-            f"; {_SOURCES[exposure.source]}; in each step the least of all workers is transfer, the rest of each is "
+            f"; {_SOURCES[exposure.source]}; per step, the minimum over all workers is transfer, and the rest is "
             "waiting for slower workers"
         )
     if exposure.device != "cpu":
-        rule += "; data and optimizer are by the host's clock, "
+        rule += "; data and optimizer are host times, "
         known = mean.compute_ms is not None
-        rule += "at most what compute and communication leave" if known else "and the GPU may compute meanwhile"
+        rule += (
+            ("limited to the time outside compute and communication")
+            if known
+            else "and the GPU may compute during them"
+        )
     return rule

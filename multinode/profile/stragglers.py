@@ -1,7 +1,6 @@
-"""Stragglers: workers that the others wait for, step after step, and what is the likely cause. Pure.
+"""Stragglers: workers that the others wait for in many steps, with the likely cause. Pure.
 
-How long a worker waited is `exposure`'s. A cause has figures of both sides: what is the same everywhere makes nobody
-late.
+`exposure` gives the waits. A cause has figures of both sides: what is the same everywhere makes nobody late.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.stats.estimate import half_width, known_median
 
-# Late by less than a twentieth of the step nobody would notice.
+# A delay below a twentieth of the step is not noticeable.
 _LATE = 0.05
-# Nodes that take turns are late in half of the steps, or in fewer where there are more of them.
+# Alternating nodes are late in half of the steps, or fewer with more nodes.
 _OFTEN = 0.7
-# By chance one of two is the late one in 7 of 10 steps every third time: its lateness has to stand out from its own
-# scatter, too. Twice the half-width of its 95 % interval, chance does that about once in a thousand nodes.
+# By chance, one of two nodes is late in 7 of 10 steps every third time, so its lateness must also exceed its own
+# variation. At twice the half-width of its 95% interval, chance does so about once in a thousand nodes.
 _HALF_WIDTHS = 2
 _LEAST_STEPS = 4
-# Of fewer steps nobody could say that nodes take turns in them.
+# Minimum steps to tell that nodes alternate.
 _LEAST_TURNS = 10
-# From this part of what is sent on, calls that workers leave one by one decide who waits: least waits their root.
+# From this share of bytes sent by rooted calls on, waits depend on the root, not on the slowest worker.
 _ROOTED = 0.25
-# A cause has to account for half of the delay: what explains less has company, and that would be the cause.
+# A cause must explain half of the delay; otherwise another one is more important.
 _EXPLAINS = 0.5
 _MORE_WORK = 1.05
 _FULL_PERCENT = 90
 _FEWER_CORES = 0.8
-# Of a worker that waits nearly always, nothing can be said about the time in which it does not.
+# A worker that waits almost all the time says nothing about the rest.
 _LEAST_BUSY = 0.02
 _COMPARED = {"data": "waits for batches", "cpus": "processors", "gpus": "GPUs", "disk": "waits for a disk"}
 
@@ -44,13 +43,13 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     """A node whose workers the others wait for.
 
     Attributes:
-        ranks: the workers that are late.
-        late_ms: what the others wait for it, median over the steps.
+        ranks: the late workers.
+        late_ms: wait of the others, median over the steps.
         share: of the step.
-        cause: `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (it has more
-            tokens) or `unknown`.
-        causes: what says so, the first that of the cause; where it is unknown, what was looked at.
-        evidence: the same, a sentence each; likewise `hint`, what to do about it.
+        cause: `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens) or
+            `unknown`.
+        causes: the evidence, best first; for an unknown cause, what was compared.
+        evidence: the same, one sentence each; likewise `hint`, the fix.
     """
 
     node: str
@@ -64,11 +63,11 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What nodes wait for each other, whoever is late; of a single node, its workers.
+    """Waits between nodes, whoever is late; on a single node, between its workers.
 
     Attributes:
-        late_ms: what the others wait for the last one, mean over the steps; None is unknown.
-        take_turns: whether another one is the last again and again.
+        late_ms: wait of the others for the last one, mean over the steps; None if unknown.
+        take_turns: whether different ones are last.
     """
 
     late_ms: float | None = None
@@ -76,7 +75,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the causes are looked for in."""
+    """The inputs of the search for causes."""
 
     observed: Observed
     exposure: Exposure
@@ -86,11 +85,11 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Group = tuple[str, tuple[int, ...]]
-"""A node and workers that are compared with the others: its own, or a single one where there is but one node."""
+"""A node and its workers to compare with the others, or one worker on a single node."""
 
 
 class _Late(msgspec.Struct, frozen=True, kw_only=True):
-    """The late workers of a node, and by step what the others wait for them."""
+    """The late workers of a node, and the wait of the others by step."""
 
     node: str
     ranks: tuple[int, ...]
@@ -100,18 +99,18 @@ class _Late(msgspec.Struct, frozen=True, kw_only=True):
 def find_stragglers(
     observed: Observed, exposure: Exposure, split: StepSplit, uses: Sequence[NodeUse], rooted: float
 ) -> tuple[Straggler, ...]:
-    """The late nodes, in node-rank order, with the likely cause; empty where that is not known.
+    """The late nodes in node-rank order with the likely cause; empty if unknown.
 
-    Workers end a step together, so a late one shows by waiting less than the others. On each node the one that waits
-    least is compared with the median of the other nodes. Where more than half are late, the others are merely fast.
-    Where much is sent by calls that workers need not leave together, waiting less alone makes nobody late.
+    Workers end a step together, so a late one waits less than the others. The worker of each node that waits least is
+    compared with the median of the other nodes. If more than half are late, the others are just fast. If rooted calls
+    send much, waiting less is no sign of lateness.
 
     Args:
         observed: the run.
         exposure: of it.
         split: of that.
-        uses: what the nodes' machines did.
-        rooted: part of what is sent that such calls send (`rooted_part`).
+        uses: of the nodes' machines.
+        rooted: share of bytes of such calls (`rooted_part`).
     """
     groups = _groups(observed)
     if exposure.source is None or len(exposure.steps) < _LEAST_STEPS or len(groups) < 2:  # noqa: PLR2004 - a peer
@@ -126,7 +125,7 @@ def find_stragglers(
 
 
 def find_waiting(observed: Observed, exposure: Exposure) -> Waiting:
-    """What nodes wait for each other in the steps whose exposure is known."""
+    """Waits between nodes in the steps with known exposure."""
     groups = [ranks for _, ranks in _groups(observed)]
     if exposure.source is None or len(groups) < 2:  # noqa: PLR2004 - a peer
         return Waiting()
@@ -136,7 +135,6 @@ def find_waiting(observed: Observed, exposure: Exposure) -> Waiting:
 
 
 def _take_turns(exposure: Exposure, waited: Sequence[Sequence[float]]) -> bool:
-    """Whether none is the last, or about as late as the last, in most of the steps in which somebody waited."""
     turns = []
     for step, least in zip(exposure.steps, waited, strict=True):
         matters_us = _LATE * _step_us(step)
@@ -165,7 +163,6 @@ def _late(exposure: Exposure, group: _Group, groups: Sequence[_Group]) -> _Late 
 
 
 def _lateness(exposure: Exposure, ranks: Sequence[int], others: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """By step, how much longer the others wait than these; negative where these wait longer."""
     found = []
     for step in exposure.steps:
         waited = {rank: worker.exposed_us or 0.0 for rank, worker in step.items()}
@@ -175,7 +172,6 @@ def _lateness(exposure: Exposure, ranks: Sequence[int], others: Sequence[Sequenc
 
 
 def _stands_out(exposure: Exposure, late_us: Sequence[float]) -> bool:
-    """Whether it is late in most steps, by more than chance makes of it."""
     often = sum(late > _LATE * _step_us(step) for late, step in zip(late_us, exposure.steps, strict=True))
     return often >= _OFTEN * len(late_us) and statistics.fmean(late_us) > _HALF_WIDTHS * half_width(late_us)
 
@@ -194,7 +190,6 @@ def _merged(late: Sequence[_Late], node: str) -> _Late:
 
 
 def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | None:
-    """The straggler with its cause; without any, with what was looked at. None where it may be a root alone."""
     case = _case(late, slow, seen)
     found = _find_causes(case)
     if not found and not _compute_longer(case) and seen.rooted >= _ROOTED:
@@ -227,8 +222,8 @@ def _nothing_differs(case: _Case) -> LikelyCause:
         "nothing_differs" if compared else "nothing_to_compare",
         f"{longer}no difference from {case.they} explains it; compared: {looked_at}"
         if compared
-        else f"{longer}nothing else that was recorded of {case.node} can be compared with {case.they}",
-        f"look at it while it trains: ssh {case.node} {watch}",
+        else f"{longer}no other records of {case.node} are comparable with {case.they}",
+        f"watch it during training: ssh {case.node} {watch}",
         **figures,
         compared=", ".join(compared) or None,
         device="cpu" if case.on_cpu else "gpu",
@@ -236,7 +231,6 @@ def _nothing_differs(case: _Case) -> LikelyCause:
 
 
 def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
-    """The late workers beside those of other nodes that are not late; on one node, beside its others."""
     workers = {worker.rank: worker for worker in seen.split.workers}
     elsewhere = [node for node in seen.observed.nodes if node.name != late.node and not set(node.ranks) & set(slow)]
     ranks = [rank for node in elsewhere for rank in node.ranks] or [rank for rank in workers if rank not in slow]
@@ -258,7 +252,6 @@ def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
 
 
 def _work(exposure: Exposure) -> tuple[str, dict[int, float]]:
-    """What each worker had to do in a step, on average: tokens, else samples; empty where some worker does not say."""
     for unit in ("tokens", "samples"):
         counts = {
             rank: [known for step in exposure.steps if (known := getattr(step[rank].record, unit)) is not None]
@@ -270,14 +263,14 @@ def _work(exposure: Exposure) -> tuple[str, dict[int, float]]:
 
 
 class _Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A late node beside the others.
+    """A late node and the others.
 
     Attributes:
-        late_ms: what the others wait for it a step.
-        on_cpu: whether its workers train on processors.
-        mine: the late workers' steps; `theirs` those of the workers that are compared with them.
-        work: mean tokens (else samples: `work_unit`) a step, by rank; empty is unknown.
-        use: of its machine; None is unknown. `others` of the other nodes.
+        late_ms: wait of the others per step.
+        on_cpu: whether its workers train on CPUs.
+        mine: steps of the late workers; `theirs` of the others.
+        work: mean tokens (otherwise samples: `work_unit`) per step, by rank; empty if unknown.
+        use: of its machine; None if unknown. `others` of the other nodes.
     """
 
     node: str
@@ -294,7 +287,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beside(self) -> Beside:
-        """Its machine beside theirs."""
+        """Its machine and theirs."""
         return Beside(
             node=self.node,
             they=self.they,
@@ -307,7 +300,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> str:
-        """Of the late workers, as `2, 3`."""
+        """The late workers, as `2, 3`."""
         return ", ".join(str(worker.rank) for worker in self.mine)
 
     @property
@@ -317,16 +310,14 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _find_causes(case: _Case) -> tuple[LikelyCause, ...]:
-    """All that differs, the best evidence first; the first names the cause."""
     found = [*_more_work(case), *_data(case)]
     if case.use is not None:
-        # Fewer cores may follow from waiting for a disk, and therefore come last.
+        # Fewer cores may result from waiting for a disk, so they come last.
         found += [*compare_machines(case.beside), *_fewer_cores(case, case.use)]
     return tuple(found)
 
 
 def _name_compared(case: _Case) -> tuple[str, ...]:
-    """What was known of both sides and could be compared."""
     workers = (*case.mine, *case.theirs)
     known = {
         case.work_unit: all(worker.rank in case.work for worker in workers),
@@ -340,7 +331,6 @@ def _name_compared(case: _Case) -> tuple[str, ...]:
 
 
 def _compute_longer(case: _Case) -> dict[str, float | str]:
-    """How long it computed, which is what is to be explained and no cause; empty where it did not compute longer."""
     mine = max((worker.compute_ms for worker in case.mine if worker.compute_ms is not None), default=None)
     theirs = known_median(worker.compute_ms for worker in case.theirs)
     if mine is None or theirs is None or mine - theirs < _EXPLAINS * case.late_ms:
@@ -379,7 +369,7 @@ def _data(case: _Case) -> Iterator[LikelyCause]:
             "data",
             "slow_data",
             f"{case.workers} waited {mine:.0f} ms per step for batches, {case.they} {theirs:.0f} ms",
-            f"look at where {case.node} reads its data, and how fast: ssh {case.node} iostat -x 1 5; more loader "
+            f"check the disk that {case.node} reads its data from: ssh {case.node} iostat -x 1 5; more loader "
             "workers (dataloader_num_workers) hide a slow disk",
             ranks=case.ranks,
             data_ms=mine,
@@ -388,10 +378,9 @@ def _data(case: _Case) -> Iterator[LikelyCause]:
 
 
 def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
-    """Fewer processors than the others while it did not wait: others took them, or it may use no more."""
     mine, theirs = _cores(case, use), known_median(_cores(case, other) for other in case.others)
     crowded = use.cpu_busy_percent is not None and use.cpu_busy_percent >= _FULL_PERCENT
-    # A GPU's host has cores to spare: fewer say something only where there are none left.
+    # A GPU's host has spare cores: fewer matter only if none are left.
     if mine is None or theirs is None or mine >= _FEWER_CORES * theirs or not (crowded or case.on_cpu):
         return
     node, while_computing = case.node, " during compute" if case.on_cpu else ""
@@ -399,10 +388,10 @@ def _fewer_cores(case: _Case, use: NodeUse) -> Iterator[LikelyCause]:
     yield case.beside.cause(
         "cpu",
         "busy_cpus" if crowded else "fewer_cores",
-        f"{used}, and its CPUs are {use.cpu_busy_percent:.0f} % busy" if crowded else used,
+        f"{used}, and its CPUs are {use.cpu_busy_percent:.0f}% busy" if crowded else used,
         f"see what else runs there: ssh {node} top -b -n 1"
         if crowded
-        else f"see whether the job may use fewer cores on {node}: a cgroup, taskset, OMP_NUM_THREADS",
+        else f"check whether the job is limited to fewer cores on {node}: a cgroup, taskset, OMP_NUM_THREADS",
         job_cores=mine,
         peers_job_cores=theirs,
         cpu_busy_percent=use.cpu_busy_percent if crowded else None,
@@ -415,7 +404,6 @@ def _count(cores: float) -> str:
 
 
 def _cores(case: _Case, use: NodeUse) -> float | None:
-    """Cores that the job used; of a training on CPUs, while it did not wait, for who waits for its peers uses none."""
     own = [worker for worker in (*case.mine, *case.theirs) if worker.rank in use.ranks]
     if use.job_cores is None or not own:
         return None
@@ -426,7 +414,6 @@ def _cores(case: _Case, use: NodeUse) -> float | None:
 
 
 def _peers(case: _Case, use: NodeUse) -> Sequence[GpuUse]:
-    """GPUs to compare with: of the other nodes, else all of this one."""
     return [gpu for other in case.others for gpu in other.gpus] or use.gpus
 
 

@@ -1,6 +1,6 @@
-"""Strategy: how the model is spread over the workers, by what they say of it and what they called. Pure.
+"""Strategy: how the model is sharded over the workers, from their description and their calls. Pure.
 
-Where the calls contradict what a worker says of its model, the calls win.
+If the calls contradict the description, the calls win.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from multinode.profile.observed import Observed
 from multinode.records.samples import AveragingSample, ModelSample, WorkerSample
 from multinode.traffic.traffic import Strategy
 
-# Below these parts of what a step sends, calls are no part of the strategy: a metric, an evaluation, a checkpoint.
+# Below these shares of a step's bytes, calls are not part of the strategy: a metric, an evaluation, a checkpoint.
 _TRIFLE = 0.02
 _MOST = 0.5
-# Full sharding gathers each unit for the forward and again for the backward pass; the outermost one once alone.
+# Full sharding gathers each unit for the forward and the backward pass; the outermost only once.
 _GATHERED_ONCE = 1.05
 _GATHERED_TWICE = 1.3
-# A step's rest of what keeps a rendezvous alive, logs and metrics stay far below.
+# Traffic of a rendezvous, logs and metrics stays far below.
 _UNSEEN_BYTES = 1 << 20
 
 
 class Recognised(msgspec.Struct, frozen=True, kw_only=True):
-    """How the model is spread over the workers.
+    """How the model is sharded over the workers.
 
     Attributes:
-        name: in words; what is wrong begins with `no communication`.
-        strategy: that facts of theory are known for; None has none.
+        name: in words; an error starts with `no communication`.
+        strategy: the known strategy, if it is one.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the busiest worker sends in a step by op, of calls that carry something, and how many calls that are."""
+    """Bytes per step of the busiest worker by op, and the number of calls."""
 
     bytes_by_op: dict[str, float]
     count_by_op: dict[str, float]
@@ -49,21 +49,21 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
         return self.part(*ops) > _TRIFLE
 
     def part(self, *ops: str) -> float:
-        """Of all that is sent."""
+        """Share of all bytes."""
         return sum(self.bytes_by_op.get(op, 0.0) for op in ops) / self.total if self.total else 0.0
 
 
 def recognise_strategy(
     observed: Observed, calls: Mapping[int, WorkerCalls], card_bytes: float | None = None
 ) -> Recognised:
-    """The strategy, by what the worker of the lowest rank said last of its model, and by what all of them called.
+    """The strategy, from the last description of the lowest rank, and the calls of all.
 
-    A name that begins with `no communication` is one that a user has to fix.
+    A name that starts with `no communication` is an error for the user to fix.
 
     Args:
         observed: the run.
-        calls: of it, as `read_calls` has them.
-        card_bytes: what a card carried in a step: calls that nobody saw (of compiled code) are calls all the same.
+        calls: from `read_calls`.
+        card_bytes: NIC traffic per step, which also shows unrecorded calls (of compiled code).
     """
     averaging = observed.averaging
     if observed.world_size <= 1 or averaging is not None:
@@ -86,45 +86,42 @@ def recognise_strategy(
 
 
 def _averaged(averaging: AveragingSample) -> str:
-    """Its calls are none in most steps, which is no silence."""
     kind = "local SGD" if averaging.outer_lr is None else "DiLoCo"
     every = "step" if averaging.every == 1 else f"{averaging.every} steps"
     return f"{kind}: DDP inside each node, {averaging.nodes} nodes averaged every {every}"
 
 
 def model_of(observed: Observed) -> ModelSample | None:
-    """What the worker of the lowest rank said last of its model; None where none said anything."""
+    """The last description of the lowest rank that has one."""
     return next(iter(last_models(observed).values()), None)
 
 
 def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped: bool) -> str:
-    """Why workers that should be one training are several; empty where they are one, or nothing is known."""
     sizes = {worker.world_size for worker in observed.of(WorkerSample)}
     if sizes and max(sizes) < observed.world_size:
         return f"each of several trainings has {max(sizes)} of the {observed.world_size} workers"
     if any(worker.odd for worker in calls.values()) or len(calls) < observed.world_size:
-        # Those that are not read may be the ones that talk.
+        # Unreadable calls may be the communicating ones.
         return ""
     groups = {kind.group.ranks for worker in calls.values() for kind in worker.kinds if not kind.is_small}
     if not any(len(group) > 1 for group in groups):
-        # What wraps a model of several workers talks, be it from C++ or compiled code, where nothing sees it.
-        return "" if wrapped else "no worker called another one, and each trains alone"
+        # A wrapper of a distributed model communicates, even from C++ or compiled code, where nothing is recorded.
+        return "" if wrapped else "no worker called another: each trains alone"
     if len(observed.nodes) > 1 and not any(_crosses(observed, group) for group in _joined(groups)):
-        return "no call joins two nodes, and each node trains alone"
+        return "no call crosses nodes: each node trains alone"
     return ""
 
 
 def _silent(silence: str, card_bytes: float | None) -> str:
     if card_bytes is not None and card_bytes > _UNSEEN_BYTES:
-        return f"unknown: {silence}, it seems; but a NIC carried {card_bytes / 1e6:.1f} MB per step"
+        return f"unknown: apparently {silence}, but a NIC carried {card_bytes / 1e6:.1f} MB per step"
     return f"no communication: {silence}"
 
 
 def _unseen(told: Recognised | None, calls: Mapping[int, WorkerCalls]) -> Recognised:
-    """By the model's word alone."""
     if told is None or not calls:
         return told or Recognised(name="unknown")
-    return msgspec.structs.replace(told, name=f"{told.name}, whose calls were not seen")
+    return msgspec.structs.replace(told, name=f"{told.name}, calls not recorded")
 
 
 def _joined(groups: Iterable[tuple[int, ...]]) -> set[frozenset[int]]:
@@ -147,7 +144,6 @@ def _sent(kinds: Iterable[Kind]) -> _Sent | None:
 
 
 def _as_told(model: ModelSample) -> Recognised | None:
-    """By what a worker says of its model alone; None where that is nothing."""
     if model.wrapper == "ddp":
         return Recognised(name="DDP", strategy=Strategy.DDP)
     if model.wrapper == "deepspeed":
@@ -178,7 +174,7 @@ def _fsdp(model: ModelSample, sent: _Sent | None, *, hybrid: bool) -> Recognised
     kept = reshards is False
     seen = None if sent is None else _stays_whole(model, sent)
     stays = kept if seen is None else seen
-    contradiction = "" if stays is kept else " by its calls, where the model says otherwise"
+    contradiction = "" if stays is kept else " according to its calls, but not to the model"
     return Recognised(
         name=f"{family} ({'SHARD_GRAD_OP' if stays else 'full shard'}){contradiction}",
         strategy=Strategy.SHARD_GRAD_OP if stays else Strategy.FSDP,
@@ -186,14 +182,14 @@ def _fsdp(model: ModelSample, sent: _Sent | None, *, hybrid: bool) -> Recognised
 
 
 def _contradicted(told: Recognised, sent: _Sent) -> Recognised:
-    return Recognised(name=f"custom collectives ({_ops(sent)}), where the model says {told.name}")
+    return Recognised(name=f"custom collectives ({_ops(sent)}), but {told.name} according to the model")
 
 
 def _stays_whole(model: ModelSample, sent: _Sent) -> bool | None:
-    """Whether parameters stay whole from the forward to the backward pass, by the number of calls.
+    """Whether parameters stay gathered from the forward to the backward pass, by the number of calls.
 
-    None where that decides nothing: with accumulation, gradients may be reduced less often than parameters are
-    gathered, and with frozen units there are fewer gradients.
+    None if that is inconclusive: with accumulation, gradients may be reduced less often than parameters are gathered,
+    and frozen units have no gradients.
     """
     scattered = sent.count_by_op.get("reduce_scatter", 0.0)
     if not scattered or (model.accumulation or 1) > 1 or model.trainable != model.parameters:
@@ -203,12 +199,10 @@ def _stays_whole(model: ModelSample, sent: _Sent) -> bool | None:
 
 
 def _seen_accumulation(observed: Observed) -> int | None:
-    """Micro-batches of a step, by its forward passes; None where they were not counted."""
     return max((one.micro_steps or 0 for step in observed.counted_steps for one in step.values()), default=0) or None
 
 
 def _is_hybrid(observed: Observed, calls: Mapping[int, WorkerCalls]) -> bool:
-    """Whether gradients are scattered in groups, and all-reduced between groups that each of those meets once."""
     kinds = [kind for worker in calls.values() for kind in worker.kinds if not kind.is_small]
     sharded = _groups(kinds, "reduce_scatter", observed.world_size)
     reduced = _groups(kinds, "all_reduce", observed.world_size)
@@ -216,13 +210,11 @@ def _is_hybrid(observed: Observed, calls: Mapping[int, WorkerCalls]) -> bool:
 
 
 def _groups(kinds: Iterable[Kind], op: str, world_size: int) -> set[frozenset[int]]:
-    """The groups of several workers, not all, that an op is called in."""
     found: set[Group] = {kind.group for kind in kinds if kind.op == op}
     return {ranks for ranks in _joined(group.ranks for group in found) if 1 < len(ranks) < world_size}
 
 
 def _contradicts(strategy: Strategy | None, sent: _Sent) -> bool:
-    """Whether a strategy of DDP or DeepSpeed cannot have made these calls."""
     if strategy is Strategy.DDP:
         return sent.part("all_reduce", "reduce") < _MOST and not sent.part("broadcast") > _MOST
     if strategy is Strategy.ZERO3:
@@ -231,7 +223,6 @@ def _contradicts(strategy: Strategy | None, sent: _Sent) -> bool:
 
 
 def _by_calls(calls: Mapping[int, WorkerCalls], sent: _Sent) -> Recognised:
-    """Of a model that nobody described: DDP, where its reducer has told its buckets."""
     reducer = sum(kind.asked_bytes for worker in calls.values() for kind in worker.kinds if kind.source == "ddp")
     if reducer and sent.part("all_reduce") > 1 - _TRIFLE:
         return Recognised(name="DDP", strategy=Strategy.DDP)
@@ -239,6 +230,5 @@ def _by_calls(calls: Mapping[int, WorkerCalls], sent: _Sent) -> Recognised:
 
 
 def _ops(sent: _Sent) -> str:
-    """What is called, most bytes first."""
     ops = sorted((op for op in sent.bytes_by_op if sent.has(op)), key=lambda op: -sent.bytes_by_op[op])
     return " and ".join(ops)

@@ -1,4 +1,4 @@
-"""summarise: what the nodes recorded of one run -> its Summary. Pure; composes, and keeps nothing raw."""
+"""The Summary of one run from its records. Pure; composes, and keeps no raw data."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from multinode.records.samples import LossSample, NoteSample, StepSample, TrainE
 from multinode.stats.estimate import Bounds, Estimate, Spread, attempt, estimate_median, estimate_rate, spread_of
 from multinode.traffic.size_curve import ScanCurves
 
-# A node may note without end.
+# A node may send any number of notes.
 _MOST_NOTES = 20
-_NO_LENGTH = "only the Trainer reports the number of samples of its data set, and a streamed one has none"
-# The reasons of the split that are of communication, by their names here.
+_NO_LENGTH = "only the Trainer reports the number of samples of its dataset, except for a streamed one"
+# Reasons of the split that concern communication.
 _IN_COMM = {"exposed_ms": "exposed_ms", "overlap": "overlap"}
 
 
@@ -38,15 +38,15 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
     """The communication of one step.
 
     Attributes:
-        bytes_per_step: asked for by the calls, expected of the backend, counted by the card.
-        exposed_ms: exposed communication, waiting for stragglers left out; of the worker that waited least.
+        bytes_per_step: requested by calls, expected from the backend, counted by the NIC.
+        exposed_ms: exposed communication without waits for stragglers, of the worker that waited least.
         exposed_share: of the step.
-        overlap: part of the communication that computation hid.
-        in_training_gb_per_s: busbw of the training's own all-reduces.
-        in_training: the same with its source, beside nccl-test's.
-        calls: what a worker calls in a step.
-        explained: why the byte figures differ, a sentence each.
-        missing: reason by name of every figure that is None.
+        overlap: share of the communication hidden by computation.
+        in_training_gb_per_s: busbw of the training's all-reduces.
+        in_training: the same with its source, and nccl-test's.
+        calls: of a worker per step.
+        explained: why the byte figures differ, one sentence each.
+        missing: reason by name of every None.
     """
 
     bytes_per_step: BytesPerStep = BytesPerStep()
@@ -61,22 +61,21 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(Throughput, frozen=True, kw_only=True):
-    """One run in figures, its throughput among them; None comes with a reason in `missing`.
+    """One run in figures; every None has a reason in `missing`.
 
     Attributes:
-        strategy: how the model is spread over the workers, as `traffic.strategy` has it.
-        steps: optimizer steps that were recorded.
-        steady_steps: those that count.
-        rule: which those are.
-        step_time_ms: of each step the median over the workers (they end a step together), over the steady state; of
-            rounds the mean step of each.
-        parameters: of the model; `trainable` those that have gradients.
-        dataset_samples: of the data that an epoch goes through, on all workers together.
-        all_steps_samples_per_s: as `samples_per_s`, warm-up included, as the Trainer counts.
+        strategy: sharding of the model, as in `traffic.strategy`.
+        steps: recorded optimizer steps.
+        steady_steps: measured ones.
+        rule: which these are.
+        step_time_ms: median over the workers of each step, over the measured steps; with rounds, the mean step of each.
+        parameters: of the model; `trainable` those with gradients.
+        dataset_samples: per epoch, of all workers.
+        all_steps_samples_per_s: as `samples_per_s`, including warm-up, as the Trainer counts.
         trainer_samples_per_s: the Trainer's own figure.
-        trace: the profiler's window; None where none was asked for.
-        rounds: of nodes that average every H-th step; None where they do so at each.
-        missing: reason by name of every figure that is None, and whatever else could not be recorded.
+        trace: the profiler's window, if there is one.
+        rounds: of averaging every H steps; None if nodes average at each step.
+        missing: reason by name of every None, and of anything that could not be recorded.
     """
 
     schema: str = "multinode.summary/1"
@@ -112,14 +111,14 @@ def summarise(
     scan: ScanCurves | None = None,
     unread: Mapping[str, str] | None = None,
 ) -> Summary:
-    """The summary of what all nodes recorded.
+    """The summary of all nodes' records.
 
     Args:
-        observed: sorted already.
-        work: what the job's files say of the computation.
-        traces: windows of the profiler, by rank; None where none was asked for.
-        scan: an nccl-test of the same nodes and workers, to stand beside the training's own bandwidth.
-        unread: reason by name of what could not be read.
+        observed: the sorted records.
+        work: computation according to the job's files.
+        traces: windows of the profiler, by rank; None without them.
+        scan: an nccl-test of the same nodes and workers, for comparison.
+        unread: reason by name of unreadable data.
     """
     speed, calls, exposure = measure_throughput(observed), read_calls(observed), find_exposure(observed)
     seen = see_traffic(observed, calls)
@@ -165,20 +164,17 @@ def summarise(
 
 
 def _bottleneck(strategy: str, split: StepSplit, stragglers: Sequence[Straggler], waiting: Waiting) -> Bottleneck:
-    """Workers that train alone are held up by nobody, and that is the trouble."""
     if strategy.startswith("no communication"):
-        sentence = strategy.replace("no communication", "no gradient synchronisation detected", 1)
+        sentence = strategy.replace("no communication", "no gradient synchronization detected", 1)
         return Bottleneck(kind="no_communication", sentence=sentence)
     return find_bottleneck(split, stragglers, waiting)
 
 
 def _time_us(workers: Mapping[int, StepSample]) -> float:
-    """Of one step: the median over the workers."""
     return statistics.median(one.step_time_us for one in workers.values() if one.step_time_us is not None)
 
 
 def _intervals(times_ms: Sequence[float], exposure: Exposure) -> dict[str, Bounds]:
-    """Of what is not a rate; the median step's, and the mean's of what is exposed."""
     found: dict[str, Estimate] = {}
     if times_ms:
         found["step_time_ms"] = estimate_median(times_ms)
@@ -223,7 +219,7 @@ def _missing(observed: Observed, speed: Throughput, unused: dict[str, str]) -> d
 def _missing_of_model(observed: Observed) -> dict[str, str]:
     model = model_of(observed)
     if model is None:
-        return dict.fromkeys(("parameters", "trainable", "dataset_samples"), "no worker reported what it trains")
+        return dict.fromkeys(("parameters", "trainable", "dataset_samples"), "no worker reported its training")
     return {} if model.dataset_samples is not None else {"dataset_samples": _NO_LENGTH}
 
 
@@ -231,11 +227,10 @@ def _missing_losses(losses: Sequence[LossSample]) -> dict[str, str]:
     if not losses:
         return dict.fromkeys(("first_loss", "last_loss"), "no loss was logged")
     ends = {"first_loss": losses[0], "last_loss": losses[-1]}
-    return {name: f"it was no finite number at step {end.step}" for name, end in ends.items() if end.loss is None}
+    return {name: f"it was not finite at step {end.step}" for name, end in ends.items() if end.loss is None}
 
 
 def _notes(observed: Observed) -> dict[str, str]:
-    """What workers and samplers could not record, by who says so; of each the first few."""
     said: dict[str, str] = {}
     for node in observed.nodes:
         for note in node.of(NoteSample)[:_MOST_NOTES]:

@@ -1,4 +1,4 @@
-"""summary_sheets: a Summary as tables of text, what matters most first. What terminal and page both show."""
+"""A Summary as text tables, most important first, for terminal and page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NODE = Column("node", words=True)
 
 
 _Shown = tuple[str, str, Callable[[Any], str]]
-"""A column of a machine's sheet: its title and unit, and what makes a cell of it."""
+"""A column of a machine's sheet: title, unit, and the function that makes a cell."""
 
 
 def _field(name: str, form: str = ".1f") -> Callable[[object], str]:
@@ -30,12 +30,11 @@ def _of(value: float | None, whole: float | None, form: str) -> str:
 
 
 def _worker_memory(node: NodeUse) -> str:
-    """Allocated, of what is reserved on a GPU."""
     allocated, reserved = node.peak_worker_memory_gib, node.peak_worker_reserved_gib
     return _of(known_max(allocated.values()), known_max(reserved.values()), ".2f")
 
 
-# The cards', the processors' and the GPUs' own columns; a name's row has words where it has no figures.
+# Columns of NICs, processors and GPUs; rows without figures have text.
 _CARDS: tuple[_Shown, ...] = (
     ("in", "Gbit/s", _field("in_gbit_per_s", ".3f")),
     ("out", "Gbit/s", _field("out_gbit_per_s", ".3f")),
@@ -77,7 +76,6 @@ def _cells(shown: Sequence[_Shown], one: object) -> list[str]:
 
 
 def _card_sheet(nodes: Sequence[NodeUse]) -> Sheet:
-    """A row per NIC: rates in the steady state, share of the link, errors of the whole run."""
     return Sheet(
         title="network, per NIC",
         columns=(_NODE, Column("NIC", words=True), *_columns(_CARDS), Column("retrans")),
@@ -87,25 +85,23 @@ def _card_sheet(nodes: Sequence[NodeUse]) -> Sheet:
             for card in node.cards
         ),
         notes=(
-            "mean over the measured steps; peak: between two samples; retrans: TCP segments of the node, retransmitted",
+            "mean over the measured steps; peak: between two samples; retrans: retransmitted TCP segments of the node",
         ),
     )
 
 
 def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
-    """A row a node: processors and memory."""
     rows = [(node.node, *_cells(_PROCESSORS, node)) for node in nodes]
     return Sheet(
         title="CPU and memory",
         columns=(_NODE, *_columns(_PROCESSORS)),
-        # A row with nothing but the node's name says nothing.
+        # A row with only the node's name is dropped.
         rows=tuple(row for row in rows if set(row[1:]) != {UNKNOWN}),
-        notes=("free: the least that was available; worker: the most that one used, on its GPU where it has one",),
+        notes=("free: the minimum available; worker: the maximum that one used, on its GPU if it has one",),
     )
 
 
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
-    """A row a GPU."""
     return Sheet(
         title="GPUs",
         columns=(_NODE, *_columns(_GPUS), Column("PCIe", words=True), Column("throttled by", words=True)),
@@ -119,25 +115,25 @@ def _words_of(gpu: GpuUse) -> tuple[str, str]:
     return (gpu.pcie or UNKNOWN) + (" (reduced)" if gpu.pcie_reduced else ""), held or UNKNOWN
 
 
-# The parts of a step, as WorkerSplit names them, in the order in which they are shown.
+# Parts of a step by WorkerSplit's names, in display order.
 PARTS = {
     "compute_ms": "compute",
     "exposed_ms": "exposed communication",
-    "wait_ms": "wait for stragglers",
+    "wait_ms": "straggler wait",
     "data_ms": "data",
     "optimizer_ms": "optimizer",
     "host_ms": "host",
 }
 _BAR = 30
 _MOST_CALLS = 8
-SMALLER = "HF: average_tokens_across_devices: false, a larger logging_steps"
-"""What leaves out calls that cost a round trip."""
-# How many calls of a step that cost a round trip and next to no bandwidth are worth a line.
+SMALLER = "Trainer: average_tokens_across_devices: false, a larger logging_steps"
+"""Settings that avoid calls that cost a round trip."""
+# Number of tiny calls per step that is worth a line.
 _OFTEN = 0.5
 
 
 def summary_sheets(summary: Summary) -> list[Sheet]:
-    """Verdict, speed, split of the step, communication, machines, and what is missing; an empty one is left out."""
+    """Verdict, speed, step split, communication, machines, and missing figures; empty ones are excluded."""
     sheets = [
         verdict_sheet(summary),
         Sheet(title="speed", rows=tuple(_speed(summary))),
@@ -154,15 +150,15 @@ def summary_sheets(summary: Summary) -> list[Sheet]:
 
 
 def verdict_sheet(summary: Summary) -> Sheet:
-    """What holds the training up, who is late, and what to do about it."""
+    """The bottleneck, stragglers, and the fix."""
     return Sheet(title="verdict", rows=tuple(_verdict(summary)))
 
 
-_MEANS = "step time: the median; its parts: means, which add up to the mean step"
+_MEANS = "step time is the median; its parts are means and add up to the mean step"
 
 
 def step_sheet(summary: Summary) -> Sheet:
-    """The few figures to begin with: speed, and where a step's time goes, each with its confidence interval."""
+    """Speed and step split, with confidence intervals."""
     rows = []
     if summary.samples_per_s is not None:
         rows.append(("samples/s", measured(summary, "samples_per_s", summary.samples_per_s), ""))
@@ -182,13 +178,12 @@ def step_sheet(summary: Summary) -> Sheet:
 
 
 def measured(summary: Summary, name: str, value: float) -> str:
-    """A figure of the summary with its confidence interval, where it has one."""
+    """A figure of the summary with its confidence interval, if it has one."""
     low, high = summary.intervals.get(name, (value, value))
     return plus_minus(Estimate(value=value, low=low, high=high))
 
 
 def _bytes_sheet(summary: Summary) -> Sheet:
-    """Bytes of a step by calls, by the backend's algorithms, and by the card; why they differ below."""
     told = summary.comm.bytes_per_step
     if told.calls is None and told.expected is None and told.card is None:
         return Sheet(title="bytes per step")
@@ -206,7 +201,6 @@ def _bytes_sheet(summary: Summary) -> Sheet:
 
 
 def _calls_sheet(summary: Summary) -> Sheet:
-    """What the busiest worker calls in a step."""
     calls = summary.comm.calls
     rows = [
         (
@@ -267,7 +261,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.first_loss is not None and summary.last_loss is not None:
         yield "loss", f"{summary.first_loss:.4g} to {summary.last_loss:.4g}"
     if summary.parameters is not None and summary.trainable is not None:
-        yield "model", f"{summary.parameters:,} parameters, {summary.trainable:,} of them trained"
+        yield "model", f"{summary.parameters:,} parameters, {summary.trainable:,} trainable"
 
 
 def _padded(summary: Summary, padded: float | None, effective: float | None) -> str:
@@ -323,7 +317,6 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def _rounds(rounds: Rounds) -> Iterator[tuple[str, ...]]:
-    """What nodes average every H-th step."""
     if rounds.sync_ms is None or rounds.size_bytes is None:
         yield "rounds", f"no whole round of {rounds.every} steps was measured"
         return
@@ -335,7 +328,6 @@ def _rounds(rounds: Rounds) -> Iterator[tuple[str, ...]]:
 
 
 def _script_calls(calls: Sequence[SeenCall]) -> Iterator[tuple[str, ...]]:
-    """What a script, or HF's Trainer, calls in each step though its nodes average in few."""
     small = sum(call.count for call in calls if call.nodes > 1 and call.size_bytes < SMALL_BYTES)
     if small >= _OFTEN:
         yield "script", f"{small:.3g} small collectives per step between nodes, a round trip each ({SMALLER})"
@@ -371,7 +363,6 @@ def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def _missing_sheet(summary: Summary) -> Sheet:
-    """What is unknown, by the reason: one reason often takes several figures away."""
     names: dict[str, dict[str, None]] = {}
     for name, reason in _missing(summary):
         names.setdefault(reason, {})[name] = None
@@ -383,7 +374,6 @@ def _missing_sheet(summary: Summary) -> Sheet:
 
 
 def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Those of the whole, then those of its parts that are told nowhere above, each node's by its name."""
     yield from summary.missing.items()
     known = set(summary.missing)
     for missing in (summary.comm.missing, summary.split.missing, summary.trace.missing if summary.trace else {}):

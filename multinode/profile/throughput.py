@@ -1,7 +1,4 @@
-"""Throughput: samples and tokens per second over the measured steps. Pure.
-
-Which steps count is `steady`'s; what the figures mean for a GPU is `flops`'.
-"""
+"""Throughput: samples and tokens per second over the measured steps. Pure."""
 
 from __future__ import annotations
 
@@ -17,32 +14,32 @@ from multinode.profile.observed import Observed
 from multinode.records.samples import Sample, StepSample
 from multinode.stats.estimate import Bounds, UnknownError, attempt, estimate_rate
 
-# On a GPU the tokens that are no padding become known some steps late. Between two records that tell some, the error is
-# the change of that delay: of fewer steps than this it is too large a part.
+# On a GPU, the tokens without padding become known some steps late. The change of that delay between two records is an
+# error, which is too large over fewer steps.
 _LEAST_LATE_STEPS = 50
-# Fewer rounds tell less of the scatter than their steps do.
+# Fewer rounds show less of the variation than their steps.
 _LEAST_ROUNDS = 3
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a training is; sums over sums, never means of rates.
+    """Speed of a training; sums over sums, never means of rates.
 
-    A step that a worker did not record is left out for that worker alone, time and work both: each worker's rate stays
-    its own work over its own time.
+    A step missing for a worker is excluded for it alone, both time and work, so each worker's rate is its own work over
+    its own time.
 
     Attributes:
-        samples_per_s: nominal, of all workers together.
-        tokens_per_s: likewise, padding counted as the device computes it.
-        effective_tokens_per_s: likewise without padding.
-        counted_masks: the part of the tokens whose masks were counted; padding of the others is estimated by these.
-        tgs: tokens per second and worker (GPU), padding counted; `effective_tgs` without.
-        tokens_per_sample: padded length of a sample, on average.
-        attention_length: tokens of the sequence that the mean token is in, and attends to: the sum of the squares of
-            lengths over the sum of lengths, without padding where that is known.
-        per_device_batch: samples of a worker's micro-batch: of a step's, the median.
-        micro_steps: forward passes a step, of one worker (gradient accumulation), on average.
-        intervals: low and high of the 95 % confidence interval, by the name of the figure.
-        missing: reason by name of every figure that is None.
+        samples_per_s: nominal, of all workers.
+        tokens_per_s: likewise, including padding.
+        effective_tokens_per_s: likewise, without padding.
+        counted_masks: share of the tokens with counted masks, from which the padding of others is estimated.
+        tgs: tokens per second and worker (GPU), including padding; `effective_tgs` without.
+        tokens_per_sample: mean padded length of a sample.
+        attention_length: sequence length that the mean token attends to: sum of squared lengths over sum of lengths,
+            without padding if known.
+        per_device_batch: samples per micro-batch of a worker, median.
+        micro_steps: forward passes per step of one worker (gradient accumulation), mean.
+        intervals: low and high of the 95% confidence interval, by figure.
+        missing: reason by name of every None.
     """
 
     samples_per_s: float | None = None
@@ -60,7 +57,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is counted: the field of a record, what it says, in words, and whether a GPU's worker knows it late."""
+    """A counted quantity: its field, its name in words, and whether a GPU's worker knows it late."""
 
     field: str
     meaning: str
@@ -68,27 +65,24 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of all workers together: in all, and a second, with its confidence interval."""
+    """Work of all workers, and per second with its confidence interval."""
 
     total: int
     per_s: float
     interval: Bounds
 
 
-_SAMPLES = _Work(field="samples", meaning="how many samples a step has")
-_TOKENS = _Work(field="tokens", meaning="how many tokens a step has")
-_TOO_LATE = (
-    "a GPU reports some steps late how many of its tokens are padding, which takes over "
-    f"{_LEAST_LATE_STEPS} measured steps"
-)
+_SAMPLES = _Work(field="samples", meaning="the number of samples per step")
+_TOKENS = _Work(field="tokens", meaning="the number of tokens per step")
+_TOO_LATE = f"a GPU reports its padding a few steps late, which needs more than {_LEAST_LATE_STEPS} measured steps"
 _EFFECTIVE = _Work(
     field="effective_tokens",
-    meaning="how many of its tokens are no padding",
+    meaning="the number of tokens without padding",
     comes_late=True,
 )
 
 
-# What each figure is made of; of two that are not known the last one is the reason.
+# Inputs of each figure; if two are unknown, the last gives the reason.
 _COUNTED = (
     ("samples_per_s", "samples"),
     ("tokens_per_s", "tokens"),
@@ -102,7 +96,7 @@ _COUNTED = (
 
 
 def measure_throughput(observed: Observed) -> Throughput:
-    """The throughput over the measured steps; a worker without figures leaves the whole without."""
+    """Throughput over the measured steps; None if a worker has no figures."""
     steps, world = observed.counted_steps, max(1, observed.world_size)
     reasons: dict[str, str] = {}
     samples, tokens, effective = (
@@ -122,7 +116,7 @@ def measure_throughput(observed: Observed) -> Throughput:
         missing["per_device_batch"] = reasons.get("samples") or missing.get("micro_steps", "")
     attention_length = _attention_length(records)
     if attention_length is None:
-        missing.setdefault("attention_length", "the training does not say how long its sequences are")
+        missing.setdefault("attention_length", "the training does not report its sequence length")
     return Throughput(
         samples_per_s=samples.per_s if samples else None,
         tokens_per_s=tokens.per_s if tokens else None,
@@ -146,7 +140,6 @@ def _counted_masks(records: Sequence[StepSample]) -> float | None:
 
 
 def _attention_length(records: Iterable[StepSample]) -> float | None:
-    """A GPU tells squares as late as the tokens that are no padding: of sums over many steps the share is right."""
     tokens, squares = 0, 0
     for record in records:
         length = record.tokens if record.effective_tokens is None else record.effective_tokens
@@ -157,12 +150,12 @@ def _attention_length(records: Iterable[StepSample]) -> float | None:
 
 
 def all_steps_samples_per_s(observed: Observed) -> float | None:
-    """Samples per second with the warm-up, as the Trainer counts; None where a worker does not know its samples."""
+    """Samples per second including warm-up, as the Trainer counts; None if a worker's samples are unknown."""
     rate = attempt({}, "", lambda: _rate(observed, list(observed.steps.values()), _SAMPLES))
     measured = attempt({}, "", lambda: _rate(observed, observed.counted_steps, _SAMPLES))
     if rate is None or measured is None:
         return rate.per_s if rate is not None else None
-    # Of those that were not read none is warm-up.
+    # Steps that were not read contain no warm-up.
     more = (observed.recorded - len(observed.steps)) * measured.total / len(observed.counted)
     return (rate.total + more) / (rate.total / rate.per_s + more / measured.per_s)
 
@@ -179,7 +172,7 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
         if not records:
             raise UnknownError(f"rank {rank} recorded no measured step")
         if len(known) < len(counts):
-            raise UnknownError(f"the training does not say {work.meaning} (rank {rank})")
+            raise UnknownError(f"the training does not report {work.meaning} (rank {rank})")
         if work.comes_late and rank in on_gpu:
             records, known = _between_arrivals(records, known)
             if len(records) < _LEAST_LATE_STEPS:
@@ -187,12 +180,11 @@ def _rate(observed: Observed, steps: Sequence[dict[int, StepSample]], work: _Wor
         total += sum(known)
         per_s += sum(known) / sum(record.step_time_us or 0.0 for record in records) * 1e6
     if not total:
-        raise UnknownError(f"the training does not say {work.meaning}: it counted none")
+        raise UnknownError(f"the training does not report {work.meaning}: it counted none")
     return _Rate(total=total, per_s=per_s, interval=_interval(steps, work, per_s, observed.syncs))
 
 
 def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float, syncs: Collection[int]) -> Bounds:
-    """By the mean of a step's workers, which end it together; of several rounds of averaging, by these."""
     timed = [
         [one for step in part for one in step.values() if one.step_time_us is not None] for part in _parts(steps, syncs)
     ]
@@ -205,7 +197,6 @@ def _interval(steps: Sequence[dict[int, StepSample]], work: _Work, per_s: float,
 
 
 def _parts(steps: Sequence[dict[int, StepSample]], syncs: Collection[int]) -> Iterator[list[dict[int, StepSample]]]:
-    """Steps that are independent of one another, or nearly: each alone, or those of a round."""
     if len(syncs) < _LEAST_ROUNDS:
         yield from ([step] for step in steps)
         return
@@ -218,9 +209,9 @@ def _parts(steps: Sequence[dict[int, StepSample]], syncs: Collection[int]) -> It
 
 
 def _between_arrivals(records: Sequence[StepSample], counts: Sequence[int]) -> tuple[list[StepSample], list[int]]:
-    """After the first record that tells some, up to the last one: what they tell is of as many steps, slightly before.
+    """Steps after the first late record up to the last one; their records cover as many, slightly earlier steps.
 
-    What the first one tells is of steps that may not count.
+    The first record covers steps that may not be measured.
     """
     told = [place for place, count in enumerate(counts) if count]
     within = slice(told[0] + 1, told[-1] + 1) if told else slice(0)
@@ -231,14 +222,14 @@ _NS_PER_S = 1e9
 
 
 def trained_s(samples: Iterable[Sample]) -> float | None:
-    """Seconds from a node's first step to when the step that was cut off would have ended.
+    """Seconds from a node's first step to the expected end of the step that was cut off.
 
-    A training that is stopped at its time is cut off in the middle of a step. So a median step is added to those that
-    it ended: where that reaches the time, it has made all the steps that there was time for. Of several workers it is
-    the one that trained least; each is timed by its own node's monotonic clock.
+    A training that is stopped at its limit is cut off inside a step, so a median step is added: if that reaches the
+    limit, it made all the steps that fit. Of several workers, the one that trained least counts, by its own node's
+    monotonic clock.
 
     Returns:
-        The time; None where a worker, or the node, recorded fewer than two steps.
+        The time; None if a worker, or the node, recorded fewer than two steps.
     """
     ends_ns: dict[int, list[int]] = {}
     for sample in samples:

@@ -1,6 +1,6 @@
-"""TraceEvents: what a trace of torch.profiler holds of communication, computation and steps. Pure.
+"""TraceEvents: communication, computation and steps in a trace of torch.profiler. Pure.
 
-Untrusted: a node may have written anything into it. What the figures of a window are is `trace_view`'s.
+Untrusted input. `trace_view` computes the figures of a window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multinode.units import format_size
 _MOST_BYTES = 256 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's word for: with a gzip header, window of any size
-# What a clock cannot show; keeps sums of times that a node made up finite.
+# Implausible times; keeps sums of forged values finite.
 _LATEST_US = 1e16
 _MOST_ELEMENTS = 1 << 50
 _MOST_DIMENSIONS = 64
@@ -31,14 +31,14 @@ _LONGEST_ARGUMENT = 1 << 16
 # Those of torch take twice as much, with and without shapes.
 _LEAST_EVENT_BYTES = 64
 _FEW_EVENTS = 1000
-# Of a wait, by which the end of the span that ended it may come after it.
+# Tolerance by which the end of a span may follow the end of its wait.
 _LATE_END = 0.1
 # multinode_trace writes these marks.
 _MARK = re.compile(r"multinode step (\d{1,15}) ends")
 _GLOO = "gloo:"
 _DEVICE_COMMUNICATION = ("nccl", "rccl", "oneccl")
 _NCCL_KERNEL = re.compile(r"(?:AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|Reduce|AllToAll)")
-# Of bytes an element: dtypes as torch names them in the arguments of kernels, and in the types of inputs.
+# Bytes per element, by torch's dtype names in kernel arguments and in types of inputs.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "int64", "float64", "uint64"), 8),
     **dict.fromkeys(("float", "int", "int32", "float32", "uint32"), 4),
@@ -75,7 +75,7 @@ _OPS = {
 
 
 class TraceStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole optimizer step; `start_us` and `end_us` by the trace's clock, as the host saw them."""
+    """One complete optimizer step; `start_us` and `end_us` by the trace's clock, as seen by the host."""
 
     step: int
     start_us: float
@@ -83,13 +83,13 @@ class TraceStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective, from when this worker began to take part until it had its result.
+    """One collective, from when this worker joined until it had its result.
 
     Attributes:
-        op: as CallCount has it; `unknown` where the trace does not tell.
-        size_bytes: S as nccl-tests counts it; None is unknown. Of gloo's all-gather it is one worker's share.
-        ranks: workers in the group; None is unknown (gloo does not tell).
-        group: name and members of the group, as the trace has them; empty is unknown.
+        op: as in CallCount; `unknown` if the trace does not say.
+        size_bytes: S as in nccl-tests; None if unknown. For gloo's all-gather, one worker's share.
+        ranks: workers in the group; None if unknown (gloo does not report it).
+        group: name and members of the group, as in the trace; empty if unknown.
         step: the optimizer step that called it.
         start_us: by the trace's clock; likewise `end_us`.
     """
@@ -107,13 +107,13 @@ class TraceEvents(msgspec.Struct, frozen=True, kw_only=True):
     """The window of one worker; intervals are merged, in microseconds of the trace's clock.
 
     Attributes:
-        device: `cuda` where kernels of a GPU were recorded, else `cpu`.
-        steps: the whole steps, in order, one after the other.
-        collectives: of these steps, by their start.
-        computing: when something was computed: on a GPU any kernel that does not communicate, else an operator of a
-            thread that trains.
-        hiding: when communication costs nothing: `computing`, and on a CPU the time between two operators in which no
-            collective ended: a thread that waits for one goes on no sooner.
+        device: `cuda` if GPU kernels were recorded, otherwise `cpu`.
+        steps: complete steps, in order.
+        collectives: of these steps, by start.
+        computing: computation: on a GPU any kernel that does not communicate, otherwise an operator of a training
+            thread.
+        hiding: times when communication costs nothing: `computing`, and on a CPU the time between two operators in
+            which no collective ended.
     """
 
     device: str
@@ -127,7 +127,7 @@ _NULL = msgspec.Raw(b"null")
 
 
 class _Arguments(msgspec.Struct):
-    """Of an event, as torch writes them; of any type whatever, and decoded where they are looked at."""
+    """Arguments of an event, as torch writes them; decoded when needed."""
 
     collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NULL)
     sent: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NULL)
@@ -142,7 +142,7 @@ class _Arguments(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """Of Chrome's trace event format; `ts` and `dur` in microseconds."""
+    """An event in Chrome's trace format; `ts` and `dur` in microseconds."""
 
     ph: str = ""
     cat: str | None = None
@@ -157,7 +157,7 @@ class _Event(msgspec.Struct):
         return self.ts + self.dur
 
     def is_communication(self) -> bool:
-        """Whether this kernel is one of NCCL's, or of its kin."""
+        """Whether this kernel is one of NCCL or a similar library."""
         return self.name.lower().startswith(_DEVICE_COMMUNICATION)
 
 
@@ -169,25 +169,25 @@ _DECODER = msgspec.json.Decoder(_Trace, strict=False)
 
 
 def read_trace(data: bytes, most_bytes: int = _MOST_BYTES) -> TraceEvents:
-    """What a trace holds; a file as torch.profiler exports it, gzipped or not.
+    """Read a trace exported by torch.profiler, gzipped or not.
 
     Args:
         data: the file.
-        most_bytes: how large it may be unpacked; no more is unpacked.
+        most_bytes: maximum unpacked size.
 
     Raises:
-        ValueError: it is no such trace, is too large, or has no whole step; one line.
+        ValueError: it is not such a trace, is too large, or has no complete step; one line.
     """
     text = _unpack(data, most_bytes)
     if text.count(b"{") > max(_FEW_EVENTS, len(text) // _LEAST_EVENT_BYTES):
-        raise ValueError("no trace of torch.profiler: it is made of more events than its size allows")
+        raise ValueError("not a torch.profiler trace: it has more events than its size allows")
     try:
         events = [event for event in _DECODER.decode(text).traceEvents if event.ph == "X" and _is_sound(event)]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"no trace of torch.profiler: {_one_line(error)}") from None
+        raise ValueError(f"not a torch.profiler trace: {_one_line(error)}") from None
     steps = _steps(events)
     if not steps:
-        raise ValueError("it holds no whole step")
+        raise ValueError("it contains no complete step")
     return _on_device(events, steps) if any(event.cat == "kernel" for event in events) else _on_host(events, steps)
 
 
@@ -224,7 +224,7 @@ def _steps(events: Iterable[_Event]) -> tuple[TraceStep, ...]:
             marks.setdefault(int(found[1]), event.ts)
     steps: list[TraceStep] = []
     number = min(marks, default=0)
-    # A window has no holes, and a clock that is read in order does not go back.
+    # Windows have no gaps, and the clock is monotonic.
     while marks.get(number + 1, -math.inf) > marks.get(number, math.inf):
         steps.append(TraceStep(step=number + 1, start_us=marks[number], end_us=marks[number + 1]))
         number += 1
@@ -232,7 +232,7 @@ def _steps(events: Iterable[_Event]) -> tuple[TraceStep, ...]:
 
 
 class _Calendar:
-    """Which step a moment is in; None is none of them."""
+    """The step of a time, or None."""
 
     def __init__(self, steps: Sequence[TraceStep]) -> None:
         self._starts = [step.start_us for step in steps]
@@ -246,7 +246,7 @@ class _Calendar:
 
 
 def _on_device(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEvents:
-    """A kernel belongs to the step in which the host launched it: the device runs behind."""
+    """A kernel belongs to the step in which the host launched it, as the device lags behind."""
     launched = {
         number: event.ts
         for event in events
@@ -279,7 +279,7 @@ def _nccl_span(event: _Event, asked: _Arguments, step: int) -> CollectiveSpan:
         op=op,
         size_bytes=_size(elements, _plain(asked.dtype)),
         ranks=ranks if _is_count(ranks) and ranks > 0 else None,
-        # Workers of two groups may both call theirs by one name.
+        # Two groups may have the same name.
         group=f"{group or ''} {members or ''}".strip()[:_LONGEST_NAME],
         step=step,
         start_us=event.ts,
@@ -288,10 +288,10 @@ def _nccl_span(event: _Event, asked: _Arguments, step: int) -> CollectiveSpan:
 
 
 def _on_host(events: Sequence[_Event], steps: tuple[TraceStep, ...]) -> TraceEvents:
-    """Gloo's spans begin when one of its threads takes the call up, and end with the result."""
+    """Spans of gloo start when one of its threads takes the call."""
     calendar = _Calendar(steps)
     spans = [event for event in events if event.name.startswith(_GLOO)]
-    # A call is made by a thread that trains; gloo's own have operators, too, which copy what arrives.
+    # Calls are made by training threads; gloo's own threads have operators too, which copy results.
     callers = {event.tid for event in events if event.name.startswith("c10d::")}
     gloos = {event.tid for event in spans} - callers
     collectives = [_gloo_span(event, step) for event in spans if (step := calendar.step_at(event.ts)) is not None]
@@ -314,7 +314,7 @@ def _hiding(computing: Sequence[Interval], spans: Iterable[_Event], window: Inte
     waited = [
         (start, end)
         for start, end in gaps(computing, window)
-        # Gloo's thread wakes who waits before it notes that its span has ended.
+        # Gloo's thread wakes the waiter before it records the end of its span.
         if bisect.bisect_right(ends, end + _LATE_END * (end - start)) > bisect.bisect_left(ends, start)
     ]
     return gaps(waited, window)

@@ -1,6 +1,6 @@
-"""Trace view: communication, overlap and bandwidth of a profiler window, from merged intervals. Pure.
+"""Communication, overlap and bandwidth of a profiler window, from merged intervals. Pure.
 
-Reading a trace file is `trace_events`; what a step does outside of the window is `step_split`.
+`trace_events` reads the file; `step_split` covers steps outside the window.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from multinode.stats.estimate import UnknownError, attempt
 from multinode.stats.time_spans import Interval, clip, intersect, length, merge, subtract
 from multinode.traffic.algorithms import bus_factor
 
-# How far the window's exposed communication may be from the counters', as a part of the step, and be the same.
+# Tolerance between exposed communication of the window and of the counters, as a fraction of the step.
 _AGREES = 0.1
 _FEW_STEPS = 3
 _SLOWED = 1.1
 _BUSY = 0.5
 _US_PER_MS = 1000.0
 _GB_PER_S = 1e-3
-# A span of these has one partner, and the k-th of two workers need not be of the same message.
+# A span of these has one partner, and the k-th of two workers may be different messages.
 _PAIRWISE = frozenset({"send", "recv", "sendrecv", "unknown"})
 
 _Key = tuple[int, str, str, int | None, int]
 
 
 class WorkerTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The window of one worker, per step on average.
+    """The window of one worker, mean per step.
 
     Attributes:
         rank: global rank.
         steps: optimizer steps in the window.
         step_ms: the window over its steps.
-        comm_ms: union of the intervals in which a collective was under way.
-        exposed_ms: what of it no computation overlapped.
+        comm_ms: union of the intervals of collectives.
+        exposed_ms: the part that no computation overlapped.
         overlap: |communication and computation| / |communication|.
-        compute_ms: union of the intervals in which something was computed.
+        compute_ms: union of the intervals of computation.
     """
 
     rank: int
@@ -56,12 +56,12 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workers: by rank.
-        comm_ms: transfer per step: what the worker spent that waited least, as `WorkerTrace.comm_ms`.
+        comm_ms: transfer per step: `WorkerTrace.comm_ms` of the worker that waited least.
         exposed_ms: likewise.
         overlap: of that worker.
         busbw_gb_per_s: of its all-reduces: factor x bytes / union of their transfer times; None without an all-reduce.
-        message_bytes: sizes of those all-reduces in a step.
-        agreement: a sentence: how it compares with the trace-free figures, and why not where they differ.
+        message_bytes: sizes of those all-reduces per step.
+        agreement: a sentence that compares it with the trace-free figures.
         missing: reason by name.
     """
 
@@ -76,17 +76,17 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: WorkerSplit | None = None) -> TraceView:
-    """The windows of the workers that were traced, by rank, side by side.
+    """The windows of the traced workers, by rank.
 
-    The k-th call of one kind and size in a step is the same collective in every worker. Waiting, for a straggler or for
-    a peer that has not yet got so far, is in the longer spans of it; what the shortest took is its transfer. Clocks of
-    nodes differ, but all workers end a collective together: on each one's own clock, the transfer is the last part of
-    its span. A backend may run several collectives at once: hence the union of their transfers.
+    The k-th call of one kind and size in a step is the same collective in every worker. The longer spans of it include
+    waits for a straggler or a slower peer; the shortest is its transfer. Clocks of nodes differ, but all workers end a
+    collective together: on each worker's own clock, the transfer is the last part of its span. A backend may run
+    several collectives at once, hence the union of their transfers.
 
     Args:
-        traces: by rank, what was read of each.
-        world_size: workers in all; those of a group whose size the trace does not tell.
-        counted: the mean step by the counters, which the window is held against.
+        traces: by rank.
+        world_size: number of workers, for groups of unknown size.
+        counted: the mean step by the counters, for comparison.
     """
     if not traces:
         return TraceView(missing={"trace": "no window was recorded"})
@@ -110,7 +110,7 @@ def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: Wor
 
 def _worker(rank: int, events: TraceEvents) -> WorkerTrace:
     window = (events.steps[0].start_us, events.steps[-1].end_us)
-    # On a GPU the kernels of a window's steps run somewhat behind the host; they are taken as they come.
+    # On a GPU, kernels lag slightly behind the host; they are assigned as they come.
     communicating = merge(_spans(events.collectives))
     computing = clip(events.computing, window)
     exposed = length(subtract(communicating, events.hiding))
@@ -132,7 +132,6 @@ def _spans(collectives: Iterable[CollectiveSpan]) -> list[Interval]:
 
 
 def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> float:
-    """Of one worker's all-reduces."""
     if world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
         raise UnknownError("there is one worker")
     named = {other: _named(events.collectives) for other, events in traces.items()}
@@ -140,7 +139,7 @@ def _busbw(traces: Mapping[int, TraceEvents], rank: int, world_size: int) -> flo
     if not reductions:
         raise UnknownError("no all-reduce ran in the window")
     if any(span.size_bytes is None for span in reductions.values()):
-        raise UnknownError("the trace does not contain the sizes of its all-reduces")
+        raise UnknownError("the trace has no all-reduce sizes")
     transfers = []
     carried = 0.0
     for key, span in reductions.items():
@@ -158,7 +157,6 @@ def _took(span: CollectiveSpan) -> float:
 
 
 def _named(collectives: Iterable[CollectiveSpan]) -> dict[_Key, CollectiveSpan]:
-    """By what makes it the same collective in every worker of its group."""
     seen: Counter[tuple[int, str, str, int | None]] = Counter()
     named: dict[_Key, CollectiveSpan] = {}
     for span in collectives:
@@ -171,7 +169,6 @@ def _named(collectives: Iterable[CollectiveSpan]) -> dict[_Key, CollectiveSpan]:
 
 
 def _usual_sizes(reductions: Sequence[CollectiveSpan]) -> tuple[int, ...]:
-    """The sizes of one step's all-reduces, in the order in which they began, as most steps have them."""
     steps: dict[int, list[int]] = {}
     for span in reductions:
         if span.size_bytes is not None:
@@ -181,29 +178,28 @@ def _usual_sizes(reductions: Sequence[CollectiveSpan]) -> tuple[int, ...]:
 
 
 def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str) -> str:
-    """Exposed communication of the window beside that of the counters, and what sets them apart."""
     window = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms"
     if counted is None or counted.exposed_ms is None or counted.step_ms <= 0:
-        return f"Exposed communication: {window} per step in the window; it is unknown outside of it."
+        return f"Exposed communication: {window} per step in the window; it is unknown elsewhere."
     both = (
         f"Exposed communication per step: {window} in the window, "
         f"{counted.exposed_ms:.1f} ms of {counted.step_ms:.1f} ms by the counters"
     )
     apart = abs(worker.exposed_ms - counted.exposed_ms) / counted.step_ms
     if apart <= _AGREES:
-        return f"{both}: they agree, {apart:.1%} of the step apart."
-    return f"{both}: {apart:.0%} of the step apart, {_why_apart(worker, counted.step_ms, device)}."
+        return f"{both}: they agree within {apart:.1%} of the step."
+    return f"{both}: they differ by {apart:.0%} of the step{_why_apart(worker, counted.step_ms, device)}."
 
 
 def _why_apart(worker: WorkerTrace, step_ms: float, device: str) -> str:
     if worker.steps < _FEW_STEPS:
-        return f"and the window has too few steps ({worker.steps}) to tell"
+        return f"; the window has too few steps ({worker.steps}) to judge"
     if worker.step_ms > _SLOWED * step_ms:
-        return f"as the profiler made a step {worker.step_ms / step_ms - 1:.0%} longer"
+        return f", because the profiler made a step {worker.step_ms / step_ms - 1:.0%} longer"
     if device == "cuda" and worker.compute_ms < _BUSY * worker.step_ms:
         busy = worker.compute_ms / worker.step_ms
-        return f"as the GPU computed {busy:.0%} of the time and waited for the host in the rest"
-    return "and nothing recorded says why"
+        return f", because the GPU computed {busy:.0%} of the time and waited for the host otherwise"
+    return " for an unknown reason"
 
 
 def _waited_least(workers: Sequence[WorkerTrace]) -> WorkerTrace:

@@ -1,6 +1,6 @@
-"""Model work: what a job's files say of the computation of a token, kept with the run; with its speed, MFU and HFU.
+"""Model work: the computation per token according to a job's files; with the speed, MFU and HFU.
 
-FLOPs are counted in `flops`, which has the peaks too. Pure.
+FLOPs and peaks are in `flops`. Pure.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from multinode.records.samples import ModelSample
 from multinode.stats.estimate import UnknownError
 
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# They change the weights' type in memory, what the optimizer does, or who starts the workers, and no matrix.
+# These change the weight dtype in memory, the optimizer, or the launcher, but no matrix product.
 _SAME_FLOPS = frozenset({"quantization_bit", "use_galore", "use_apollo", "use_ray"})
 
 
 class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the FLOPs of a token.
+    """The inputs of FLOPs per token.
 
     Attributes:
-        precision: in which matrices are multiplied, where the files alone tell (`fp8`); None is what the workers tell.
-        shape: of the model; None is unknown.
-        adapter_parameters: of a LoRA or QLoRA adapter; None where the whole model is trained.
-        recompute: whether each layer's forward pass is made again in the backward pass.
-        packing: whether several samples share a row, so that a row's length says little about attention.
+        precision: of matrix products, if the files alone decide it (`fp8`); None uses the workers' records.
+        shape: of the model; None if unknown.
+        adapter_parameters: of a LoRA or QLoRA adapter; None if the whole model is trained.
+        recompute: whether each layer's forward pass is recomputed in the backward pass.
+        packing: whether several samples share a row, so that its length says little about attention.
         reason: why nothing is known.
     """
 
@@ -48,14 +48,14 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> ModelWork:
-    """What the job's files say.
+    """The work according to the job's files.
 
     Args:
         job: the job.
-        model: the model's config.json; None where nobody could read it.
+        model: the model's config.json; None if it could not be read.
     """
     if not isinstance(job, LlamaFactoryJob):
-        return ModelWork(reason="the model of a script is not known; FLOPs are counted for LLaMA-Factory's jobs")
+        return ModelWork(reason="the model of a script is unknown; FLOPs are counted for LLaMA-Factory jobs only")
     if model is None:
         return ModelWork(reason=f"the config.json of {job.config.get('model_name_or_path')} could not be read")
     shape = parse_model(model)
@@ -78,16 +78,16 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
 def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Utilisation:
     """TFLOP/s, MFU and HFU.
 
-    Tokens that are no padding count where they are known: what is computed for padding is lost.
+    Tokens without padding count if known, as computation of padding is wasted.
 
     Raises:
         UnknownError: why there are none.
     """
     if work.shape is None:
-        raise UnknownError(work.reason or "the model's shape is not known")
+        raise UnknownError(work.reason or "the model's shape is unknown")
     tgs, length = speed.effective_tgs or speed.tgs, speed.attention_length or _mean_length(speed)
     if tgs is None or length is None:
-        raise UnknownError("the training does not say how many tokens a step has")
+        raise UnknownError("the training does not report its tokens per step")
     flops = flops_per_token(
         work.shape, length, adapter_parameters=work.adapter_parameters, recompute=work.recompute, causal=True
     )
@@ -100,31 +100,28 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
 
 
 def _mean_length(speed: Throughput) -> float | None:
-    """Of a sample, without its padding where that is known."""
     if speed.tokens_per_sample is None or speed.effective_tgs is None or not speed.tgs:
         return speed.tokens_per_sample
     return speed.tokens_per_sample * speed.effective_tgs / speed.tgs
 
 
 def _peak(work: ModelWork, observed: Observed) -> tuple[float | None, str]:
-    """Of the workers' GPUs in the precision that ran, and in words; None with the reason."""
     models = last_models(observed).values()
     names = [model.device_name for model in models if model.device == "cuda" and model.device_name]
     if len(names) < observed.world_size or not names:
-        return None, "not every worker reported its GPU" if names else "no worker computes on a GPU"
+        return None, "not every worker reported its GPU" if names else "no worker uses a GPU"
     dtypes = {work.precision or _precision(model) for model in models}
     dtype = dtypes.pop()
     if dtype is None or dtypes:
-        return None, "the precision in which matrices were multiplied is not known"
+        return None, "the precision of the matrix products is unknown"
     return mean_peak(names, dtype)
 
 
 def _precision(model: ModelSample) -> str | None:
-    """As accelerate has it; else that of most parameters, as FSDP gathers them. None is not known."""
     if model.mixed_precision not in {None, "no"}:
         return model.mixed_precision
     most = max((name for name in model.dtypes if name in _PRECISIONS), key=model.dtypes.__getitem__, default="")
     gathered = model.settings.get("param_dtype")
     precision = _PRECISIONS.get(gathered if isinstance(gathered, str) else most)
-    # Older records tell neither tf32 nor what accelerate does with parameters of fp32.
+    # Older records have neither tf32 nor accelerate's handling of fp32 parameters.
     return precision if precision != "fp32" else {True: "tf32", False: "fp32", None: None}[model.tf32]

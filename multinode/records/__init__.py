@@ -1,1 +1,1 @@
-"""The run directory and what stands in it."""
+"""The run directory and its contents."""

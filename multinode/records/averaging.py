@@ -1,6 +1,6 @@
-"""Averaging between nodes every H-th optimizer step (local SGD, DiLoCo): what the command line asks for, and refusals.
+"""Averaging between nodes every H-th optimizer step (local SGD, DiLoCo): command-line options and refusals.
 
-The mechanism is the instrumentation's (multinode_sync); ADR 0033 has the semantics. Pure.
+The instrumentation implements it (multinode_sync); ADR 0033 describes the semantics. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from multinode.errors import UsageError
 SYNC_DTYPES = ("fp16", "bf16")
 # Read by the instrumentation.
 _VARIABLE = "MULTINODE_SYNC"
-# Of the outer optimizer, as the paper has them (arXiv:2311.08105).
+# Defaults of the outer optimizer (arXiv:2311.08105).
 _OUTER_LR, _MOMENTUM = 0.7, 0.9
 _MOST_STEPS = 1_000_000
 
@@ -27,10 +27,10 @@ class Averaging(msgspec.Struct, frozen=True, kw_only=True):
     """What nodes average, and when.
 
     Attributes:
-        every: optimizer steps of a round, H.
-        dtype: `fp16` or `bf16`, in which changes travel between nodes; None sends the parameters as they are.
+        every: optimizer steps per round, H.
+        dtype: `fp16` or `bf16`, in which changes are sent between nodes; None sends the parameters unchanged.
         outer_lr: learning rate of DiLoCo's outer optimizer; None is local SGD.
-        momentum: of the outer optimizer, Nesterov's.
+        momentum: of the outer optimizer (Nesterov).
     """
 
     every: Annotated[int, Meta(ge=1, le=_MOST_STEPS)]
@@ -40,7 +40,7 @@ class Averaging(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def option(self) -> str:
-        """As it is typed."""
+        """As typed."""
         if self.outer_lr is None:
             return f"--sync-every {self.every}"
         return f"--diloco {self.every}:{self.outer_lr:g}:{self.momentum:g}"
@@ -59,29 +59,34 @@ class Averaging(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_averaging(sync_every: int | None, diloco: str | None, sync_dtype: str | None) -> Averaging | None:
-    """What the options `--sync-every`, `--diloco` and `--sync-dtype` ask for; None where they were not given.
+    """What `--sync-every`, `--diloco` and `--sync-dtype` ask for; None without them.
 
     Raises:
-        UsageError: they contradict each other, or one is wrong.
+        UsageError: they contradict each other, or one is invalid.
     """
     if sync_dtype is not None and sync_dtype not in SYNC_DTYPES:
         raise UsageError(f"--sync-dtype {sync_dtype}: one of {', '.join(SYNC_DTYPES)}")
     if sync_every is None and diloco is None:
         if sync_dtype is not None:
             raise UsageError(
-                f"--sync-dtype {sync_dtype} is of what nodes average every H steps",
-                hint="give --sync-every H or --diloco H; --grad-compress sends the gradients of every step as fp16",
+                f"--sync-dtype {sync_dtype} applies to averages every H steps",
+                hint=(
+                    "add --sync-every H or --diloco H; to send the gradients of every step as fp16, use --grad-compress"
+                ),
             )
         return None
     if sync_every is not None and diloco is not None:
-        raise UsageError("--sync-every and --diloco exclude each other", hint="--diloco H averages every H steps, too")
+        raise UsageError(
+            ("--sync-every and --diloco are mutually exclusive"),
+            hint="use only one; --diloco H also averages every H steps",
+        )
     if diloco is None:
         return Averaging(every=sync_every or 0, dtype=sync_dtype)
     try:
         return _read_diloco(diloco, sync_dtype)
     except ValueError:
         raise UsageError(
-            f"--diloco {diloco}: it takes H, H:LR or H:LR:MOMENTUM", hint="such as --diloco 64:0.7:0.9"
+            f"--diloco {diloco}: expected H, H:LR or H:LR:MOMENTUM", hint="such as --diloco 64:0.7:0.9"
         ) from None
 
 
@@ -95,7 +100,7 @@ def _read_diloco(text: str, dtype: str | None) -> Averaging:
 
 
 def averaging_environment(averaging: Averaging | None, workers: Sequence[int]) -> dict[str, str]:
-    """Variables that tell a node's workers; `workers` are how many each node has, in node-rank order."""
+    """Variables for a node's workers; `workers` is the number on each node, in node-rank order."""
     if averaging is None:
         return {}
     fields = msgspec.structs.asdict(averaging) | {"workers": list(workers), "option": averaging.option}

@@ -1,4 +1,4 @@
-"""Benchmark: what workers measure instead of training: the collectives between them, or each its own device."""
+"""Benchmark: what workers measure instead of training: collectives between them, or each its own device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from multinode.errors import UsageError
 
 BACKENDS = ("nccl", "gloo", "xccl", "hccl")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
-"""As torch.distributed has them; sendrecv is nccl-tests' ring: each rank sends to the next, and receives meanwhile."""
+"""Named as in torch.distributed; sendrecv is nccl-tests' ring: each rank sends to the next while it receives."""
 DTYPE_BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8, "half": 2, "bfloat16": 2, "float": 4, "double": 8}
 REDOPS = ("sum", "prod", "max", "min", "avg")
 LAUNCH_US = 30.0
-"""A call on a GPU that takes less than this is over before Python has launched the next: the time is the launch's."""
+"""A GPU call shorter than this ends before Python launches the next one: the time is that of the launch."""
 
 _MOST_BYTES = 16 << 30
 _MOST_SIZES = 1000
@@ -23,12 +23,12 @@ _TURNS = 5
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to measure.
+    """One measurement.
 
     Attributes:
         collective: one of COLLECTIVES.
         size_bytes: S as nccl-tests counts it: of the whole buffer that is reduced, gathered, scattered or sent.
-        turns: parts into which its iterations are cut, with raw TCP around the ring of nodes before each; 0 is none.
+        turns: parts into which its iterations are split, each after raw TCP around the ring of nodes; 0 is none.
     """
 
     collective: str = "all_reduce"
@@ -40,13 +40,13 @@ class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-
     """A size scan: collectives over messages.
 
     Attributes:
-        messages: what is measured, in this order.
+        messages: what is measured, in order.
         dtype: element type, a key of DTYPE_BYTES.
-        redop: the reduction, one of REDOPS; it matters to all_reduce and reduce_scatter alone.
-        iters: timed iterations of each; fewer where they would take longer than `max_seconds`, never under `min_iters`.
+        redop: the reduction, one of REDOPS; used only by all_reduce and reduce_scatter.
+        iters: timed iterations of each; fewer if they would exceed `max_seconds`, but at least `min_iters`.
         warmup_iters: iterations before them.
-        check: how many times the values of each are verified; 0 does not.
-        backend: `nccl`, `gloo`, Intel's `xccl`, Ascend's `hccl`, or None: that of the worker's accelerator.
+        check: how often the values of each are verified; 0 is never.
+        backend: `nccl`, `gloo`, Intel's `xccl`, Ascend's `hccl`, or None for that of the worker's accelerator.
     """
 
     messages: tuple[Message, ...]
@@ -61,33 +61,35 @@ class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-
 
 
 def check_reduction(redop: str, dtype: str) -> None:
-    """Refuse a reduction that the element type does not have.
+    """Reject a reduction that the element type does not support.
 
     Raises:
-        UsageError: an average of integers, which backends round in ways of their own or refuse.
+        UsageError: an average of integers, which backends round differently or reject.
     """
     if redop == "avg" and "int" in dtype:
-        raise UsageError(f"there is no avg of {dtype}", hint="--op sum, or a type with fractions: --dtype float")
+        raise UsageError(
+            f"avg is not defined for {dtype}", hint="use --op sum, or a floating-point type: --dtype float"
+        )
 
 
 def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes: int | None = None) -> tuple[int, ...]:
-    """Sizes from begin to end, each `factor` times the one before, or `step_bytes` more (nccl-tests' -b -e -f -i).
+    """Sizes from begin to end, each `factor` times the previous, or `step_bytes` more (nccl-tests' -b -e -f -i).
 
     Raises:
-        UsageError: the range is empty, holds what no message can be, or more sizes than anyone waits for.
+        UsageError: the range is empty, too long, or contains invalid sizes.
     """
     if begin_bytes <= 0:
-        raise UsageError("the smallest size (-b) must be above zero", hint="for example -b 8")
+        raise UsageError("the smallest size (-b) must be positive", hint="for example -b 8")
     if end_bytes < begin_bytes:
-        raise UsageError("the largest size (-e) is below the smallest (-b)", hint="for example -b 64K -e 64M")
+        raise UsageError("the largest size (-e) is smaller than the smallest (-b)", hint="for example -b 64K -e 64M")
     if end_bytes > _MOST_BYTES:
         raise UsageError("the largest size (-e) is above 16 GiB", hint="for example -e 128M")
     if step_bytes is not None and step_bytes <= 0:
-        raise UsageError("the step (-i) must be above zero", hint="for example -i 1M, or -f 2 instead")
+        raise UsageError("the step (-i) must be positive", hint="for example -i 1M, or -f 2 instead")
     if factor < 2:  # noqa: PLR2004 - any smaller one would never end
         raise UsageError("the factor (-f) must be 2 or more", hint="for steps of equal size: -i 1M")
     if step_bytes is not None and (end_bytes - begin_bytes) // step_bytes >= _MOST_SIZES:
-        raise UsageError(f"the step (-i) makes more than {_MOST_SIZES} sizes", hint="a larger one, or -f 2 instead")
+        raise UsageError(f"the step (-i) gives more than {_MOST_SIZES} sizes", hint="use a larger step, or -f 2")
     sizes = []
     size = begin_bytes
     while size <= end_bytes:
@@ -107,7 +109,7 @@ def scan_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tup
 
 
 def in_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages, the largest of each collective in turns with raw TCP: it is what the network is judged by."""
+    """The messages; the largest of each collective alternates with raw TCP, as the network is judged by it."""
     largest = {message.collective: message for message in sorted(messages, key=lambda message: message.size_bytes)}
     return tuple(
         msgspec.structs.replace(message, turns=_TURNS) if message is largest[message.collective] else message
@@ -116,28 +118,28 @@ def in_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def check_choice(what: str, asked: str, known: Sequence[str]) -> str:
-    """What was asked for.
+    """Return the choice.
 
     Raises:
-        UsageError: it is not one of those that are known.
+        UsageError: it is not among the known ones.
     """
     if asked in known:
         return asked
     hint = f"one of {', '.join(known)}"
     if what != "collective" and asked in COLLECTIVES:
-        hint += f"; a collective is named without an option: multinode nccl-test {asked}"
+        hint += f"; give a collective without an option: multinode nccl-test {asked}"
     raise UsageError(f"unknown {what} {asked!r}", hint=hint)
 
 
 def time_left_s(test: CollectiveTest, done: int, time_us: float) -> float:
-    """A guess of how long the messages take that are still to be measured.
+    """Estimated time for the remaining messages.
 
-    A message is taken to need as much longer than the last one as it is larger, and never less.
+    A message takes longer than the last one in proportion to its size, and never less.
 
     Args:
         test: the test.
-        done: how many messages are measured, at least one.
-        time_us: what one iteration of the last of them took.
+        done: number of messages measured, at least one.
+        time_us: time of one iteration of the last one.
     """
     total_us = 0.0
     last = test.messages[done - 1]
@@ -151,9 +153,9 @@ def time_left_s(test: CollectiveTest, done: int, time_us: float) -> float:
 TEST_KINDS = ("matmul", "memory", "layers")
 """Matrix products; memory bandwidth; one layer each of BERT-large, GPT-2 medium and T5-large."""
 DEVICE_DTYPES = ("fp32", "tf32", "fp16", "bf16")
-"""tf32 are fp32 matrices that a GPU's tensor cores multiply with the precision of tf32."""
+"""tf32: fp32 matrices multiplied by a GPU's tensor cores at tf32 precision."""
 PHASES = ("alone", "together")
-"""One worker after the other, on one node after the other; or all of them at once."""
+"""One worker at a time, node by node; or all at once."""
 
 _LARGEST_SIZE = 1 << 16
 _LEAST_SECONDS, _MOST_SECONDS = 0.05, 600.0
@@ -165,11 +167,12 @@ class DeviceTest(msgspec.Struct, frozen=True, kw_only=True, tag="device-test"):
 
     Attributes:
         kinds: of TEST_KINDS.
-        dtypes: of DEVICE_DTYPES; empty takes all that the device has, and for layers the one that trainings use there.
+        dtypes: of DEVICE_DTYPES; empty takes all that the device supports, and for layers the usual one for
+            training.
         sizes: rows of the square matrices; empty takes those that fit into the time.
-        seconds: for which each test is timed.
-        repeats: how often all tests are gone through.
-        turns: whether the workers of a node wait for each other, so that each measures alone.
+        seconds: time of each test.
+        repeats: number of passes over all tests.
+        turns: whether the workers of a node take turns, so that each measures alone.
     """
 
     kinds: tuple[str, ...] = TEST_KINDS
@@ -183,10 +186,10 @@ class DeviceTest(msgspec.Struct, frozen=True, kw_only=True, tag="device-test"):
 def make_device_test(
     *, kinds: Iterable[str], dtypes: Iterable[str], sizes: Iterable[int], seconds: float, repeats: int
 ) -> DeviceTest:
-    """The test of what the command line asks for; nothing of kinds, dtypes or sizes takes what DeviceTest has.
+    """The test that the command line asks for; empty kinds, dtypes or sizes take DeviceTest's defaults.
 
     Raises:
-        UsageError: one of them is not known, or is out of bounds.
+        UsageError: one is unknown or out of bounds.
     """
     chosen = tuple(check_choice("test", kind, TEST_KINDS) for kind in dict.fromkeys(kinds))
     wrong = next((size for size in sizes if not 0 < size <= _LARGEST_SIZE), None)

@@ -1,4 +1,4 @@
-"""Private files: only their owner may read them; written whole or not at all, or line by line."""
+"""Private files: readable only by their owner; written atomically, or line by line."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FILE_MODE = 0o600
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a file in place, all of it or nothing, however many do so at once: the last one wins.
+    """Write a file atomically, even if several processes do so: the last one wins.
 
     Raises:
-        OSError: it cannot be written; nothing is left of the attempt.
+        OSError: it cannot be written; nothing is left behind.
     """
     fd, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     try:
@@ -42,7 +42,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What goes wrong with writing a file, as one clear line.
+    """Report errors of writing a file in one line.
 
     Raises:
         MultinodeError: it cannot be written.
@@ -54,13 +54,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def append(path: Path, data: bytes, size: int | None = None) -> None:
-    """Add to a file, which is made if there is none.
+    """Append to a file, which is created if missing.
 
     Args:
         path: the file.
-        data: what is added.
-        size: bytes that are in it; one that has more or fewer is put aside as `NAME.old`, as a gap would mislead. None
-            takes any.
+        data: the bytes to append.
+        size: the expected size; a file of another size is renamed to `NAME.old`, as a gap would mislead. None
+            accepts
+            any.
 
     Raises:
         MultinodeError: it cannot be written, or has another size.
@@ -69,14 +70,14 @@ def append(path: Path, data: bytes, size: int | None = None) -> None:
         there = os.fstat(file.fileno()).st_size
         if size is not None and there != size:
             path.replace(path.with_name(f"{path.name}.old"))
-            raise MultinodeError(f"{path} was changed by another program: {there} bytes where {size} were written")
+            raise MultinodeError(f"another program changed {path}: it has {there} bytes instead of {size}")
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest) :]
 
 
 def open_private(path: str, flags: int) -> int:
-    """An opener for `open`: what it makes, only the owner may read."""
+    """An opener for `open` that creates files readable only by their owner."""
     return os.open(path, flags, _FILE_MODE)
 
 
@@ -92,14 +93,14 @@ def read_text(path: Path, what: str, hint: str | None = None) -> str:
     """
     try:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{what} {path} is larger than any of its kind", hint=hint)
+            raise UsageError(f"{what} {path} is too large", hint=hint)
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"{what} {path} does not exist", hint=hint) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{what} {path} is not text in UTF-8", hint="save it as UTF-8") from None
+        raise UsageError(f"{what} {path} is not UTF-8 text", hint="save it as UTF-8") from None
     except ValueError:  # a NUL, which a quoted string of a YAML can hold
-        raise UsageError(f"{what} {str(path)!r} cannot be a path", hint=hint) from None
+        raise UsageError(f"{what} {str(path)!r} is not a valid path", hint=hint) from None
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}", hint=hint) from None
 
@@ -108,35 +109,36 @@ def load_yaml(path: Path, what: str, kind: type[T], hint: str) -> T:
     """A YAML file as `kind`, strict about every key.
 
     Raises:
-        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong kind; the message has
-            its place.
+        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong type; the message
+            has
+            the line.
     """
     return decode_yaml(read_text(path, what, hint), kind, path, hint)
 
 
 def write_new_text(path: Path, text: str) -> None:
-    """Write a file that does not exist yet; one that does is never overwritten.
+    """Write a new file; never overwrites one.
 
     Raises:
         UsageError: it exists, or cannot be written.
     """
-    _write(path, "x", text, "name another: -o FILE")
+    _write(path, "x", text, "choose another file: -o FILE")
 
 
 def require_directory(path: Path) -> None:
-    """Refuse a place for output before the work that would be lost.
+    """Reject an unusable output directory before work is lost.
 
     Raises:
-        UsageError: it is no directory, or not to be written to.
+        UsageError: it is not a directory, or not writable.
     """
     if not path.is_dir():
-        raise UsageError(f"{path} is no directory", hint=f"mkdir -p {shlex.quote(str(path))}")
+        raise UsageError(f"{path} is not a directory", hint=f"mkdir -p {shlex.quote(str(path))}")
     if not os.access(path, os.W_OK):
-        raise UsageError(f"{path} cannot be written to", hint=f"ls -ld {shlex.quote(str(path))}")
+        raise UsageError(f"{path} is not writable", hint=f"ls -ld {shlex.quote(str(path))}")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that the user named for output; one of an earlier time is replaced.
+    """Write an output file named by the user, replacing an earlier one.
 
     Raises:
         UsageError: it cannot be written.
@@ -151,18 +153,19 @@ def _write(path: Path, mode: str, text: str, hint: str) -> None:
     except FileExistsError:
         raise UsageError(f"{path} already exists", hint=hint) from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it cannot be a path"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a valid path"
         raise UsageError(f"{path} cannot be written: {reason}", hint=hint) from None
 
 
 def describe_stranger(path: Path) -> str | None:
-    """Who else may have written a file or directory, as `is owned by alice, mode 0644`; None: we, or root, alone.
+    """Who else could have written a file, as in `is owned by alice, mode 0644`; None if only we or root.
 
-    A private group of its owner may write, as some systems make one for each user. With sudo, the user who typed it
-    counts as we do. Of a symbolic link both it and its target count.
+    The owner's private group may write, as some systems create one per user. Under sudo, the invoking user counts
+    as
+    us. Of a symbolic link both it and its target count.
 
     Raises:
-        OSError: there is none.
+        OSError: it does not exist.
     """
     us = {os.getuid(), 0} | _sudo_user()
     link, target = path.lstat(), path.stat()
@@ -171,18 +174,17 @@ def describe_stranger(path: Path) -> str | None:
             return f"is owned by {_user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}"
     if target.st_mode & stat.S_IWOTH or (target.st_mode & stat.S_IWGRP and not _is_private(target)):
         mode = stat.S_IMODE(target.st_mode)
-        return f"can be written by others: owned by {_user_name(target.st_uid)}, mode {mode:04o}"
+        return f"is writable by others: owned by {_user_name(target.st_uid)}, mode {mode:04o}"
     return None
 
 
 def ownership_fix(path: Path) -> str:
     """The command that makes a file or directory ours alone."""
     whole = shlex.quote(str(path))
-    return f"if you trust what it says: sudo chown -R {_user_name(os.getuid())} {whole} && chmod -R go-w {whole}"
+    return f"if you trust its content: sudo chown -R {_user_name(os.getuid())} {whole} && chmod -R go-w {whole}"
 
 
 def _sudo_user() -> set[int]:
-    """Who became root by sudo, and can have anything run as root."""
     text = os.environ.get("SUDO_UID", "")
     return {int(text)} if os.getuid() == 0 and text.isdecimal() else set()
 

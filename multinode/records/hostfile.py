@@ -22,11 +22,14 @@ from multinode.transport.local import ask_program
 from multinode.transport.slurm import read_allocation
 from multinode.units import format_list
 
-_HINT = "one node a line, the first is node rank 0: node1 slots=2; files to start from: multinode init --example"
+_HINT = (
+    "write one node per line, such as node1 slots=2; the first is node rank 0; for sample files: multinode init "
+    "--example"
+)
 _NOT_UTF8 = "save it as UTF-8"
 _STDIN = "standard input"
 
-# What the dynamic loader, Python, a shell or NCCL load or run by a variable of its name.
+# Variables by which the dynamic loader, Python, a shell or NCCL load or run files.
 _RUNS_PROGRAMS = re.compile(
     r"PATH|(?:LD|DYLD|PYTHON)_?[A-Z_]*|(?:BASH_)?ENV|PROMPT_COMMAND|NCCL_\w*PLUGIN|\w*PRELOAD\w*"
 )
@@ -34,13 +37,15 @@ _RUNS_PROGRAMS = re.compile(
 # Files of these names are still found, as ./lab and ./auto.
 _LAB, _AUTO = "lab", "auto"
 _ANSIBLE_S = 60.0
-_NO_ANSIBLE = "pip install ansible-core, or where it is: ansible-inventory -i INVENTORY --list > listing.json"
+_NO_ANSIBLE = (
+    "pip install ansible-core; or, where it is installed: ansible-inventory -i INVENTORY --list > listing.json"
+)
 # More would push away what follows; a run keeps them all.
 _SHOWN_NODES = 32
 
 
 def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
-    """The cluster and the text of a hostfile that gives it: verbatim, or made from the group of an inventory.
+    """The cluster and the text of its hostfile: verbatim, or made from a group of an inventory.
 
     Args:
         path: a hostfile, `-` for standard input, or one of these with `:GROUP`, a group of an Ansible inventory, which
@@ -49,7 +54,7 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
 
     Raises:
         UsageError: it cannot be read, or there is no such group.
-        HostfileError: a line of it is wrong, or another user may have written it and it runs programs as us.
+        HostfileError: a line is invalid, or another user could have written the file and it runs programs as us.
     """
     path, group = _split_group(path)
     source = _STDIN if str(path) == "-" else str(path)
@@ -63,7 +68,7 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
         _check_ownership(path, cluster)
         if (counts := count_slots(text)) is not None:
             repeated = format_list([f"{name} {count} times" for name, count in counts.items() if count > 1], 4)
-            note(f"{source}: it names {repeated}, once for each worker there")
+            note(f"{source} names {repeated}, once for each of its workers")
         return cluster, text
     listing = text if source == _STDIN or text.lstrip().startswith("{") else _ask_ansible(path)
     cluster, ignored = parse_inventory(listing, group, source)
@@ -92,8 +97,8 @@ def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> 
     )
     if found is None:
         raise UsageError(
-            "--hosts auto: no scheduler gave nodes to this shell: SLURM_JOB_ID, DSTACK_NODES_IPS, SKYPILOT_NODE_IPS, "
-            f"PBS_NODEFILE and OAR_NODEFILE are not set, and there is no {MPI_HOSTFILE}",
+            "--hosts auto: no scheduler gave nodes to this shell: SLURM_JOB_ID, DSTACK_NODES_IPS, "
+            f"SKYPILOT_NODE_IPS, PBS_NODEFILE and OAR_NODEFILE are not set, and there is no {MPI_HOSTFILE}",
             hint="in Slurm: salloc -N2 multinode ..., or: multinode submit -N2 -- launch ...",
         )
     scheduler, cluster, text = found
@@ -112,14 +117,14 @@ def _ask_ansible(path: Path) -> str:
     """
     stranger = describe_stranger(path)
     if stranger is not None:
-        raise HostfileError(f"{path} {stranger}, and Ansible runs programs that an inventory names", hint=_copy(path))
+        raise HostfileError(f"{path} {stranger}, and Ansible runs programs named in an inventory", hint=_copy(path))
     argv = ("ansible-inventory", f"--inventory={path}", "--list")
     ran = shlex.join(argv)
     environ = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true", "ANSIBLE_NOCOLOR": "true"}
     try:
         done = ask_program(argv, environ, deadline_s=_ANSIBLE_S)
     except OSError as error:
-        why = f"{path} is an Ansible inventory, and ansible-inventory cannot be run: {error.strerror}"
+        why = f"{path} is an Ansible inventory, but ansible-inventory could not be run: {error.strerror}"
         raise UsageError(why, hint=_NO_ANSIBLE) from error
     except subprocess.TimeoutExpired:
         raise UsageError(f"ansible-inventory did not answer within {_ANSIBLE_S:.0f} s", ran=ran) from None
@@ -129,42 +134,40 @@ def _ask_ansible(path: Path) -> str:
 
 
 def _hint(path: Path) -> str:
-    """What helps where there is no such file: nodes may have been named in its place."""
     names = [name.partition(":")[0] for name in str(path).split(",")]
     if str(path) == "slurm":
         return "in an allocation: --hosts auto"
     if path.exists() or len(names) == 1 or not all(names):
         return _HINT
-    return f"it is a file, with one node a line: printf '%s\\n' {shlex.join(names)} > hosts.txt"
+    return f"give a file with one node per line: printf '%s\\n' {shlex.join(names)} > hosts.txt"
 
 
 def _check_ownership(path: Path, cluster: Cluster) -> None:
-    """See that what runs programs here or on the nodes was written by us or root.
+    """Check that a file that runs programs here or on the nodes was written by us or root.
 
     Raises:
-        HostfileError: another user may have written it.
+        HostfileError: another user could have written it.
     """
     named = next((name for node in cluster.nodes for name in _programs(node)), None)
     stranger = describe_stranger(path) if named is not None and cluster.source != _STDIN else None
     if stranger is not None:
         raise HostfileError(
-            f"{path} {stranger}, and {named}= in it has programs run as you",
+            f"{path} {stranger}, and {named}= in it runs programs as you",
             hint=_copy(path),
         )
 
 
 def _copy(path: Path) -> str:
-    return f"read it; if you trust it, take a copy: cp -r {shlex.quote(str(path))} my-hosts"
+    return f"review it; if you trust it, copy it: cp -r {shlex.quote(str(path))} my-hosts"
 
 
 def _programs(node: Node) -> tuple[str, ...]:
-    """The keys by which a node's line has programs run."""
     keys = [key for key in ("ssh_config", "python") if getattr(node, key) is not None]
     return (*keys, *(f"env.{name}" for name in node.env if _RUNS_PROGRAMS.fullmatch(name)))
 
 
 def _split_group(path: Path) -> tuple[Path, str | None]:
-    """`FILE:GROUP` taken apart; a file whose own name has a colon comes first."""
+    """`FILE:GROUP` split; a file with a colon in its name takes precedence."""
     name, colon, group = str(path).rpartition(":")
     whole = not colon or path.exists() or not (name == "-" or Path(name).exists())
     return (path, None) if whole else (Path(name), group)
@@ -172,28 +175,30 @@ def _split_group(path: Path) -> tuple[Path, str | None]:
 
 def _read_stdin(note: Callable[[str], None]) -> str:
     if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("standard input is closed, and --hosts - reads it", hint=_HINT)
+        raise UsageError("--hosts - reads standard input, which is closed", hint=_HINT)
     if sys.stdin.isatty():
         note("reading the hostfile from standard input; Ctrl-D ends it")
     data = sys.stdin.buffer.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise UsageError("the hostfile on standard input is larger than any of its kind", hint=_HINT)
+        raise UsageError("the hostfile on standard input is too large", hint=_HINT)
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UsageError("the hostfile on standard input is not text in UTF-8", hint=_NOT_UTF8) from None
+        raise UsageError("the hostfile on standard input is not UTF-8 text", hint=_NOT_UTF8) from None
 
 
 def find_hosts(
     option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Path | None
 ) -> tuple[Path | None, str]:
-    """The hostfile: `--hosts`, else $MULTINODE_HOSTS, else multinode.toml, else the running lab's; `lab` names the lab.
+    """The hostfile: `--hosts`, $MULTINODE_HOSTS, multinode.toml or the running lab's, in this order.
+
+    `lab` names the lab.
 
     Returns:
         Its path, None where `auto` names what a scheduler gave us; and which of these named it.
 
     Raises:
-        UsageError: none of them says one, or the lab is named and none runs.
+            UsageError: none is set, or the lab is named and not running.
     """
     ways = {
         "--hosts": option,
@@ -213,7 +218,7 @@ def find_hosts(
         return lab_hostfile, by
     raise UsageError(
         "no hostfile was given, and no lab is running",
-        hint="--hosts FILE, or $MULTINODE_HOSTS, or hosts= under [defaults] in multinode.toml, or: multinode lab up",
+        hint="use --hosts FILE, $MULTINODE_HOSTS, hosts= under [defaults] in multinode.toml, or: multinode lab up",
     )
 
 
@@ -221,11 +226,11 @@ def load_prices(path: Path) -> tuple[Prices, str]:
     """The prices and the file's text, verbatim.
 
     Raises:
-        UsageError: it cannot be read, or a line of it is wrong; the message has its place.
+        UsageError: it cannot be read, or a line is invalid; the message has the line.
     """
     text = read_text(
         path,
         "the prices file",
-        "a file to start from: configs/figures/gpu_prices.yaml, which multinode init --example writes",
+        "start from configs/figures/gpu_prices.yaml, which multinode init --example writes",
     )
     return parse_prices(text, str(path)), text

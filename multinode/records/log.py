@@ -1,4 +1,4 @@
-"""Log text as a person reads it, and what it says of the time before the first step. The log itself stays raw."""
+"""Log text as shown to people, and the stage it reports before the first step. The log itself stays raw."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# Of a line without an end, which is then read on in pieces.
+# A line without an end is read in pieces.
 _PIECE_CHARS = 1 << 16
-# An escape sequence that a piece ends in belongs to the next one.
+# An escape sequence at the end of a piece belongs to the next one.
 _ESCAPE_CHARS = 256
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
@@ -18,12 +18,12 @@ _RANK = re.compile(r"\[rank(\d{1,9})\]")
 
 
 def clean_log(text: str) -> str:
-    """The text as a terminal would have left it: what a carriage return overwrote is gone, escapes are removed."""
+    """The text as a terminal would leave it: overwritten text and escape sequences are removed."""
     return "\n".join(_clean_line(line) for line in text.split("\n"))
 
 
 def last_lines(text: str, count: int) -> str:
-    """The last `count` lines that say something."""
+    """The last `count` nonempty lines."""
     lines = [line for line in clean_log(text).split("\n") if line.strip()]
     return "\n".join(lines[-count:])
 
@@ -42,41 +42,42 @@ def _clean_part(part: str) -> str:
 
 
 class LogPiece(NamedTuple):
-    """Lines, the last of which has ended or goes on in the next piece."""
+    """Lines; the last one has ended or continues in the next piece."""
 
     text: str
     ended: bool
 
 
 class LogReader:
-    """A raw log, which comes in pieces, as `clean_log` has it: in time linear in its length, and in little memory.
+    """Cleans a raw log that arrives in pieces, as `clean_log` does, in linear time and little memory.
 
     Args:
-        rank: without the lines that begin with the mark of another rank, as torch sets it: `[rank3]: ...`.
-        draws: what a carriage return ends is a line as well, the last one of each piece that is fed: a progress bar is
-            seen while it is drawn.
+        rank: skip lines marked with another rank, as torch does: `[rank3]: ...`.
+        draws: treat a carriage return as the end of a line, and keep the last such line of each piece: a progress
+            bar
+            is shown while it is drawn.
     """
 
     def __init__(self, rank: int | None = None, *, draws: bool = False) -> None:
         self._rank = rank
         self._draws = draws
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # What has come since the last carriage return or line break, and the last state drawn on the line before it.
+        # Text since the last carriage return or line break, and the last state drawn before it.
         self._part: list[str] = []
         self._size = 0
         self._drawn = ""
-        # Something of the line, or of this part of it, has been given out.
+        # Whether a part of the line was returned already.
         self._shown = self._begun = False
         self._hidden: bool | None = None
 
     def feed(self, data: bytes) -> Iterator[LogPiece]:
-        """The lines that it ends, and what there is of one that has become too long."""
+        """The lines that it ends, and the beginning of an overlong one."""
         text = self._decoder.decode(data)
         if "\n" in text and not (self._begun or self._drawn or self._shown) and self._rank is None:
             text = "".join((*self._part, text))
             self._new_part()
             whole, _, rest = text.rpartition("\n")
-            # Nearly all logs are this simple, and long.
+            # Most logs are this simple, and long.
             if whole.replace("\n", "").replace("\t", "").isprintable():
                 yield LogPiece(whole, ended=True)
                 text = rest
@@ -90,7 +91,7 @@ class LogReader:
             self._drawn, self._shown = "", True
 
     def end(self) -> Iterator[LogPiece]:
-        """The line that the log ends in, if there is one."""
+        """The last line, if it has no end."""
         if self._part or self._drawn or self._begun:
             yield from self._end_line()
 
@@ -146,28 +147,28 @@ class LogReader:
 
 
 FIRST_STEP = "first step"
-# In the words of LLaMA-Factory, Hugging Face and DeepSpeed.
+# Messages of LLaMA-Factory, Hugging Face and DeepSpeed.
 _STAGES = (
-    ("tokenisation", re.compile(r"Running tokenizer|Tokenizing|Converting format of dataset|Generating \w+ split")),
-    ("model load", re.compile(r"Loading (?:checkpoint shards|weights)|loading weights file|Instantiating \w+ model")),
+    (
+        "tokenizing the data",
+        re.compile(r"Running tokenizer|Tokenizing|Converting format of dataset|Generating \w+ split"),
+    ),
+    (
+        "loading the model",
+        re.compile(r"Loading (?:checkpoint shards|weights)|loading weights file|Instantiating \w+ model"),
+    ),
     ("compiling", re.compile(r"Loading extension module|Building extension module|ninja: ")),
     (FIRST_STEP, re.compile(r"\*{3,} Running training \*{3,}|Total optimization steps")),
 )
 _PERCENT = re.compile(r"\d{1,3}%")
-_LOG = "log: "
 _READ_CHARS = 4096
-_SHOWN_CHARS = 48
 
 
 def next_stage(stage: str, log: str) -> str:
-    """The stage after this piece of log: the last that it names, else the one before; before any, its last line."""
-    lines = last_lines(log[-_READ_CHARS:], _READ_CHARS).split("\n")
-    for line in reversed(lines):
+    """The stage after this piece of log: the last one named in it, otherwise the previous one."""
+    for line in reversed(last_lines(log[-_READ_CHARS:], _READ_CHARS).split("\n")):
         name = next((name for name, words in _STAGES if words.search(line)), None)
         if name is not None:
             percent = _PERCENT.search(line)
             return f"{name} {percent[0]}" if percent is not None else name
-    if lines[-1] and (not stage or stage.startswith(_LOG)):
-        line = " ".join(lines[-1].split())
-        return _LOG + (line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 3] + "...")
     return stage

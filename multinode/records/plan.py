@@ -1,4 +1,4 @@
-"""LaunchPlan: exactly what will be done on each node. Data only; `plan_launch` makes it, `launch.execute` does it."""
+"""LaunchPlan: what will be done on each node. Data only; `plan_launch` makes it, `launch.execute` runs it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that torch.profiler records on some workers.
 
     Attributes:
-        after: the step after which it begins; earlier in a training that is too short for that.
+        after: the step after which it starts; earlier if the training is too short.
     """
 
     steps: int
@@ -95,9 +95,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A job, laid out over the nodes.
 
     Attributes:
-        engine: what starts the workers, by its name (job/engine_commands.py).
+        engine: what starts the workers, by name (job/engine_commands.py).
         job: the job in a few words, for people.
-        config_path: the YAML as its user named it; empty for a script, and in what earlier releases stored.
+        config_path: the YAML as the user named it; empty for a script.
         profile: whether the workers record their steps.
         nproc_per_node: workers of a node; of unequal ones, of the node with the most.
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
@@ -133,7 +133,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
-    """The same plan without secrets: in variables, arguments, prelude and files, and what was forwarded."""
+    """The same plan without secrets in variables, arguments, setup commands and files."""
     shown = msgspec.structs.replace(plan, nodes=tuple(_redact_node(node) for node in plan.nodes))
     return convert(redact(msgspec.to_builtins(shown)), LaunchPlan)
 

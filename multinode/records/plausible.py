@@ -1,6 +1,6 @@
-"""Plausible: which figures of a node are plausible at all. Nodes are not trusted; the others are as good as missing.
+"""Plausible: bounds on figures from nodes, which are not trusted; values outside are treated as missing.
 
-Knows bounds alone; whether figures agree with each other is for who compares them.
+Whether figures agree with each other is checked where they are compared.
 """
 
 from __future__ import annotations
@@ -11,37 +11,38 @@ from decimal import Decimal
 
 import msgspec
 
-# Eleven days: no step, and no part of one, takes longer; sums of such figures stay far from what a float can hold.
+# Eleven days: no step takes longer, and sums of such figures stay within a float.
 _LONGEST_US = 1e12
-# A nanosecond: no clock tells less, and what is divided by it stays far from there, too.
+# A nanosecond: no clock is finer, and what is divided by it stays within a float, too.
 _SHORTEST_US = 1e-3
 _LARGEST_COUNT = 1 << 60
 
 
 def plausible_us(value: float | None) -> float | None:
-    """A duration in microseconds: none at all, or from a nanosecond to eleven days; None is anything else."""
-    # What is no number is in no range; an integer of a thousand digits is compared before it is made a float.
+    """A duration in microseconds: 0, or from a nanosecond to eleven days; None for anything else."""
+    # NaN is in no range; an integer of a thousand digits is compared before it becomes a float.
     return float(value) if value is not None and (value == 0 or _SHORTEST_US <= value <= _LONGEST_US) else None
 
 
 def plausible_count(value: int | None) -> int | None:
-    """A number of things; None where it is missing, negative or above 2**60."""
+    """A number of things; None if it is missing, negative or above 2**60."""
     return value if value is not None and 0 <= value <= _LARGEST_COUNT else None
 
 
 _NUMBER = re.compile(r"\d{1,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"\d{1,40}(?:\.0+)?", re.ASCII)
-# Far above what any training has, and few enough orders of magnitude that no product of several leaves a float.
+# Far above any training's figures, and low enough that products of several stay within a float.
 _LEAST, _MOST = Decimal("1e-12"), Decimal("1e15")
 _MOST_COUNT = 10**12
 
 
 class Rounded(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure above zero that is known to lie between two bounds; products and quotients carry the bounds along.
+    """A positive figure known to lie between two bounds; products and quotients keep the bounds.
 
     Attributes:
-        value: as it was written.
-        low: the least that is rounded to it; `high` the most.
+        value: as written.
+        low: the smallest value that rounds to it.
+        high: the largest value that rounds to it.
     """
 
     value: float
@@ -58,7 +59,7 @@ class Rounded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exactly(value: float) -> Rounded:
-    """A figure without rounding, such as a number of things."""
+    """A figure without rounding, such as a count."""
     return Rounded(value=value, low=value, high=value)
 
 
@@ -73,30 +74,30 @@ def product(over: Iterable[Rounded], under: Iterable[Rounded] = (), scale: float
 
 
 def parse_rounded(text: str, *, scale: float = 1.0) -> Rounded:
-    """A figure as it was published: half a unit of its last digit either way.
+    """A published figure, exact to half a unit of its last digit.
 
     Args:
         text: such as `0.085`, `1169.29`, `1.5e3`.
-        scale: what its unit is in ours.
+        scale: factor from its unit to ours.
 
     Raises:
-        ValueError: it is no number above zero, or an implausible one.
+        ValueError: it is not a positive number, or implausible.
     """
     if not _NUMBER.fullmatch(text) or not _LEAST <= Decimal(text) <= _MOST:
-        raise ValueError(f"{text!r} is no figure above 0")
+        raise ValueError(f"{text!r} is not a positive number")
     value = Decimal(text)
     half = Decimal(1).scaleb(int(value.as_tuple().exponent)) / 2
-    # What was rounded up to a single digit, 1e3 or 0.1, was above zero all the same.
+    # A value rounded to a single digit, 1e3 or 0.1, was positive, too.
     low = max(value - half, value / 2)
     return Rounded(value=float(value) * scale, low=float(low) * scale, high=float(value + half) * scale)
 
 
 def parse_count(text: str) -> Rounded:
-    """A number of things, at least one; `64.0` of a spreadsheet is 64.
+    """A count of at least one; `64.0`, as spreadsheets write it, is 64.
 
     Raises:
-        ValueError: it is none, or an implausible one.
+        ValueError: it is not a count, or implausible.
     """
     if not _COUNT.fullmatch(text) or not 0 < int(text.partition(".")[0]) <= _MOST_COUNT:
-        raise ValueError(f"{text!r} is no number of things")
+        raise ValueError(f"{text!r} is not a count")
     return exactly(float(text.partition(".")[0]))

@@ -1,4 +1,4 @@
-"""RunProgress: how far each node is, folded from its records as they come. What the live table shows; not a summary."""
+"""RunProgress: how far each node is, from its records as they arrive. For the live table; not a summary."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ _Device = TypeVar("_Device")
 
 # Recent enough to follow, steady enough to read.
 RECENT_STEPS = 10
-# Of a training whose nodes average every H-th step, whole rounds are followed, as far as these are not too long.
+# If nodes average every H-th step, whole rounds are followed unless they are too long.
 _MOST_FOLLOWED = 4096
-# Counters of a step may come some steps after it.
+# Counters of a step may arrive some steps later.
 _KEPT_STEPS = 3 * RECENT_STEPS
-# More interfaces, GPUs, or records of a step than any node has fill no memory.
+# More interfaces, GPUs or records per step than any node has are dropped.
 _MOST_DEVICES = 256
 _MOST_OF_STEP = 1000
 
 
 class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recorded of one step of one worker; None did not come, or not yet."""
+    """The records of one step of one worker; None has not arrived."""
 
     step: StepSample | None = None
     ddp: tuple[DdpSample, ...] = ()
     wait: DeviceWaitSample | None = None
 
     def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> StepRecords:
-        """With one more; of DDP a step may have several: of iterations, and of modules."""
+        """With one more; DDP records several per step for several iterations or modules."""
         if isinstance(sample, StepSample):
             return msgspec.structs.replace(self, step=sample)
         if isinstance(sample, DdpSample):
@@ -58,12 +58,13 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, wait=self.wait or sample)
 
     def exposed_us(self, source: str, *, host_waits: bool) -> float | None:
-        """Exposed communication, waiting for stragglers included; None where the source does not tell it.
+        """Exposed communication, including waits for stragglers; None if the source does not record it.
 
         Args:
-            source: `ddp`, DDP's counters and what passed in calls beside it, which they do not count; `device`, waits
-                of the computing stream; `host`, the time in which the host was blocked in collectives.
-            host_waits: whether the host waits in a collective for its end, as it does without a GPU.
+            source: `ddp`: DDP's counters, plus calls beside them; `device`: waits of the compute stream;
+                `host`: time
+                that the host was blocked in collectives.
+            host_waits: whether the host waits for the end of a collective, as it does without a GPU.
         """
         if source == "device":
             return self._waited_us
@@ -75,10 +76,10 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
         return sum(max(0.0, one.comm_us - one.overlap_us) for one in self.ddp) + beside_us
 
     def beside_us(self, *, host_waits: bool) -> float | None:
-        """Of it what passed in calls beside DDP's reducer; None where they were not timed.
+        """The part in calls beside DDP's reducer; None if they were not timed.
 
         Args:
-            host_waits: as `exposed_us` has it.
+            host_waits: as for `exposed_us`.
         """
         if host_waits:
             return self._blocked_us or 0.0
@@ -86,7 +87,7 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _waited_us(self) -> float | None:
-        # One call that was not timed may have been the longest.
+        # A call that was not timed may have been the longest.
         wait = self.wait
         return wait.wait_us if wait is not None and wait.calls >= wait.of_calls else None
 
@@ -97,17 +98,17 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The last few steps of one worker, by number, ascending, as they come. Not a summary.
+    """The most recent steps of one worker, ascending. Not a summary.
 
     Attributes:
-        last_step: the last one that it finished; None is none yet.
+        last_step: the last finished step; None before the first.
     """
 
     last_step: int | None = None
     steps: dict[int, StepRecords] = {}
 
     def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> RecentSteps:
-        """After one more; a step's number that does not grow is of a worker that was started again: all is new."""
+        """After one more record; a step number that does not grow means that the worker was restarted."""
         before = self
         if isinstance(sample, StepSample):
             begins_anew = self.last_step is not None and sample.step <= self.last_step
@@ -116,7 +117,7 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(before, steps={number: known[number] for number in sorted(known)[-_KEPT_STEPS:]})
 
     def exposed_share(self, *, host_waits: bool) -> float | None:
-        """Exposed communication over step time, by the best source that tells it; None where nothing tells."""
+        """Exposed communication over step time, from the best source available; None without one."""
         phases = [one.step.phases_us or {} for one in self.steps.values() if one.step is not None]
         sources = ("ddp", "device", "host") if any("comm" in phase for phase in phases) else ("ddp", "device")
         for source in sources:
@@ -133,7 +134,7 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_and_time(self) -> tuple[int, float]:
-        """Tokens of the recent steps that tell them, and the microseconds that these took."""
+        """Tokens of the recent steps that record them, and their time in microseconds."""
         both = [
             (one.step.tokens, one.step.step_time_us)
             for one in self.steps.values()
@@ -142,9 +143,9 @@ class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
         return sum(tokens for tokens, _ in both), sum(took_us for _, took_us in both)
 
 
-# Ten years. What goes on for longer is a guess that nobody is helped by.
+# Ten years: a longer estimate helps nobody.
 _LONGEST_LEFT_S = 10 * 365 * 86400
-# Counters have headers and all, and a moment of reading is not sharp; what exceeds that is not of this link.
+# Counters include headers, and reading them is not instantaneous; larger figures are not of this link.
 _OVER_LINK = 1.05
 
 
@@ -152,7 +153,8 @@ class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One NIC, now.
 
     Attributes:
-        in_gbit_per_s: between the last two samples; likewise `out_gbit_per_s`.
+        in_gbit_per_s: between the last two samples.
+        out_gbit_per_s: likewise.
     """
 
     last: NicSample
@@ -170,18 +172,20 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
-        message: one short line on the state, such as how it ended.
-        stage: what its workers do before their first step; empty is unknown.
-        step: last step that a worker of this node finished; of a benchmark, messages or tests measured.
-        recent_us: the last step times of its first worker, oldest first.
-        round_steps: of a round of averaging between nodes; None where they average at each step.
-        samples_per_step: of all its workers; None is unknown.
-        loss: last one logged; NaN where it was no finite number.
+        message: a short line on the state, such as how it ended.
+        stage: what its workers do before their first step; empty while their program starts and imports.
+        step: last step finished by a worker of this node; for a benchmark, messages or tests measured.
+        recent_us: the most recent step times of its first worker, oldest first.
+        round_steps: steps per round of averaging between nodes; None if gradients are reduced in each step.
+        samples_per_step: of all its workers; None if unknown.
+        loss: the last one logged; NaN if it was not finite.
         cards: its NICs, by name.
-        net_in_gbit_per_s: of the busiest card between its last two samples; `net_out_gbit_per_s` likewise. A bond and
-            its cards count the same bytes, so they are not added up.
-        device: what they compute on, `cpu` or `cuda`; None is unknown.
-        test: the collective test that runs; None for any other job.
+        net_in_gbit_per_s: of the busiest NIC between its last two samples. A bond and its NICs count the same
+            bytes, so
+            they are not added up.
+        net_out_gbit_per_s: likewise.
+        device: `cpu` or `cuda`; None if unknown.
+        test: the running collective test; None for other jobs.
     """
 
     name: str
@@ -208,14 +212,14 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def doing(self) -> str:
-        """Its state in a few words; until its first step, how far it is on the way there."""
+        """Its state in a few words, with the stage until the first step."""
         if self.message or self.step is not None or self.state not in {"waiting", "running"}:
             return self.message or self.state
-        return "connecting" if self.state == "waiting" else f"running, {self.stage or 'no output yet'}"
+        return "connecting" if self.state == "waiting" else f"running, {self.stage or 'importing'}"
 
     @property
     def left_s(self) -> float | None:
-        """A guess of how long the rest takes at the recent pace; None if unknown."""
+        """Estimated remaining time at the recent pace; None if unknown."""
         if self.step is None or self.total_steps is None or self.step_time_us is None:
             return None
         if self.test is not None:
@@ -225,7 +229,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_time_us(self) -> float | None:
-        """Median of the recent steps; of rounds their mean, as few steps have all of the communication."""
+        """Median of the recent steps; for rounds the mean, as few steps contain all of the communication."""
         if not self.recent_us:
             return None
         return statistics.median(self.recent_us) if self.round_steps is None else statistics.fmean(self.recent_us)
@@ -240,7 +244,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tgs(self) -> float | None:
-        """Tokens per second and worker, padding counted, over the recent steps."""
+        """Tokens per second and worker, including padding, over the recent steps."""
         told = [worker.tokens_and_time for worker in self.workers.values()]
         tokens, took_us = (sum(numbers) for numbers in zip(*told, strict=True)) if told else (0, 0.0)
         return tokens / took_us * 1e6 if tokens and took_us > 0 else None
@@ -254,9 +258,9 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def link_share(self) -> float | None:
-        """The busier direction of the data plane's card as a share of what it says it can.
+        """The busier direction of the data NIC as a share of its link speed.
 
-        Another card's rate, such as an RDMA port's, is none of this link's.
+        The rate of another NIC, such as an RDMA port, does not belong to this link.
         """
         card = self.cards.get(self.ifname) if self.ifname is not None else None
         rate = card.busier_gbit_per_s if card is not None else None
@@ -267,7 +271,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_percent(self) -> float | None:
-        """Mean SM use of the node's GPUs."""
+        """Mean SM utilization of the node's GPUs."""
         return _mean([gpu.sm_percent for gpu in self.gpus.values()])
 
     @property
@@ -277,7 +281,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_power_w(self) -> float | None:
-        """What a GPU of the node draws, on average."""
+        """Mean power draw of the node's GPUs."""
         return _mean([gpu.power_w for gpu in self.gpus.values()])
 
     @property
@@ -287,7 +291,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a training that is stopped at its time.
+    """Progress of a training with a time limit.
 
     Attributes:
         trained_s: since its first step; 0 before that.
@@ -298,7 +302,7 @@ class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_s(self) -> float | None:
-        """What remains of it; None before the first step, as nothing tells when that comes."""
+        """Remaining time; None before the first step."""
         return max(0.0, self.limit_s - self.trained_s) if self.trained_s else None
 
 
@@ -306,11 +310,11 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run, now.
 
     Attributes:
-        stall: what is behind the standstill that lasts; None while the run gets on.
-        training: how far it is in its time; None has it train its steps.
-        attempt: which attempt this is, of `attempts` at the most, where it is restarted when it fails; else None.
-        note: what is known of the run besides, in one line; empty is nothing yet.
-        troubles: of this machine with following the run, a line each, the latest last.
+        stall: the cause of a lasting standstill; None while the run makes progress.
+        training: progress towards the time limit; None without one.
+        attempt: number of this attempt, of at most `attempts`, if the run is restarted on failure; otherwise None.
+        note: a one-line remark on the run; may be empty.
+        troubles: problems of this machine with following the run, one line each, latest last.
     """
 
     run_id: str
@@ -327,9 +331,9 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_s(self) -> float | None:
-        """How long the run takes yet; None where nothing tells.
+        """Estimated remaining time of the run; None if unknown.
 
-        A guess: that of the node which needs longest, or what remains of its time if that is less.
+        That of the slowest node, or the rest of the time limit if that is less.
         """
         running = [node for node in self.nodes if node.state == "running"]
         steps_s = _largest([node.left_s for node in running])
@@ -344,7 +348,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_progress(plan: LaunchPlan) -> RunProgress:
-    """The progress of a run in which nothing has happened yet."""
+    """The progress of a run before anything has happened."""
     return RunProgress(
         run_id=plan.run_id,
         job=plan.job,
@@ -398,7 +402,7 @@ def _advance(node: NodeProgress, sample: Sample) -> NodeProgress:  # noqa: C901,
 
 
 def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
-    # A node is believed about its own workers alone, and a collective test has messages for steps.
+    # A node reports only on its own workers, and a collective test has messages instead of steps.
     if sample.rank not in node.ranks or node.test is not None:
         return node
     worker = node.workers.get(sample.rank, RecentSteps()).with_sample(sample)
@@ -416,7 +420,6 @@ def _step(node: NodeProgress, sample: StepSample) -> NodeProgress:
 
 
 def _followed(round_steps: int) -> int:
-    """Steps that are recent: ten, or those of whole rounds."""
     return round_steps * math.ceil(RECENT_STEPS / round_steps)
 
 
@@ -428,7 +431,6 @@ def _exposed(node: NodeProgress, sample: DdpSample | DeviceWaitSample) -> NodePr
 
 
 def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
-    """A message that was measured; its time is of one iteration."""
     step = sample.index + 1
     if node.test is None or sample.rank != node.ranks[0] or not 0 < step <= len(node.test.messages):
         return node
@@ -438,7 +440,6 @@ def _message(node: NodeProgress, sample: CollectiveSample) -> NodeProgress:
 
 
 def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
-    """A test that was gone through; how many there will be is for the worker to find out."""
     if sample.rank not in node.ranks or node.test is not None or not sample.times_us:
         return node
     return msgspec.structs.replace(node, step=sample.index + 1, recent_us=(statistics.median(sample.times_us),))
@@ -459,7 +460,7 @@ def _card(before: CardProgress | None, sample: NicSample) -> CardProgress:
     nanoseconds = sample.mono_ns - before.last.mono_ns
     received, sent = sample.rx_bytes - before.last.rx_bytes, sample.tx_bytes - before.last.tx_bytes
     if received < 0 or sent < 0:
-        # The card was reset; its counters began anew.
+        # The NIC was reset; its counters started again.
         return CardProgress(last=sample)
     return CardProgress(last=sample, in_gbit_per_s=received * 8 / nanoseconds, out_gbit_per_s=sent * 8 / nanoseconds)
 

@@ -1,4 +1,4 @@
-"""Run: what happened to a plan, its stalls and why it failed. Written when a run starts and when its state changes."""
+"""Run: the outcome of a plan, with stalls and failure. Written when a run starts and when its state changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multinode.units import format_count
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """A TCP connection of a worker: `established` or `connecting`, and what the kernel holds for it."""
+    """A TCP connection of a worker: `established` or `connecting`, and the bytes in the kernel's queues."""
 
     state: str
     peer: str
@@ -25,7 +25,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sockets(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's TCP connections: how many, and the fullest of them."""
+    """A worker's TCP connections: their number, and the fullest of them."""
 
     established: int
     connecting: int
@@ -33,17 +33,18 @@ class Sockets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the run, as it was found.
+    """One process of the run.
 
     Attributes:
-        role: `worker`, or `launcher`, which is whatever stands above the workers.
-        rank: global rank, None of a launcher; likewise `local_rank`.
-        state: the kernel's letter (proc(5)), and in words `state_words`.
-        state_before: the letter a moment earlier.
-        cpu_s: processor seconds used between these two looks, which lay `looked_s` apart.
-        wchan: the kernel function in which it waits; None is unknown or none.
-        stack: Python stacks of all its threads, as `stack_source` printed them; None for the reason `stack_missing`.
-        collectives: launched in groups of all workers; None of a launcher, and where its backend does not count.
+        role: `worker`, or `launcher` for the processes above the workers.
+        rank: global rank; None for a launcher.
+        local_rank: likewise.
+        state: the kernel's letter (proc(5)); `state_words` explains it.
+        state_before: the letter at the first look.
+        cpu_s: CPU seconds used between the two looks, `looked_s` apart.
+        wchan: the kernel function in which it waits; None if unknown or none.
+        stack: Python stacks of all threads, printed by `stack_source`; None for the reason `stack_missing`.
+        collectives: launched in groups of all workers; None for a launcher, or if the backend does not count.
         gpu: whether it has a GPU open.
     """
 
@@ -83,14 +84,14 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a run that hangs.
+    """One node of a hanging run.
 
     Attributes:
-        error: why it could not be asked; the rest is then empty.
+        error: why it could not be queried; the rest is then empty.
         processes: launchers, then workers by rank.
-        last_steps: by rank, also of workers that are gone.
-        ras: what NCCL's RAS service answered; None for the reason `ras_missing`.
-        nccl_warnings: the last WARN lines of each process in NCCL's own logs.
+        last_steps: by rank, including workers that have ended.
+        ras: the answer of NCCL's RAS service; None for the reason `ras_missing`.
+        nccl_warnings: the last WARN lines of each process in NCCL's logs.
     """
 
     node: str
@@ -107,10 +108,10 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallCause(msgspec.Struct, frozen=True, kw_only=True):
-    """What seems to be behind a stall; `hint` is what fixes it, or shows more.
+    """The likely cause of a stall; `hint` fixes it or shows more.
 
     Attributes:
-        code: as of `Hang` (diagnose/stall.py); empty in what earlier releases stored.
+        code: as in `Hang` (diagnose/stall.py).
     """
 
     code: str = ""
@@ -123,7 +124,7 @@ class StallCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stall(StallCause, frozen=True, kw_only=True):
-    """A time without a step or a line of log on any node, with its cause.
+    """A time without a step or a log line on any node, with its cause.
 
     Attributes:
         time_s: when it was noticed, on the controller's wall clock.
@@ -135,7 +136,7 @@ class Stall(StallCause, frozen=True, kw_only=True):
 
 
 class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What `stall.json` keeps: the stalls of a run so far, and what the nodes said at the last of them."""
+    """Contents of `stall.json`: the stalls of a run so far, and the nodes' diagnosis at the last one."""
 
     schema: str = "multinode.stall/1"
     stalls: tuple[Stall, ...]
@@ -144,28 +145,28 @@ class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 RunStatus = str  # running | succeeded | failed | stopped | lost
 SLOWER_THAN_ONE_NODE = "slower_than_one_node"
-"""Why a run was stopped: one node alone is faster, and the user wanted it stopped then."""
+"""Stop reason: one node alone is faster, and the user asked to stop in that case."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run did not succeed: the first thing that went wrong.
+    """Why a run failed: the first thing that went wrong.
 
     Attributes:
-        rank: the worker's global rank, where one worker is to blame.
-        exit_code: of the job on that node; None where it never ended or never started.
-        log_tail: the last lines of that node's log, or the worker's own traceback.
-        kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
-            `timeout`, `connection`, `configuration` (of the job, its launcher or a limit), `desync` (ranks that do not
-            do the same), `killed`, `crashed`, `hang`, `node_lost` (power, kernel, or the network to it), `hardware` (a
-            GPU, link, disk or memory of it failed first), `gpu_held` (somebody else computes on a GPU of it); None is
-            none of these.
-        error_id: the error's name in the catalogue and on the page docs/reference/troubleshooting.md; None is none of
-            it.
-        cause: what the catalogue says of it.
-        time_s: when, on the controller's wall clock; of a node that was lost, when the last word came from it. None is
-            unknown.
-        consequences: of a node that was lost or whose hardware failed: how its peers failed then, a sentence a node; of
-            any, what may as well have been first.
+        rank: the worker's global rank, if one worker is to blame.
+        exit_code: of the job on that node; None if it never ended or never started.
+        log_tail: the last lines of that node's log, or the worker's traceback.
+        kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`,
+            `missing_file`,
+            `timeout`, `connection`, `configuration` (of the job, its launcher or a limit), `desync` (ranks call
+            different collectives), `killed`, `crashed`, `hang`, `node_lost` (power, kernel or network), `hardware`
+            (a
+            GPU, link, disk or memory failed first), `gpu_held` (another process uses a GPU of it); None is other.
+        error_id: the error's name in the catalog and on docs/reference/troubleshooting.md; None if it is not
+            listed.
+        cause: the catalog's explanation.
+        time_s: on the controller's wall clock; for a lost node, its last message. None if unknown.
+        consequences: for a lost node or failed hardware: how its peers failed then, one sentence per node; for any
+            failure, what else may have been first.
     """
 
     node: str
@@ -188,16 +189,15 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
-        exit_code: the job's; None while it runs, or when a signal ended it.
+        exit_code: the job's; None while it runs, or if a signal ended it.
         cause: `exited`, `stopped`, `lease_expired`, `supervisor_lost`, `not_started`.
-        ended_s: when, on the node's wall clock.
-        processes_left: processes of the run still there after the stop; None is unknown.
-        oom_kills: processes that the kernel killed for lack of memory meanwhile, in the job's control group where that
-            can be seen, else on the whole node; None is unknown.
-        disk_free_bytes: what was left where the run keeps its log, when the job ended; None is unknown.
-        stopped_by: whose order stopped it; None where none did, as where the supervisor was sent a signal.
-        lost_s: of a node that was lost, when the last word came from it, on the controller's wall clock; None is
-            unknown.
+        ended_s: on the node's wall clock.
+        processes_left: processes of the run that survived the stop; None if unknown.
+        oom_kills: processes that the kernel killed for lack of memory meanwhile, in the job's cgroup if visible,
+            otherwise on the whole node; None if unknown.
+        disk_free_bytes: on the log's file system when the job ended; None if unknown.
+        stopped_by: who ordered the stop; None if nobody did, for example after a signal to the supervisor.
+        lost_s: the last message of a lost node, on the controller's wall clock; None if unknown.
     """
 
     name: str
@@ -215,19 +215,20 @@ class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a run that is restarted; it is a run itself, with the same nodes, logs and figures as any.
+    """One attempt of a run with restarts; it is a run itself, with the same nodes, logs and figures as any.
 
     Attributes:
         run_id: its own.
-        checkpoint: the one that it went on from; None begins anew.
-        skipped: checkpoints that were newer, and why each is not complete.
+        checkpoint: the one it resumed from; None starts from scratch.
+        skipped: newer checkpoints that are incomplete, each with the reason.
         world_size: its workers; 0 is unknown.
-        left_out: nodes of the run that it goes on without, and why.
-        global_batch: samples of an optimizer step; None is unknown, as of a script.
-        first_step: optimizer steps that were done before; `last_step` when it ended, before its first step the same.
-        lost_steps: steps of it that the attempt after it did again; None of the last one.
-        lost_s: from its failure to the start of the next attempt, and what the lost steps had taken; likewise.
-        not_restarted: why there is no attempt after it; None where there is one, or where it succeeded.
+        left_out: nodes of the run that it does without, each with the reason.
+        global_batch: samples per optimizer step; None if unknown, as for a script.
+        first_step: optimizer steps done before it.
+        last_step: optimizer steps done when it ended.
+        lost_steps: steps that the next attempt repeated; None for the last one.
+        lost_s: from its failure to the start of the next attempt, plus the time of the lost steps; likewise.
+        not_restarted: why no attempt follows; None if one does, or if it succeeded.
     """
 
     run_id: str
@@ -248,17 +249,17 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, as `run.json` keeps it.
+    """Contents of `run.json`.
 
     Attributes:
         status: `running`, `succeeded`, `failed`, `stopped` or `lost`.
         started_s: controller's wall clock.
-        lease_s: how long the nodes go on without word from the controller.
+        lease_s: how long the nodes continue without contact to the controller.
         kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`, `tune`, `tuning`.
-        detached: whether it goes on without a controller.
-        attempts: of a run that is restarted when it fails, oldest first; empty of any other.
-        stop_reason: of a run that was stopped here: a signal's name, `stop` (the verb), or SLOWER_THAN_ONE_NODE.
-        missing_bytes: of its logs and samples, what could not be written here; `multinode attach` fetches it.
+        detached: whether it continues without a controller.
+        attempts: of a run with restarts, oldest first; otherwise empty.
+        stop_reason: of a stopped run: a signal's name, `stop` (the command), or SLOWER_THAN_ONE_NODE.
+        missing_bytes: of logs and samples that could not be written here; `multinode attach` fetches them.
     """
 
     schema: str = "multinode.run/1"
@@ -286,7 +287,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_run(plan: LaunchPlan, started_s: float) -> Run:
-    """A run of a plan that has just begun."""
+    """A run of a plan that has just started."""
     return Run(
         run_id=plan.run_id,
         job=plan.job,
@@ -299,24 +300,24 @@ def new_run(plan: LaunchPlan, started_s: float) -> Run:
 
 
 def make_run_id() -> str:
-    """A name that sorts by date and that no two runs share."""
+    """A unique name that sorts by date."""
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
 def node_run_id(run_id: str, node_rank: int) -> str:
-    """What a run is called on one node: nodes may share a home directory, and with it the place of their runs."""
+    """The run's name on one node: nodes may share a home directory, and with it the directory of runs."""
     return f"{run_id}.{node_rank}"
 
 
 def parse_node_run_id(name: str) -> str:
-    """The run id in what a run is called on a node."""
+    """The run id in the name of a run on a node."""
     return re.sub(r"\.\d+$", "", name)
 
 
 def match_runs(names: Sequence[str], begin: str) -> list[str]:
-    """Those of the names that somebody means who gives an id, or the beginning of one; one is what it should be.
+    """The names that match a run id or its beginning; should be exactly one.
 
-    Parts of a run are named after it, as attempts or what is compared: whoever names it means it.
+    Parts of a run, such as attempts, are named after it; the run's own name refers to the run.
     """
     if begin in names:
         return [begin]

@@ -1,4 +1,4 @@
-"""RunDirectory: one run on the controller's disk, one file a noun. Only its owner may read it."""
+"""RunDirectory: one run on the controller's disk, one file per subject. Readable only by its owner."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOCK = "lock"
-# What a file system answers that has none: Lustre without flock, some of FUSE, NFS whose lock service is down.
+# Errors of file systems without locks: Lustre without flock, some FUSE file systems, NFS without lock service.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 # struct flock of fcntl(2): type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-# Names of files come from the nodes.
+# File names come from the nodes.
 _SAMPLES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 
 
 def runs_root() -> Path:
-    """Where runs are kept: $MULTINODE_RUNS, else `runs` in the working directory."""
+    """The directory of runs: $MULTINODE_RUNS, or `runs` in the working directory."""
     named = os.environ.get("MULTINODE_RUNS")
     return Path(named).expanduser() if named else Path.cwd() / "runs"
 
 
 class _Cluster(msgspec.Struct, frozen=True):
-    """What is read of a run's nodes here."""
+    """The part of the cluster that is read here."""
 
     hosts: str = ""
 
@@ -66,7 +66,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Nodes whose folder of samples is there.
+        # Nodes whose sample directory exists.
         self._sampled: set[int] = set()
 
     def __str__(self) -> str:
@@ -77,8 +77,8 @@ class RunDirectory:
         """A new directory for a run.
 
         Raises:
-            UsageError: there is one of this name already; a run id is never used twice.
-            MultinodeError: it cannot be made.
+            UsageError: it exists; a run id is never reused.
+            MultinodeError: it cannot be created.
         """
         directory = cls(root / run_id)
         try:
@@ -86,20 +86,20 @@ class RunDirectory:
             for path in (directory.path, directory.path / "logs", directory.path / "samples"):
                 path.mkdir(mode=DIRECTORY_MODE)
         except FileExistsError as error:
-            raise UsageError(f"there is a run {run_id} already", hint=f"multinode attach {run_id}") from error
+            raise UsageError(f"run {run_id} already exists", hint=f"multinode attach {run_id}") from error
         except OSError as error:
             raise MultinodeError(
-                f"the run directory cannot be made: {error}",
-                hint="set MULTINODE_RUNS to a directory that can be written",
+                f"the run directory cannot be created: {error}",
+                hint="set MULTINODE_RUNS to a writable directory",
             ) from error
         return directory
 
     @classmethod
     def open(cls, root: Path, run_id: str) -> RunDirectory:
-        """The directory of an earlier run; a unique beginning of its id is enough, and `last` is the newest.
+        """The directory of an earlier run, by a unique beginning of its id; `last` is the newest.
 
         Raises:
-            UsageError: there is none, or several begin so.
+            UsageError: there is none, or several match.
         """
         runs = scan_runs(root)
         names = [path.name for path in runs.ours]
@@ -113,7 +113,7 @@ class RunDirectory:
         for name in [] if matching else theirs:
             raise UsageError(runs.ignored[name], hint=ownership_fix(root / name))
         if not names:
-            raise UsageError(f"there are no runs in {root} yet", hint="another directory: $MULTINODE_RUNS")
+            raise UsageError(f"there are no runs in {root} yet", hint="choose another directory: $MULTINODE_RUNS")
         found = ", ".join(matching or names[-3:])
         raise UsageError(
             f"{'several runs begin' if matching else 'no run begins'} with {run_id!r} in {root} ({found})",
@@ -122,10 +122,10 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run: one process at a time follows it and writes its files; unlocked where there are no locks.
+        """Lock the run: one process at a time follows it and writes its files. No lock on file systems without locks.
 
         Raises:
-            UsageError: another one does.
+            UsageError: another process holds it.
         """
         with writing(self.path / _LOCK):
             fd = open_private(str(self.path / _LOCK), os.O_RDWR | os.O_CREAT)
@@ -135,7 +135,7 @@ class RunDirectory:
             except OSError as error:
                 if error.errno in _NO_LOCKS:
                     _LOG.warning(
-                        "the file system of %s has no locks (%s): see yourself that one multinode follows run %s",
+                        "the file system of %s has no locks (%s): make sure that only one multinode follows run %s",
                         self.path, error.strerror, self.run_id,
                     )  # fmt: skip
                     yield
@@ -144,8 +144,8 @@ class RunDirectory:
                     raise MultinodeError(f"{self.path / _LOCK} cannot be locked: {error.strerror}") from error
                 pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
                 raise UsageError(
-                    f"run {self.run_id} is followed by another multinode already (pid {pid})",
-                    hint=f"watch what it writes: multinode logs -f {self.run_id}",
+                    f"another multinode (pid {pid}) already follows run {self.run_id}",
+                    hint=f"watch its output: multinode logs -f {self.run_id}",
                 ) from None
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -161,7 +161,7 @@ class RunDirectory:
         except OSError:
             return False
         try:
-            # Who asks takes nothing, or a follower that comes in this moment would be turned away.
+            # Asking takes no lock, or a follower that starts now would be turned away.
             held = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE)
         except OSError:
             # A file system without locks.
@@ -176,35 +176,35 @@ class RunDirectory:
         return self.path.name
 
     def write(self, name: str, value: object) -> None:
-        """Write a noun as indented JSON without secrets, all of it or nothing.
+        """Write a file as indented JSON without secrets, atomically.
 
         Raises:
-            MultinodeError: it cannot be written; so do all that write.
+            MultinodeError: it cannot be written; likewise for the other writers.
         """
         shown = redact(decode_json(msgspec.json.encode(value), object))
         data = msgspec.json.format(msgspec.json.encode(shown), indent=2)
         self.write_bytes(name, data + b"\n")
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a file, all of it or nothing."""
+        """Write a file atomically."""
         with writing(self.path / name):
             replace_file(self.path / name, data)
 
     def write_cluster(self, cluster: Cluster, hostfile: str) -> None:
-        """Write the nodes, and the text of the hostfile that names them."""
+        """Write the nodes, and the text of their hostfile."""
         self.write_bytes("hostfile.txt", redact_hostfile(hostfile).encode())
         self.write("cluster.json", cluster)
 
     def read_hosts(self) -> str:
-        """What `--hosts` named for the run; empty where something else did, or an earlier release kept none."""
+        """The `--hosts` argument of the run; empty if the nodes came from elsewhere."""
         cluster = self.read("cluster.json", _Cluster)
         return cluster.hosts if cluster is not None else ""
 
     def read(self, name: str, kind: type[T]) -> T | None:
-        """Read a noun back; None where the run has none.
+        """Read a file; None if the run has none.
 
         Raises:
-            MultinodeError: the file is not what it should be.
+            MultinodeError: the file is invalid.
         """
         path = self.path / name
         try:
@@ -215,17 +215,17 @@ class RunDirectory:
             raise MultinodeError(f"{path} cannot be read: {error}") from error
 
     def append_log(self, node_rank: int, data: bytes, size: int | None = None) -> None:
-        """Append to a node's log, as the job wrote it; `size` as `append` has it."""
+        """Append to a node's log, as the job wrote it; `size` as for `append`."""
         append(self.log_path(node_rank), data, size)
 
     def append_samples(self, node_rank: int, name: str, data: bytes, size: int | None = None) -> None:
-        """Append to one of a node's files of samples: `name` is as on the node, `size` as `append` has it.
+        """Append to one of a node's sample files: `name` as on the node, `size` as for `append`.
 
         Raises:
-            MultinodeError: it cannot be written, or is not the name of such a file.
+            MultinodeError: it cannot be written, or the name is invalid.
         """
         if not _SAMPLES_NAME.fullmatch(name):
-            raise MultinodeError(f"not the name of a file of samples: {name!r}")
+            raise MultinodeError(f"not the name of a samples file: {name!r}")
         path = self.path / "samples" / f"node-{node_rank}" / name
         if node_rank not in self._sampled:
             with writing(path.parent):
@@ -234,10 +234,10 @@ class RunDirectory:
         append(path, data, size)
 
     def restore(self) -> None:
-        """Make anew what of the directory was removed meanwhile.
+        """Recreate the parts of the directory that were removed meanwhile.
 
         Raises:
-            MultinodeError: it cannot be made.
+            MultinodeError: it cannot be created.
         """
         self._sampled.clear()
         with writing(self.path):
@@ -245,7 +245,7 @@ class RunDirectory:
                 path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
 
     def require_room(self, size_bytes: int) -> None:
-        """See that so much more can be written.
+        """Check that this much more can be written.
 
         Raises:
             MultinodeError: it cannot.
@@ -255,7 +255,7 @@ class RunDirectory:
             file.flush()
 
     def sizes(self, node_rank: int) -> dict[str, int]:
-        """Bytes of each of a node's files that are here, by the file's name in the node's run directory."""
+        """Bytes of each of a node's files here, by name in the node's run directory."""
         files = {f"samples/{path.name}": path for path in self.sample_files(node_rank)}
         files["log"] = self.log_path(node_rank)
         sizes: dict[str, int] = {}
@@ -267,7 +267,7 @@ class RunDirectory:
         return sizes
 
     def offsets(self, node_rank: int) -> dict[str, int]:
-        """How much of each of these files has come, what is gone on the node included."""
+        """How much of each of these files has been transferred, including parts that the node has dropped."""
         offsets = self.sizes(node_rank)
         if "log" in offsets:
             with contextlib.suppress(FileNotFoundError):
@@ -275,7 +275,7 @@ class RunDirectory:
         return offsets
 
     def note_gap(self, node_rank: int, more_bytes: int) -> None:
-        """The node's log is so much longer there than here, for what is gone in this place, and what is said of it.
+        """Record that this many bytes of the node's log are missing here, with a message in their place.
 
         Raises:
             MultinodeError: it cannot be written.
@@ -286,7 +286,7 @@ class RunDirectory:
         return self.log_path(node_rank).with_suffix(".gaps")
 
     def log_path(self, node_rank: int) -> Path:
-        """Where a node's log lies."""
+        """Path of a node's log."""
         return self.path / "logs" / f"node-{node_rank}.log"
 
     def log_tail(self, node_rank: int, size_bytes: int = 1 << 16) -> str:
@@ -300,29 +300,29 @@ class RunDirectory:
             return ""
 
     def sample_tails(self, node_rank: int, size_bytes: int = 1 << 18) -> Iterator[bytes]:
-        """The last lines of each of a node's files of samples, whole ones."""
+        """The last whole lines of each of a node's sample files."""
         for path in self.sample_files(node_rank):
             yield from read_tail(path, size_bytes)
 
     def sample_lines(self, node_rank: int, stretches: EvenStretches | None = None) -> Iterator[bytes]:
-        """A node's samples, a line at a time, one file after the other; of a line without end pieces.
+        """A node's samples, line by line, one file after the other; overlong lines in pieces.
 
-        `stretches` says what is read of them; None is everything.
+        `stretches` selects what is read; None is everything.
         """
         for path in self.sample_files(node_rank):
             yield from stretches.lines(path) if stretches is not None else (line for _, line in read_lines(path))
 
     def traces(self) -> Path:
-        """Where the workers' traces lie, once there are any."""
+        """The directory of the workers' traces, if there are any."""
         return self.path / "traces"
 
     def sample_files(self, node_rank: int) -> list[Path]:
-        """A node's files of samples, as many as there are."""
+        """A node's sample files."""
         return sorted((self.path / "samples" / f"node-{node_rank}").glob("*.jsonl"))
 
 
 class SampleTail:
-    """A node's samples as they come."""
+    """A node's samples as they arrive."""
 
     def __init__(self, directory: RunDirectory, node_rank: int) -> None:
         self._directory = directory
@@ -330,7 +330,7 @@ class SampleTail:
         self._read: dict[Path, int] = {}
 
     def lines(self) -> Iterator[bytes]:
-        """What has come since it was last asked, whole lines alone; of a line that is longer than any, pieces."""
+        """Whole lines that have arrived since the last call; overlong lines in pieces."""
         for path in self._directory.sample_files(self._node_rank):
             for at, line in read_lines(path, self._read.get(path, 0)):
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
@@ -340,12 +340,12 @@ class SampleTail:
 
 
 class RunFolders(NamedTuple):
-    """What lies below a root.
+    """The directories below a root.
 
     Attributes:
-        ours: the run directories, in the order in which their records were last written.
-        ignored: by name, in the same order, those that another user may have written, with a sentence of why.
-        ignored_after_last: those sentences of them that are newer than the last of `ours`.
+        ours: run directories, in the order in which they were last written.
+        ignored: by name, in the same order, those that another user could have written, with the reason.
+        ignored_after_last: the reasons of those newer than the last of `ours`.
     """
 
     ours: list[Path]
@@ -354,7 +354,7 @@ class RunFolders(NamedTuple):
 
 
 def list_runs(root: Path) -> list[Path]:
-    """Our run directories below `root`, in the order in which their records were last written.
+    """Our run directories below `root`, in the order in which they were last written.
 
     Raises:
         MultinodeError: `root` cannot be read.
@@ -363,7 +363,7 @@ def list_runs(root: Path) -> list[Path]:
 
 
 def scan_runs(root: Path) -> RunFolders:
-    """The run directories below `root`: ours, and those of others, which name programs that would be run as us.
+    """The run directories below `root`: ours, and those of others, which could make us run their programs.
 
     Raises:
         MultinodeError: `root` cannot be read.
@@ -373,11 +373,11 @@ def scan_runs(root: Path) -> RunFolders:
     except (FileNotFoundError, NotADirectoryError):
         paths = []
     except OSError as error:
-        hint = f"ls -ld {shlex.quote(str(root))}; another directory: $MULTINODE_RUNS"
+        hint = f"ls -ld {shlex.quote(str(root))}; choose another directory: $MULTINODE_RUNS"
         raise MultinodeError(f"the runs in {root} cannot be read: {error.strerror}", hint=hint) from error
     written: list[tuple[int, Path, str | None]] = []
     for path in paths:
-        # What is removed meanwhile, or cannot be read, is no run of ours.
+        # A directory that disappears or cannot be read is not a run of ours.
         with contextlib.suppress(OSError):
             record = (path / "run.json").stat()
             if stat.S_ISREG(record.st_mode):

@@ -1,4 +1,4 @@
-"""Sample files: what a run recorded, a JSON object a line; read whole, by offset, or in stretches of a long run."""
+"""Sample files: records of a run, one JSON object per line; read whole, by offset, or in stretches of a long run."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 LONGEST_LINE = 1 << 24
-"""Of a record with the times of a million calls."""
+"""A record with the times of a million calls."""
 _TO_THE_END = 1 << 62
-# The kind of a record stands at the beginning of its line; those of a step are as many as steps.
+# The kind of a record is at the beginning of its line; step records are as many as steps.
 _HEAD_BYTES = 64
 _KIND = re.compile(rb'"kind": ?"(\w+)"')
 _OF_A_STEP = {b"step", b"ddp", b"device_wait", b"sync"}
 _STEP = re.compile(rb'"step": ?(\d{1,18})\b')
 _TRAFFIC = re.compile(rb'"traffic": ?(\d{1,18})\b')
-# What is told once is told at the ends of a file.
+# Records that occur once are at the ends of a file.
 _END_BYTES = 1 << 20
-# So near to a step its file is read on, a line at a time.
+# This close to a step, the file is read line by line.
 _NEAR_BYTES = 1 << 16
-# Where a file is looked at, to see whether its worker began anew.
+# Offsets at which a file is checked for a restarted worker.
 _LOOKS = 64
-# Steps of a stretch; bytes of one where there are no steps.
+# Steps per stretch, or bytes if there are no steps.
 _LEAST_STEPS = 100
 _LEAST_BYTES = 1 << 14
-# However many steps a node says that there are.
+# Whatever number of steps a node reports.
 _MOST_STRETCHES = 1000
 
 
 def read_lines(path: Path, begin: int = 0, end: int = _TO_THE_END) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin between two offsets, and where; of one that is longer than any, pieces."""
+    """The lines that begin between two offsets, with their offsets; overlong ones in pieces."""
     with path.open("rb") as file:
         yield from _lines(file, begin, end)
 
@@ -44,7 +44,7 @@ def read_tail(path: Path, size_bytes: int) -> Iterator[bytes]:
 
 
 def _lines(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """As `read_lines`; nothing else may move the file meanwhile."""
+    """Like `read_lines`; nothing else may move the file position meanwhile."""
     at = file.seek(max(0, begin - 1))
     if begin:
         at += len(file.readline(LONGEST_LINE))
@@ -54,14 +54,14 @@ def _lines(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 class _Mark(NamedTuple):
-    """A step's record, and where it begins."""
+    """A step's record, and its offset."""
 
     at: int
     step: int
 
 
 class _Training(NamedTuple):
-    """The last training that a file tells of: where its records begin, its first step and its last."""
+    """The last training in a file: its offset, first step and last step."""
 
     begin: int
     first: _Mark
@@ -69,13 +69,14 @@ class _Training(NamedTuple):
 
 
 class EvenStretches:
-    """So much of a long run's files as `most_bytes`: stretches of steps, spread evenly, of the same steps in each file.
+    """At most `most_bytes` of a long run's files: evenly spread stretches, of the same steps in each file.
 
-    What is told once is read at the ends of each file, and what calls a step made wherever that is told. A file without
-    steps is read in as many stretches, which are spread over its bytes.
+    Records that occur once are read at the ends of each file, and the calls of a step wherever they are. A file
+    without
+    steps is read in as many stretches, spread over its bytes.
 
     Args:
-        least_steps: of a stretch.
+        least_steps: per stretch.
     """
 
     def __init__(self, paths: Iterable[Path], most_bytes: int, least_steps: int = 0) -> None:
@@ -92,7 +93,7 @@ class EvenStretches:
         self._starts = [first + int(number * apart) for number in range(self._count)]
 
     def lines(self, path: Path) -> Iterator[bytes]:
-        """What is read of one of the files."""
+        """The selected lines of one of the files."""
         training = self._trainings[path]
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -112,7 +113,6 @@ class EvenStretches:
             yield begin, begin + each
 
     def _of_steps(self, file: BinaryIO, training: _Training, size: int) -> Iterator[tuple[int, int]]:
-        """Each begins behind the step before it, as what is told of a step may come before the step's own record."""
         low = training.first
         for start in self._starts:
             if start > training.last.step:
@@ -126,9 +126,9 @@ class EvenStretches:
 
 
 def _read(file: BinaryIO, training: _Training, stretches: Sequence[tuple[int, int]], size: int) -> Iterator[bytes]:
-    """The stretches, and what is rare at the ends of the file and where the training begins, in their order.
+    """The stretches, and the rare records at the ends of the file and at the start of the training, in order.
 
-    What a step called is told once, before the first step that called the same: that may lie between two stretches.
+    The calls of a step are recorded once, before the first step with them: possibly between two stretches.
     """
     told: set[bytes] = set()
     called: set[bytes] = set()
@@ -155,7 +155,6 @@ def _read(file: BinaryIO, training: _Training, stretches: Sequence[tuple[int, in
 def _pieces(
     training: _Training, stretches: Sequence[tuple[int, int]], size: int
 ) -> Iterator[tuple[int, int, bool | None]]:
-    """All of a file: what is read, what is looked through for what is rare (False), and what is passed over (None)."""
     ends = sorted({(at, at + _END_BYTES) for at in (0, training.begin, max(0, size - _END_BYTES))})
     at = 0
     for begin, end in [*stretches, (size, size)]:
@@ -182,7 +181,6 @@ def _steps(file: BinaryIO, begin: int, end: int) -> Iterator[_Mark]:
 
 
 def _last_training(path: Path, size: int) -> _Training | None:
-    """None of a file whose end tells of no step."""
     with path.open("rb") as file:
         at_end = list(_steps(file, max(0, size - _END_BYTES), size))
         if not at_end:
@@ -190,7 +188,7 @@ def _last_training(path: Path, size: int) -> _Training | None:
         last = at_end[-1]
         looks = (next(_steps(file, size * number // _LOOKS, last.at), last) for number in range(1, _LOOKS))
         marks = sorted({*_steps(file, 0, min(_END_BYTES, last.at)), *looks, last})
-        # A worker that begins anew counts its steps anew.
+        # A restarted worker counts its steps from 1.
         anew = [place for place in range(1, len(marks)) if marks[place].step < marks[place - 1].step]
         if not anew:
             return _Training(0, marks[0], last)
@@ -208,12 +206,12 @@ def _last_training(path: Path, size: int) -> _Training | None:
 
 
 def _find(file: BinaryIO, step: int, low: _Mark, high: _Mark) -> int:
-    """Where the record of the first step from `step` on begins, between one that is earlier and one that is not."""
+    """Offset of the first step record from `step` on, between that of an earlier one and a later one."""
     for turn in itertools.count():
         width = high.at - low.at
         if width <= _NEAR_BYTES:
             break
-        # Records of steps are nearly as long as one another.
+        # Step records have nearly equal lengths.
         near = int(width * (step - low.step) / max(1, high.step - low.step))
         guess = (near - _NEAR_BYTES // 2, near + _NEAR_BYTES // 2, width // 2)[turn % 3]
         guess = low.at + min(max(guess, 1), width - 1)

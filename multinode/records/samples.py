@@ -1,6 +1,6 @@
-"""Samples: what the workers and the sampler on a node recorded, one JSON object a line. Raw; nothing is trimmed here.
+"""Samples: records of the workers and of the sampler on a node, one JSON object per line. Raw and untrimmed.
 
-Untrusted: a line that is not one of these is passed over and counted, never an error.
+Untrusted: a line of another form is skipped and counted, never an error.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ import msgspec
 from multinode.decoding import convert, decode_json, printable_values
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
-"""What a node counts, from nothing on. A larger figure is none: sums of these stay far from what a float can hold."""
+"""A node's count, 0 or more. Larger figures are invalid: sums of these stay within a float."""
 Total = Annotated[float, msgspec.Meta(ge=0, le=1 << 60)]
-"""Likewise, of what need not be whole."""
+"""Likewise, but not necessarily whole."""
 Us = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-"""A part of a step, up to eleven days."""
+"""A part of a step, at most eleven days."""
 TookUs = Annotated[float, msgspec.Meta(ge=1e-3, le=1e12)]
-"""What something took, from a nanosecond on: what is divided by it stays far from what a float can hold, too."""
+"""A duration of at least a nanosecond: what is divided by it stays within a float, too."""
 Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 Gauge = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-"""What a gauge of a machine can show: cores, watts, MHz or GiB."""
+"""A reading of a machine: cores, watts, MHz or GiB."""
 Celsius = Annotated[float, msgspec.Meta(ge=-100, le=250)]
 
 
 class NoteSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="note"):
-    """Something that could not be recorded, and why; `rank` is None where a sampler of the node says so."""
+    """Something that could not be recorded, and why; `rank` is None if the node's sampler reports it."""
 
     message: str
     rank: Count | None = None
 
 
 class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model"):
-    """What is trained and how it is spread over the workers; the last one of a worker counts.
+    """What is trained and how it is distributed over the workers; the last one of a worker counts.
 
     Attributes:
         rank: global rank.
         wrapper: `ddp`, `deepspeed`, `fsdp` (FullyShardedDataParallel), `fsdp2` (fully_shard) or `none`.
         zero_stage: DeepSpeed's; None without it.
         parameters: of the whole model, sharded or not.
-        trainable: those of them that have gradients.
-        dtypes: parameters by the name of their dtype (`bfloat16`).
-        trainable_dtypes: likewise of the trainable ones.
-        accumulation: micro-batches per step, where the framework says.
-        dataset_samples: samples of the training's data set, of all workers together, where the Trainer says.
-        device: `cpu` or `cuda`; `device_name` the GPU's name.
-        mixed_precision: in which accelerate multiplies matrices: `no`, `bf16`, `fp16` or `fp8`; None where it does not
-            prepare the model.
-        tf32: whether a GPU would multiply fp32 matrices as tf32; None is not known.
-        settings: what decides the communication: of DDP `bucket_cap_mb`, `find_unused_parameters`, `static_graph`,
-            `comm_hooks`; of DeepSpeed `overlap_comm`, `reduce_bucket_size`, `communication_dtype` and others; of FSDP
-            `reshard_after_forward`.
+        trainable: those with gradients.
+        dtypes: number of parameters by dtype (`bfloat16`).
+        trainable_dtypes: likewise, of the trainable ones.
+        accumulation: micro-batches per step, if the framework reports it.
+        dataset_samples: samples in the training set, over all workers, if the Trainer reports it.
+        device: `cpu` or `cuda`; `device_name` is the GPU's name.
+        mixed_precision: accelerate's: `no`, `bf16`, `fp16` or `fp8`; None if accelerate does not prepare the model.
+        tf32: whether a GPU multiplies fp32 matrices as tf32; None if unknown.
+        settings: those that decide the communication: for DDP `bucket_cap_mb`, `find_unused_parameters`,
+            `static_graph`, `comm_hooks`; for DeepSpeed `overlap_comm`, `reduce_bucket_size`, `communication_dtype`
+            and
+            others; for FSDP `reshard_after_forward`.
     """
 
     rank: Count
@@ -72,13 +72,13 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class GroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="group"):
-    """A process group that this worker has called a collective on.
+    """A process group in which this worker has called a collective.
 
     Attributes:
         rank: global rank of the worker.
         group: its name, unique in this worker.
-        ranks: the global ranks in it, in the group's order.
-        backend: `nccl` or `gloo`, as torch names it.
+        ranks: its global ranks, in the group's order.
+        backend: `nccl` or `gloo`, as in torch.
     """
 
     rank: Count
@@ -93,10 +93,10 @@ class CallCount(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         op: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `all_to_all`, `reduce`, `gather`, `scatter`,
             `send`, `recv` or `barrier`.
-        size_bytes: S of one call as nccl-tests counts it: of an all-gather what every worker has afterwards, of a
-            reduce-scatter what it had before. The mean, where sizes were summed up.
-        source: `call` where torch.distributed was called, `ddp` for the buckets of DDP's reducer, which nothing in
-            Python sees pass.
+        size_bytes: S of one call as nccl-tests counts it: for an all-gather what every worker has afterwards, for a
+            reduce-scatter what it had before. The mean if sizes were summed up.
+        source: `call` for calls of torch.distributed, `ddp` for the buckets of DDP's reducer, which Python does not
+            see.
     """
 
     op: str
@@ -107,12 +107,12 @@ class CallCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="traffic"):
-    """What steps of a worker called, told once for all steps that called the same (`StepSample.traffic` names it).
+    """The calls of a step, recorded once for all steps with the same calls (`StepSample.traffic` refers to it).
 
     Attributes:
         rank: global rank.
-        traffic: its number, from 0, in this worker.
-        calls: what a step called; empty is nothing.
+        traffic: its number in this worker, from 0.
+        calls: of a step; may be empty.
     """
 
     rank: Count
@@ -126,11 +126,11 @@ class DdpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     Attributes:
         rank: global rank.
         iteration: DDP's number of it.
-        bucket_sizes_bytes: its buckets, in the order in which they are reduced.
-        forward_us: of the last micro-batch's forward pass; likewise `backward_us`, the backward computation, from the
-            loss to the last gradient.
-        comm_us: from the first bucket's reduction to the end of the last one, waiting for buckets included.
-        overlap_us: what of that passed while the backward computation went on. Exposed is `comm_us - overlap_us`.
+        bucket_sizes_bytes: its buckets, in the order of their reduction.
+        forward_us: forward pass of the last micro-batch.
+        backward_us: backward computation, from the loss to the last gradient.
+        comm_us: from the start of the first bucket's reduction to the end of the last, including waits for buckets.
+        overlap_us: the part of it during the backward computation. Exposed is `comm_us - overlap_us`.
     """
 
     rank: Count
@@ -144,14 +144,15 @@ class DdpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 class AveragingSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="averaging"):
-    """Nodes average their parameters every H-th optimizer step, and gradients inside the node alone.
+    """Nodes average their parameters every H-th optimizer step; gradients are reduced only inside a node.
 
     Attributes:
         rank: global rank.
-        nodes: that average.
-        every: optimizer steps of a round, H.
-        dtype: in which changes travel, `fp16` or `bf16`; None sends the parameters as they are.
-        outer_lr: of DiLoCo's outer optimizer; None is local SGD. `momentum` is its own.
+        nodes: number of nodes that average.
+        every: optimizer steps per round, H.
+        dtype: `fp16` or `bf16`, in which changes are sent; None sends the parameters unchanged.
+        outer_lr: of DiLoCo's outer optimizer; None is local SGD.
+        momentum: of the outer optimizer.
     """
 
     rank: Count
@@ -163,16 +164,17 @@ class AveragingSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class SyncSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sync"):
-    """The end of a round, in which nodes average their parameters.
+    """The end of a round, when nodes average their parameters.
 
     Attributes:
         rank: global rank.
-        step: in whose time it falls; that after the last step where it ends the training.
-        steps: optimizer steps of the round; fewer than H where it was closed early.
+        step: the step that includes it; the one after the last step if it ends the training.
+        steps: optimizer steps of the round; fewer than H if it was closed early.
         reason: `round`, or what closed it early: `checkpoint`, `evaluation`, `best model` or `end`.
-        size_bytes: S of its all-reduces between nodes; 0 of a worker that takes its node's from another.
-        sync_us: that it took, waiting for other nodes included.
-        drift: norm of the difference between this node's parameters and the mean of all; of a node's first worker.
+        size_bytes: S of its all-reduces between nodes; 0 for a worker that gets its parameters from another on its
+            node.
+        sync_us: duration, including waits for other nodes.
+        drift: norm of the difference between this node's parameters and the mean; from a node's first worker.
     """
 
     rank: Count
@@ -185,12 +187,12 @@ class SyncSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="device_wait"):
-    """How long a GPU's computing stream waited in the collectives of one step, by CUDA events; comes some steps later.
+    """Time that a GPU's compute stream waited in the collectives of one step, by CUDA events; arrives some steps later.
 
     Attributes:
         rank: global rank.
-        wait_us: in all.
-        calls: how many calls of the step were timed, of `of_calls`.
+        wait_us: in total.
+        calls: number of timed calls, out of `of_calls`.
     """
 
     rank: Count
@@ -201,13 +203,14 @@ class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
 
 
 class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
-    """A window of torch.profiler that was recorded.
+    """A window that torch.profiler recorded.
 
     Attributes:
         rank: global rank.
-        first_step: the first step in it; `last_step` the last.
-        disturbed_to: the last step that recording, ending and writing it may have slowed.
-        file: the trace's name in the run directory's `traces`; None where it failed.
+        first_step: the first step in it.
+        last_step: the last step in it.
+        disturbed_to: the last step that recording and writing may have slowed down.
+        file: name of the trace in the run directory's `traces`; None if it failed.
     """
 
     rank: Count
@@ -219,16 +222,18 @@ class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="device"):
-    """The device of a worker that begins to measure it.
+    """The device of a worker that starts to measure it.
 
     Attributes:
         device: `cpu` or `cuda`.
-        name: as the driver, or /proc/cpuinfo, calls it; None is unknown.
-        threads: that torch computes with on a processor.
-        cores: that the worker may run on; `node_cores`, all of the node.
-        capability: what its kernels are built for: `sm_90`, `AVX512`.
+        name: from the driver, or from /proc/cpuinfo; None if unknown.
+        threads: torch's threads on a CPU.
+        cores: that the worker may use.
+        node_cores: all of the node.
+        capability: target of its kernels: `sm_90`, `AVX512`.
         memory_gib: of a GPU.
-        torch: its version; `cuda` that of the CUDA it was built with.
+        torch: its version.
+        cuda: version of CUDA that torch was built with.
     """
 
     rank: Count
@@ -245,23 +250,27 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
 
 class SpeedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="speed"):
-    """One test on one worker's device, gone through once.
+    """One test on one worker's device, in one pass.
 
     Attributes:
         rank: global rank.
-        index: of the test, counted from 0 over all repeats.
+        index: of the test, counted from 0 over all passes.
         test: `matmul`, `copy`, `triad`, `to_device`, `from_device`, or a layer: `bert`, `gpt2`, `t5_encoder`,
             `t5_decoder`.
         dtype: of DEVICE_DTYPES.
         size: rows of the square matrices, or elements of each buffer.
         width_bytes: of an element.
-        backward: of a layer: whether its backward pass is timed, too.
-        batch: of a layer, samples at once; likewise `sequence`, tokens of each, `hidden`, its width, `feedforward`,
-            the inner width of its two linear maps, and `attentions`, how many it has.
-        times_us: of one call, the mean over `calls` of them in a row; every timing, in order.
-        graph: whether the calls were replayed as a CUDA graph, so that Python launched none of them.
-        began_mono_ns: the node's monotonic clock when the timed calls began; `ended_mono_ns` when they ended.
-        error: why it could not be measured; None where it was.
+        backward: for a layer, whether its backward pass is included.
+        batch: for a layer, samples.
+        sequence: for a layer, tokens per sample.
+        hidden: for a layer, its width.
+        feedforward: for a layer, inner width of its MLP.
+        attentions: for a layer, its number of attentions.
+        times_us: of one call, each the mean over `calls` consecutive calls; all timings, in order.
+        graph: whether the calls were replayed as a CUDA graph, without launches by Python.
+        began_mono_ns: the node's monotonic clock at the start of the timed calls.
+        ended_mono_ns: likewise, at their end.
+        error: why it could not be measured; None if it was.
     """
 
     rank: Count
@@ -285,13 +294,13 @@ class SpeedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="worker"):
-    """A worker that began to train.
+    """A worker that started to train.
 
     Attributes:
         time_s: the node's wall clock.
         source: what counts its steps: `trainer`, `deepspeed` or `optimizer`.
-        versions: of torch and, where imported, transformers and deepspeed.
-        begun_mono_ns: the node's monotonic clock when this worker's interpreter started.
+        versions: of torch and, if imported, transformers and deepspeed.
+        begun_mono_ns: the node's monotonic clock at the start of this worker's interpreter.
     """
 
     rank: Count
@@ -304,11 +313,13 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
 
 class CardBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a card's counters grew by.
+    """Growth of a NIC's counters.
 
     Attributes:
-        tx_bytes: sent; likewise `rx_bytes`, received. Ethernet headers are counted, frame check sequences are not.
-        tx_packets: likewise; None where packets are not counted (RDMA, which counts payload).
+        tx_bytes: sent, including Ethernet headers, without frame check sequences.
+        rx_bytes: received, likewise.
+        tx_packets: None if packets are not counted (RDMA, which counts payload).
+        rx_packets: likewise.
     """
 
     tx_bytes: Count
@@ -323,26 +334,31 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     Attributes:
         rank: global rank.
         step: counted from 1.
-        total_steps: of the training; None where the framework does not say.
-        time_s: the node's wall clock at the step's end.
-        mono_ns: the node's monotonic clock then.
-        step_time_us: since the step before ended (the first: since the training began; None is unknown).
-        samples: nominal samples of this worker in this step (per-device batch x accumulation); None is unknown.
+        total_steps: of the training; None if the framework does not report it.
+        time_s: the node's wall clock at the end of the step.
+        mono_ns: the node's monotonic clock at the end of the step.
+        step_time_us: since the end of the previous step (for the first: since the training started; None if
+            unknown).
+        samples: nominal samples of this worker in this step (per-device batch x accumulation); None if unknown.
         micro_steps: forward passes with gradients in this step.
-        tokens: padded tokens of this worker in this step; `effective_tokens` those of them that are no padding.
-        estimated_tokens: those of `tokens` whose masks were not counted: in `effective_tokens` and `squared_lengths`
-            they are taken to be as those before. None is none of them.
-        squared_lengths: of its sequences, each token of which attends to its own sequence alone: the sum of the squares
-            of their lengths, in tokens; padding is none where it is known.
-        phases_us: host time of this step by what it was spent on, the innermost alone: `data` (waiting for a batch),
-            `forward`, `backward`, `optimizer`, `comm` (blocked in a collective). The rest is nobody's.
-        core_wait_us: what the thread that trains waited in this step for a core that others had, by the kernel's count
-            and by phase, `host` outside of all; None is not known.
-        traffic: the number of the TrafficSample that says what this step called.
-        cards: by NIC (or RDMA port), its counters at the step's end, since the card came up; of a node's first
-            worker, ten times per second at the most.
-        peak_memory_bytes: allocated on the GPU so far, else resident in the worker's process; once a second at most.
-        peak_reserved_bytes: reserved on the GPU by torch's allocator so far, allocated or not; likewise.
+        tokens: tokens of this worker in this step, including padding.
+        effective_tokens: tokens without padding.
+        estimated_tokens: the part of `tokens` whose masks were not counted: `effective_tokens` and
+            `squared_lengths`
+            assume that they are like those before. None is 0.
+        squared_lengths: sum of the squared lengths of its sequences, in tokens; each token attends only to its own
+            sequence. Without padding if that is known.
+        phases_us: host time of this step by phase, innermost only: `data` (waiting for a batch), `forward`,
+            `backward`, `optimizer`, `comm` (blocked in a collective). The rest is not attributed.
+        core_wait_us: time that the training thread waited for a CPU core, as counted by the kernel, by phase;
+            `host`
+            is outside all phases. None if unknown.
+        traffic: number of the TrafficSample with the calls of this step.
+        cards: counters of each NIC or RDMA port at the end of the step, since it came up; from a node's first
+            worker,
+            at most ten times per second.
+        peak_memory_bytes: peak allocation on the GPU, or resident memory of the process; at most once per second.
+        peak_reserved_bytes: peak reserved by torch's allocator on the GPU; likewise.
     """
 
     rank: Count
@@ -366,7 +382,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loss"):
-    """A loss that the framework logged; None is NaN or infinity: the training has diverged."""
+    """A loss logged by the framework; None is NaN or infinity: the training has diverged."""
 
     rank: Count
     step: Count
@@ -382,13 +398,13 @@ class EvaluationSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
 
 
 class TrainEndSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="train_end"):
-    """The end of a training, with the figures that the framework reports itself.
+    """The end of a training, with the framework's own figures.
 
     Attributes:
         rank: global rank.
         time_s: the node's wall clock.
         train_runtime_s: the Trainer's own.
-        train_samples_per_s: the Trainer's own: nominal, warm-up included, cluster-wide.
+        train_samples_per_s: the Trainer's own: nominal, over all workers, including warm-up.
     """
 
     rank: Count
@@ -408,10 +424,11 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class NicSample(CardBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
-    """Counters of a NIC, or of an RDMA port (`mlx5_0/1`), which counts no packets, since it came up.
+    """Counters of a NIC or RDMA port (`mlx5_0/1`; no packets) since it came up.
 
-    `carrier_changes` counts how often its link went or came; of an RDMA port how often it went, and `link_recoveries`
-    how often it was recovered from errors. `symbol_errors`, of an RDMA port, are errors on its physical lanes.
+    `carrier_changes` counts how often the link went up or down (for an RDMA port: down), `link_recoveries` how
+    often an
+    RDMA port recovered from errors, `symbol_errors` errors on its physical lanes.
     """
 
     time_s: float
@@ -427,21 +444,21 @@ class NicSample(CardBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic
 
 
 class NcclWarningSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl_warning"):
-    """A WARN line of NCCL's own log, read when the job had failed; `time_s` is when it was read."""
+    """A WARN line of NCCL's log, read after the job failed; `time_s` is the time of reading."""
 
     time_s: float
     message: str
 
 
 class KernelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="kernel"):
-    """A line of the node's kernel log that may tell of failing hardware."""
+    """A line of the node's kernel log that may report failing hardware."""
 
     time_s: float
     message: str
 
 
 class TcpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tcp"):
-    """The node's TCP counters, of all its cards together, since it started (/proc/net/snmp)."""
+    """The node's TCP counters over all NICs, since it booted (/proc/net/snmp)."""
 
     time_s: float
     mono_ns: Count
@@ -450,13 +467,15 @@ class TcpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 class CgroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cgroup"):
-    """What limits the job's processors, and how often it did, since the group was made.
+    """The CPU limit of the job's cgroup, and how often it took effect, since the cgroup was created.
 
     Attributes:
-        time_s: the node's wall clock; `mono_ns` its monotonic clock.
-        quota_cores: processors that the group may use; None is without limit.
-        throttled_us: time in which it had used them up.
-        periods: of enforcement; `throttled_periods` those in which it was held.
+        time_s: the node's wall clock.
+        mono_ns: the node's monotonic clock.
+        quota_cores: CPUs that the cgroup may use; None is unlimited.
+        throttled_us: time throttled.
+        periods: enforcement periods.
+        throttled_periods: those in which it was throttled.
     """
 
     time_s: float
@@ -468,15 +487,17 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cpu"):
-    """The node's processors and memory.
+    """The node's CPUs and memory.
 
     Attributes:
-        time_s: the node's wall clock; `mono_ns` its monotonic clock.
-        busy_percent: of all cores, since the sample before; likewise `iowait_percent`, idle while a disk was waited
-            for, and `steal_percent`, taken by the hypervisor.
-        job_cores: cores that the job's processes used since the sample before.
-        memory_available_gib: what the job could still have; `memory_total_gib` is all that it may have, of the machine
-            or of the control groups that it is in, whichever is less.
+        time_s: the node's wall clock.
+        mono_ns: the node's monotonic clock.
+        busy_percent: of all cores, since the previous sample.
+        iowait_percent: idle while waiting for a disk, likewise.
+        steal_percent: taken by the hypervisor, likewise.
+        job_cores: cores used by the job's processes since the previous sample.
+        memory_available_gib: memory that the job can still allocate.
+        memory_total_gib: limit of the machine or of the job's cgroups, whichever is smaller.
     """
 
     time_s: float
@@ -490,20 +511,28 @@ class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
-    """One GPU, as NVML has it.
+    """One GPU, from NVML.
 
     Attributes:
-        time_s: the node's wall clock; `mono_ns` its monotonic clock.
-        sm_percent: part of the time in which a kernel ran; a waiting NCCL kernel runs, too.
-        memory_used_gib: by all processes, of `memory_total_gib`.
-        power_w: drawn; `power_limit_w` what it may.
-        sm_clock_mhz: now; `sm_clock_max_mhz` the highest there is.
+        time_s: the node's wall clock.
+        mono_ns: the node's monotonic clock.
+        sm_percent: share of time with a kernel running; a waiting NCCL kernel counts as running.
+        memory_used_gib: by all processes.
+        memory_total_gib: of the GPU.
+        power_w: power draw.
+        power_limit_w: its limit.
+        sm_clock_mhz: current clock.
+        sm_clock_max_mhz: maximum clock.
         temperature_c: of the chip.
-        pcie_gen: now; likewise `pcie_width`, lanes; `pcie_gen_max` and `pcie_width_max` are what card and slot can do.
-        pcie_rx_gb_per_s: into the GPU, over the last 20 ms; likewise `pcie_tx_gb_per_s`, out of it.
-        throttle: what holds its clocks down, by NVML's names (`sw_power_cap`, `hw_thermal_slowdown`, ...).
-        energy_j: drawn since the driver was loaded.
-        ecc_uncorrected: memory errors that ECC could not correct, since the driver was loaded.
+        pcie_gen: current generation.
+        pcie_width: current lanes.
+        pcie_gen_max: maximum of GPU and slot.
+        pcie_width_max: likewise.
+        pcie_rx_gb_per_s: into the GPU, over the last 20 ms.
+        pcie_tx_gb_per_s: out of the GPU, likewise.
+        throttle: reasons for reduced clocks, by NVML's names (`sw_power_cap`, `hw_thermal_slowdown`, ...).
+        energy_j: since the driver was loaded.
+        ecc_uncorrected: uncorrectable memory errors since the driver was loaded.
     """
 
     time_s: float
@@ -532,12 +561,13 @@ class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     """One message of a collective benchmark on one worker.
 
     Attributes:
-        dtype: nccl-tests' name of the element type; `redop` that of the reduction, `none` where nothing is reduced.
-        size_bytes: S as nccl-tests counts it, rounded down to what divides among the workers.
-        count: elements, as nccl-tests counts them: of one worker's share where there are shares.
-        times_us: every timed iteration, in order.
-        num_wrong: elements whose value was not exact; None where they were not verified.
-        cards: by NIC, what passed it while `card_iters` iterations ran; of a node's first worker only.
+        dtype: nccl-tests' name of the element type.
+        redop: nccl-tests' name of the reduction, `none` if nothing is reduced.
+        size_bytes: S as nccl-tests counts it, rounded down to a multiple of the workers.
+        count: elements as nccl-tests counts them: of one worker's share for collectives with shares.
+        times_us: all timed iterations, in order.
+        num_wrong: elements with a wrong value; None if they were not verified.
+        cards: traffic of each NIC during `card_iters` iterations; only from a node's first worker.
         card_iters: iterations that `cards` covers.
         index: of the message in the request.
     """
@@ -557,12 +587,12 @@ class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
 
 
 class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="benchmark"):
-    """A worker of a collective benchmark that began.
+    """A worker of a collective benchmark that started.
 
     Attributes:
         rank: global rank.
         backend: `nccl` or `gloo`.
-        timer: what timed the iterations: `clock` (the processor's monotonic clock) or `cuda` (CUDA events).
+        timer: of the iterations: `clock` (monotonic clock of the CPU) or `cuda` (CUDA events).
         device: the GPU's name, or None.
     """
 
@@ -574,10 +604,10 @@ class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 
 class StreamResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrived of a stream over one TCP connection, its beginning left out; None where it failed.
+    """What arrived over one TCP connection, without its start-up; None if it failed.
 
     Attributes:
-        rdma_port: that which sent it, `mlx5_0:1`; None of TCP.
+        rdma_port: the sending port, `mlx5_0:1`; None for TCP.
     """
 
     rdma_port: str | None = None
@@ -587,13 +617,13 @@ class StreamResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="stream"):
-    """A raw stream from a node to the next, between two turns of a collective; of a node's first worker.
+    """A raw stream from a node to the next between two turns of a collective; from a node's first worker.
 
     Attributes:
         rank: global rank.
         index: of the message in the request.
-        network: `tcp`, or `rdma`: what perftest's ib_write_bw wrote.
-        results: by connection, or by RDMA port; all of them streamed at once.
+        network: `tcp`, or `rdma` (perftest's ib_write_bw).
+        results: by connection or RDMA port, all at once.
     """
 
     rank: Count
@@ -603,7 +633,7 @@ class StreamSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
 
 class PingSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ping"):
-    """Round trips of a small message from a node to the next, before the first collective; of its first worker."""
+    """Round trips of a small message from a node to the next before the first collective; from its first worker."""
 
     rank: Count
     times_us: tuple[TookUs, ...] = ()
@@ -611,23 +641,25 @@ class PingSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class NcclSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl"):
-    """What NCCL wrote down about its connections in one worker: the telling lines of its log."""
+    """What NCCL logged about the connections of one worker."""
 
     rank: Count
     lines: tuple[str, ...]
 
 
 class NcclOpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl_op"):
-    """One operation on one rank, as NCCL's Inspector plugin recorded it.
+    """One operation on one rank, as recorded by NCCL's Inspector plugin.
 
     Attributes:
-        comm: the communicator's id; likewise `comm_ranks`, how many there are in it, on so many `nodes`.
-        comm_rank: of this worker in the communicator.
-        op: as NCCL names it: `AllReduce`, `AllGather`, `ReduceScatter`, `Broadcast`, `Reduce`.
+        comm: the communicator's id.
+        comm_ranks: number of its ranks.
+        nodes: number of its nodes.
+        comm_rank: rank of this worker in the communicator.
+        op: NCCL's name: `AllReduce`, `AllGather`, `ReduceScatter`, `Broadcast`, `Reduce`.
         number: of the operation in its communicator; equal on all ranks.
-        size_bytes: of the call's buffer, which of a gather or a scatter is one rank's share.
-        time_us: that it took, by the GPU's clock where `timing` is `kernel_gpu`.
-        busbw_gb_per_s: the plugin's own.
+        size_bytes: of the call's buffer; for a gather or scatter, one rank's share.
+        time_us: its duration, by the GPU's clock if `timing` is `kernel_gpu`.
+        busbw_gb_per_s: as computed by the plugin.
         written_s: the node's wall clock when the record was written; the plugin does not record when it ran.
     """
 
@@ -678,16 +710,15 @@ Sample = (
 )
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Sample)
-# The longest text that a recorder of ours writes is a traceback.
+# The longest text that the recorder writes is a traceback.
 _LONGEST_TEXT = 16384
 _DELETE = b"\x7f"
 
 
 def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
-    """The samples in JSON lines; a torn or foreign line is passed over.
+    """The samples in JSON lines; torn or foreign lines are skipped.
 
-    Their texts are printable, on one line but for what an exception said, and cut off where they are longer than any of
-    ours.
+    Texts become printable and, except for exceptions, one line; overlong ones are cut off.
     """
     for line in lines:
         try:
@@ -697,9 +728,9 @@ def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
 
 
 def _is_harmless(line: bytes) -> bool:
-    """Whether no text in it can be other than short and printable, as in all but a few of our records.
+    """Whether all its texts are short and printable, as in nearly all records.
 
-    JSON has no control character as it is but DELETE; the others are escaped.
+    JSON escapes all control characters but DELETE.
     """
     return len(line) <= _LONGEST_TEXT and line.isascii() and b"\\" not in line and _DELETE not in line
 

@@ -1,4 +1,4 @@
-"""multinode.toml in the working directory: what the user would otherwise type each time."""
+"""multinode.toml in the working directory: defaults for the command line."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SshClient = Literal["openssh", "fabric"]
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[defaults]` table: a hostfile (or `lab`), a job, and shell commands that run before it on every node.
+    """The `[defaults]` table: a hostfile (or `lab`), a job, and setup commands that run before it on every node.
 
     Attributes:
-        fan_out: how many nodes are asked at the same time.
-        ssh: what connects to the nodes.
+        fan_out: number of nodes contacted at the same time.
+        ssh: the SSH client.
     """
 
     hosts: str | None = None
@@ -45,10 +45,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load_settings(cwd: Path) -> Settings:
-    """The settings of a directory; empty ones where it has no multinode.toml, or another user may have written it.
+    """The settings of a directory; empty without multinode.toml, or if another user could have written it.
 
     Raises:
-        UsageError: the file is not TOML, or has a key that is none of ours.
+        UsageError: the file is not TOML, or has an unknown key.
     """
     path = cwd / _FILE
     try:
@@ -60,7 +60,6 @@ def load_settings(cwd: Path) -> Settings:
 
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, _version: tuple[int, ...]) -> Settings:
-    """Once a command, however many of its options look there."""
     if _is_ignored(path):
         return Settings()
     text = read_text(path, "the settings file")
@@ -68,12 +67,11 @@ def _read(path: Path, _version: tuple[int, ...]) -> Settings:
         return convert(_renamed(tomllib.loads(text)), Settings)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:  # tomllib's errors are ValueErrors
         raise UsageError(
-            f"{path}: {error}", hint="known are hosts, job, setup, fan_out and ssh under [defaults]"
+            f"{path}: {error}", hint="known keys are hosts, job, setup, fan_out and ssh under [defaults]"
         ) from None
 
 
 def _is_ignored(path: Path) -> bool:
-    """Whether another user may have written what nobody named, which is told with its fix."""
     stranger = describe_stranger(path)
     if stranger is not None:
         _LOG.warning("ignored: %s %s (%s)", path, stranger, ownership_fix(path))
@@ -89,10 +87,10 @@ def _renamed(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_fan_out(environ: Mapping[str, str], settings: Settings) -> int | None:
-    """How many nodes are asked at the same time: $MULTINODE_FAN_OUT, else the settings'; None where neither says.
+    """Nodes contacted at the same time: $MULTINODE_FAN_OUT, or the settings'; None without either.
 
     Raises:
-        UsageError: the variable holds no such number.
+        UsageError: the variable is not such a number.
     """
     text = environ.get("MULTINODE_FAN_OUT")
     if not text:
@@ -104,10 +102,10 @@ def find_fan_out(environ: Mapping[str, str], settings: Settings) -> int | None:
 
 
 def find_ssh_client(environ: Mapping[str, str], settings: Settings) -> SshClient | None:
-    """What connects to the nodes: $MULTINODE_SSH, else the settings'; None where neither says.
+    """The SSH client: $MULTINODE_SSH, or the settings'; None without either.
 
     Raises:
-        UsageError: the variable names none that there is.
+        UsageError: the variable names an unknown client.
     """
     text = environ.get("MULTINODE_SSH")
     if not text:
@@ -119,10 +117,10 @@ def find_ssh_client(environ: Mapping[str, str], settings: Settings) -> SshClient
 
 
 def default_job(settings: Settings, cwd: Path) -> Path:
-    """The job where none was named: the settings', else configs/default.yaml.
+    """The default job: the settings', or configs/default.yaml.
 
     Raises:
-        UsageError: there is neither; the configurations that the directory has are listed.
+        UsageError: there is neither; the message lists the configurations in the directory.
     """
     if settings.defaults.job is not None:
         return Path(settings.defaults.job).expanduser()

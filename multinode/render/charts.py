@@ -1,4 +1,4 @@
-"""What all charts share: axes, error bars, stacked bars, styles of lines, and curves thinned to fewer points."""
+"""What all charts share: axes, error bars, stacked bars, line styles, and curves reduced to fewer points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multinode.render.plotting import Bar, Figure
 from multinode.stats.estimate import Estimate
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
-"""Told apart by people who see colours otherwise, on white and on black (Okabe and Ito)."""
+"""Distinguishable with color vision deficiencies, on white and black (Okabe and Ito)."""
 GREY = "#808080"
 MOST_POINTS = 2000
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -19,9 +19,9 @@ Curve = tuple[list[float], list[float | None]]
 
 
 def thinned(xs: Sequence[float], ys: Sequence[float | None], most: int = MOST_POINTS) -> Curve:
-    """At most so many points: of each stretch of a long curve the least and the greatest, and the curve's two ends.
+    """At most this many points: the minimum and maximum of each stretch of a long curve, and its two ends.
 
-    A gap in a long curve is closed where its stretch has points.
+    A gap in a long curve closes if its stretch has points.
     """
     if len(xs) <= most:
         return list(xs), list(ys)
@@ -37,7 +37,7 @@ def thinned(xs: Sequence[float], ys: Sequence[float | None], most: int = MOST_PO
 
 
 def with_axes(chart: Figure, across: str, up: str = "", **of_x: Any) -> Figure:
-    """The chart with titles at its axes, and all that is counted upwards counted from nothing; `of_x` are plotly's."""
+    """The chart with axis titles; axes of counts start at zero. `of_x` is passed to plotly."""
     chart.update_xaxes(title_text=across, **of_x)
     if up:
         chart.update_yaxes(title_text=up, rangemode="tozero")
@@ -45,7 +45,7 @@ def with_axes(chart: Figure, across: str, up: str = "", **of_x: Any) -> Figure:
 
 
 def error_bars(values: Iterable[Estimate], **drawn: Any) -> dict[str, Any]:
-    """From low to high of each; `drawn` are plotly's."""
+    """From low to high of each; `drawn` is passed to plotly."""
     every = list(values)
     return {
         "type": "data",
@@ -57,12 +57,12 @@ def error_bars(values: Iterable[Estimate], **drawn: Any) -> dict[str, Any]:
 
 
 def line_style(number: int) -> dict[str, str]:
-    """Lines that lie on each other are seen all the same."""
+    """Lines that overlap remain visible."""
     return {"color": PALETTE[number % len(PALETTE)], "dash": _DASHES[number % len(_DASHES)]}
 
 
 def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float | None]], across: str) -> Figure | None:
-    """A bar a name, the first one on top, each stacked of the parts that are known; None where none is."""
+    """One bar per name, the first one on top, stacked of the known parts; None without any."""
     chart = Figure()
     for number, (part, values) in enumerate(parts.items()):
         if any(value is not None for value in values):

@@ -1,16 +1,16 @@
-"""Foreign text: what a node printed or is called, made harmless before a terminal, a page or a spreadsheet shows it."""
+"""Foreign text (output and names of nodes), made harmless for a terminal, a page or a spreadsheet."""
 
 from __future__ import annotations
 
 import html
 import unicodedata
 
-# Control, format (which turns the direction of what follows) and lone surrogates; separators of lines and paragraphs.
+# Control, format (bidirectional text) and lone surrogates; line and paragraph separators.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def sanitize(text: str) -> str:
-    """The text on one line, a question mark for every character that does something instead of showing something."""
+    """The text on one line, with a question mark for every character that is not printable."""
     spaced = text.replace("\n", " ").replace("\t", " ")
     if spaced.isascii() and spaced.isprintable():
         return spaced
@@ -18,5 +18,5 @@ def sanitize(text: str) -> str:
 
 
 def html_text(text: str) -> str:
-    """The text for a page or a chart: plotly, too, takes text for a kind of HTML."""
+    """The text for a page or a chart: plotly interprets HTML, too."""
     return html.escape(sanitize(text))

@@ -1,4 +1,4 @@
-"""markdown: sheets as Markdown for an issue or a wiki. Foreign text never becomes markup, link or mention."""
+"""markdown: sheets as Markdown for an issue or a wiki. Foreign text never becomes markup, a link or a mention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multinode.render.escaping import sanitize
 from multinode.render.sheet import Sheet
 
 _MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|~&$])")
-# What some sites turn into links: @name, #12, http://; a character without width between its parts keeps it text.
+# Some sites link @name, #12 and http://; a zero-width character between the parts keeps them text.
 _LINKS = re.compile(r"(@|#(?=\d)|:(?=//)|(?<=www)\.)")
 _APART = "&#8203;"
 _TICKS = re.compile(r"`+")
@@ -22,7 +22,7 @@ def text_markdown(text: str) -> str:
 
 
 def sheet_markdown(sheet: Sheet) -> str:
-    """A table under a heading, a list where it has no columns; nothing without a row."""
+    """A table under a heading, a list if it has no columns; empty without rows."""
     if not sheet.rows:
         return ""
     body = _table(sheet) if sheet.columns else _list(sheet.rows)
@@ -31,7 +31,7 @@ def sheet_markdown(sheet: Sheet) -> str:
 
 
 def code_markdown(text: str) -> str:
-    """Lines of text as they are, in a fence that none of them can end."""
+    """Lines of text in a fence that none of them can close."""
     lines = [sanitize(line) for line in text.splitlines()]
     longest = max((len(ticks) for line in lines for ticks in _TICKS.findall(line)), default=0)
     fence = "`" * max(_LEAST_FENCE, longest + 1)
@@ -46,7 +46,6 @@ def _table(sheet: Sheet) -> str:
 
 
 def _list(rows: Sequence[Sequence[str]]) -> str:
-    """A bullet a row; a row without a name belongs to the one above it."""
     lines = []
     for name, *said in rows:
         text = ": ".join(text_markdown(one) for one in said)

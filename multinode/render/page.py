@@ -1,6 +1,6 @@
-"""page: what all our pages share: head, style, tables and charts as HTML. A page asks nobody for anything.
+"""page: what all pages share: head, style, tables and charts as HTML. A page loads nothing from a network.
 
-What stands on a page is `run_page`'s and its neighbours' business.
+The content of a page is up to `run_page` and its neighbors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from multinode.render.escaping import html_text, sanitize
 from multinode.render.plotting import Figure, get_plotlyjs
 from multinode.render.sheet import Sheet
 
-# The browser itself refuses whatever would be asked of a network; plotly draws with inline scripts and styles.
+# The browser refuses network requests; plotly draws with inline scripts and styles.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --faint: #667; --paper: #fff; --card: #f4f5f7; --line: #d5d8dd; }
@@ -49,7 +49,7 @@ _LONG = 40
 
 
 def page(title: str, sections: Sequence[str]) -> str:
-    """One HTML page of these sections, which are HTML already."""
+    """One HTML page of these sections, which are HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -60,14 +60,14 @@ def page(title: str, sections: Sequence[str]) -> str:
 
 
 def section_html(title: str, parts: Sequence[str]) -> str:
-    """A headed section of parts that are HTML; nothing where there are none."""
+    """A section with a heading; empty without parts."""
     if not any(parts):
         return ""
     return f"<h2>{html_text(title)}</h2>\n{''.join(parts)}"
 
 
 def sheet_html(sheet: Sheet) -> str:
-    """A table under its title; nothing where it has no row."""
+    """A table under its title; empty without rows."""
     if not sheet.rows:
         return ""
     head = "".join(_head(column.name, column.unit, words=column.words) for column in sheet.columns)
@@ -83,7 +83,7 @@ def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
     Args:
         figure: the chart; its layout is changed.
         name: unique on the page.
-        rows: how many plots stand below each other in it.
+        rows: number of plots below each other in it.
     """
     figure.update_layout(
         template="none",
@@ -103,14 +103,14 @@ def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
             full_html=False,
             include_plotlyjs=False,
             div_id=name,
-            # Where nothing can hover, the bar of buttons always stands, and on the legend; dragging zooms without it.
+            # Without hover, the toolbar is always visible and covers the legend; dragging zooms without it.
             config={"responsive": True, "displaylogo": False, "displayModeBar": False},
         )
     )
 
 
 def tiles_html(figures: Iterable[tuple[str, str]]) -> str:
-    """The figures that one looks at first: name and value of each."""
+    """The main figures, each with its name."""
     tiles = (
         f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(name)}</span></div>' for name, value in figures
     )
@@ -118,12 +118,12 @@ def tiles_html(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def lead_html(sentence: str) -> str:
-    """What a reader who reads one sentence should read."""
+    """The one sentence for readers who read only one."""
     return f'<p class="lead">{html_text(sentence)}</p>\n'
 
 
 def text_html(text: str) -> str:
-    """Lines of text as they are."""
+    """Lines of text, verbatim."""
     lines = "\n".join(sanitize(line) for line in text.splitlines())
     return f"<pre>{html.escape(lines)}</pre>\n"
 
@@ -142,6 +142,6 @@ def _row(row: Sequence[str], words: Sequence[bool]) -> str:
 
 
 def _cell(cell: str, *, words: bool) -> str:
-    # A sentence in a narrow column would make its row as tall as a page.
+    # A sentence in a narrow column would make its row as tall as the page.
     long = " long" if len(cell) > _LONG else ""
     return f'<td class="words{long}">{html_text(cell)}</td>' if words else f"<td>{html_text(cell)}</td>"

@@ -1,4 +1,4 @@
-"""The parts of plotly that charts and pages are made with. It is large, and comes with the extra `report`."""
+"""The parts of plotly that charts and pages use. It is large, and comes with the extra `report`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ try:
     from plotly.subplots import make_subplots
 except ModuleNotFoundError as error:
     raise MultinodeError(
-        "a page with charts needs plotly, and it is not installed",
-        hint="python -m pip install 'plotly>=6.0' where multinode is installed, or install multinode[report]",
+        "a page with charts needs plotly, which is not installed",
+        hint="run python -m pip install 'plotly>=6.0' in multinode's environment, or install multinode[report]",
     ) from error
 
 __all__ = ["Bar", "Figure", "Scatter", "get_plotlyjs", "make_subplots"]

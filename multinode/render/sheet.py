@@ -1,4 +1,4 @@
-"""Sheet: a table as plain text, before anybody knows whether a terminal or a page shows it. No figure is made here."""
+"""Sheet: a table as plain text, for a terminal or a page. Computes no figures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from multinode.stats.estimate import Estimate
 
 UNKNOWN = "-"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-RANGES = f"ranges and {PLUS_MINUS} are 95 % confidence intervals over the repeats; with one run, over its steps"
-"""Stands below tables that have some."""
+RANGES = f"ranges and {PLUS_MINUS} are 95% confidence intervals over the repeats; with one run, over its steps"
+"""Note below tables with ranges."""
 _BYTES_PER_MB = 1e6
 _MANY = 1e12
-# Below it three digits behind the point are too few.
+# Below this, three decimals are too few.
 _LITTLE = 0.00995
-# An interval that is wider than this part of its figure, or narrower, is no plus-minus.
+# A wider or narrower interval is not shown as plus-minus.
 _WIDE, _NARROW = 0.25, 0.0005
 
 
@@ -24,7 +24,7 @@ class Column(msgspec.Struct, frozen=True):
     """A column.
 
     Attributes:
-        words: whether it holds words, which stand on the left and may wrap, or figures.
+        words: whether it contains text (left-aligned, may wrap) or figures.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     """A table.
 
     Attributes:
-        columns: without them, its rows are a name and what there is to say of it.
-        rows: a cell a column; plain text, whoever wrote it.
-        notes: a sentence each, to stand below it.
+        columns: without them, its rows are a name and a text.
+        rows: one cell per column; plain text from any source.
+        notes: one sentence each, below the table.
     """
 
     title: str
@@ -53,7 +53,7 @@ def figure(value: float | None, form: str = ".1f") -> str:
 
 
 def format_sig(value: float | None) -> str:
-    """A figure with as many digits as a reader can use, two to four of them, or a dash."""
+    """A figure with two to four significant digits, or a dash."""
     if value is None or value == 0:
         return UNKNOWN if value is None else "0"
     if abs(value) < _LITTLE:
@@ -64,25 +64,26 @@ def format_sig(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) < _MANY else f"{value:.3g}"
 
 
-def plus_minus(measured: Estimate, most: int = 9) -> str:
-    """A figure and half of its confidence interval: `19.4 +- 0.9`; of a wide one its ends: `19.4 (15.1-27)`.
+def plus_minus(measured: Estimate, most: int = 9, unit: str = "") -> str:
+    """A figure and half of its confidence interval, `19.4 +- 0.9`; for a wide one its ends, `19.4 (15.1-27)`.
 
     Args:
         measured: the figure.
-        most: digits behind the point.
+        most: maximum number of decimals.
+        unit: after the figure, such as `%`.
     """
     value = measured.value
     off = max(measured.high - value, value - measured.low)
     if off <= _NARROW * value:
-        return format_sig(value)
+        return format_sig(value) + unit
     if off > _WIDE * value:
-        return f"{format_sig(value)} ({format_sig(measured.low)}-{format_sig(measured.high)})"
-    # One digit of what is uncertain, two where the first is a 1.
+        return f"{format_sig(value)}{unit} ({format_sig(measured.low)}-{format_sig(measured.high)})"
+    # One uncertain digit, two if the first is a 1.
     digits = -math.floor(math.log10(off))
     digits = min(most, max(0, digits + (off * 10.0**digits < 2)))  # noqa: PLR2004 - two and more need no second digit
     if round(off, digits) == 0:
-        return f"{value:,.{digits}f}"
-    return f"{value:,.{digits}f} {PLUS_MINUS} {off:,.{digits}f}"
+        return f"{value:,.{digits}f}{unit}"
+    return f"{value:,.{digits}f} {PLUS_MINUS} {off:,.{digits}f}{unit}"
 
 
 def times(factor: float) -> str:
@@ -98,17 +99,17 @@ def range_of_times(measured: Estimate) -> str:
     return f"{times(measured.low)} to {times(measured.high)}"
 
 
-def span_of_times(factor: float, interval: tuple[float, float] | None) -> str:
-    """A ratio of speeds with its range, for a table: `6.7x (5.0-9.0)`."""
+def span_of_times(factor: float, interval: tuple[float, float] | None, *, in_table: bool = True) -> str:
+    """A ratio of speeds with its range: `6.7x (5.0-9.0)` in a table, `6.7x (5.0x to 9.0x)` in a sentence."""
     if interval is None or interval[0] == interval[1]:
         return times(factor)
-    low, high = (times(end)[:-1] for end in interval)
-    return f"{times(factor)} ({low}-{high})"
+    low, high = map(times, interval)
+    return f"{times(factor)} ({f'{low[:-1]}-{high[:-1]}' if in_table else f'{low} to {high}'})"
 
 
 def percent(share: float | None, form: str = ".1f") -> str:
     """A share in percent, or a dash."""
-    return UNKNOWN if share is None else f"{100 * share:{form}} %"
+    return UNKNOWN if share is None else f"{100 * share:{form}}%"
 
 
 def megabytes(size_bytes: float | None) -> str:

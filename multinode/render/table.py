@@ -1,4 +1,4 @@
-"""How all our tables look on a terminal: narrow enough for 80 columns, plain enough for a log."""
+"""The look of all tables on a terminal: narrow enough for 80 columns, plain enough for a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GAP = 2
 
 
 class _FittingTable(Table):
-    """A table whose figures stand on one line each; where that is too wide, those with a blank wrap there."""
+    """A table whose figures stay on one line; if it is too wide, figures with a blank wrap there."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         needed = [_needed_width(column, wraps=not column.no_wrap) for column in self.columns]
@@ -30,7 +30,6 @@ class _FittingTable(Table):
 
 
 def _needed_width(column: Column, *, wraps: bool) -> int:
-    """What a column cannot do without: its longest word where it wraps, else its longest line."""
     texts = [str(column.header), *map(str, column.cells)]
     parts = (part for text in texts for part in (text.split() if wraps else text.splitlines()))
     return max(map(cell_len, parts), default=0)
@@ -52,14 +51,14 @@ def make_table(title: str | None = None, *, caption: str | None = None, header: 
 
 
 def sheet_table(sheet: Sheet) -> Table:
-    """One sheet; nothing in it is taken for markup, and no character of it moves the cursor."""
+    """One sheet; none of its text is interpreted as markup or moves the cursor."""
     notes = "\n".join(sanitize(note) for note in sheet.notes)
     table = make_table(sanitize(sheet.title), caption=notes or None, header=bool(sheet.columns))
     table.title_style = "bold"
     if not sheet.columns:
         table.add_column(no_wrap=True)
         table.add_column()
-    # A row of units only where a column has one; words may wrap, figures never.
+    # A row of units only if a column has one; text may wrap, figures never.
     units = any(column.unit for column in sheet.columns)
     for column in sheet.columns:
         title = f"{column.name}\n{f'({column.unit})' if column.unit else ''}" if units else column.name
@@ -70,17 +69,17 @@ def sheet_table(sheet: Sheet) -> Table:
 
 
 WIDE = 200
-"""Columns of a table in a file or a pipe, which is not cut to the width of a terminal that is not there."""
+"""Columns of a table in a file or a pipe."""
 # Longer lines are hard to read.
 _READABLE = 100
 _LABEL_WIDTH = 11
 
 Part = Table | str
-"""A table, which fits the width; or one line, which stands as it is: a command is copied whole."""
+"""A table, which fits the width; or one line, which never wraps, so that a command can be copied."""
 
 
 def paragraph(text: str, style: str = "") -> Table:
-    """Text that wraps at the width, and nowhere beyond what is easily read."""
+    """Text that wraps at the width, and at most at a readable length."""
     grid = Table.grid()
     grid.add_column(max_width=_READABLE, overflow="fold")
     grid.add_row(Text(sanitize(text), style=style))
@@ -88,7 +87,7 @@ def paragraph(text: str, style: str = "") -> Table:
 
 
 def labelled(rows: Iterable[tuple[str, str]]) -> Table:
-    """A label and its text a row; the text wraps beside it. A row without a label belongs to the one above it."""
+    """One row per label and text; the text wraps beside its label. A row without a label continues the previous one."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(min_width=_LABEL_WIDTH, no_wrap=True)
     grid.add_column(max_width=_READABLE - _LABEL_WIDTH - 1, overflow="fold")
@@ -98,22 +97,27 @@ def labelled(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 class Command(str):
-    """Text of a labelled row that is copied whole: a line of its own, never wrapped."""
+    """Text of a labelled row on a line of its own, never wrapped, to be copied."""
 
     __slots__ = ()
 
 
 def labelled_parts(rows: Iterable[tuple[str, str]]) -> Iterator[Part]:
-    """The same with commands among the texts."""
+    """The same, with commands among the texts."""
     for is_command, group in itertools.groupby(rows, lambda row: isinstance(row[1], Command)):
         if is_command:
-            yield from (f"{label:<{_LABEL_WIDTH}} {text}" for label, text in group)
+            yield from (footer(label, text) for label, text in group)
         else:
             yield labelled(group)
 
 
+def footer(label: str, command: str) -> str:
+    """The last lines of a screen, with commands: `Details`, `Next`."""
+    return f"{label:<{_LABEL_WIDTH}} {command}"
+
+
 def print_parts(console: Console, parts: Iterable[Part]) -> None:
-    """Each below the other; an empty line is a part of its own."""
+    """Each below the other; an empty line is a part."""
     for part in parts:
         if isinstance(part, str):
             console.print(Text(sanitize(part)), soft_wrap=True)
@@ -122,7 +126,7 @@ def print_parts(console: Console, parts: Iterable[Part]) -> None:
 
 
 def screen_text(parts: Iterable[Part], width: int = WIDE) -> str:
-    """The same as text without colour, and without the blanks that fill a terminal's lines."""
+    """The same as text, without color and trailing blanks."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
         print_parts(console, parts)

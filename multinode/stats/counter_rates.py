@@ -1,4 +1,4 @@
-"""Counter rates: what counters that only grow say of a span of time; of one that shrinks, an UnknownError. Pure."""
+"""Counter rates: growth of monotonic counters over a span of time; an UnknownError if one shrinks. Pure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from multinode.stats.estimate import UnknownError
 
 _NS_PER_S = 1e9
 _LEAST_COVERED = 0.5
-# Between two readings that are closer than this the moments of reading blur the rate.
+# Closer readings give no exact rate.
 _LEAST_PEAK_NS = 50_000_000
 
 
 class Reading(NamedTuple):
-    """A counter at a moment of the node's monotonic clock."""
+    """A counter at a time of the node's monotonic clock."""
 
     mono_ns: int
     total: float
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """From a moment of the node's monotonic clock to another."""
+    """A span of the node's monotonic clock."""
 
     start_ns: int
     end_ns: int
@@ -35,12 +35,12 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
         return (self.end_ns - self.start_ns) / _NS_PER_S
 
     def overlap_s(self, start_ns: int, end_ns: int) -> float:
-        """How much of that other span lies in it."""
+        """The overlap with another span."""
         return max(0.0, (min(end_ns, self.end_ns) - max(start_ns, self.start_ns)) / _NS_PER_S)
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """What a counter grew by, and in how much time."""
+    """What a counter grew by, and the time it took."""
 
     count: float
     seconds: float
@@ -52,10 +52,10 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grown_in(readings: Iterable[Reading], span: Span) -> Growth:
-    """The growth in the span, on straight lines between the readings around its ends.
+    """The growth in the span, interpolated linearly between the readings around its ends.
 
     Raises:
-        UnknownError: less than half of the span was sampled, or the counter went backwards.
+        UnknownError: less than half of the span was sampled, or the counter decreased.
     """
     within = _within(readings, span)
     return Growth(
@@ -83,17 +83,16 @@ def in_whole(readings: Iterable[Reading]) -> float:
     """The growth from the first reading to the last.
 
     Raises:
-        UnknownError: there are fewer than two, or the counter went backwards.
+        UnknownError: there are fewer than two, or the counter decreased.
     """
     ordered = _ordered(readings)
     if len(ordered) < 2:  # noqa: PLR2004 - a beginning and an end
-        raise UnknownError("sampled less than twice")
+        raise UnknownError("fewer than two samples")
     _check(ordered)
     return ordered[-1].total - ordered[0].total
 
 
 def _within(readings: Iterable[Reading], span: Span) -> list[Reading]:
-    """The readings in the span, with one at each of its ends, or where sampling began and ended; at two moments."""
     ordered = _ordered(readings)
     start_ns = max(span.start_ns, ordered[0].mono_ns) if ordered else 0
     end_ns = min(span.end_ns, ordered[-1].mono_ns) if ordered else 0
@@ -112,7 +111,6 @@ def _within(readings: Iterable[Reading], span: Span) -> list[Reading]:
 
 
 def _ordered(readings: Iterable[Reading]) -> list[Reading]:
-    """By time, one a moment."""
     by_time = {one.mono_ns: one for one in readings}
     return [by_time[moment] for moment in sorted(by_time)]
 

@@ -1,15 +1,15 @@
-"""Spans of time, as intervals: union, intersection and difference. What they are spans of is not known here. Pure."""
+"""Spans of time as intervals: union, intersection and difference. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 Interval = tuple[float, float]
-"""Start and end; merged intervals are in order, not empty, and do not touch."""
+"""Start and end; merged intervals are sorted, nonempty and disjoint."""
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union of whatever intervals; those that are empty or turned round are left out."""
+    """The union of any intervals; empty and reversed ones are ignored."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
@@ -22,7 +22,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """What is in both of two merged lists."""
+    """The intersection of two merged lists."""
     common: list[Interval] = []
     one = other = 0
     while one < len(left) and other < len(right):
@@ -38,14 +38,14 @@ def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Inter
 
 
 def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """What is in the first of two merged lists and not in the second."""
+    """The part of the first of two merged lists that is not in the second."""
     if not left:
         return []
     return intersect(left, gaps(right, (left[0][0], left[-1][1])))
 
 
 def gaps(intervals: Sequence[Interval], within: Interval) -> list[Interval]:
-    """What of a span merged intervals leave free."""
+    """The part of a span that merged intervals do not cover."""
     start, end = within
     free: list[Interval] = []
     for busy_from, busy_to in intervals:
@@ -62,10 +62,10 @@ def gaps(intervals: Sequence[Interval], within: Interval) -> list[Interval]:
 
 
 def clip(intervals: Sequence[Interval], within: Interval) -> list[Interval]:
-    """What of merged intervals lies in a span."""
+    """The part of merged intervals inside a span."""
     return intersect(intervals, [within]) if within[0] < within[1] else []
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """How long merged intervals are together."""
+    """The total length of merged intervals."""
     return sum(end - start for start, end in intervals)

@@ -1,6 +1,6 @@
-"""Algorithms: what each backend really sends for a collective, between ranks and through the cards of nodes.
+"""Algorithms: what each backend sends for a collective, between ranks and through the NICs of nodes.
 
-The one table of it. Bytes asked for, and busbw's factors, are `collectives`'; counters are read by `nic_path_check`.
+Sizes and busbw factors are in `collectives`; `nic_path_check` reads the counters.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a size scan.
 
     Attributes:
-        dtype: nccl-tests' name of the element type; `redop` that of the reduction, or `none`.
+        dtype: nccl-tests' name of the element type.
+        redop: nccl-tests' name of the reduction, or `none`.
         size_bytes: S as nccl-tests prints it.
         count: elements, as nccl-tests prints them.
         iters: timed iterations.
-        time_us: median over iterations of the slowest worker's time: what the operation takes.
-        interval_us: its 95 % confidence interval; None in a scan of an earlier release.
-        p95_us: as `time_us`, the 95th percentile.
-        cv: likewise the coefficient of variation, standard deviation over mean; 0 of a single iteration.
-        transfer_us: median over iterations of the fastest worker's time: what is left without waiting for others.
+        time_us: duration of the operation: median over iterations of the slowest worker's time.
+        interval_us: its 95% confidence interval.
+        p95_us: likewise, the 95th percentile.
+        cv: coefficient of variation, standard deviation over mean; 0 for a single iteration.
+        transfer_us: time without waiting for others: median over iterations of the fastest worker's time.
         algbw_gb_per_s: size over time, 1e9 bytes per second.
         busbw_gb_per_s: algbw times the collective's factor.
-        num_wrong: elements whose value was not exact, summed over the workers; None where they were not verified.
-        tcp_gb_per_s: what raw TCP reached in turns with it; None where it took none.
-        share_of_ceiling: busbw over the goodput ceiling of the slowest link; None where no link rate is known.
-        share_of_tcp: busbw over what raw TCP reached between the same cards, in turns with it or else with others; None
-            where it was not tried.
+        num_wrong: elements with a wrong value, over all workers; None if they were not verified.
+        tcp_gb_per_s: raw TCP in turns with it; None without turns.
+        share_of_ceiling: busbw over the goodput ceiling of the slowest link; None if no link speed is known.
+        share_of_tcp: busbw over raw TCP between the same NICs, in turns with it or with another message; None if
+            raw
+            TCP was not measured.
     """
 
     collective: str = "all_reduce"
@@ -60,7 +62,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """What algbw is multiplied with to get busbw, for `ranks` workers.
+    """Factor from algbw to busbw for this number of ranks.
 
     Raises:
         ValueError: the collective is unknown.
@@ -77,12 +79,12 @@ def bus_factor(collective: str, ranks: int) -> float:
 def collective_rows(
     samples: Iterable[CollectiveSample], ranks: int, tcp_gb_per_s: Mapping[int, float | None] | None = None
 ) -> tuple[CollectiveRow, ...]:
-    """A row for each message that all `ranks` workers have measured, in the order in which they were measured.
+    """One row per message that all `ranks` workers have measured, in order of measurement.
 
     Args:
         samples: of all workers.
-        ranks: how many those are.
-        tcp_gb_per_s: what raw TCP reached in turns with a message, by its index.
+        ranks: number of workers.
+        tcp_gb_per_s: raw TCP in turns with a message, by its index.
     """
     tcp = tcp_gb_per_s or {}
     by_message: dict[int, list[CollectiveSample]] = {}
@@ -95,7 +97,7 @@ def collective_rows(
 def with_shares(
     rows: Iterable[CollectiveRow], ceiling_gb_per_s: float | None, tcp_gb_per_s: float | None
 ) -> tuple[CollectiveRow, ...]:
-    """The rows with their shares of what a link carries at best, and of what raw TCP reached on it."""
+    """The rows with their shares of the link's goodput and of raw TCP."""
     return tuple(
         msgspec.structs.replace(
             row,
@@ -136,15 +138,15 @@ def _row(workers: Sequence[CollectiveSample], ranks: int, tcp_gb_per_s: float | 
 
 
 Flows = dict[tuple[int, int], float]
-"""By sender and receiver, what is sent in one call, as a part of S."""
+"""By sender and receiver, the fraction of S sent per call."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers on nodes; torchrun's ranks lie node by node.
+    """Workers on nodes; ranks are numbered node by node, as by torchrun.
 
     Attributes:
-        workers_per_node: of unequal nodes, those of the one with the most.
-        unequal: workers of each node, where these differ.
+        workers_per_node: for unequal nodes, the largest number.
+        unequal: workers of each node, if they differ.
     """
 
     nodes: int
@@ -153,7 +155,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, workers: Sequence[int]) -> Layout:
-        """With so many workers on each node, at least one of each."""
+        """With these numbers of workers per node, at least one each."""
         unequal = tuple(workers) if len(set(workers)) > 1 else ()
         return cls(nodes=max(1, len(workers)), workers_per_node=max((1, *workers)), unequal=unequal)
 
@@ -179,11 +181,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call moves at one node, in parts of S.
+    """What a call moves at one node, as fractions of S.
 
     Attributes:
-        sent: to other nodes; likewise `received`.
-        inside: from worker to worker of the node.
+        sent: to other nodes.
+        received: from other nodes.
+        inside: between workers of the node.
     """
 
     sent: float
@@ -192,20 +195,20 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageSteps(NamedTuple):
-    """Messages that follow each other: `between` nodes, and `inside` a node, which take a part of the time."""
+    """Consecutive messages: `between` nodes, and `inside` a node, which take a fraction of the time."""
 
     between: float
     inside: float = 0
 
 
 class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
-    """One way in which a backend makes a collective.
+    """One algorithm of a backend for a collective.
 
     Attributes:
-        source: where that can be read.
-        flows: of so many nodes with so many workers each.
-        steps: likewise, messages one after the other, of which each waits for the one before.
-        in_turns: whether two workers that send each other a large message do so one after the other.
+        source: its reference.
+        flows: for this number of nodes and workers per node.
+        steps: likewise, the number of consecutive messages.
+        in_turns: whether two workers that send each other large messages do so one after the other.
     """
 
     name: str
@@ -216,7 +219,7 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ring(passes: float, shared: int) -> Callable[[Layout], Flows]:
-    """Each rank sends to the next one alone: `passes` times S, less what it has already of `shared` equal shares."""
+    """Each rank sends only to the next: `passes` times S, minus the part that it already has."""
 
     def flows(layout: Layout) -> Flows:
         ranks = layout.workers
@@ -227,28 +230,28 @@ def _ring(passes: float, shared: int) -> Callable[[Layout], Flows]:
 
 
 def _pairs(layout: Layout) -> Flows:
-    """Each rank sends every other one its share."""
+    """Each rank sends every other rank its share."""
     ranks = layout.workers
     return {(one, other): 1 / ranks for one in range(ranks) for other in range(ranks) if one != other}
 
 
 def _binomial_tree(layout: Layout) -> Flows:
-    """The ranks that have it double: in step i, each rank below 2**i sends to the one 2**i further on."""
+    """The number of ranks with the data doubles: in step i, each rank below 2**i sends to rank + 2**i."""
     return {(rank - (1 << (rank.bit_length() - 1)), rank): 1.0 for rank in range(1, layout.workers)}
 
 
 def _chain(layout: Layout) -> Flows:
-    """The ring, begun at the root and not closed."""
+    """An open ring that starts at the root."""
     return {(rank, rank + 1): 1.0 for rank in range(layout.workers - 1)}
 
 
 def _double_tree(layout: Layout) -> Flows:
-    """Two trees over the nodes with half of S each, up and down; in each node a chain from its first worker."""
+    """Two trees over the nodes, each with half of S, up and down; inside a node a chain from its first worker."""
     flows: Flows = {}
     nodes, firsts = layout.nodes, [ranks.start for ranks in layout.ranks]
     for node in range(1, nodes):
         parent = _tree_parent(node, nodes)
-        # The second tree is the first one mirrored, or for an odd number of nodes moved on by one.
+        # The second tree mirrors the first; for an odd number of nodes it is shifted by one.
         second = (
             (nodes - 1 - node, nodes - 1 - parent) if nodes % 2 == 0 else ((node + 1) % nodes, (parent + 1) % nodes)
         )
@@ -262,7 +265,7 @@ def _double_tree(layout: Layout) -> Flows:
 
 
 def _ring_steps(passes: int) -> Callable[[Layout], MessageSteps]:
-    """Of what begins in the middle of a node, which leaves every node (nccl/src/graph/tuning.cc: 2 x nNodes)."""
+    """A ring that starts in the middle of a node leaves every node (nccl/src/graph/tuning.cc: 2 x nNodes)."""
 
     def steps(layout: Layout) -> MessageSteps:
         most = layout.nodes if layout.workers_per_node > 1 and layout.nodes > 1 else layout.nodes - 1
@@ -272,23 +275,21 @@ def _ring_steps(passes: int) -> Callable[[Layout], MessageSteps]:
 
 
 def _one_step(layout: Layout) -> MessageSteps:
-    """All messages at once."""
     return MessageSteps(1) if layout.nodes > 1 else MessageSteps(0, 1)
 
 
 def _height(layout: Layout) -> MessageSteps:
-    """Of a tree over the ranks, which lie node by node: the first steps stay in the root's node."""
     height, inside = (math.ceil(math.log2(ranks)) for ranks in (layout.workers, layout.workers_per_node))
     return MessageSteps(height - inside, inside)
 
 
 def _double_tree_steps(layout: Layout) -> MessageSteps:
-    """Up and down: through the chain of each node, and the tree of nodes (nccl/src/graph/tuning.cc)."""
+    """Up and down through the chain of each node and the tree of nodes (nccl/src/graph/tuning.cc)."""
     return MessageSteps(2 * math.ceil(math.log2(layout.nodes)), 2 * (layout.workers_per_node - 1))
 
 
 def _tree_parent(node: int, nodes: int) -> int:
-    """Of a tree that is numbered in order, with root 0: leaves are odd, each level above has one more zero bit."""
+    """In a tree numbered in order, with root 0: leaves are odd, each level above has one more trailing zero bit."""
     low = node & -node
     above = (node ^ low) | (low << 1)
     return above if above < nodes else node ^ low
@@ -298,7 +299,7 @@ _GLOO_RING = "gloo/allreduce.cc (ring, the default)"
 _NCCL_RING = "nccl/src/device/{}.h (ring)"
 
 # Gloo's part was measured as well: torch 2.13, S = 16 MiB, counters of the cards of virtual nodes at 1 Gbit/s, parts of
-# S that a node sent (and received, where that differs); the greatest deviation from this table was 0.02 %.
+# S that a node sent (and received, where that differs); the greatest deviation from this table was 0.02%.
 #   nodes x workers   all_reduce, reduce_scatter   all_gather   all_to_all   sendrecv   broadcast
 #   2 x 1             1.000                        0.500        0.500        1.000      1/0 0/1
 #   3 x 1             1.334                        0.667        0.667        1.000      2/0 0/1 0/1
@@ -325,7 +326,7 @@ _TABLE: Mapping[str, Mapping[str, tuple[Algorithm, ...]]] = {
         "reduce_scatter": (
             Algorithm(
                 name="ring of an all-reduce",
-                source="torch's ProcessGroupGloo.cpp: it reduces to all and then takes a part (pytorch#118911); "
+                source="torch's ProcessGroupGloo.cpp: it does an all-reduce and keeps a part (pytorch#118911); "
                 + _GLOO_RING,
                 flows=_ring(2, shared=True),
                 steps=_ring_steps(2),
@@ -399,31 +400,31 @@ _PROTOCOLS: Mapping[str, Mapping[str, float]] = {"nccl": {"Simple": 1.0, "LL128"
 # protocol), gloo's over loopback (measured: 8 B between two workers, 83 us for two steps, 69 at the fastest tenth).
 _INSIDE_US = (6.0, 40.0)
 
-# Of oneCCL and HCCL, rings are documented, as NCCL has them; nothing of them was measured.
+# oneCCL and HCCL document rings like NCCL's; not measured.
 _TAKEN_AS = {"xccl": "nccl", "hccl": "nccl"}
 
 
 def protocols_of(backend: str) -> Mapping[str, float]:
-    """By the protocol's name, bytes that it sends for a byte of payload; a nameless one where there is no choice."""
+    """Bytes on the wire per byte of payload, by protocol; one unnamed entry if there is no choice."""
     return _PROTOCOLS.get(backend, {"": 1.0})
 
 
 def algorithms_of(backend: str, collective: str) -> tuple[Algorithm, ...]:
-    """What the backend may run for it, the usual one first; empty where that is not known."""
+    """Algorithms that the backend may use, the usual one first; empty if unknown."""
     return _TABLE.get(_TAKEN_AS.get(backend, backend), {}).get(collective, ())
 
 
 def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str | None = None) -> Flows:
-    """By sender and receiver, the part of S that goes from one to the other in a call; broadcast's root is rank 0.
+    """By sender and receiver, the fraction of S sent per call; the root of a broadcast is rank 0.
 
     Args:
         backend: `nccl` or `gloo`.
-        collective: which.
-        layout: the workers; NCCL's tree is one of nodes, its ring runs through the ranks in their order.
-        algorithm: by its name; the backend's usual one without.
+        collective: its name.
+        layout: the workers; NCCL's tree connects nodes, its ring the ranks in order.
+        algorithm: its name; default: the usual one.
 
     Raises:
-        ValueError: the backend has no such collective, or makes it in no such way.
+        ValueError: the backend does not have the collective or the algorithm.
     """
     for known in algorithms_of(backend, collective):
         if algorithm in {None, known.name}:
@@ -432,7 +433,7 @@ def rank_flows(backend: str, collective: str, layout: Layout, *, algorithm: str 
 
 
 def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[NodeFlow, ...]:
-    """The same by node: what its card sends and receives, and what stays inside, in parts of S."""
+    """The same by node: what its NIC sends and receives, and what stays inside, as fractions of S."""
     sent, received, inside = ([0.0] * layout.nodes for _ in range(3))
     node_of = [node for node, ranks in enumerate(layout.ranks) for _ in ranks]
     for (source, target), part in flows.items():
@@ -449,13 +450,13 @@ def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[
 
 @functools.lru_cache(maxsize=256)
 def card_factor(backend: str, collective: str, layout: Layout, algorithm: str | None = None) -> float:
-    """The part of S that passes the busiest NIC of a node one way in a call; busbw's where the backend is unknown.
+    """Fraction of S through the busiest NIC of a node, one way, per call; busbw's factor if the backend is unknown.
 
     Args:
         backend: `nccl` or `gloo`.
-        collective: which.
+        collective: its name.
         layout: the workers.
-        algorithm: by its name; the usual one without, and where the backend has none of this name.
+        algorithm: its name; default, or if the backend lacks it: the usual one.
 
     Raises:
         ValueError: the collective is unknown.
@@ -469,7 +470,7 @@ def card_factor(backend: str, collective: str, layout: Layout, algorithm: str | 
 
 
 def link_share(backend: str, collective: str, layout: Layout) -> float:
-    """The share of a link, one way, that the backend gets for it at the least where nothing is wrong."""
+    """The share of a link, one way, that the backend should at least reach."""
     known = algorithms_of(backend, collective)
     if not known or not known[0].in_turns:
         return 1.0
@@ -478,10 +479,9 @@ def link_share(backend: str, collective: str, layout: Layout) -> float:
 
 
 def message_steps(backend: str, collective: str, layout: Layout) -> MessageSteps:
-    """Messages one after the other that a small call takes, at least one; a ring's pass where the backend is unknown.
+    """Consecutive messages of a small call, at least one; those of a ring if the backend is unknown.
 
-    Of several algorithms the one with the fewest between nodes: latency is what they are chosen by where messages are
-    small.
+    Of several algorithms the one with the fewest messages between nodes: small calls are chosen by latency.
     """
     known = algorithms_of(backend, collective)
     steps = min((one.steps(layout) for one in known), default=_ring_steps(1)(layout))
@@ -489,12 +489,12 @@ def message_steps(backend: str, collective: str, layout: Layout) -> MessageSteps
 
 
 def steps_us(backend: str, steps: MessageSteps, between_us: float) -> float:
-    """What they take, where one between two nodes takes so long; one inside a node takes no longer."""
+    """Their total time, given the time of one between two nodes; one inside a node takes no longer."""
     return steps.between * between_us + steps.inside * min(between_us, _inside_us(backend))
 
 
 def between_us(backend: str, steps: MessageSteps, all_us: float) -> float:
-    """What one between two nodes takes, where all of them took so long."""
+    """The time of one between two nodes, given the total time."""
     inside_us = min(_inside_us(backend), all_us / sum(steps))
     return (all_us - steps.inside * inside_us) / steps.between if steps.between else all_us / sum(steps)
 
@@ -504,7 +504,7 @@ def _inside_us(backend: str) -> float:
 
 
 def worker_factor(backend: str, collective: str, ranks: int) -> float:
-    """The part of S that the busiest of so many workers sends in a call.
+    """Fraction of S that the busiest worker sends per call.
 
     Raises:
         ValueError: the backend has no such collective.

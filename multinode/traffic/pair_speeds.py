@@ -1,7 +1,7 @@
-"""Speeds between pairs of nodes, and what explains the slow ones: a node, one of its directions, or a cable.
+"""Speeds between pairs of nodes, and what explains slow ones: a node, one of its directions, or a cable.
 
-`blame_pairs` is told which pairs are slow; `find_odd` decides that too, against the other pairs and the links.
-Measures nothing.
+`blame_pairs` takes the slow pairs as given; `find_odd` also decides which are slow, by comparison with the other pairs
+and the links. Measures nothing.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Pair = tuple[str, str]
 
 _ENOUGH = 0.7
 _ENOUGH_AT_10G = 0.3
-# Of two streams bound by processors one may well be half as fast as the other.
+# Two CPU-bound streams may differ by a factor of two.
 _ENOUGH_OF_FAST = 0.5
-# No card below 10 Gbit/s carries more.
+# No NIC below 10 Gbit/s carries more.
 _FAST_GBIT = 5.0
 _CPU_BOUND_GBIT = 10.0
-# What a link of 10 Gbit/s carries of TCP, with frames of the usual size and any larger.
+# TCP payload of a 10 Gbit/s link, with frames of the usual size and larger.
 _CPU_BOUND_GOODPUT_GBIT = 9.4
 _PAIR = 2
 _BITS_PER_BYTE = 8
 _GIGA = 1e9
-# What arrived in less tells no rate.
+# Shorter transfers give no rate.
 _LEAST_STREAM_S = 1e-3
 _LOST = "nstat -az TcpRetransSegs"
 
 
 class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a TCP stream from one node to another reached: over one connection or several, of two tries or one.
+    """Speed of a TCP stream from one node to another, over one or several connections, of one or two tries.
 
     Attributes:
-        gbit_per_s: payload that arrived, of two tries the better one; None where the stream failed.
-        worse_gbit_per_s: of two tries the other one; None where there was one.
+        gbit_per_s: received payload, of the better try; None if the stream failed.
+        worse_gbit_per_s: of the other try; None if there was one.
     """
 
     source: str
@@ -50,9 +50,9 @@ class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
-    """Round trips of a small message on one TCP connection, seen from `source`; None where they failed.
+    """Round trips of a small message on a TCP connection from `source`; None if they failed.
 
-    What both agents take is part of them.
+    Includes the time of both agents.
     """
 
     source: str
@@ -63,15 +63,16 @@ class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
-    """What TCP reached between the nodes' cards without any collective.
+    """Raw TCP between the nodes' NICs, without collectives.
 
     Attributes:
-        one: every node sends to the next while it receives from the one before, over one connection: the median of the
-            turns that it took with collectives.
-        several: likewise over several.
-        connections: how many those are; 0 where nothing was measured.
+        one: every node sends to the next while it receives from the previous, over one connection: the median of
+            the
+            turns with collectives.
+        several: likewise over several connections.
+        connections: their number; 0 if nothing was measured.
         latency: round trips along the same ring.
-        pairs: every pair, both ways, disjoint pairs at once; empty where that was not asked for.
+        pairs: every pair, both ways, disjoint pairs at once; empty if not asked for.
     """
 
     one: tuple[PairSpeed, ...] = ()
@@ -82,7 +83,7 @@ class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ring(self) -> tuple[PairSpeed, ...]:
-        """Each pair of the ring over as many connections as were best."""
+        """Each pair of the ring, over the better number of connections."""
         return fastest_of(self.one, self.several)
 
     @property
@@ -92,23 +93,25 @@ class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def round_trip_us(self) -> float | None:
-        """The median of them; None where there are none."""
+        """Their median; None without any."""
         return statistics.median(self.round_trips_us.values()) if self.round_trips_us else None
 
 
 class Odd(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not as it is between the others.
+    """Something that differs from the other nodes or pairs.
 
     Attributes:
         kind: `node` (slow both ways with every peer), `sends` or `receives` (a node, that way only), `cable` (two
-            nodes, both ways), `one-way` (from the first node to the second), `failed` (streams that did not run), `all`
-            (no pair gets what the links promise).
-        nodes: whom it concerns: one node, or sender and receiver; none where it is all of them.
-        best_gbit_per_s: the fastest of the streams concerned; None where none ran.
-        usual_gbit_per_s: median of the streams that are well; where none is, what the links carry.
-        due_gbit_per_s: what the links carry, where it falls short of that and not only of the others.
-        error: of streams that did not run, why.
-        text: it in words; likewise `hint`, what to look at.
+            nodes, both ways), `one-way` (from the first node to the second), `failed` (streams that did not run),
+            `all`
+            (no pair reaches the link speed).
+        nodes: one node, or sender and receiver; empty if all are concerned.
+        best_gbit_per_s: the fastest stream concerned; None if none ran.
+        usual_gbit_per_s: median of the good streams; without any, what the links carry.
+        due_gbit_per_s: what the links carry, if the stream is slow compared with that, not only with the others.
+        error: why streams did not run.
+        text: the finding in words.
+        hint: what to check.
     """
 
     kind: str
@@ -122,12 +125,12 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def figures(self) -> dict[str, float | str]:
-        """What a sentence about it needs."""
+        """The figures for a sentence about it."""
         names = ("best_gbit_per_s", "usual_gbit_per_s", "due_gbit_per_s", "error")
         return {name: figure for name in names if (figure := getattr(self, name)) is not None}
 
     def covers(self, source: str, target: str) -> bool:
-        """Whether the stream from `source` to `target` is one of those concerned."""
+        """Whether the stream from `source` to `target` is concerned."""
         return {
             "all": True,
             "sends": self.nodes[:1] == (source,),
@@ -142,7 +145,7 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Slow pairs that have one explanation.
+    """Slow pairs with one explanation.
 
     Attributes:
         kind: as in `Odd`, without `failed`.
@@ -156,26 +159,26 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stream_speed(source: str, target: str, results: Sequence[StreamResult]) -> PairSpeed:
-    """All connections of a stream together; it is as good as the worst of them."""
+    """All connections of a stream together; its status is that of the worst."""
     total = 0.0
     for one in results:
         if one.error is not None or not one.size_bytes or (one.time_s or 0.0) < _LEAST_STREAM_S:
-            return PairSpeed(source=source, target=target, error=one.error or "too little arrived")
+            return PairSpeed(source=source, target=target, error=one.error or "too little data arrived")
         total += one.size_bytes * _BITS_PER_BYTE / (one.time_s or 0.0) / _GIGA
     return PairSpeed(source=source, target=target, gbit_per_s=total)
 
 
 def least_of_due(due_gbit_per_s: float, link_gbit_per_s: float) -> float:
-    """Gbit/s that a stream reaches at least, whichever processor runs it."""
+    """Gbit/s that a stream reaches at least, on any CPU."""
     return due_gbit_per_s * (_ENOUGH_AT_10G if link_gbit_per_s >= _CPU_BOUND_GBIT else _ENOUGH)
 
 
 def blame_pairs(slow: Mapping[Pair, bool], nodes: Sequence[str]) -> tuple[Blame, ...]:
-    """Explain the slow pairs: by a node whose streams, two at least, are all slow in a role; else pair by pair.
+    """Explain the slow pairs: by a node if all its streams in a role, at least two, are slow; otherwise pair by pair.
 
     Args:
-        slow: whether it is slow, by sender and receiver, of every pair that was measured.
-        nodes: in the order in which they are to be told.
+        slow: whether it is slow, by sender and receiver, for every measured pair.
+        nodes: in the order of the report.
     """
     met = {name for pair in slow for name in pair}
     if len(met) > _PAIR and slow and all(slow.values()):
@@ -192,35 +195,35 @@ def blame_pairs(slow: Mapping[Pair, bool], nodes: Sequence[str]) -> tuple[Blame,
 
 
 def find_odd(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
-    """What is odd, judged against the other pairs and, where every link is known, against the links.
+    """What is odd, compared with the other pairs and, if every link is known, with the links.
 
-    What is usual is found in spite of the odd ones as long as at most half of the nodes have any.
+    Finds the usual speed if at most half of the nodes are affected.
 
     Args:
-        pairs: every pair that was tried, in any order.
+        pairs: every pair tried, in any order.
         ceilings: payload in Gbit/s that the link of each node carries, by node.
     """
     return _find_odd(tuple(pairs), ceilings, lambda blames: blames)
 
 
 def find_odd_in_ring(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
-    """Likewise of streams around a ring: a node has one peer each way there, and is blamed if both are slow."""
+    """Likewise for streams around a ring: a node has one peer each way, and is blamed if both are slow."""
     return _find_odd(tuple(pairs), ceilings, _join_in_ring)
 
 
 def least_of_pairs(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> dict[Pair, float]:
-    """Gbit/s below which `find_odd`, told the same, calls a stream slow: of every pair that ran."""
+    """Gbit/s below which `find_odd` calls a stream slow, for every pair that ran."""
     return _Field(tuple(pairs), ceilings).least()
 
 
 def slowest_gb_per_s(pairs: Iterable[PairSpeed]) -> float | None:
-    """What the slowest of the streams that ran reached: a ring is as fast as that."""
+    """Speed of the slowest stream that ran: it limits a ring."""
     speeds = [one.gbit_per_s for one in pairs if one.gbit_per_s is not None]
     return min(speeds) / _BITS_PER_BYTE if speeds else None
 
 
 def fastest_of(*tries: Iterable[PairSpeed]) -> tuple[PairSpeed, ...]:
-    """Of each pair the try that reached most; one that failed counts where no other ran."""
+    """The fastest try of each pair; a failed one counts if no other ran."""
     best: dict[Pair, PairSpeed] = {}
     for one in (one for each in tries for one in each):
         known = best.get((one.source, one.target))
@@ -230,14 +233,14 @@ def fastest_of(*tries: Iterable[PairSpeed]) -> tuple[PairSpeed, ...]:
 
 
 class _Field:
-    """The streams that ran, each with its due where the links are known, and what is usual among them."""
+    """The streams that ran, with what their links carry, if known, and the usual speed."""
 
     def __init__(self, tried: Sequence[PairSpeed], ceilings: Mapping[str, float] | None) -> None:
         self.nodes = tuple(dict.fromkeys(name for one in tried for name in (one.source, one.target)))
         self._speeds = {(one.source, one.target): one.gbit_per_s for one in tried if one.gbit_per_s is not None}
         known = ceilings is not None and all(ceilings.get(name) for name in self.nodes)
         self._dues = {(a, b): min(ceilings[a], ceilings[b]) for a, b in self._speeds} if ceilings and known else {}
-        # Where links differ, how full each is can be compared, and not how fast.
+        # If links differ, their utilization can be compared, not their speed.
         self._levels = {pair: speed / self._dues.get(pair, 1.0) for pair, speed in self._speeds.items()}
         self._usual = _usual_level(self._levels)
 
@@ -249,7 +252,7 @@ class _Field:
         return {pair: self._speeds[pair] < least for pair, least in self.least().items()}
 
     def unlike_others(self) -> dict[Pair, bool]:
-        """Whether a pair is slower than is usual among the others."""
+        """Whether a pair is slower than usual."""
         return {pair: speed < self._least_of_usual(pair) for pair, speed in self._speeds.items()}
 
     def tell(self, blame: Blame) -> Odd:
@@ -258,7 +261,7 @@ class _Field:
         well = [speed for pair, speed in self._speeds.items() if not slow[pair]]
         usual = statistics.median(well) if well else self._dues.get(best, self._usual)
         due = self._dues[best] if self._speeds[best] < self._least_of_due(best) else None
-        measure = f"{format_rate(due)} expected of the link" if due is not None else f"{format_rate(usual)} is usual"
+        measure = f"{format_rate(due)} expected" if due is not None else f"{format_rate(usual)} is usual"
         text, hint = _told(blame, format_rate(self._speeds[best]), measure)
         return Odd(
             kind=blame.kind,
@@ -282,32 +285,37 @@ class _Field:
 
 
 def _told(blame: Blame, best: str, measure: str) -> tuple[str, str]:
-    """What is slow, and what to look at."""
     node, peer = (blame.nodes[0], blame.nodes[-1]) if blame.nodes else ("", "")
     return {
         "node": (
-            f"{node} sends and receives no more than {best} with any peer, {measure}",
-            f"cable, switch port, or other traffic of {node}; on {node}: ip -s link; tc -s qdisc",
+            f"{node} sends and receives at most {best} with any peer, {measure}",
+            f"check the cable, switch port and other traffic of {node}; on {node}: ip -s link; tc -s qdisc",
         ),
         "sends": (
-            f"{node} sends no more than {best} to any peer, {measure}, and receives at full speed",
-            f"a traffic shaper or other traffic on {node}; there: tc -s qdisc; ip -s link",
+            f"{node} sends at most {best} to any peer, {measure}, but receives at full speed",
+            f"look for a traffic shaper or other traffic on {node}: tc -s qdisc; ip -s link",
         ),
         "receives": (
-            f"{node} receives no more than {best} from any peer, {measure}, and sends at full speed",
-            f"lost packets, a policer, or other traffic to {node}; there: ip -s link; {_LOST} on its peers",
+            f"{node} receives at most {best} from any peer, {measure}, but sends at full speed",
+            f"look for lost packets, a policer, or other traffic to {node}: ip -s link there; {_LOST} on its peers",
         ),
         "cable": (
-            f"between {node} and {peer} a stream reaches {best} at most, either way, {measure}",
-            f"cable, NIC or switch port of {node} or {peer}, or what is between; on both: ip -s link; change one cable",
+            f"a stream between {node} and {peer} reaches at most {best} in both directions, {measure}",
+            (
+                f"check the cable, NIC and switch port of {node} and {peer}, and the path between; on both: ip -s "
+                "link; replace one cable"
+            ),
         ),
         "one-way": (
-            f"from {node} to {peer} a stream reaches {best}, {measure}",
-            f"what {node} sends is shaped, or lost on the way to {peer}; on {node}: tc -s qdisc; on {peer}: ip -s link",
+            f"a stream from {node} to {peer} reaches {best}, {measure}",
+            (
+                f"the traffic of {node} is shaped, or lost on the path to {peer}; on {node}: tc -s qdisc; on {peer}: "
+                "ip -s link"
+            ),
         ),
         "all": (
-            f"no stream between the nodes reaches more than {best}, {measure}",
-            "the switch they share, other traffic on it, or CPUs too busy to keep up: measure on a quiet network",
+            f"no stream between the nodes exceeds {best}, {measure}",
+            "check the shared switch, other traffic and busy CPUs; measure again on an idle network",
         ),
     }[blame.kind]
 
@@ -336,9 +344,10 @@ def _join_in_ring(blames: tuple[Blame, ...]) -> tuple[Blame, ...]:
 
 
 def _usual_level(levels: Mapping[Pair, float]) -> float:
-    """The median of those that are well.
+    """The median of the good streams.
 
-    Well is what half of the nodes reach with half of the nodes: two that are faster between themselves set no standard,
+    Good is what half of the nodes reach with half of the nodes: two that are faster between themselves set no
+        standard,
     and half of the nodes can be slow without setting one.
     """
     if not levels:
@@ -375,7 +384,6 @@ def _blame_each(slow: Sequence[Pair]) -> Iterator[Blame]:
 
 
 def _failed(tried: Sequence[PairSpeed]) -> Iterator[Odd]:
-    """Streams that did not run: told once for a node whose streams all failed, else one by one."""
     left = [one for one in tried if one.gbit_per_s is None]
     if len(tried) > 1 and len(left) == len(tried):
         yield _not_run("no stream between the nodes ran", (), left[0].error)
@@ -391,6 +399,6 @@ def _failed(tried: Sequence[PairSpeed]) -> Iterator[Odd]:
 
 
 def _not_run(text: str, nodes: tuple[str, ...], error: str | None) -> Odd:
-    why = "no reason is known" if error is None else error
-    hint = "a firewall, or a node that went away: multinode check"
+    why = "the reason is unknown" if error is None else error
+    hint = "look for a firewall or a node that is down: multinode check"
     return Odd(kind="failed", nodes=nodes, error=error, text=f"{text}: {why}", hint=hint)

@@ -1,6 +1,6 @@
-"""SizeCurve: the time of a collective over its size, through what a size scan measured, and how far to trust it.
+"""SizeCurve: time of a collective by size, from a size scan, and how reliable it is.
 
-Knows sizes and times alone; what a curve should look like is not decided here.
+Knows only sizes and times; what a curve should look like is not decided here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from multinode.records.plausible import plausible_us
 
 Point = tuple[int, float]
 
-# Beyond this residual at any size two numbers do not tell the curve. Measured on virtual nodes (gloo, 2 and 4 of them,
-# 1 Gbit/s, 8 B to 16 MiB, all six collectives): residuals reach 46 to 96 %, as a shaper's burst lets small messages
-# pass. Held-back sizes of 1 MiB and more, median error: the fit 3.7 to 48 %; interpolation in size and time 0.1 to
-# 4.9 %, in their logarithms 0.1 to 6.8 %. At 100 Mbit/s interpolation is off by 0 to 6.1 % (2 nodes) and 1.9 to 8.7 %
-# (4 nodes), where the larger sizes had 5 to 9 iterations; smoother curves through more neighbours did no better.
+# With a larger residual at any size, two numbers do not describe the curve. Measured on virtual nodes (gloo, 2 and 4 of
+# them, 1 Gbit/s, 8 B to 16 MiB, all six collectives): residuals reach 46% to 96%, as a shaper's burst lets small
+# messages pass. Median error at held-back sizes of 1 MiB and more: fit 3.7% to 48%; interpolation in size and time 0.1%
+# to 4.9%, in their logarithms 0.1% to 6.8%. At 100 Mbit/s interpolation is off by 0% to 6.1% (2 nodes) and 1.9% to 8.7%
+# (4 nodes), where the larger sizes had 5 to 9 iterations; smoother curves through more neighbors did no better.
 _POOR_FIT = 0.05
 _LEAST_SIZES = 2
 _US_PER_GB_PER_S = 1e-3
@@ -32,10 +32,10 @@ class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         points: sizes in bytes and measured times in microseconds, by size.
-        alpha_us: of the fit t = alpha + size / bandwidth: what every message costs, never below zero.
-        bandwidth_gb_per_s: of the fit, 1e9 bytes per second; None where the times do not grow with size.
+        alpha_us: of the fit t = alpha + size / bandwidth: the cost of every message, at least zero.
+        bandwidth_gb_per_s: of the fit, 1e9 bytes per second; None if the times do not grow with size.
         residuals: of the fit, by point: (fitted - measured) / measured.
-        method: what predicts: the fit, or, where it is off by more than 5 % at any point, interpolation.
+        method: what predicts: the fit, or interpolation if the fit is off by more than 5% at any point.
     """
 
     points: tuple[Point, ...]
@@ -45,10 +45,11 @@ class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
     method: Literal["fit", "interpolation"]
 
     def predict_us(self, size_bytes: float) -> float:
-        """Microseconds that a message of this size takes.
+        """Time of a message of this size, in microseconds.
 
-        An interpolation is straight in size and time between two points; it takes the smallest point's time below that,
-        and goes on at the last slope beyond the largest.
+        Interpolation is linear in size and time between two points; below the smallest point it takes that
+        point's
+        time, and beyond the largest it continues at the last slope.
         """
         if self.method == "fit":
             return _line_us(self.alpha_us, self.bandwidth_gb_per_s, size_bytes)
@@ -56,12 +57,13 @@ class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanCurves(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a size scan other runs can use.
+    """The part of a size scan that other runs can use.
 
     Attributes:
-        link_gbit_per_s: of the slowest node, the rate of the NICs that the collectives used, together; None where one
-            does not tell, or there is one node.
-        curves: time over size, by collective, where several sizes were measured.
+        link_gbit_per_s: of the slowest node: total rate of the NICs that the collectives used; None if one is
+            unknown,
+            or for one node.
+        curves: time over size, by collective, if several sizes were measured.
     """
 
     run_id: str
@@ -84,15 +86,15 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """Relative to what was measured; negative where less was predicted."""
+        """Relative to the measurement; negative if the prediction is lower."""
         return self.predicted_us / self.measured_us - 1
 
 
 def fit_curve(points: Iterable[Point]) -> SizeCurve:
-    """The curve through the points, in bytes and microseconds; of several of one size their median.
+    """The curve through points in bytes and microseconds; several of one size become their median.
 
     Raises:
-        ValueError: fewer than two sizes, one that is zero, negative or no number, or a time that cannot be.
+        ValueError: fewer than two sizes, an invalid size, or an invalid time.
     """
     unique = _clean(points)
     alpha_us, bandwidth = _fit(unique)
@@ -108,10 +110,10 @@ def fit_curve(points: Iterable[Point]) -> SizeCurve:
 
 
 def held_back(points: Iterable[Point], least_bytes: int) -> tuple[HeldBack, ...]:
-    """Each point of so many bytes and more, predicted from the others; empty where fewer than two others are left.
+    """Each point from this size on, predicted from the others; empty if fewer than two others remain.
 
     Raises:
-        ValueError: as `fit_curve`.
+        ValueError: as for `fit_curve`.
     """
     unique = _clean(points)
     if len(unique) <= _LEAST_SIZES:
@@ -128,7 +130,7 @@ def held_back(points: Iterable[Point], least_bytes: int) -> tuple[HeldBack, ...]
 
 
 def median_error(held: Iterable[HeldBack]) -> float | None:
-    """The median of the errors' magnitudes; None of nothing."""
+    """The median of the absolute errors; None without errors."""
     errors = [abs(one.error) for one in held]
     return statistics.median(errors) if errors else None
 
@@ -137,7 +139,7 @@ def _clean(points: Iterable[Point]) -> tuple[Point, ...]:
     times: dict[int, list[float]] = {}
     for size, time_us in points:
         if not 0 < size < math.inf or not plausible_us(time_us):
-            raise ValueError(f"{size} bytes in {time_us} us: no message takes that")
+            raise ValueError(f"{size} bytes in {time_us} us is implausible")
         times.setdefault(size, []).append(time_us)
     if len(times) < _LEAST_SIZES:
         raise ValueError(f"a curve needs at least two sizes: there are {len(times)}")
@@ -146,7 +148,7 @@ def _clean(points: Iterable[Point]) -> tuple[Point, ...]:
 
 def _fit(points: Sequence[Point]) -> tuple[float, float | None]:
     """Least squares of (alpha + size * slope) / time - 1, neither below zero: alpha and 1 / slope."""
-    # Sizes in units of the largest, and times of the least: no product leaves what a float can hold.
+    # Sizes relative to the largest, times relative to the smallest: products stay within a float.
     unit, least_us = points[-1][0], min(time_us for _, time_us in points)
     ones = [least_us / time_us for _, time_us in points]
     sizes = [size / unit * one for (size, _), one in zip(points, ones, strict=True)]
@@ -178,6 +180,6 @@ def _interpolate_us(points: Sequence[Point], size_bytes: float) -> float:
     (size, time_us), (next_size, next_us) = points[after - 1 : after + 1]
     way = (size_bytes - size) / (next_size - size)
     if size_bytes > next_size:
-        # A last point that is quicker than the one before is noise, and no message takes less for being larger.
+        # A last point faster than the previous one is noise: larger messages do not take less time.
         return next_us + max(next_us - time_us, 0.0) * (way - 1)
     return time_us * (1 - way) + next_us * way

@@ -1,6 +1,6 @@
-"""Traffic of a training step: which collectives a strategy makes, and what of them crosses a worker and a node's card.
+"""Traffic of a training step: the collectives of a strategy, and the bytes through a worker and a node's NIC.
 
-Pure numbers from sizes that are given. Whether the traffic hides behind the computation is not decided here.
+Pure arithmetic on given sizes. Whether the traffic overlaps with the computation is not decided here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BYTES_PER_GB = 1e9
 
 
 class Strategy(enum.StrEnum):
-    """How parameters, gradients and optimizer state are spread over the workers."""
+    """How parameters, gradients and optimizer states are sharded over the workers."""
 
     DDP = "DDP"
     ZERO1 = "ZeRO-1"
@@ -28,7 +28,7 @@ class Strategy(enum.StrEnum):
 
 
 class GroupScope(enum.StrEnum):
-    """Whom an exchange joins: all workers, those of a node, of a local rank across the nodes, or the first of each."""
+    """Who takes part: all workers, those of a node, those of a local rank across nodes, or the first of each node."""
 
     WORLD = "world"
     NODE = "node"
@@ -40,19 +40,20 @@ class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What a training has to move.
 
     Attributes:
-        parameters: of the model, frozen ones included; None where that is not known, which DDP, ZeRO-1 and ZeRO-2 do
-            not need.
-        trainable: parameters that are trained.
-        parameter_bytes: bytes of one parameter on the wire.
-        gradient_bytes: bytes of one gradient element on the wire.
-        accumulation: K, micro-batches in an optimizer step.
-        gathers: how often a micro-batch gathers the parameters; None takes 1 under SHARD_GRAD_OP, and 2 under ZeRO-3
-            and FSDP. Below 2 where some stay whole from the forward to the backward pass.
-        no_sync: of FSDP, whether gradients are reduced in the last micro-batch alone, as the Trainer and accelerate
-            have it: `no_sync()`, or `set_requires_gradient_sync(False)` until then.
+        parameters: of the model, including frozen ones; None if unknown, which suffices for DDP, ZeRO-1 and ZeRO-2.
+        trainable: trained parameters.
+        parameter_bytes: bytes per parameter on the wire.
+        gradient_bytes: bytes per gradient element on the wire.
+        accumulation: K, micro-batches per optimizer step.
+        gathers: how often a micro-batch gathers the parameters; None is 1 for SHARD_GRAD_OP, and 2 for ZeRO-3 and
+            FSDP.
+            Below 2 if some stay whole between the forward and the backward pass.
+        no_sync: for FSDP, whether gradients are reduced only in the last micro-batch, as in the Trainer and
+            accelerate:
+            `no_sync()`, or `set_requires_gradient_sync(False)` before.
         fsdp_version: 1 is FullyShardedDataParallel, 2 is `fully_shard`.
-        optimizer_within_node: of ZeRO-1, whether each node has all of the optimizer's states; None is not known, and
-            counted as if it had not, as DeepSpeed has it.
+        optimizer_within_node: for ZeRO-1, whether each node holds all optimizer states; None is unknown, counted as
+            not, as in DeepSpeed.
     """
 
     parameters: int | None
@@ -71,10 +72,10 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         op: as in `bus_factor`.
-        size_bytes: S as nccl-tests counts it: the whole of what is reduced or gathered, in bytes a call.
-        times: calls of this size in an optimizer step; a call stands for all buckets that it is cut into.
-        reach: whom it joins.
-        hideable: whether computation runs meanwhile; not so for what follows the optimizer.
+        size_bytes: S as nccl-tests counts it: the whole of what is reduced or gathered, in bytes per call.
+        times: calls of this size per optimizer step; a call stands for all its buckets.
+        reach: the workers that take part.
+        hideable: whether computation runs meanwhile; not the case after the optimizer step.
     """
 
     op: str
@@ -87,25 +88,25 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> tuple[Exchange, ...]:
     """The collectives of one optimizer step.
 
-    With G the bytes of the trainable gradients, P those of all parameters and T of the trainable ones, K micro-batches:
-
+    With G the bytes of the trainable gradients, P those of all parameters and T of the trainable ones, K
+    micro-batches:
     - DDP, also DeepSpeed's ZeRO-0: all-reduce G, once a step (2G in a ring).
     - ZeRO-1: all-reduce G, all-gather T, once. DeepSpeed all-reduces (`use_multi_rank_bucket_allreduce`) where the
-      paper (Rajbhandari et al. 2020) reduce-scatters. With the optimizer's states shared out within each node, T is
-      gathered there (InternLM's `zero1.size`, the number of a node's GPUs).
+      paper (Rajbhandari et al. 2020) reduce-scatters. With optimizer states sharded within each node, T is gathered
+      there (InternLM's `zero1.size`, the number of a node's GPUs).
     - ZeRO-2: K times all-reduce G (DeepSpeed reduces each micro-batch, DeepSpeed#373), all-gather T once.
     - ZeRO-3: K times all-gather P in the forward and in the backward pass, reduce-scatter G.
-    - FSDP: the same, but reduce-scatter G once where the other micro-batches are under `no_sync`.
-    - FSDP SHARD_GRAD_OP: all-gather P and reduce-scatter G, K times. Under `no_sync` once: version 2 frees the
-      parameters after every backward pass for all that and gathers them K times, version 1 keeps them.
-    - FSDP hybrid shard: as FSDP inside each node; as often as gradients are scattered there, one all-reduce of each
+    - FSDP: the same, but reduce-scatter G once if the other micro-batches are under `no_sync`.
+    - FSDP SHARD_GRAD_OP: all-gather P and reduce-scatter G, K times. Under `no_sync` once; but version 2 frees the
+      parameters after every backward pass and gathers them K times, while version 1 keeps them.
+    - FSDP hybrid shard: as FSDP inside each node; each time that gradients are scattered there, one all-reduce of
+    each
       worker's share of G between the nodes.
-
-    Activation checkpointing adds no gather: the backward pass has gathered a unit when it computes it again. Counted
-    with torch 2.13 (`tests/predict/sharded_runs.json`).
+    Activation checkpointing adds no gather: the backward pass has already gathered a unit when it recomputes it.
+    Counted with torch 2.13 (`tests/predict/sharded_runs.json`).
 
     Raises:
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
+        ValueError: the strategy gathers all parameters, and their number is unknown.
     """
     gradients = float(load.trainable * load.gradient_bytes)
     k = load.accumulation
@@ -117,7 +118,7 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
         gathered = Exchange(op="all_gather", size_bytes=updated, reach=scope, hideable=False)
         return (reduced,) if strategy is Strategy.DDP else (reduced, gathered)
     if load.parameters is None:
-        raise ValueError(f"{strategy} gathers all parameters, and their number is not known")
+        raise ValueError(f"{strategy} gathers all parameters, whose number is unknown")
     once = load.no_sync and strategy is not Strategy.ZERO3
     stays = once and strategy is Strategy.SHARD_GRAD_OP and load.fsdp_version == 1
     gathers = load.gathers or (1 if strategy is Strategy.SHARD_GRAD_OP else 2)
@@ -135,11 +136,13 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
 
 
 def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
-    """Bytes that a node's NIC sends in these, and receives as many.
+    """Bytes that a node's NIC sends in these exchanges, and receives as well.
 
-    A ring over all n workers enters and leaves a node once, however many workers it has, so the card carries what one
-    worker sends: factor(op, n) x S. (NCCL's tree over k nodes has factor(op, k), which is less by 1/2 to 1 in (n-1)/n.)
-    What stays in a node does not reach the card; a ring across the nodes runs once for each local rank.
+    A ring over all n workers enters and leaves a node once, whatever its number of workers, so the NIC carries what
+    one
+    worker sends: factor(op, n) x S. (NCCL's tree over k nodes has factor(op, k), which is less by 1/2 to 1 in
+        (n-1)/n.)
+    Traffic inside a node does not reach the NIC; a ring across the nodes runs once per local rank.
     """
     total = 0.0
     for one in exchanges:
@@ -152,11 +155,11 @@ def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = Fa
 
 
 def card_time_s(size_bytes: float, goodput_gb_per_s: float) -> float:
-    """Seconds that a card needs for them, sending and receiving at once; start-up and waiting not counted.
+    """Seconds that a NIC needs for them, full duplex; without start-up and waiting.
 
     Args:
-        size_bytes: what it sends.
-        goodput_gb_per_s: payload that it carries in one direction, 1e9 bytes per second.
+        size_bytes: bytes sent.
+        goodput_gb_per_s: payload rate in one direction, 1e9 bytes per second.
     """
     return size_bytes / (goodput_gb_per_s * _BYTES_PER_GB)
 

@@ -1,6 +1,6 @@
-"""Talking to the agent on a node: one JSON request in, JSON records out; the archive is sent when the node lacks it.
+"""Talking to the agent on a node: one JSON request, JSON records in answer; the archive is sent if missing.
 
-The archive is a zipapp of the agent's sources, byte for byte the same each time, and named by its content.
+The archive is a zipapp of the agent's sources, reproducible byte for byte and named by its digest.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _Kind = TypeVar("_Kind")
 
 _PACKAGE = "multinode_agent"
 _NAME_DIGITS = 16
-# The first lines are for any Python 3, which then says that it is too old.
-# A copy with compiled modules, which the agent keeps beside the archive, goes before it. Whichever is used is whole:
-# the copy ends with the digest of all before it (agent/compiled.py), and the archive is named by its own.
+# The first lines run on any Python 3, to report one that is too old. A compiled copy beside the archive is preferred.
+# Either is known to be complete: the copy ends with its digest (agent/compiled.py), and the archive is named by its
+# own.
 _MAIN = f"""\
 import hashlib, os, sys
 
@@ -79,7 +79,7 @@ from {_PACKAGE}.main import main
 
 main()
 """
-# Zip needs a date; one for all keeps the archive's hash a function of its content alone.
+# Zip needs a date; a constant keeps the digest a function of the content.
 _EPOCH = (2000, 1, 1, 0, 0, 0)
 
 _CANNOT_RUN = (126, 127)  # what a shell exits with when it cannot run, or find, a program
@@ -87,21 +87,21 @@ _NOT_FOUND = 127  # what a shell exits with when it cannot find python3
 _OLDEST_PYTHON = (3, 9)
 _SHOWN_BYTES = 400
 _SHELL_WORD = b"multinode-ok"
-# Of all that a node answers these have lines: stacks, what NCCL's RAS service says, files of a plan.
+# The answers with multi-line text: stacks, NCCL's RAS service, files of a plan.
 _WITH_LINES = frozenset({"stack", "kernel_stack", "ras", "plan"})
-# Verbs whose answers may be longer than others: names of 100,000 files, a plan of many nodes, checkpoints with theirs.
+# Verbs with longer answers: names of 100,000 files, a plan of many nodes, checkpoints.
 _ANSWER_BYTES = 4 << 20
 _LONG = {"fetch": 64 << 20, "runs": 16 << 20, "checkpoints": 16 << 20}
-# Empty lists and objects take a hundred times as much memory as their text. Of ours each has some text.
+# Empty lists and objects take a hundred times the memory of their text. Each of ours has some text.
 _BYTES_A_VALUE = 16
 _END_DEADLINE_S = 2.0
 _MOST_AT_ONCE = 32
-# Shorter than that of any verb which may come first: what then fails, fails before the verb gives up.
+# Shorter than that of any first verb: failures are reported before the verb's own timeout.
 _EARLY_DEADLINE_S = 44.0
 
 
 class _Expected(NamedTuple):
-    """What a verb answers, and as which type its record is read; None is plain data."""
+    """The answer of a verb, and the type of its record; None is plain data."""
 
     verb: str
     kind: type[Any] | None = None
@@ -116,7 +116,7 @@ class _Expected(NamedTuple):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """Of any record; of an error, what it says."""
+    """Part of any record; for an error, its message."""
 
     kind: str | None = None
     message: str | None = None
@@ -124,14 +124,14 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class _Greeting(msgspec.Struct, frozen=True):
-    """What the agent says first; anything else before it is a shell's."""
+    """The agent's first line; anything before it is from a shell."""
 
     schema: int
     python: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+[.][0-9]+[.][0-9]+$")]
 
 
 def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answer") -> _Kind:
-    """What a node answered, as `kind`.
+    """A node's answer, as `kind`.
 
     Raises:
         NodeFailed: it answered something else.
@@ -139,23 +139,23 @@ def read_answer(answer: object, kind: type[_Kind], node: str, what: str = "answe
     try:
         return convert(answer, kind, strict=False)
     except (msgspec.ValidationError, binascii.Error) as error:
-        raise NodeFailed(f"its {what} cannot be read: {error}", node=node) from error
+        raise NodeFailed(f"cannot read its {what}: {error}", node=node) from error
 
 
 def _read_line(line: bytes, kind: type[_Kind], node: str, what: str) -> _Kind:
     try:
-        # What is no part of it is passed over, and takes no memory.
+        # Unknown parts are skipped without taking memory.
         found = decode_json(line, kind, strict=False)
     except (msgspec.DecodeError, binascii.Error, RecursionError) as error:
-        raise NodeFailed(f"its {what} cannot be read: {printable_line(str(error))}", node=node) from error
+        raise NodeFailed(f"cannot read its {what}: {printable_line(str(error))}", node=node) from error
     return read_answer(printable_values(msgspec.to_builtins(found), with_lines=_WITH_LINES), kind, node, what)
 
 
 class AgentArchive:
-    """The zipapp: its bytes, and the path under which a node keeps it.
+    """The zipapp: its bytes, and its path on a node.
 
     Attributes:
-        path: where it lies on a node, relative to the user's home directory; its name begins with its SHA-256.
+        path: relative to the user's home directory; its name begins with its SHA-256.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -165,14 +165,14 @@ class AgentArchive:
 
 @functools.cache
 def load_archive() -> AgentArchive:
-    """The archive of the agent that belongs to this multinode, built once a process."""
+    """The agent archive of this multinode, built once per process."""
     return AgentArchive(build_archive())
 
 
 def build_archive() -> bytes:
-    """Pack `multinode/agent` (and pynvml, one pure-Python module, where it is installed) into a zipapp.
+    """Pack `multinode/agent` (and pynvml, one pure-Python module, if installed) into a zipapp.
 
-    Files are stored uncompressed: a worker imports from it before zlib is sure to be there, and it is small.
+    Files are stored uncompressed: a worker imports from it before zlib is available, and it is small.
     """
     source = Path(multinode.__file__).parent / "agent"
     buffer = io.BytesIO()
@@ -190,13 +190,12 @@ class AgentTransport:
     """Runs the agent's verbs on nodes.
 
     Args:
-        transport: what carries them.
-        archive: the agent; by default the one that belongs to this multinode.
-        patience_s: an agent that has not begun by then makes us look whether the shell there runs anything at all, for
-            as long again.
+        transport: runs the commands.
+        archive: the agent; default: that of this multinode.
+        patience_s: if the agent has not started by then, test for as long again whether the shell runs anything.
 
     Attributes:
-        has_asked: whether a node was asked anything yet.
+        has_asked: whether any node was contacted.
     """
 
     def __init__(self, transport: Transport, archive: AgentArchive | None = None, *, patience_s: float = 8.0) -> None:
@@ -211,9 +210,9 @@ class AgentTransport:
         self._failed: dict[str, Exception] = {}
 
     def start_early(self, nodes: Sequence[Node]) -> None:
-        """Begin to start the agent on these nodes in the background; what goes wrong is told at the first use.
+        """Start the agent on these nodes in the background; errors are reported at first use.
 
-        What a login and the start of Python take passes while the controller does something else.
+        Hides the time of the login and of Python's start.
         """
         for node in nodes[: fan_out()]:
             thread = threading.Thread(target=self._start_early, args=(node,), name=f"start-{node.name}", daemon=True)
@@ -221,7 +220,7 @@ class AgentTransport:
             thread.start()
 
     def verifies(self, node: Node) -> bool:
-        """Whether a node may hear a secret. See `Transport.verifies`."""
+        """Whether a node may receive a secret. See `Transport.verifies`."""
         return self._transport.verifies(node)
 
     @overload
@@ -234,29 +233,29 @@ class AgentTransport:
         """Run a verb that answers with one record. Its channel is kept for the next verb, which saves a login.
 
         Args:
-            node: where.
+            node: the node.
             verb: of the agent.
-            request: what it is asked.
-            kind: what the record is read as, so that nothing else of it takes memory; None leaves it as it is.
-            deadline_s: for all of it.
+            request: its arguments.
+            kind: type of the record, so that other parts take no memory; None keeps plain data.
+            deadline_s: total time.
 
         Raises:
-            NodeError: the node cannot be reached or did not answer in time.
+            NodeError: the node is unreachable or did not answer in time.
             NodeFailed: the verb failed or answered something else, or the node cannot run the agent.
         """
         began = time.monotonic()
         stream = self._open(node, verb, request | {"then": True}, _Expected(verb, kind), deadline_s)
         _LOG.debug("%s: %s answered after %.2f s", node.name, verb, time.monotonic() - began)
         if stream.first is None:
-            raise NodeFailed(f"the agent's {verb} answered nothing", node=node.name)
+            raise NodeFailed(f"the agent's {verb} gave no answer", node=node.name)
         self.keep(node, stream)
         return stream.first
 
     def open(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> AgentStream:
-        """Start a verb that keeps talking. Its first record is waited for.
+        """Start a verb that keeps communicating, and wait for its first record.
 
         Raises:
-            NodeError, NodeFailed: as `call`.
+            NodeError, NodeFailed: as for `call`.
         """
         return self._open(node, verb, request, _Expected(verb), deadline_s)
 
@@ -272,8 +271,8 @@ class AgentTransport:
         if failed is not None:
             raise failed
         if kept is not None:
-            # The agent waits a minute for a further verb; one that has gone by now is simply started again. What may
-            # have arrived is not sent twice: it may have started a run.
+            # The agent waits a minute for another verb; if it has ended, it is started again. A request that may have
+            # arrived is not sent twice: it may have started a run.
             try:
                 begun = self._greet(kept, node, end)
                 if begun:
@@ -287,7 +286,7 @@ class AgentTransport:
         return self._start(node, verb, request, expected, end)
 
     def keep(self, node: Node, stream: AgentStream) -> None:
-        """Keep the channel of a verb that was asked with `then` and has given its last record, for the next verb."""
+        """Keep the channel of a finished verb that was asked with `then`, for the next verb."""
         with self._lock:
             before = self._kept.pop((node.name, stream.channel), None)
             if self._is_closed:
@@ -298,13 +297,13 @@ class AgentTransport:
             before.close()
 
     def close(self, deadline_s: float = _END_DEADLINE_S) -> None:
-        """End the agents that wait for a further verb, and see them gone; one that starts early ends as it comes."""
+        """End the agents that wait for another verb, including those being started."""
         with self._lock:
             self._is_closed = True
             kept = list(self._kept.values())
             self._kept.clear()
         if kept:
-            # At once: each that is frozen takes its whole deadline.
+            # In parallel: each frozen one takes its whole deadline.
             with ThreadPoolExecutor(min(len(kept), _MOST_AT_ONCE), "end-agent") as pool:
                 list(pool.map(lambda stream: _end(stream, deadline_s), kept))
 
@@ -319,7 +318,7 @@ class AgentTransport:
             self.keep(node, stream)
 
     def _start(self, node: Node, verb: str, request: Record, expected: _Expected, end: float) -> AgentStream:
-        """Start the agent: by the interpreter that the hostfile names, else by `python3`; send it where it lacks."""
+        """Start the agent with the hostfile's interpreter or `python3`; send the archive if missing."""
         pythons = _pythons(node)
         sent = False
         while True:
@@ -349,10 +348,10 @@ class AgentTransport:
                 raise _no_agent(node, verb, ended, stream)
 
     def _greet(self, stream: AgentStream, node: Node, end: float) -> bool:
-        """Wait until the agent has begun, by `end` on the monotonic clock; False where its command ended without.
+        """Wait until the agent has started, by `end` on the monotonic clock; False if its command ended before.
 
         Raises:
-            ContactLost: it has not.
+            ContactLost: it has not started.
             NodeFailed: its interpreter is too old.
         """
         began = time.monotonic()
@@ -371,7 +370,6 @@ class AgentTransport:
         return stream.greet(time_left(end))
 
     def _shell_answers(self, node: Node, end: float) -> bool:
-        """Whether a shell there runs a command; one that the node has no place for says nothing about it."""
         end = min(end, time.monotonic() + self._patience_s)
         try:
             stream = self._transport.open(node, f"echo {_SHELL_WORD.decode()}", deadline_s=time_left(end))
@@ -389,10 +387,10 @@ class AgentTransport:
 
     def _send_archive(self, node: Node, deadline_s: float) -> None:
         folder, name = self._archive.path.rsplit("/", 1)
-        # Nodes and containers may share a home directory, a host name and process ids. A connection that is lost ends
-        # what is read, too: half an archive shall never lie in its place.
+        # Nodes and containers may share home directory, host name and process ids. A lost connection ends the input: a
+        # partial archive must never be installed.
         new = f"~/{folder}/.{name}.{secrets.token_hex(8)}"
-        # The name stands on the disk no sooner than what it names, and no copy outlives a damaged archive.
+        # The content is on the disk before its name, and no copy outlives a damaged archive.
         script = (
             f'umask 077 && mkdir -p ~/{folder} && trap "rm -f {new}" EXIT && cat > {new} && '
             f"test $(wc -c < {new}) -eq {len(self._archive.data)} && chmod 700 {new} && "
@@ -405,13 +403,13 @@ class AgentTransport:
 
 
 class AgentStream:
-    """A verb that is running on a node.
+    """A running verb on a node.
 
     Attributes:
         channel: the transport's name of it.
         first: its first record, already read.
-        has_greeted: whether the agent has begun.
-        passed_over: the end of what was printed before the agent began.
+        has_greeted: whether the agent has started.
+        passed_over: the end of the output before the agent started.
     """
 
     def __init__(self, stream: Stream, node: Node, channel: str = "") -> None:
@@ -424,17 +422,17 @@ class AgentStream:
         self.passed_over = b""
 
     def expect(self, expected: _Expected) -> None:
-        """What comes next is this answer: no more is read of it than it may have."""
+        """Expect this answer next, which limits its length."""
         self._expected = expected
         self._stream.most_bytes = expected.most_bytes
 
     def greet(self, deadline_s: float) -> bool:
-        """Wait until the agent has begun; False where its command ended without.
+        """Wait until the agent has started; False if its command ended before.
 
-        Lines before that are passed over: a .bashrc that prints is no reason to fail.
+        Lines before that are skipped: a .bashrc may print.
 
         Raises:
-            ContactLost: it has not begun within `deadline_s` seconds.
+            ContactLost: it has not started within `deadline_s` seconds.
             NodeFailed: its interpreter is too old.
         """
         end = time.monotonic() + deadline_s
@@ -453,10 +451,10 @@ class AgentStream:
         return True
 
     def answer(self, deadline_s: float) -> Completed | None:
-        """Wait for the first record to what was sent; where none comes, how the verb ended. Closed if not begun.
+        """Wait for the first record in answer to what was sent; without one, report how the verb ended.
 
         Raises:
-            ContactLost, NodeFailed: as `read`.
+            ContactLost, NodeFailed: as for `read`.
         """
         self.first = None
         try:
@@ -474,7 +472,7 @@ class AgentStream:
         """The next record; None at the end.
 
         Raises:
-            ContactLost: none came within `deadline_s` seconds, or the connection ended in the middle of one.
+            ContactLost: none arrived within `deadline_s` seconds, or the connection ended inside a record.
             NodeFailed: an error record, or a malformed line.
         """
         line = self._stream.read_line(deadline_s)
@@ -488,26 +486,26 @@ class AgentStream:
             yield record
 
     def close_stdin(self) -> None:
-        """Send no more."""
+        """Signal the end of the input."""
         self._stream.close_stdin()
 
     def finish(self, deadline_s: float) -> Completed:
-        """Send no more, and wait for the verb's end."""
+        """Signal the end of the input, and wait for the verb's end."""
         self._stream.close_stdin()
         return self._stream.finish(deadline_s)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
         self._stream.close()
 
     def _decode(self, line: bytes) -> Any:
         most = self._stream.most_bytes
         if len(line) > most or line.count(b"{") + line.count(b"[") > most // _BYTES_A_VALUE:
-            raise NodeFailed("its answer is longer than any of ours", node=self._node.name)
+            raise NodeFailed("its answer is too long", node=self._node.name)
         try:
             head = decode_json(line, _Head)
             if head.kind == "error":
-                # Advice in the node's own words is told as such.
+                # Advice from the node is marked as the node's.
                 hint = f"{self._node.name} says: {printable_line(head.hint)}" if head.hint else None
                 raise AgentFailed(printable_line(str(head.message)), node=self._node.name, hint=hint)
             if self._expected.kind is None:
@@ -522,19 +520,19 @@ class AgentStream:
         try:
             return self._stream.read_line(0.0) is None
         except ContactLost:
-            # Nothing more is there, and the connection is.
+            # No more input, but the connection stands.
             return False
 
 
 def _end(stream: AgentStream, deadline_s: float) -> None:
-    # However it ends: a session that sshd refused says so only now.
+    # However it ends: a session that sshd rejected reports it only now.
     with contextlib.suppress(MultinodeError):
         stream.finish(deadline_s)
     stream.close()
 
 
 def _is_not_whole(ended: Completed, archive: AgentArchive) -> bool:
-    """Whether it was not there, or not whole: an empty one ends without a word, and a defect of ours with our names."""
+    """Whether the stored agent is missing or incomplete."""
     is_ours = f"/{_PACKAGE}/".encode() in ended.stderr
     return ended.exit_code == 0 or (archive.path.encode() in ended.stderr and not is_ours)
 
@@ -556,7 +554,6 @@ def _printed(data: bytes) -> str:
 
 
 def _greeting(line: bytes) -> str | None:
-    """The version of Python in an agent's greeting; None of another line."""
     if not line.startswith(b'{"kind": "agent"'):
         return None
     try:
@@ -566,7 +563,6 @@ def _greeting(line: bytes) -> str | None:
 
 
 def _no_agent(node: Node, verb: str, ended: Completed, stream: AgentStream) -> MultinodeError:
-    """Why an agent's command ended without an answer; what was printed instead is shown, on whichever stream."""
     printed = stream.passed_over + ended.stdout + ended.stderr
     if ended.exit_code == _NOT_FOUND:
         return refusals.NO_PYTHON.error(node, said=_said(ended.stderr))

@@ -1,4 +1,4 @@
-"""The seam between multinode and the network: a Transport runs commands on nodes. SSH, this machine, and the fake."""
+"""Transport: runs commands on nodes, through SSH, on this machine, or in tests."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import msgspec
 from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError
 
-# A node's answer is read into memory; none of ours comes near this, so more is a node gone wrong.
+# A node's answer is read into memory; a longer one is an error of the node.
 MAX_ANSWER_BYTES = 64 << 20
 _MAX_STDERR_BYTES = 1 << 16
 
 
 def time_left(end: float, least_s: float = 0.0) -> float:
-    """Seconds until `end` on the monotonic clock, and `least_s` at least."""
+    """Seconds until `end` on the monotonic clock, at least `least_s`."""
     return max(least_s, end - time.monotonic())
 
 
 @contextlib.contextmanager
 def held(lock: threading.RLock | threading.Semaphore, end: float, late: MultinodeError) -> Iterator[None]:
-    """Hold it, once others let go of it; raises `late` where they did not by `end` on the monotonic clock."""
+    """Acquire a lock; raises `late` if that fails by `end` on the monotonic clock."""
     if not lock.acquire(timeout=min(time_left(end), threading.TIMEOUT_MAX)):
         raise late
     try:
@@ -36,7 +36,7 @@ def held(lock: threading.RLock | threading.Semaphore, end: float, late: Multinod
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
-    """A remote command that ended."""
+    """A remote command that has ended."""
 
     exit_code: int
     stdout: bytes
@@ -44,10 +44,10 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stream(Protocol):
-    """A remote command that is running, with its standard input and output.
+    """A running remote command, with its standard input and output.
 
     Attributes:
-        most_bytes: no more is read of one answer.
+        most_bytes: maximum length of an answer.
     """
 
     most_bytes: int = MAX_ANSWER_BYTES
@@ -56,38 +56,38 @@ class Stream(Protocol):
         """Write to its standard input.
 
         Raises:
-            ContactLost: the connection is gone.
+            ContactLost: the connection is closed.
         """
 
     def read_line(self, deadline_s: float) -> bytes | None:
-        """The next line of its standard output without the newline; None at the end of it.
+        """The next line of its standard output without the newline; None at the end.
 
         Raises:
-            ContactLost: no line within `deadline_s` seconds, or the connection is gone.
+            ContactLost: no line within `deadline_s` seconds, or the connection is closed.
         """
 
     def finish(self, deadline_s: float) -> Completed:
-        """Wait for the end: exit code, what was left of stdout, and stderr.
+        """Wait for the end: exit code, the rest of stdout, and stderr.
 
         Raises:
             ContactLost: it did not end within `deadline_s` seconds.
         """
 
     def close_stdin(self) -> None:
-        """Tell it that no more input follows."""
+        """Signal the end of the input."""
 
     def close(self) -> None:
-        """Let go of it; what runs on the node is not stopped."""
+        """Release it; what runs on the node continues."""
 
 
 class Transport(Protocol):
-    """Runs commands on nodes. All methods may be called from several threads, one node a thread."""
+    """Runs commands on nodes. All methods may be called from several threads, one thread per node."""
 
     def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
         """Run a constant command line with `stdin`, and wait for its end.
 
         Raises:
-            NodeError: the node cannot be reached, or did not answer within `deadline_s` seconds.
+            NodeError: the node is unreachable, or did not answer within `deadline_s` seconds.
         """
         end = time.monotonic() + deadline_s
         stream = self.open(node, command, deadline_s=deadline_s)
@@ -99,18 +99,18 @@ class Transport(Protocol):
             stream.close()
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> Stream:
-        """Start a command and talk to it.
+        """Start a command and communicate with it.
 
         Raises:
-            NodeError: the node cannot be reached within `deadline_s` seconds.
+            NodeError: the node could not be reached within `deadline_s` seconds.
         """
 
     def channel(self, verb: str) -> str:  # noqa: ARG002 - for transports that tell verbs apart
-        """Names the channel that serves an agent verb: verbs of one name may follow each other on the same channel."""
+        """Name of the channel of an agent verb: verbs with one name may share a channel, one after the other."""
         return ""
 
     def verifies(self, node: Node) -> bool:  # noqa: ARG002 - for transports whose user may have it switched off
-        """Whether it is made sure that the node is the one which is meant, so that it may hear a secret."""
+        """Whether the node's identity is verified, so that it may receive a secret."""
         return True
 
     def close(self) -> None:
@@ -118,11 +118,11 @@ class Transport(Protocol):
 
 
 class BufferedStream(Stream):
-    """What streams have in common that read their output in chunks.
+    """Base of streams that read their output in chunks.
 
     Args:
         node: the node's name, for messages.
-        send_deadline_s: how long the command may leave unread what is sent to it.
+        send_deadline_s: how long the command may leave input unread.
     """
 
     def __init__(self, node: str, *, send_deadline_s: float) -> None:
@@ -157,7 +157,7 @@ class BufferedStream(Stream):
 
     @abstractmethod
     def _receive(self, end: float) -> bool:
-        """Read once into `_pending`; False at the end of the output. Takes what is on stderr meanwhile."""
+        """Read once into `_pending`; False at the end of the output. Reads stderr, too."""
 
     @abstractmethod
     def _wait(self, end: float) -> int:
@@ -168,7 +168,7 @@ class BufferedStream(Stream):
 
     def _read_more(self, end: float) -> bool:
         if len(self._pending) > self.most_bytes:
-            raise ContactLost("its answer is longer than any of ours", node=self._node)
+            raise ContactLost("its answer is too long", node=self._node)
         return self._receive(end)
 
     def _take(self) -> bytes:

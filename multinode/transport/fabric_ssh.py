@@ -1,6 +1,6 @@
-"""SSH through the library Fabric, for a controller without an `ssh` program: one connection a node.
+"""SSH through the library Fabric, for controllers without an `ssh` program: one connection per node.
 
-Plain: what paramiko reads of the SSH configuration holds. Host keys are always verified; passwords are never asked for.
+Limited to what paramiko reads of the SSH configuration. Host keys are always verified; passwords are never asked for.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from multinode.transport.base import BufferedStream, Transport, held, time_left
 from multinode.transport.fan_out import fan_out
 
 _LOG = logging.getLogger(__name__)
-# Paramiko's threads log what they raise as well; without a handler Python would print that, traceback and all.
+# Paramiko's threads log what they raise; without a handler Python would print it with a traceback.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _BROKEN = (OSError, EOFError, paramiko.SSHException)
-# sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.
+# sshd's ClientAliveInterval is 0 by default, so a dropped link shows only if we ask.
 _KEEPALIVE_S = 15
 # TCP, handshake, authentication.
 _STAGES = 3
 _CHUNK_BYTES = 1 << 16
 _DRAIN_EVERY_S = 0.5
 _LOOK_S = 0.1
-# For the few bytes which say that no more follows.
+# For the few bytes that signal the end of input.
 _CLOSE_S = 2.0
-# sshd begins to drop logins when 10 of them are under way (MaxStartups 10:30:100), and all may pass one jump host.
+# sshd drops logins when 10 are in progress (MaxStartups 10:30:100), and all may pass one jump host.
 _LOGINS = 8
-# For what is to end at once: a timeout of nothing would be none.
+# A timeout of 0 would mean none.
 _LEAST_S = 0.01
 _KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
@@ -58,18 +58,18 @@ class _UnknownHostKey(paramiko.SSHException):
 
 
 class _SecondFactor(paramiko.SSHException):
-    """The key was accepted, and sshd wants more."""
+    """The key was accepted, and sshd asks for more."""
 
 
 class _RejectUnknown(paramiko.MissingHostKeyPolicy):
-    """Refuses a host that known_hosts does not have, keeping its key for the message."""
+    """Rejects a host that is not in known_hosts, keeping its key for the message."""
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002 - paramiko's signature
         raise _UnknownHostKey(hostname, key)
 
 
 class _SilentTransport(paramiko.Transport):
-    """Asks nothing: paramiko's own prompts on stdout and reads stdin."""
+    """Never asks: paramiko's own class prompts on stdout and reads stdin."""
 
     def auth_interactive_dumb(self, *_: object, **__: object) -> list[str]:
         raise _SecondFactor
@@ -79,8 +79,8 @@ class FabricTransport(Transport):
     """Runs commands on nodes over SSH. Connections are opened at first use and kept.
 
     Args:
-        connect_timeout_s: the longest wait for a TCP connection, and again for the handshake and the authentication;
-            again for each jump host.
+        connect_timeout_s: timeout of the TCP connection, again of handshake and authentication, and again per jump
+            host.
     """
 
     def __init__(self, *, connect_timeout_s: float = 10.0) -> None:
@@ -92,7 +92,7 @@ class FabricTransport(Transport):
         self._logins = threading.Semaphore(min(fan_out(), _LOGINS))
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> FabricStream:
-        """Start a command and talk to it. See `Transport.open`."""
+        """Start a command and communicate with it. See `Transport.open`."""
         end = time.monotonic() + deadline_s
         connection = self._connect(node, end)
         transport = connection.transport
@@ -102,7 +102,7 @@ class FabricTransport(Transport):
                 channel.settimeout(deadline_s)
                 channel.exec_command(command)
         except paramiko.ChannelException as error:
-            # The connection itself is well, and others talk over it.
+            # The connection works, and others use it.
             raise refusals.MAX_SESSIONS.error(node) from error
         except _BROKEN as error:
             self._forget(node)
@@ -112,7 +112,7 @@ class FabricTransport(Transport):
         return FabricStream(channel, node.name, send_deadline_s=deadline_s)
 
     def close(self) -> None:
-        """Close every connection, also those that are being opened."""
+        """Close every connection, including those being opened."""
         with self._lock:
             self._is_closed = True
             connections = list(self._connections.values())
@@ -121,7 +121,7 @@ class FabricTransport(Transport):
             _close(connection)
 
     def _connect(self, node: Node, end: float) -> fabric.Connection:
-        """The open connection, or a new one by `end` on the monotonic clock; whoever else opens it is waited for."""
+        """The open connection, or a new one by `end` on the monotonic clock; waits for another thread that opens it."""
         late = refusals.STILL_OPENING.error(node, where=node.name)
         with self._lock:
             opening = self._opening.setdefault(node.name, threading.RLock())
@@ -143,7 +143,7 @@ class FabricTransport(Transport):
                     self._connections[node.name] = connection
                     return connection
             _close(connection)
-            raise ContactLost("the connection was closed while it was opened", node=node.name)
+            raise ContactLost("the connection was closed while opening", node=node.name)
 
     def _forget(self, node: Node) -> None:
         with self._lock:
@@ -153,12 +153,12 @@ class FabricTransport(Transport):
 
 
 class FabricStream(BufferedStream):
-    """A remote command that is running, on a channel of its own. See `Stream`.
+    """A running remote command, on its own channel. See `Stream`.
 
     Args:
         channel: the command's.
         node: the node's name, for messages.
-        send_deadline_s: how long what is sent to it may be left unread.
+        send_deadline_s: how long input may stay unread.
     """
 
     def __init__(self, channel: paramiko.Channel, node: str, *, send_deadline_s: float) -> None:
@@ -172,18 +172,18 @@ class FabricStream(BufferedStream):
             with self._closing_at(end + _CLOSE_S) as passed, self._sending:
                 self._send_all(memoryview(data), end)
         except _BROKEN as error:
-            # A command that ended early has closed its stdin; what it printed tells more than a broken pipe.
+            # A command that ended early has closed its stdin; its output says more than a broken pipe.
             ended = self._channel.eof_received or self._channel.exit_status_ready()
             if passed.is_set() or not ended:
                 raise ContactLost("the SSH connection was lost while sending", node=self._node) from error
 
     def close_stdin(self) -> None:
-        """Tell the command that no more input follows."""
+        """Signal the end of the input."""
         with contextlib.suppress(*_BROKEN), self._closing_at():
             self._channel.shutdown_write()
 
     def close(self) -> None:
-        """Let go of the channel; what runs on the node is not stopped."""
+        """Release the channel; what runs on the node continues."""
         with contextlib.suppress(*_BROKEN), self._closing_at():
             self._channel.close()
 
@@ -195,7 +195,7 @@ class FabricStream(BufferedStream):
             try:
                 sent = self._channel.send(bytes(rest[:_CHUNK_BYTES]))
             except TimeoutError:
-                # Whoever reads sets how long a look takes, for both directions.
+                # The reader sets the timeout, for both directions.
                 if time.monotonic() >= end:
                     raise
                 continue
@@ -205,11 +205,11 @@ class FabricStream(BufferedStream):
 
     def _wait(self, end: float) -> int:
         if not self._channel.status_event.wait(time_left(end)):
-            raise ContactLost("the command did not end in time", node=self._node)
+            raise ContactLost("the command did not finish in time", node=self._node)
         self._drain_stderr()
         exit_code = self._channel.recv_exit_status()
         if exit_code < 0:
-            raise ContactLost("the SSH connection was lost before the command ended", node=self._node)
+            raise ContactLost("the SSH connection was lost before the command finished", node=self._node)
         return exit_code
 
     def _receive(self, end: float) -> bool:
@@ -229,7 +229,7 @@ class FabricStream(BufferedStream):
             return bool(data)
 
     def _drain_stderr(self) -> None:
-        # Unread stderr fills the channel's window and would stop stdout too.
+        # Unread stderr fills the channel's window and would block stdout.
         try:
             while self._channel.recv_stderr_ready():
                 self._keep_stderr(self._channel.recv_stderr(_CHUNK_BYTES))
@@ -238,10 +238,10 @@ class FabricStream(BufferedStream):
 
 
 def make_connection(node: Node, *, connect_timeout_s: float) -> fabric.Connection:
-    """The connection to a node, not yet open: hostfile keys first, then the SSH configuration, then the defaults.
+    """The unopened connection to a node: hostfile keys, then the SSH configuration, then defaults.
 
     Raises:
-        UsageError: the SSH configuration, a known_hosts file or the jump host's name cannot be understood.
+        UsageError: the SSH configuration, a known_hosts file or the jump host's name is invalid.
     """
     try:
         config = fabric.Config()
@@ -262,7 +262,7 @@ def make_connection(node: Node, *, connect_timeout_s: float) -> fabric.Connectio
         _make_strict(connection, connect_timeout_s)
     except (OSError, ValueError, paramiko.SSHException, paramiko.hostkeys.InvalidHostKey) as error:
         raise UsageError(
-            f"its SSH settings cannot be used by Fabric, which stands in for ssh: {error}",
+            f"Fabric, used instead of ssh, does not accept its SSH settings: {error}",
             node=node.name,
             hint="correct its line in the hostfile, the SSH configuration or known_hosts, or install an OpenSSH client",
         ) from error
@@ -270,10 +270,10 @@ def make_connection(node: Node, *, connect_timeout_s: float) -> fabric.Connectio
 
 
 def _make_strict(connection: fabric.Connection, timeout_s: float) -> None:
-    """Have it verify host keys and keep deadlines; its jump hosts likewise.
+    """Make it, and its jump hosts, verify host keys and keep deadlines.
 
     Raises:
-        paramiko.hostkeys.InvalidHostKey: known_hosts has a line that paramiko does not know.
+        paramiko.hostkeys.InvalidHostKey: known_hosts has a line that paramiko cannot read.
     """
     client, options, kwargs = connection.client, connection.ssh_config, connection.connect_kwargs
     client.set_missing_host_key_policy(_RejectUnknown())
@@ -282,11 +282,11 @@ def _make_strict(connection: fabric.Connection, timeout_s: float) -> None:
         if path.is_file():
             _refuse_marks(path)
             client.load_system_host_keys(str(path))
-    # OpenSSH passes over an IdentityFile that does not exist; paramiko would stop at it.
+    # OpenSSH skips a missing IdentityFile; paramiko would fail.
     kwargs["key_filename"] = [key for key in kwargs.get("key_filename", []) if Path(key).expanduser().is_file()]
     kwargs["transport_factory"] = _SilentTransport
     kwargs["banner_timeout"] = kwargs["channel_timeout"] = timeout_s
-    # Of each key that is offered, and there may be many; `_open` ends the wait for all of them.
+    # Per offered key, and there may be many; `_open` limits the total.
     kwargs["auth_timeout"] = _STAGES * timeout_s
     if isinstance(connection.gateway, fabric.Connection):
         connection.gateway.connect_timeout = connection.connect_timeout
@@ -294,7 +294,7 @@ def _make_strict(connection: fabric.Connection, timeout_s: float) -> None:
 
 
 def _refuse_marks(path: Path) -> None:
-    """Paramiko knows neither the keys that are revoked nor those of a CA, and would accept the one for a host's own."""
+    """Paramiko ignores the marks of revoked and CA keys, and would accept them as host keys."""
     marked = re.search(r"^@\S+", path.read_text(errors="replace"), re.MULTILINE)
     if marked:
         raise ValueError(f"{path} has a line with {marked[0]}")
@@ -308,12 +308,12 @@ def _open(
     Args:
         connection: from `make_connection`.
         node: for messages.
-        stage_s: for every stage of each of them.
-        end: of all of it, on the monotonic clock.
+        stage_s: timeout of each stage.
+        end: of everything, on the monotonic clock.
         target: what a jump host is for.
 
     Raises:
-        NodeError: it cannot be opened; the error says why, and what fixes it.
+        NodeError: it cannot be opened; the error has the reason and the fix.
     """
     if isinstance(connection.gateway, fabric.Connection):
         _open(connection.gateway, node, stage_s, end, target or connection)
@@ -321,7 +321,7 @@ def _open(
     with _closing_at(min(end, began + _STAGES * stage_s), connection.client.get_transport) as passed:
         try:
             if isinstance(connection.gateway, str):
-                # Kept, for paramiko ends the program of a ProxyCommand, and takes no note of its end.
+                # Kept: paramiko kills the program of a ProxyCommand without reaping it.
                 connection.connect_kwargs["sock"], connection.gateway = connection.open_gateway(), None
             connection.open()
             _LOG.debug("%s: logged in to %s in %.2f s", node.name, _where(connection), time.monotonic() - began)
@@ -334,17 +334,16 @@ def _open(
 
 
 def _close(connection: fabric.Connection) -> None:
-    """Close it, and those of its jump hosts."""
     reader = connection.client.get_transport()
     with contextlib.suppress(*_BROKEN):
         connection.close()
-        # Also of one that was never open: it has asked the user's agent for keys.
+        # Even if it was never open: it has asked the user's SSH agent for keys.
         connection.client.close()
     proxy = connection.connect_kwargs.get("sock")
     if isinstance(proxy, paramiko.ProxyCommand):
         with proxy.process as program:
             if reader is not None and reader.is_alive():
-                # It looks at the pipes every 0.1 s, and at its end kills the program by its number.
+                # It polls the pipes every 0.1 s, and finally kills the program by its pid.
                 reader.join(_CLOSE_S)
             program.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -356,20 +355,21 @@ def _close(connection: fabric.Connection) -> None:
 
 @contextlib.contextmanager
 def _closing_at(end: float, transport: Callable[[], paramiko.Transport | None]) -> Iterator[threading.Event]:
-    """Close the connection if the block still runs at `end`; the event is set then.
+    """Close the connection and set the event if the block still runs at `end`.
 
-    Paramiko waits without end for the answer to an exec request (paramiko#2599), for a socket that takes no more bytes,
-    and on a lock that another thread holds in either of these. What waits raises once its connection is closed.
+    Paramiko waits forever for the answer to an exec request (paramiko#2599), for a socket that accepts no more
+    bytes,
+    and for a lock held by a thread in one of these. Closing the connection makes the waiting call raise.
 
     Args:
         end: on the monotonic clock.
-        transport: the connection, asked for from `end` on: while one is being opened it comes into being.
+        transport: returns the connection, called from `end` on: it may not exist before.
     """
     passed, over = threading.Event(), threading.Event()
 
     def close() -> None:
         while (found := transport()) is None:
-            # Its port is being connected to: paramiko has an own timeout for that.
+            # While connecting, paramiko's own timeout applies.
             if over.wait(_LOOK_S):
                 return
         passed.set()
@@ -395,7 +395,6 @@ _BY_KIND: dict[type[Exception], refusals.Refusal] = {
 
 
 def _explain(connection: fabric.Connection, node: Node, error: Exception) -> MultinodeError:
-    """Why it could not be opened, as far as paramiko tells."""
     where = _where(connection)
     keys = list(connection.connect_kwargs.get("key_filename") or [])
     transport = connection.client.get_transport()
@@ -412,7 +411,7 @@ def _explain(connection: fabric.Connection, node: Node, error: Exception) -> Mul
     for kind, refusal in _BY_KIND.items():
         if isinstance(error, kind):
             return refusal.error(node, values)
-    # Paramiko reads the file of a refused key as one of every other kind, too, and raises what comes last.
+    # Paramiko tries a rejected key file as every other type, too, and raises the last error.
     let_in = transport is not None and transport.is_active() and transport.initial_kex_done
     if let_in or isinstance(error, paramiko.AuthenticationException):
         tried = [*keys, *(["the keys in ~/.ssh"] if connection.connect_kwargs.get("look_for_keys", True) else [])]
@@ -429,12 +428,12 @@ def _explain(connection: fabric.Connection, node: Node, error: Exception) -> Mul
 def _refusal(error: Exception, first: Exception) -> refusals.Refusal:
     if isinstance(first, ConnectionRefusedError):
         return refusals.REFUSED
-    # The second in paramiko's words for a jump host that waits for the node itself.
+    # The second is paramiko's message for a jump host that waits for the node.
     if isinstance(first, TimeoutError) or "Timeout opening channel" in str(error):
         return refusals.TIMED_OUT
     if isinstance(first, OSError) and first.errno in {101, 113}:
         return refusals.NO_ROUTE
-    # Paramiko's words for a handshake that never came, and for one that ended before it was over.
+    # Paramiko's messages for a handshake that never arrived, and for one that was cut off.
     if isinstance(error, (EOFError, ConnectionResetError)) or re.search("banner|No existing session", str(error)):
         return refusals.FROZEN
     return refusals.BEYOND_FABRIC

@@ -1,4 +1,4 @@
-"""FakeTransport: a Transport without a network, for tests of ours and of anyone who builds on multinode."""
+"""FakeTransport: a Transport without a network, for tests of multinode and of code that uses it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from multinode.cluster.cluster import Node
 from multinode.transport.base import Completed, Stream, Transport
 
 GREETING = b'{"kind": "agent", "schema": 1, "python": "3.9.0"}'
-"""What an agent says first."""
+"""The agent's first line."""
 
 Handler = Callable[[Node, str, bytes], "Completed | Iterable[bytes]"]
 
 
 class FakeTransport(Transport):
-    """Answers with `handler(node, command, stdin)`: a Completed, or the lines that a stream yields; it may raise.
+    """Answers with `handler(node, command, stdin)`: a Completed, or the lines of a stream; it may raise.
 
-    A stream that is read before anything was sent to it greets as the agent does, which waits for a request.
+    A stream that is read before anything was sent greets like the agent.
 
     Attributes:
-        ran: what was run so far: (node's name, command, stdin).
+        ran: what was run: (node's name, command, stdin).
         streams: what was opened.
     """
 
@@ -35,7 +35,7 @@ class FakeTransport(Transport):
         return answer if isinstance(answer, Completed) else Completed(exit_code=0, stdout=b"".join(answer), stderr=b"")
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:  # noqa: ARG002 - as above
-        """A stream that asks the handler when it is first read. See `Transport.open`."""
+        """A stream that calls the handler when it is first read. See `Transport.open`."""
         self.streams.append(FakeStream(self, node, command))
         return self.streams[-1]
 
@@ -44,11 +44,11 @@ class FakeTransport(Transport):
 
 
 class FakeStream(Stream):
-    """What `FakeTransport.open` gives.
+    """The stream of `FakeTransport.open`.
 
     Attributes:
-        sent: everything that was written to it.
-        is_closed: whether it was let go of.
+        sent: everything written to it.
+        is_closed: whether it was released.
     """
 
     def __init__(self, transport: FakeTransport, node: Node, command: str) -> None:
@@ -62,7 +62,7 @@ class FakeStream(Stream):
         self.is_closed = False
 
     def send(self, data: bytes) -> None:
-        """Keep what is written. See `Stream.send`."""
+        """Keep the text. See `Stream.send`."""
         self.sent += data
 
     def read_line(self, deadline_s: float) -> bytes | None:  # noqa: ARG002 - nothing is waited for
@@ -75,7 +75,7 @@ class FakeStream(Stream):
             self._lines = self._completed.stdout.splitlines()
             greetings = [index for index, line in enumerate(self._lines) if line.startswith(b'{"kind": "agent"')]
             if self._has_greeted and greetings:
-                # Of an agent that the handler ran.
+                # From an agent that the handler ran.
                 del self._lines[: greetings[0] + 1]
         return self._lines.pop(0) if self._lines else None
 
@@ -87,8 +87,8 @@ class FakeStream(Stream):
         return self._completed
 
     def close_stdin(self) -> None:
-        """Nobody waits for the end of it."""
+        """Nothing waits for it."""
 
     def close(self) -> None:
-        """Take note of it."""
+        """Record it."""
         self.is_closed = True

@@ -1,4 +1,4 @@
-"""Fan-out: asks all nodes at once, within bounds; one answer a node, a value or an error, in node-rank order."""
+"""Fan-out: asks all nodes in parallel, within bounds; one value or error per node, in node-rank order."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from multinode.transport.base import time_left
 T = TypeVar("T")
 
 DEFAULT_FAN_OUT = 16
-"""Handshakes are bound by the controller's processor: on two cores more of them at once only lengthen each."""
+"""The controller's CPU limits handshakes: on two cores more of them in parallel only make each slower."""
 _fan_out = DEFAULT_FAN_OUT
 
 
 def fan_out() -> int:
-    """How many nodes are asked, and how many logins are under way, at the same time."""
+    """Nodes contacted, and logins in progress, at the same time."""
     return _fan_out
 
 
 def set_fan_out(most: int) -> None:
-    """Let so many nodes be asked at the same time, in all of this process."""
+    """Set the number of nodes contacted at the same time, for this process."""
     global _fan_out  # noqa: PLW0603 - one bound for one process: whoever asks shares its processors
     _fan_out = most
 
 
 class Outcome(Generic[T]):
-    """What one node answered: a value or an error, never both.
+    """The answer of one node: a value or an error.
 
     Attributes:
-        error: why there is no value; None where there is one.
+        error: why there is no value; None if there is one.
     """
 
     def __init__(self, node: Node, *, value: T | None = None, error: MultinodeError | None = None) -> None:
@@ -56,7 +56,7 @@ class Outcome(Generic[T]):
 
 
 class Outcomes(tuple[Outcome[T], ...]):
-    """The answers of all nodes that were asked, in the order in which they were given."""
+    """The answers of all nodes, in the order given."""
 
     __slots__ = ()
 
@@ -67,14 +67,14 @@ class Outcomes(tuple[Outcome[T], ...]):
 
     @property
     def values(self) -> tuple[T, ...]:
-        """The values among them: those nodes that answered."""
+        """The values among them."""
         return tuple(outcome.value for outcome in self if outcome.error is None)
 
     def require(self) -> tuple[T, ...]:
         """All values.
 
         Raises:
-            MultinodeError: the first node's error, where one failed; the others stand in its detail.
+            MultinodeError: the first node's error, if any; the others are in its detail.
         """
         errors = self.errors
         if errors:
@@ -86,13 +86,13 @@ class Outcomes(tuple[Outcome[T], ...]):
 
 
 def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float) -> Outcomes[T]:
-    """Ask every node at once, and wait at most `deadline_s` seconds for each.
+    """Ask every node in parallel, and wait at most `deadline_s` seconds for each.
 
-    `ask` runs in a daemon thread for each node, at most `fan_out()` at a time; a thread that outlives the deadline is
-    left behind and its node answers with ContactLost. Only MultinodeErrors become outcomes.
+    `ask` runs in a daemon thread per node, at most `fan_out()` at a time; a thread that exceeds the deadline is
+    abandoned and its node answers with ContactLost. Only MultinodeErrors become outcomes.
 
     Raises:
-        Exception: whatever else `ask` raised; it is a defect, not an answer.
+        Exception: whatever else `ask` raised; it is a bug, not an answer.
     """
     answers: queue.Queue[tuple[int, Outcome[T] | BaseException]] = queue.Queue()
     most = fan_out()
@@ -110,7 +110,7 @@ def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float
 
     for index, node in enumerate(nodes):
         threading.Thread(target=answer, args=(index, node), name=f"ask-{node.name}", daemon=True).start()
-    # As many rounds as it takes with so few threads.
+    # As many rounds as needed with this number of threads.
     deadline_s *= max(1, -(-len(nodes) // most))
     found: dict[int, Outcome[T]] = {}
     end = time.monotonic() + deadline_s
@@ -124,7 +124,7 @@ def gather(nodes: Sequence[Node], ask: Callable[[Node], T], *, deadline_s: float
         found[index] = outcome
     for index, node in enumerate(nodes):
         if index not in found:
-            hint = as_steps(f"is it alive? try: ssh {node.name} true", [node])
+            hint = as_steps(f"see whether it is up: ssh {node.name} true", [node])
             silence = ContactLost(f"no answer within {deadline_s:.0f} s", node=node.name, hint=hint)
             found[index] = Outcome(node, error=silence)
     return Outcomes(found[index] for index in range(len(nodes)))

@@ -1,6 +1,6 @@
-"""This very machine as a node: commands run under its shell, in the home directory, without SSH.
+"""This machine as a node: commands run in its shell, in the home directory, without SSH.
 
-Streams keep the promises of those over SSH: a deadline on every wait, bounded memory, and letting go stops nothing.
+Streams behave as over SSH: a deadline on every wait, bounded memory, and releasing one stops nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from multinode.transport.base import BufferedStream, Transport
 from multinode.units import signal_name
 
 _CHUNK_BYTES = 1 << 16
-# How soon a wait notices at the latest that the stream was closed, and that a full pipe has room again.
+# Maximum delay until a wait notices that the stream was closed, or that a full pipe has space.
 _LOOK_UP_S = 1.0
 _DRAIN_EVERY_S = 0.02
 _MS_PER_S = 1000
-# Of the SSH session that the controller may run in: it is not the way to this node.
+# Variables of the controller's own SSH session: it is not the way to this node.
 _NOT_PASSED_ON = frozenset({"SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"})
 
 
 class LocalTransport(Transport):
-    """Runs commands here, whatever the node's name. There is no connection that could be opened or lost.
+    """Runs commands here, whatever the node's name.
 
     Args:
         home: the node's home directory; None is the user's own.
@@ -40,10 +40,10 @@ class LocalTransport(Transport):
         self._home = home
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> LocalStream:
-        """Start a command and talk to it. See `Transport.open`.
+        """Start a command and communicate with it. See `Transport.open`.
 
         Raises:
-            NodeFailed: no shell could be started, or there is no home directory.
+            NodeFailed: the shell could not be started, or there is no home directory.
         """
         try:
             home = self._home or Path.home()
@@ -51,7 +51,7 @@ class LocalTransport(Transport):
             process = start_piped(["sh", "-c", command], {**kept, "HOME": str(home)}, home)
         except (OSError, RuntimeError) as error:
             raise NodeFailed(
-                f"no command can be started in the home directory: {error}", node=node.name, hint="ls -ld ~"
+                f"cannot start a command in the home directory: {error}", node=node.name, hint="ls -ld ~"
             ) from error
         return LocalStream(process, node.name, send_deadline_s=deadline_s)
 
@@ -60,7 +60,7 @@ class LocalTransport(Transport):
 
 
 def start_piped(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a program with pipes; Ctrl-C at the controller's terminal is the controller's to handle, as over SSH.
+    """Start a program with pipes; Ctrl-C in the controller's terminal does not reach it, as over SSH.
 
     Raises:
         OSError: it cannot be started.
@@ -74,7 +74,7 @@ def start_piped(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = 
 def ask_program(
     argv: Sequence[str], env: Mapping[str, str], *, stdin: str = "", deadline_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Let a program answer that has no terminal to ask.
+    """The output of a program without a terminal.
 
     Raises:
         OSError: it cannot be started.
@@ -99,11 +99,11 @@ class LocalStream(BufferedStream):
     Args:
         process: it, with pipes.
         node: the node's name, for messages.
-        send_deadline_s: how long it may leave unread what is sent to it.
+        send_deadline_s: how long it may leave input unread.
 
     Attributes:
-        client_end_s: so long a program that only leads to the command has to end after its pipes were closed; None for
-            the command itself.
+        client_end_s: how long a client program may take to end after its pipes are closed; None for the command
+            itself.
     """
 
     client_end_s: float | None = None
@@ -124,7 +124,7 @@ class LocalStream(BufferedStream):
         """Write to its standard input. See `Stream.send`."""
         end = time.monotonic() + self._send_deadline_s
         rest = memoryview(data)
-        # A command that ended early has closed its stdin; what it printed tells more than a broken pipe.
+        # A command that ended early has closed its stdin; its output says more than a broken pipe.
         with self._sending, contextlib.suppress(BrokenPipeError):
             while rest and not self._stdin.closed:
                 rest = rest[self._stdin.write(rest) or 0 :]
@@ -132,12 +132,12 @@ class LocalStream(BufferedStream):
                     self._wait_for_room(end)
 
     def close_stdin(self) -> None:
-        """Tell the command that no more input follows."""
+        """Signal the end of the input."""
         with self._sending:
             self._stdin.close()
 
     def close(self) -> None:
-        """Let go of the command; it is not stopped."""
+        """Release the command; it is not stopped."""
         self._closed = True
         with self._sending, self._reading:
             for pipe in self._pipes:
@@ -146,11 +146,11 @@ class LocalStream(BufferedStream):
             threading.Thread(target=self._reap, name=f"reap-{self._process.pid}", daemon=True).start()
 
     def _reap(self) -> None:
-        """Take note of its end, whenever that is, or a zombie stays."""
+        """Wait for the process in the background, to leave no zombie."""
         try:
             self._process.wait(self.client_end_s)
         except subprocess.TimeoutExpired:
-            # A signal that srun can handle it would hand on to the step.
+            # srun would forward a signal that it can handle to the step.
             self._process.kill()
             self._process.wait()
 
@@ -173,8 +173,8 @@ class LocalStream(BufferedStream):
         poll.poll(wait_s * _MS_PER_S)
 
     def _wait_for_room(self, end: float) -> None:
-        """Wait a moment for room to write; take what the command prints meanwhile, or it might never come to read."""
-        left_s = self._left(end, "the command does not read what is sent to it")
+        """Read the command's output meanwhile; otherwise it may never read its input."""
+        left_s = self._left(end, "the command does not read its input")
         if self._reading.acquire(blocking=False):
             try:
                 if len(self._pending) <= self.most_bytes:
@@ -186,9 +186,9 @@ class LocalStream(BufferedStream):
         poll.poll(min(left_s, _DRAIN_EVERY_S) * _MS_PER_S)
 
     def _wait(self, end: float) -> int:
-        # stderr is taken until then: a full pipe would keep the command from its end.
+        # stderr is read until then: a full pipe would keep the command from ending.
         while (exit_code := self._process.poll()) is None:
-            left_s = min(self._left(end, "the command did not end in time"), _DRAIN_EVERY_S)
+            left_s = min(self._left(end, "the command did not finish in time"), _DRAIN_EVERY_S)
             if self._stderr_pipe in self._ended:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(left_s)
@@ -204,10 +204,10 @@ class LocalStream(BufferedStream):
         """Seconds until `end`.
 
         Raises:
-            ContactLost: none are left, or the stream was closed meanwhile.
+            ContactLost: none are left, or the stream was closed.
         """
         if self._closed:
-            raise ContactLost("it was let go", node=self._node)
+            raise ContactLost("it was abandoned", node=self._node)
         left_s = end - time.monotonic()
         if left_s <= 0:
             raise ContactLost(trouble, node=self._node)
@@ -218,7 +218,6 @@ class LocalStream(BufferedStream):
         self._keep_stderr(self._read_from(self._stderr_pipe))
 
     def _read_from(self, pipe: IO[bytes]) -> bytes:
-        """What is there now; its end is noted."""
         data = pipe.read(_CHUNK_BYTES) if pipe not in self._ended else None
         if data == b"":
             self._ended.add(pipe)

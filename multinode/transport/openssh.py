@@ -1,8 +1,8 @@
-"""SSH through the system's `ssh`: one connection a node that stays (a master), and a session on it for each command.
+"""SSH through the system's `ssh`: one persistent connection per node (a master), with a session per command.
 
-Configuration, keys, host keys and second factors are OpenSSH's own. A master that the user holds is used, and never
-ended; else one of ours, which ends with the command, or a minute after a controller that was killed. A jump host has a
-master of its own, so that any number of nodes behind it costs one login there.
+Configuration, keys, host keys and second factors are up to OpenSSH. A master of the user is used, and never closed;
+otherwise ours, which closes with the command, or a minute after the controller was killed. A jump host has a master of
+its own, so that any number of nodes behind it costs one login there.
 """
 
 from __future__ import annotations
@@ -39,49 +39,49 @@ from multinode.transport.local import LocalStream, ask_program, start_piped
 
 _LOG = logging.getLogger(__name__)
 
-# sshd's ClientAliveInterval is 0 by default, so a dropped link is noticed by nobody unless we ask.
+# sshd's ClientAliveInterval is 0 by default, so a dropped link shows only if we ask.
 _ALIVE = ("ServerAliveInterval=15", "ServerAliveCountMax=3")
-# A master without a session ends by itself: also one whose controller was killed, long before a lease runs out.
+# A master without sessions closes by itself, also after the controller was killed, long before a lease expires.
 _PERSIST_S = 60
-# Whatever the configuration says of these, a command of ours goes without; a terminal is never asked.
+# Overrides of the configuration; a terminal is never asked.
 _PLAIN = (
     "BatchMode=yes ClearAllForwardings=yes ControlPersist=no EscapeChar=none ForwardAgent=no ForwardX11=no "
     "LogLevel=DEBUG1 PermitLocalCommand=no RequestTTY=no Tunnel=no UpdateHostKeys=no VisualHostKey=no"
 )
 # Likewise; unknown to releases before 7.6 and 8.7.
 _NEWER = "RemoteCommand=none ForkAfterAuthentication=no SessionType=default StdinNull=no"
-# A session for which its master has no place would log in anew by itself.
+# A session that its master rejects would log in again by itself.
 _NO_LOGIN = "ProxyCommand=exit 1"
-# TCP with sshd's first line, key exchange, authentication, and as long again for one that asks LDAP.
+# TCP with sshd's banner, key exchange, authentication, and as long again for LDAP.
 _STAGES = 4
-# sshd begins to drop logins when 10 are under way (MaxStartups 10:30:100), and a ProxyCommand may pass one for all.
+# sshd drops logins when 10 are in progress (MaxStartups 10:30:100), and a ProxyCommand may lead all to one host.
 _LOGINS_BY_COMMAND = 8
-# So long a jump host that could not be reached is not tried again for the next node behind it.
+# How long an unreachable jump host is not retried for the next node behind it.
 _GATE_FAILED_S = 15.0
-# A Unix socket's path holds 107 bytes, and ssh appends 17 while it makes one.
+# A Unix socket's path holds 107 bytes, and ssh appends 17 while creating it.
 _MOST_PATH_BYTES = 90
 _QUERY_S = 10.0
 _END_S = 5.0
-# A session that sshd has not confirmed by then, and that nothing came of, is on a connection that is dead.
+# A session without confirmation or output by then is on a dead connection.
 _SILENT_S = 3.0
-# For what is to end at once: a timeout of nothing would be none.
+# A timeout of 0 would mean none.
 _LEAST_S = 0.01
 _SSH_FAILED = 255
 _SSH_PORT = "22"
 _OWN_LINE = re.compile(r"^(?!debug\d: |OpenSSH_|Warning: Permanently added|Authenticated to |\s*$).*$", re.MULTILINE)
 
 _KEYS_AGREED = "SSH2_MSG_NEWKEYS received"
-# The first line of what does not greet as sshd does; sshd itself may say that it has no place.
+# The first line of a server without an SSH banner; sshd itself may say that it is full.
 _NO_SSHD = re.compile(r"banner line 0: (?!.*(?:MaxStartups|Not allowed))")
 
 
 def find_ssh() -> str | None:
-    """The `ssh` program of this machine; None where it has none."""
+    """The `ssh` program of this machine; None if missing."""
     return shutil.which("ssh")
 
 
 class _Settings(NamedTuple):
-    """What OpenSSH makes of its configuration for a node, of what we need to know (`ssh -G`)."""
+    """OpenSSH's settings for a node (`ssh -G`), as far as needed."""
 
     hostname: str = ""
     port: str = ""
@@ -106,16 +106,16 @@ class _Settings(NamedTuple):
 
 
 class _Link:
-    """The way to one node, or to a jump host: a connection that sessions share, once it is open.
+    """The way to a node or jump host: a connection shared by sessions, once open.
 
     Attributes:
         lock: held while it is opened.
         path: the master's socket; None before.
         is_own: whether the master is ours.
-        options: what `ssh` is given for every session.
+        options: of `ssh`, for every session.
         settings: of the node; None before.
-        log: what the master says; one of the user's has none for us.
-        gate: the jump host, its link, and the length of that one's log when this one began to be opened.
+        log: the master's output; None for a master of the user.
+        gate: the jump host, its link, and the length of its log when this one started to open.
         failed: why it could not be opened, and when.
     """
 
@@ -140,7 +140,7 @@ class OpensshTransport(Transport):
     """Runs commands on nodes through `ssh`. Connections are opened at first use and kept.
 
     Args:
-        connect_timeout_s: the longest wait for a TCP connection and sshd's first line; four times that for a login.
+        connect_timeout_s: timeout of the TCP connection and sshd's banner; four times that for a login.
     """
 
     def __init__(self, *, connect_timeout_s: float = 10.0) -> None:
@@ -156,7 +156,7 @@ class OpensshTransport(Transport):
         self._is_closed = False
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> OpensshStream:
-        """Start a command and talk to it. See `Transport.open`."""
+        """Start a command and communicate with it. See `Transport.open`."""
         end = time.monotonic() + deadline_s
         link = self._connect(node, end)
         log = self._file(".log")
@@ -169,7 +169,7 @@ class OpensshTransport(Transport):
         return OpensshStream(process, node, link, log, send_deadline_s=deadline_s)
 
     def close(self) -> None:
-        """End the connections that are ours, also those that are being opened, and see all that we started gone."""
+        """Close our connections, including those being opened, and wait for all processes that we started."""
         with self._lock:
             self._is_closed = True
             links = [link for link in self._links.values() if link.path is not None and link.is_own]
@@ -182,7 +182,7 @@ class OpensshTransport(Transport):
         while any(link.path is not None and link.path.exists() for link in links) and time.monotonic() < end:
             time.sleep(_LEAST_S)
         for process in self._sessions:
-            # One on a connection of the user's, which goes on.
+            # One on the user's connection, which stays open.
             process.terminate()
             _wait(process, _END_S)
         if self._directory is not None:
@@ -195,7 +195,7 @@ class OpensshTransport(Transport):
         return settings.stricthostkeychecking not in {"false", "no", "off"}
 
     def _connect(self, node: Node, end: float) -> _Link:
-        """The open connection, or a new one by `end` on the monotonic clock; whoever else opens it is waited for."""
+        """The open connection, or a new one by `end` on the monotonic clock; waits for another thread that opens it."""
         node = _expanded(node)
         link = self._link(node)
         with held(link.lock, end, refusals.STILL_OPENING.error(node, where=node.name)):
@@ -204,10 +204,10 @@ class OpensshTransport(Transport):
         return link
 
     def _connect_gate(self, gate: Node, node: Node, end: float) -> _Link:
-        """The same of a jump host; nodes behind it share its failure.
+        """The same for a jump host; nodes behind it share its failure.
 
         Raises:
-            MultinodeError: it cannot be reached; the error is that of the node.
+            MultinodeError: it is unreachable; the error is that of the node.
         """
         link = self._link(gate)
         with held(link.lock, end, refusals.STILL_OPENING.error(node, where=node.name)):
@@ -254,15 +254,15 @@ class OpensshTransport(Transport):
             closed = self._is_closed
         if closed:
             _wait(_end_master(link), _END_S)
-            raise ContactLost("the connection was closed while it was opened", node=node.name)
+            raise ContactLost("the connection was closed while opening", node=node.name)
         if not link.is_open:
-            raise ContactLost("the SSH connection ended as soon as it was open", node=node.name)
+            raise ContactLost("the SSH connection closed right after opening", node=node.name)
 
     def _log_in(self, node: Node, link: _Link, settings: _Settings, words: Sequence[str], end: float) -> None:
-        """Start a master, which goes into the background once it is logged in.
+        """Start a master, which goes into the background after the login.
 
         Raises:
-            NodeError: it could not log in; the error says why, and what fixes it.
+            NodeError: the login failed; the error has the reason and the fix.
         """
         timeout_s = max(1, math.ceil(min(self._connect_timeout_s, time_left(end))))
         own = _options(f"ConnectTimeout={timeout_s}", *_ALIVE, "ControlMaster=yes", f"ControlPersist={_PERSIST_S}")
@@ -273,7 +273,7 @@ class OpensshTransport(Transport):
                 taken.enter_context(held(place, end, refusals.STILL_OPENING.error(node, where=node.name)))
             with self._lock:
                 if self._is_closed:
-                    raise ContactLost("the connection was closed while it was opened", node=node.name)
+                    raise ContactLost("the connection was closed while opening", node=node.name)
                 process = _start(argv)
                 self._under_way.add(process)
             code = _wait(process, min(time_left(end, _LEAST_S), _STAGES * self._connect_timeout_s))
@@ -281,7 +281,7 @@ class OpensshTransport(Transport):
                 self._under_way.discard(process)
         if code != 0:
             if self._is_closed:
-                raise ContactLost("the connection was closed while it was opened", node=node.name)
+                raise ContactLost("the connection was closed while opening", node=node.name)
             raise _explain(node, link, settings, is_late=code == -signal.SIGKILL)
 
     def _has_master(self, node: Node, path: Path) -> bool:
@@ -291,16 +291,16 @@ class OpensshTransport(Transport):
         return _ask([*argv, "--", destination(node)]).returncode == 0
 
     def _settings(self, node: Node) -> _Settings:
-        """What `ssh -G` says of a node.
+        """The output of `ssh -G` for a node.
 
         Raises:
-            UsageError: OpenSSH refuses the configuration.
+            UsageError: OpenSSH rejects the configuration.
         """
         ended = _ask(["ssh", "-G", *ssh_words(node, "ssh")[1:], "--", destination(node)])
         if ended.returncode != 0:
             said = " ".join(ended.stderr.split()) or "ssh -G failed"
             raise UsageError(
-                f"the SSH configuration cannot be read: {said}",
+                f"ssh cannot parse its configuration: {said}",
                 node=node.name,
                 hint="correct its line in the hostfile, or the SSH configuration",
             )
@@ -308,24 +308,23 @@ class OpensshTransport(Transport):
         return _Settings(**{name: value for name, _, value in pairs if name in _Settings._fields})
 
     def _file(self, suffix: str) -> Path:
-        """A new path in the directory of this transport."""
         with self._lock:
             if self._is_closed:
-                raise ContactLost("the connection was closed while it was opened")
+                raise ContactLost("the connection was closed while opening")
             if self._directory is None or not self._directory.is_dir():
                 self._directory = _make_directory(os.environ)
             return self._directory / f"{next(self._numbers)}{suffix}"
 
 
 class OpensshStream(LocalStream):
-    """A remote command that is running, through a session of its own. See `Stream`.
+    """A running remote command, in its own session. See `Stream`.
 
     Args:
         process: ssh, with pipes.
         node: where the command runs.
-        link: the connection that the session is on.
-        log: what ssh itself says.
-        send_deadline_s: as of LocalStream.
+        link: the connection of the session.
+        log: the output of ssh itself.
+        send_deadline_s: as for LocalStream.
     """
 
     client_end_s = 10.0
@@ -341,7 +340,7 @@ class OpensshStream(LocalStream):
         self._silent_from = time.monotonic() + _SILENT_S
 
     def close(self) -> None:
-        """Let go of it. See `Stream.close`."""
+        """Release it. See `Stream.close`."""
         super().close()
         self._log.unlink(missing_ok=True)
 
@@ -351,7 +350,7 @@ class OpensshStream(LocalStream):
         except ContactLost as error:
             if time.monotonic() < self._silent_from or "master session id" in _read(self._log):
                 raise
-            # Nobody else hears anything on it either.
+            # No other session gets an answer on it either.
             if self._link.path == self._path:
                 if self._link.is_own:
                     _wait(_end_master(self._link), _END_S)
@@ -371,14 +370,13 @@ class OpensshStream(LocalStream):
         found = refusals.find_refusal(said, (refusals.MAX_SESSIONS, refusals.NO_EXEC))
         if found is not None:
             raise found[0].error(self._to)
-        # A command may end with 255 as well: then ssh has nothing to say, and the connection is there.
+        # A command may exit with 255, too: then ssh prints nothing, and the connection stands.
         if said or self._path is None or not _listens(self._path):
             raise _lost(self._node)
         return exit_code
 
 
 def _gate(node: Node, settings: _Settings) -> Node | None:
-    """The last jump host before a node, and before it the others; None where there is none."""
     jump = node.jump or settings.proxyjump
     if jump in {"none", ""} or settings.proxycommand != "none":
         return None
@@ -387,13 +385,13 @@ def _gate(node: Node, settings: _Settings) -> Node | None:
         r"(?:ssh://)?(?:(?P<user>[^@]*)@)?(?P<host>\[[^]]*\]|[^:]*|.*:.*:.*?)(?::(?P<port>\d+))?/?", last
     )
     if found is None:
-        raise UsageError(f"{last!r} is no jump host", node=node.name, hint="jump=[user@]host[:port]")
+        raise UsageError(f"{last!r} is not a jump host", node=node.name, hint="jump=[user@]host[:port]")
     host = found["host"].strip("[]")
     if host == node.name:
         raise UsageError(
-            f"its jump host {host} has itself for a jump host, in the SSH configuration",
+            f"the SSH configuration uses jump host {host} as its own jump host",
             node=node.name,
-            hint=f"except it there from the lines with ProxyJump: Host * !{host}",
+            hint=f"exclude it from the ProxyJump lines there: Host * !{host}",
         )
     port = int(found["port"]) if found["port"] else None
     return Node(
@@ -402,7 +400,7 @@ def _gate(node: Node, settings: _Settings) -> Node | None:
 
 
 def _through(gate: Node, link: _Link) -> str:
-    """The command that reaches a node from its jump host, over the connection to that; ssh fills in the node."""
+    """The command that reaches a node through its jump host's connection; ssh fills in the node."""
     argv = _session(gate, link, Path(os.devnull), "-W", "[%h]:%p")
     return " ".join(shlex.quote(word if word == "[%h]:%p" else word.replace("%", "%%")) for word in argv)
 
@@ -412,13 +410,11 @@ def _options(*options: str) -> list[str]:
 
 
 def _session(node: Node, link: _Link, log: Path, *words: str) -> list[str]:
-    """What opens a session on a link, up to the command."""
     options = [*link.options, *_options("ControlMaster=no", _NO_LOGIN)]
     return ["ssh", *options, "-T", "-S", str(link.path), "-E", str(log), *words, "--", destination(node)]
 
 
 def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> MultinodeError:
-    """Why a login failed, from what ssh said of it."""
     log = _read(link.log)
     said = "\n".join(_OWN_LINE.findall(log))
     offered = re.findall(r"Offering public key: (.+?) [A-Z0-9-]+ SHA256:", log)
@@ -433,15 +429,15 @@ def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> 
         "known": _fingerprint(Path(known[1]), int(known[2])) if known else "another",
         "file": shlex.quote(known[1]) if known else "~/.ssh/known_hosts",
         "entry": shlex.quote(settings.known_name),
-        "tried": ", ".join(dict.fromkeys(offered)) or "none, there is no key",
+        "tried": ", ".join(dict.fromkeys(offered)) or "none (no key found)",
         "copy": refusals.copy_command(node),
-        "reason": "it does not say why",
+        "reason": "no reason given",
     }
     if is_late:
         return _late(log).error(node, values)
     found = refusals.find_refusal(said)
     if found is None or (found[0] is refusals.LOGIN_ENDED and _KEYS_AGREED not in log):
-        last = said.splitlines()[-1:] or ["ssh ended without a word"]
+        last = said.splitlines()[-1:] or ["ssh exited without a message"]
         return refusals.OTHERWISE.error(node, values, reason=last[0])
     refusal, named = found
     values |= {name: text for name, text in named.items() if text}
@@ -461,7 +457,6 @@ def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> 
 
 
 def _fingerprint(path: Path, number: int) -> str:
-    """Of the key in a line of known_hosts, as ssh-keygen prints it."""
     try:
         key = re.search(r"AAAA[\w+/=]+", path.read_text(errors="replace").splitlines()[number - 1])
         digest = hashlib.sha256(binascii.a2b_base64(key[0] if key else "")).digest()
@@ -483,7 +478,6 @@ def _unknown_key(log: str, settings: _Settings) -> _Found:
 
 
 def _refused_key(log: str, said: str) -> _Found:
-    """Why sshd let us in with no key: what it still wants, or which key could not be used."""
     methods = re.findall(r"Permission denied \(([^)]*)\)", said)[-1]
     words = " and ".join(methods.split(",")) or "another way to log in"
     if "partial success" in log:
@@ -501,9 +495,8 @@ def _refused_key(log: str, said: str) -> _Found:
 
 
 def _refused_by_gate(link: _Link) -> _Found:
-    """Why a jump host did not connect us: a master of ours to it heard the reason, one of the user's does not tell."""
     gate, way, seen = link.gate if link.gate is not None else (None, link, 0)
-    values: dict[str, object] = {"gate": gate.name if gate else "", "reason": "it does not say why"}
+    values: dict[str, object] = {"gate": gate.name if gate else "", "reason": "no reason given"}
     found = refusals.find_refusal(_read(way.log)[seen:], (refusals.FORWARD_REFUSED, refusals.TARGET_REFUSED))
     if found is not None:
         return found[0], values | {name: text for name, text in found[1].items() if text}
@@ -511,7 +504,6 @@ def _refused_by_gate(link: _Link) -> _Found:
 
 
 def _late(log: str) -> refusals.Refusal:
-    """How far a login came that was not over in time."""
     if _KEYS_AGREED in log:
         return refusals.SLOW_LOGIN
     if "Connection established" in log:
@@ -522,7 +514,6 @@ def _late(log: str) -> refusals.Refusal:
 
 
 def _expanded(node: Node) -> Node:
-    """With the paths that a shell would have expanded."""
     paths = {name: getattr(node, name) for name in ("key", "ssh_config")}
     return msgspec.structs.replace(
         node, **{name: str(Path(path).expanduser()) for name, path in paths.items() if path is not None}
@@ -530,10 +521,10 @@ def _expanded(node: Node) -> Node:
 
 
 def _make_directory(environ: Mapping[str, str]) -> Path:
-    """A new directory for sockets and logs, for us alone, and never in the home directory, which may be on NFS.
+    """A new private directory for sockets and logs, never in the home directory, which may be on NFS.
 
     Raises:
-        UsageError: none can be made.
+        UsageError: none can be created.
     """
     home = os.path.realpath(Path("~").expanduser()) + os.sep
     reason = "no temporary directory"
@@ -549,7 +540,7 @@ def _make_directory(environ: Mapping[str, str]) -> Path:
             return made
         made.rmdir()
         reason = f"{place}: its path is too long for a socket"
-    raise UsageError(f"no directory for the sockets of ssh can be made: {reason}", hint="set TMPDIR")
+    raise UsageError(f"cannot create a directory for ssh sockets: {reason}", hint="set TMPDIR")
 
 
 def _environment() -> dict[str, str]:
@@ -557,10 +548,10 @@ def _environment() -> dict[str, str]:
 
 
 def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start ssh without a terminal that it could ask.
+    """Start ssh without a terminal.
 
     Raises:
-        UsageError: it is not here.
+        UsageError: it is not installed.
     """
     null = subprocess.DEVNULL
     try:
@@ -574,10 +565,10 @@ def _no_ssh(error: OSError) -> UsageError:
 
 
 def _ask(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Let ssh answer what needs no node.
+    """Ask ssh something that needs no node.
 
     Raises:
-        UsageError: it is not here, or does not answer.
+        UsageError: it is not installed, or does not answer.
     """
     try:
         return ask_program(argv, _environment(), deadline_s=_QUERY_S)
@@ -588,7 +579,6 @@ def _ask(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _end_master(link: _Link) -> subprocess.Popen[bytes]:
-    """Begin to end a master of ours; the host's name means nothing there."""
     return _start(["ssh", "-F", os.devnull, "-S", str(link.path), "-O", "exit", "--", "node"])
 
 
@@ -603,7 +593,6 @@ def _listens(path: Path) -> bool:
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int:
-    """Its exit code; it is killed where it has none by then."""
     timer = threading.Timer(limit_s, _kill, (process,))
     timer.daemon = True
     timer.start()
@@ -614,7 +603,6 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a login, and what it has started."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -628,4 +616,4 @@ def _read(log: Path | None) -> str:
 
 
 def _lost(node: str) -> ContactLost:
-    return ContactLost("the SSH connection was lost before the command ended", node=node)
+    return ContactLost("the SSH connection was lost before the command finished", node=node)

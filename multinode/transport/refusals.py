@@ -1,4 +1,4 @@
-"""Why a node is not reached, or does not run the agent, and what fixes it: one text for each reason."""
+"""Why a node is unreachable, or cannot run the agent, and the fix: one text per reason."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """One reason.
 
     Attributes:
-        kind: the error that it becomes.
-        catches: the trouble, in the words of a list.
-        message: what is wrong, with `{names}` for what is known only when it happens.
-        hint: what fixes it, likewise; each line after the first is a command. `{login}` is `ssh NODE` as it is
-            typed, `{verbose}` the same with `-v`, `{accept}` the same where it asks about an unknown host key.
-        says: what OpenSSH's client prints then; its named groups are values for `message` and `hint`.
+        kind: the error class.
+        catches: the problem, for a list.
+        message: the problem, with `{names}` for values known at run time.
+        hint: the fix, likewise; each line after the first is a command. `{login}` is `ssh NODE` as typed,
+            `{verbose}`
+            the same with `-v`, `{accept}` the same where it asks about an unknown host key.
+        says: the output of OpenSSH's client; its named groups are values for `message` and `hint`.
     """
 
     kind: type[MultinodeError]
@@ -56,9 +57,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 NO_ANSWER = Refusal(
     kind=ResolveError,
-    catches="a name server that does not answer",
-    message="the name {host!r} was not resolved: the name servers do not answer",
-    hint="see /etc/resolv.conf on this machine; an address instead of the name, or a line in /etc/hosts, needs none",
+    catches="a name server does not answer",
+    message="could not resolve {host!r}: the name servers do not answer",
+    hint="check /etc/resolv.conf on this machine, or use an address or a line in /etc/hosts",
     says=r"Could not resolve hostname (?P<host>[^:]*): Temporary failure",
 )
 NO_NAME = Refusal(
@@ -70,43 +71,53 @@ NO_NAME = Refusal(
 )
 CHANGED_KEY = Refusal(
     kind=HostKeyError,
-    catches="a host key that is not the one of known_hosts",
-    message="its host key has changed: it shows {shown}, known_hosts has {known}. Either the node was reinstalled, or "
-    "something stands between you and it",
-    hint="on its console, the first of these (or similar) prints its own key. If it is the new one, run the "
-    "second here:\n"
-    "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\n"
-    "ssh-keygen -f {file} -R {entry} && {accept} true",
+    catches="a host key differs from known_hosts",
+    message=(
+        "its host key has changed: it presents {shown}, known_hosts has {known}. The node was reinstalled, or "
+        "something intercepts the connection"
+    ),
+    hint=(
+        "on its console, print its key with the first command (or similar). If it matches the new key, run the second "
+        "command here:\nssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\nssh-keygen -f {file} -R {entry} && {accept} "
+        "true"
+    ),
     says=r"REMOTE HOST IDENTIFICATION HAS CHANGED",
 )
 REVOKED_KEY = Refusal(
     kind=HostKeyError,
-    catches="a host key that was revoked (@revoked, RevokedHostKeys)",
+    catches="a host key is revoked (@revoked, RevokedHostKeys)",
     message="its host key was revoked ({fingerprint})",
-    hint="if it was revoked by mistake, take it out of RevokedHostKeys or @revoked; else give the node a new "
-    "one, there as root:\n"
-    "rm /etc/ssh/ssh_host_*; ssh-keygen -A",
+    hint=(
+        "if this is a mistake, remove it from RevokedHostKeys or @revoked; otherwise create a new key on the node, as "
+        "root:\nrm /etc/ssh/ssh_host_*; ssh-keygen -A"
+    ),
     says=r"REVOKED HOST KEY|revoked by file|was revoked",
 )
 BAD_CERTIFICATE = Refusal(
     kind=HostKeyError,
-    catches="a host certificate that does not hold (expired, for another name, of an unknown CA)",
-    message="its host certificate does not hold: {reason}",
-    hint="have the CA sign the node's host key anew, for the name by which it is reached; or accept the key itself "
-    "once, after comparing {fingerprint}:\n{accept} -o HostKeyAlgorithms=-*-cert-* true",
+    catches="a host certificate is invalid (expired, for another name, from an unknown CA)",
+    message="its host certificate is invalid: {reason}",
+    hint=(
+        "have the CA sign the node's host key again for the name that you use; or compare {fingerprint} and accept "
+        "the key once:\n{accept} -o HostKeyAlgorithms=-*-cert-* true"
+    ),
 )
 KEPT_NOWHERE = Refusal(
     kind=HostKeyError,
-    catches="a host key that is asked for, and kept nowhere (UserKnownHostsFile /dev/null)",
-    message="its host key is not known ({fingerprint}), and the SSH configuration keeps none (UserKnownHostsFile "
-    "/dev/null)",
-    hint="name a file for it in the SSH configuration (UserKnownHostsFile ~/.ssh/known_hosts), then compare the "
-    "fingerprint and accept it once:\n{accept} true",
+    catches="a host key is unknown and cannot be stored (UserKnownHostsFile /dev/null)",
+    message=(
+        "its host key is unknown ({fingerprint}), and the SSH configuration stores no keys (UserKnownHostsFile "
+        "/dev/null)"
+    ),
+    hint=(
+        "set UserKnownHostsFile ~/.ssh/known_hosts for it in the SSH configuration, then compare the fingerprint and "
+        "accept it once:\n{accept} true"
+    ),
 )
 UNKNOWN_KEY = Refusal(
     kind=HostKeyError,
-    catches="a host key that known_hosts does not have",
-    message="its host key is not known ({fingerprint})",
+    catches="a host key is not in known_hosts",
+    message="its host key is unknown ({fingerprint})",
     hint="compare the fingerprint and accept it once:\n{accept} true",
     says=r"Host key verification failed|No \S+ host key is known",
 )
@@ -120,39 +131,43 @@ NO_ALGORITHM = Refusal(
 )
 NOT_SSH = Refusal(
     kind=ConnectError,
-    catches="something that is no sshd listens on the node's port",
-    message="no SSH connection to {where}: what listens there is no sshd",
-    hint="name sshd's port in the hostfile: port=",
+    catches="something other than sshd listens on the node's port",
+    message="no SSH connection to {where}: something other than sshd listens there",
+    hint="set sshd's port in the hostfile: port=",
     says=r"banner line contains invalid characters|No banner received|Bad remote protocol|invalid format|"
     r"Protocol major versions differ",
 )
 NO_PLACE = Refusal(
     kind=ConnectError,
-    catches="sshd drops the connection at once (MaxStartups, or a block list)",
-    message="no SSH connection to {where}: sshd closed it before the login began: it has no place for another login "
-    "(MaxStartups), or blocks this machine",
-    hint="end other logins there or raise MaxStartups in its sshd_config; see whether fail2ban or PerSourcePenalties "
-    "blocks this machine",
+    catches="sshd drops the connection immediately (MaxStartups or a block list)",
+    message=(
+        "no SSH connection to {where}: sshd closed it before login: too many logins (MaxStartups), or it blocks this "
+        "machine"
+    ),
+    hint=(
+        "close other logins there or raise MaxStartups in its sshd_config; check whether fail2ban or "
+        "PerSourcePenalties blocks this machine"
+    ),
     says=r"(?:kex|ssh)_exchange_identification: (?:read: )?Connection (?:closed|reset)|MaxStartups|"
     r"Not allowed at this time",
 )
 FROZEN = Refusal(
     kind=ConnectError,
     catches="sshd is frozen or overloaded",
-    message="no SSH connection to {where}: the port answers, but not as sshd does in time",
-    hint="sshd hangs there, or something else listens: restart it on the node's console",
+    message="no SSH connection to {where}: the port accepts connections, but sshd does not answer in time",
+    hint="sshd hangs there, or another program listens: restart it from the node's console",
     says=r"timed out during banner exchange|Connection to \S+ port \d+ timed out",
 )
 REFUSED = Refusal(
     kind=ConnectError,
     catches="no sshd listens on the node's port",
     message="no SSH connection to {where}: refused",
-    hint="no sshd listens there: start it on the node, or name another port= in the hostfile",
+    hint="no sshd listens there: start it on the node, or set another port= in the hostfile",
     says=r"connect to host .*: Connection refused",
 )
 TIMED_OUT = Refusal(
     kind=ConnectError,
-    catches="a node that is down, or a firewall that drops SSH",
+    catches="a node is down, or a firewall drops SSH",
     message="no SSH connection to {where}: timed out",
     hint="the node is down, or a firewall drops the packets: try to ping it",
     says=r"connect to host .*: (?:Connection|Operation) timed out",
@@ -166,176 +181,199 @@ NO_ROUTE = Refusal(
 )
 STILL_OPENING = Refusal(
     kind=ConnectError,
-    catches="a connection that takes longer to open than the command may take",
-    message="no SSH connection to {where}: timed out while it was being opened",
-    hint="see how far it comes:\n{verbose} true",
+    catches="a connection takes longer to open than the command's deadline",
+    message="no SSH connection to {where}: timed out while connecting",
+    hint="see how far it gets:\n{verbose} true",
 )
 FORWARD_REFUSED = Refusal(
     kind=ConnectError,
-    catches="a jump host that does not forward",
-    message="its jump host {gate} does not forward to {where}: AllowTcpForwarding or PermitOpen in its sshd_config, or "
-    "no-port-forwarding at our key there",
+    catches="a jump host does not forward",
+    message=(
+        "its jump host {gate} does not forward to {where}: AllowTcpForwarding or PermitOpen in its sshd_config, or "
+        "no-port-forwarding for your key there"
+    ),
     hint="allow it there (AllowTcpForwarding yes), or name another jump host: jump= in the hostfile",
     says=r"administratively prohibited",
 )
 TARGET_REFUSED = Refusal(
     kind=ConnectError,
-    catches="a node that its jump host cannot reach",
+    catches="a jump host cannot reach a node",
     message="its jump host {gate} cannot reach {where}: {reason}",
-    hint="correct the node's name, address or port as the jump host knows it, and see whether the node is up",
+    hint="correct the name, address or port that the jump host uses for the node, and check that the node is up",
     says=r"open failed: connect failed: (?P<reason>[^\r\n]*)",
 )
 TOO_MANY_KEYS = Refusal(
     kind=AuthError,
-    catches="more keys are offered than sshd lets try (MaxAuthTries)",
-    message="sshd let us try no further key: too many authentication failures (offered: {tried})",
-    hint="offer the right one alone: IdentitiesOnly yes and IdentityFile for it in ~/.ssh/config",
+    catches="more keys are offered than sshd accepts (MaxAuthTries)",
+    message="sshd accepts no more keys: too many authentication failures (offered: {tried})",
+    hint="offer only the right key: IdentitiesOnly yes and IdentityFile for it in ~/.ssh/config",
     says=r"Too many authentication failures",
 )
 SECOND_FACTOR = Refusal(
     kind=AuthError,
-    catches="sshd wants a second factor",
-    message="the key was accepted, and sshd wants {methods} besides",
-    hint="log in once, and multinode uses that connection: in ~/.ssh/config for it ControlMaster auto, ControlPath "
-    "~/.ssh/cm-%C, ControlPersist 8h; then:\n{login} true",
+    catches="sshd requires a second factor",
+    message="the key was accepted, but sshd also requires {methods}",
+    hint=(
+        "log in once, and multinode reuses that connection: set ControlMaster auto, ControlPath ~/.ssh/cm-%C, "
+        "ControlPersist 8h for it in ~/.ssh/config; then:\n{login} true"
+    ),
 )
 REFUSED_KEY = Refusal(
     kind=AuthError,
-    catches="a node refuses our keys; which keys and which user were tried",
-    message="it refused our keys for user {user!r} (tried: {tried})",
-    hint="name user= and key= in the hostfile (User and IdentityFile for a jump host), or give it your key:\n{copy}",
+    catches="a node refuses your keys",
+    message="it refused your keys for user {user!r} (tried: {tried})",
+    hint="set user= and key= in the hostfile (User and IdentityFile for a jump host), or copy your key to it:\n{copy}",
     says=r"Permission denied \([^)]*\)",
 )
 NO_KEY_TAKEN = Refusal(
     kind=AuthError,
-    catches="an sshd that takes no keys",
-    message="sshd takes no keys for user {user!r}: it wants {methods}",
-    hint="allow keys in its sshd_config (PubkeyAuthentication yes); or log in once, and multinode uses that "
-    "connection: in ~/.ssh/config for it ControlMaster auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h; then:\n"
-    "{login} true",
+    catches="an sshd accepts no keys",
+    message="sshd accepts no keys for user {user!r}: it requires {methods}",
+    hint=(
+        "allow keys in its sshd_config (PubkeyAuthentication yes); or log in once, and multinode reuses that "
+        "connection: set ControlMaster auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h for it in ~/.ssh/config; "
+        "then:\n{login} true"
+    ),
 )
 OPEN_KEY = Refusal(
     kind=AuthError,
-    catches="a private key that others can read, which ssh does not use",
-    message="its key {file} can be read by others, so that ssh does not use it",
-    hint="take that from them:\nchmod 600 {file}",
+    catches="a private key is readable by others, so ssh does not use it",
+    message="its key {file} is readable by others, so ssh does not use it",
+    hint="restrict it:\nchmod 600 {file}",
     says=r"Permissions \d+ for '(?P<file>[^']+)' are too open",
 )
 LOCKED_KEY = Refusal(
     kind=AuthError,
-    catches="a key that is protected by a passphrase and not loaded",
-    message="its key {file} is protected by a passphrase",
+    catches="a key has a passphrase and is not loaded",
+    message="its key {file} has a passphrase",
     hint="load it into the agent first:\nssh-add {file}",
 )
 AGENT_REFUSED = Refusal(
     kind=AuthError,
-    catches="an SSH agent that does not sign (a key to be confirmed or touched, a locked agent)",
+    catches="an SSH agent does not sign (a key needs confirmation or touch, or the agent is locked)",
     message="the SSH agent did not sign with a key that the node accepts: {reason}",
-    hint="a key that wants to be confirmed or touched does for one login by hand, whose connection multinode uses: in "
-    "~/.ssh/config for it ControlMaster auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h; then:\n{login} true",
+    hint=(
+        "confirm or touch the key for one login by hand, and multinode reuses that connection: set ControlMaster "
+        "auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h for it in ~/.ssh/config; then:\n{login} true"
+    ),
     says=r"sign_and_send_pubkey: (?P<reason>signing failed[^\r\n]*)",
 )
 BAD_KEY = Refusal(
     kind=AuthError,
-    catches="a file that is no private key",
-    message="its key {file} cannot be used: {reason}",
-    hint="name the private key (not the .pub file): key= in the hostfile, or IdentityFile",
+    catches="a key file is not a private key",
+    message="its key {file} is unusable: {reason}",
+    hint="use the private key, not the .pub file: key= in the hostfile, or IdentityFile",
     says=r'Load key "(?P<file>[^"]+)": (?P<reason>[^\r\n]*)',
 )
 MAX_SESSIONS = Refusal(
     kind=ConnectError,
-    catches="no further session on the connection (MaxSessions)",
+    catches="sshd allows no more sessions on the connection (MaxSessions)",
     message="sshd refused another session on the connection",
-    hint="raise MaxSessions in its sshd_config (3 is enough); or end a connection of your own (ControlMaster) that is "
-    "full:\n"
-    "ssh -O exit {name}",
+    hint=(
+        "raise MaxSessions in its sshd_config (3 is enough); or close your own full connection (ControlMaster):\nssh "
+        "-O exit {name}"
+    ),
     says=r"Session open refused by peer|session request failed",
 )
 NO_EXEC = Refusal(
     kind=NodeFailed,
-    catches="an sshd that runs no command for the user: no shell, sftp alone",
-    message="sshd there runs no command for us: the exec request failed",
-    hint="the user's shell has to be there (getent passwd USER on its console), and its sshd_config must not force "
-    "internal-sftp",
+    catches="an sshd runs no commands for the user: no shell, sftp only",
+    message="sshd there runs no commands: the exec request failed",
+    hint=(
+        "the user's shell must exist (getent passwd USER on its console), and its sshd_config must not force "
+        "internal-sftp"
+    ),
     says=r"exec request failed",
 )
 LOGIN_ENDED = Refusal(
     kind=AuthError,
-    catches="an sshd that ends the login itself: an expired account, pam_access, /etc/nologin",
-    message="sshd ended the login of user {user!r}: {reason}",
-    hint="sshd's log on the node says why (journalctl -u ssh): an account that has expired, access rules, "
-    "/etc/nologin; another user is user= in the hostfile",
+    catches="sshd closes the login: an expired account, pam_access, /etc/nologin",
+    message="sshd closed the login of user {user!r}: {reason}",
+    hint=(
+        "see sshd's log on the node (journalctl -u ssh): an expired account, access rules, /etc/nologin; to use "
+        "another user, set user= in the hostfile"
+    ),
     says=r"Connection (?:closed|reset) by|Received disconnect from \S+ port \d+:\d+: *(?P<reason>[^\r\n]*)",
 )
 SLOW_LOGIN = Refusal(
     kind=ConnectError,
-    catches="a login that takes too long (a reverse look-up of our address, LDAP)",
-    message="sshd on {where} has agreed on keys, and not answered the login in time",
-    hint="see what it waits for there: UseDNS no in its sshd_config; LDAP or another source of accounts and keys",
+    catches="a login takes too long (a reverse DNS lookup, LDAP)",
+    message="sshd on {where} negotiated keys but did not finish the login in time",
+    hint="find what it waits for: set UseDNS no in its sshd_config; check LDAP or another source of accounts and keys",
 )
 OTHERWISE = Refusal(
     kind=ConnectError,
-    catches="an SSH connection that fails in another way, in the words of ssh",
+    catches="an SSH connection fails for another reason",
     message="no SSH connection to {where}: {reason}",
-    hint="see what OpenSSH says:\n{verbose} true",
+    hint="see OpenSSH's messages:\n{verbose} true",
 )
 BEYOND_FABRIC = Refusal(
     kind=ConnectError,
-    catches="an SSH connection that fails in another way where Fabric stands in for ssh",
+    catches="an SSH connection through Fabric fails for another reason",
     message="no SSH connection to {where} through Fabric: {reason}",
-    hint="install an OpenSSH client, through which multinode connects unless it is told otherwise; on Debian or "
-    "Ubuntu, as root:\n"
-    "apt-get install openssh-client",
+    hint=(
+        "install an OpenSSH client, which multinode uses by default; on Debian or Ubuntu, as root:\napt-get install "
+        "openssh-client"
+    ),
 )
 SWALLOWED = Refusal(
     kind=NodeFailed,
-    catches="a shell that ends before it runs a command: `exit` in ~/.bashrc, a ForceCommand that does something else",
-    message="what SSH runs first there (~/.bashrc, ~/.ssh/rc, a ForceCommand) swallowed the command{printed}",
-    hint="this has to print ok, and at once; what keeps it from that belongs behind a test for a terminal, as in "
-    "[ -t 0 ]:\n{login} echo ok",
+    catches="a shell exits before it runs a command: `exit` in ~/.bashrc, or another ForceCommand",
+    message="a start-up script there (~/.bashrc, ~/.ssh/rc, a ForceCommand) swallowed the command{printed}",
+    hint=(
+        "this command must print ok immediately; move what prevents it behind a test for a terminal, such as [ -t 0 "
+        "]:\n{login} echo ok"
+    ),
 )
 SILENT = Refusal(
     kind=ContactLost,
-    catches="a shell that runs no command in time: ~/.bashrc waits for input or starts another shell; or it hangs",
-    message="it opens sessions, and ran no command in one within {within_s:.0f} s: what SSH runs first there "
-    "(~/.bashrc, ~/.ssh/rc, a ForceCommand) swallows it, or the node hangs{printed}",
-    hint="this has to print ok, and at once; what keeps it from that belongs behind a test for a terminal, as in "
-    "[ -t 0 ]:\n{login} echo ok",
+    catches="a shell runs no command in time: ~/.bashrc waits for input or starts another shell, or it hangs",
+    message=(
+        "it opens sessions but ran no command within {within_s:.0f} s: a start-up script there (~/.bashrc, ~/.ssh/rc, "
+        "a ForceCommand) swallows it, or the node hangs{printed}"
+    ),
+    hint=(
+        "this command must print ok immediately; move what prevents it behind a test for a terminal, such as [ -t 0 "
+        "]:\n{login} echo ok"
+    ),
 )
 NO_PYTHON = Refusal(
     kind=NodeFailed,
     catches="no python3 in the non-interactive shell",
-    message="python3 is not on the PATH of a non-interactive shell, and the agent needs it: {said}",
-    hint="name one on its line of the hostfile (python=/path/to/python3), or install it there (Debian, Ubuntu: apt-get "
-    "install python3); then:\n{login} python3 -V",
+    message="python3, which the agent needs, is not on the PATH of a non-interactive shell: {said}",
+    hint=(
+        "set python=/path/to/python3 on its line of the hostfile, or install it there (Debian, Ubuntu: apt-get "
+        "install python3); then:\n{login} python3 -V"
+    ),
 )
 OLD_PYTHON = Refusal(
     kind=NodeFailed,
-    catches="a python3 that is older than 3.9",
-    message="{python} on it is Python {version}, and the agent needs 3.9 or newer",
-    hint="name a newer one on its line of the hostfile: python=/path/to/python3",
+    catches="python3 is older than 3.9",
+    message="{python} there is Python {version}; the agent needs 3.9 or newer",
+    hint="set a newer one on its line of the hostfile: python=/path/to/python3",
 )
 NOT_STORED = Refusal(
     kind=NodeFailed,
-    catches="a home directory that is full, read-only or somebody else's",
+    catches="a home directory is full, read-only or owned by another user",
     message="the agent could not be stored in ~/{folder}: {said}",
-    hint="the home directory has to be writable and not full, and ~/.multinode a directory of yours; see, and take "
-    "back as root what root left there:\n"
-    "{login} 'ls -ld ~ ~/.multinode; df -h ~'\n"
-    "chown -R USER ~USER/.multinode",
+    hint=(
+        "the home directory must be writable and not full, and you must own ~/.multinode; look, and as root change "
+        "the owner of files that root left there:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'\nchown -R USER "
+        "~USER/.multinode"
+    ),
 )
 AGENT_ENDED = Refusal(
     kind=NodeFailed,
-    catches="an agent that ends without an answer, in its own words or those of the shell",
-    message="the agent's {verb} ended with code {code}: {said}",
-    hint="see what the node makes of a command:\n{login} python3 -V",
+    catches="an agent exits without an answer",
+    message="the agent's {verb} exited with code {code}: {said}",
+    hint="see whether the node runs a command:\n{login} python3 -V",
 )
 REFUSALS = tuple(one for one in list(globals().values()) if isinstance(one, Refusal))
-"""In the order in which what OpenSSH says is looked through: the first that matches counts."""
+"""In the order of matching OpenSSH's output: the first match counts."""
 
 
 def find_refusal(said: str, among: Sequence[Refusal] = REFUSALS) -> tuple[Refusal, dict[str, str]] | None:
-    """What OpenSSH's client means, and the values that it names; None where it says nothing of the kind."""
+    """The reason in the output of OpenSSH's client, with its values; None if there is none."""
     for refusal in among:
         found = re.search(refusal.says, said) if refusal.says is not None else None
         if found:
@@ -344,13 +382,13 @@ def find_refusal(said: str, among: Sequence[Refusal] = REFUSALS) -> tuple[Refusa
 
 
 def of_jump_host(error: MultinodeError, gate: Node, node: Node) -> MultinodeError:
-    """What keeps a jump host from being reached, as an error of the node behind it."""
+    """The failure of a jump host, as an error of the node behind it."""
     message = f"its jump host {gate.name}: {error.message}"
     return type(error)(message, node=node.name, ran=error.ran, hint=error.hint_lines)
 
 
 def copy_command(node: Node) -> str:
-    """The command that gives a node our key, with the options of its line."""
+    """The command that installs our key on a node, with the options of its line."""
     options = {"-F": node.ssh_config, "-p": node.port, "-i": node.key}
     words = [str(word) for option in options.items() if option[1] is not None for word in option]
     return shlex.join(
@@ -359,6 +397,5 @@ def copy_command(node: Node) -> str:
 
 
 def _login(node: Node, *options: str) -> str:
-    """The ssh command that a person would type, up to where the command on the node follows."""
     program, *words = ssh_words(node, "ssh")
     return shlex.join([program, *words, *options, destination(node)])

@@ -1,7 +1,7 @@
-"""Slurm: each command is a step of a job that has the node, started by `srun --overlap` with the same stdin and stdout.
+"""Slurm: each command is a step of a job on the node, started by `srun --overlap` with the same stdin and stdout.
 
-Steps that may start a run get the GPUs that the job has on the node; others get none. Slurm kills what a step leaves
-behind when its first process ends, so the agent's stays as long as its run (multinode/agent/run/step.py).
+Steps that may start a run get the job's GPUs on the node; others get none. Slurm kills the rest of a step when its
+first process ends, so the agent's lives as long as its run (multinode/agent/run/step.py).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFail
 from multinode.transport.base import Transport
 from multinode.transport.local import LocalStream, ask_program, start_piped
 
-# What a verb begins with that ends in a run: only there has the step to show its GPUs.
+# Prefix of the verbs that start a run: only their steps need GPUs.
 _WITH_GPUS = frozenset({"probe", "connectivity", "supervise"})
 _RUN, _CONTROL = "run", "control"
 _QUERY_S = 20.0
 _DEFAULT_KILL_WAIT_S = 30
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
 
-# All that a step sees of the controller's environment; the rest may be secret, or of this machine alone.
+# The variables that a step gets from the controller; others may be secret, or local to this machine.
 _EXPORTED = "HOME LANG LC_ALL LC_CTYPE LD_LIBRARY_PATH LOGNAME PATH SHELL TZ USER"
 _STEP = "--overlap --no-kill --input=0 --unbuffered --mpi=none --cpu-bind=none --mem=0 --nodes=1 --ntasks=1 --chdir=/"
 _KILL_WAIT_VARIABLE = "MULTINODE_KILL_WAIT_S"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
-# Options that salloc, sbatch or srun leave in the environment for the steps in it (INPUT ENVIRONMENT VARIABLES in
-# srun's manual): a step of ours is asked for in words.
+# Options that salloc, sbatch or srun leave in the environment for steps (INPUT ENVIRONMENT VARIABLES in srun's manual):
+# our steps set them explicitly.
 _OPTION_PREFIXES = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")
 _KEPT = frozenset({"SLURM_CONF"})
-# A step has one task; a library that reads these would take its worker for the only one.
+# A step has one task; a library that reads these would assume a single worker.
 _LAYOUT = (
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES SLURM_TASKS_PER_NODE "
     "SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES SLURM_STEP_TASKS_PER_NODE SLURM_STEP_NODELIST"
@@ -49,42 +49,44 @@ _LAYOUT = (
 
 
 _NEW = "make a new allocation: salloc, or multinode submit"
-# What srun prints, in any case; what it means, `{job}` being the job; and what fixes it. The first that matches counts.
+# What srun prints, ignoring case; its meaning, with `{job}`; and the fix. The first match counts.
 # src/common/slurm_errno.c of Slurm 22.05 to 24.11.
 SLURM_REFUSALS: tuple[tuple[str, type[MultinodeError], str, str], ...] = (
     (
         "invalid job id|already complet|unable to confirm allocation|has expired|revoked",
         NodeGone,
-        "Slurm job {job} has ended, and its nodes are no longer ours",
+        "Slurm job {job} has ended and no longer holds its nodes",
         _NEW,
     ),
     (
         "node configuration is not available|invalid node name|not in this job",
         NodeFailed,
-        "Slurm job {job} does not have this node, or no longer",
-        "see which it has, and their state: squeue --job {job}; sinfo -N -l",
+        "Slurm job {job} does not (or no longer) hold this node",
+        "see its nodes and their state: squeue --job {job}; sinfo -N -l",
     ),
     (
         "permission denied|invalid user|credential",
         NodeFailed,
-        "Slurm does not let us start a step in job {job}",
-        "it has to be a job of your own, and munge has to run on every node",
+        "Slurm does not allow you to start a step in job {job}",
+        "it must be your own job, and munge must run on every node",
     ),
-    ("step limit", NodeFailed, "Slurm job {job} may have no further steps (MaxStepCount)", _NEW),
+    ("step limit", NodeFailed, "Slurm job {job} has reached its limit of steps (MaxStepCount)", _NEW),
     (
         "contact slurm controller|contacting slurm|connection refused|connection timed out",
         ConnectError,
         "slurmctld does not answer, so no step can be started",
-        "see whether it runs: scontrol ping",
+        "see whether it is running: scontrol ping",
     ),
 )
 
 
 class SlurmTransport(Transport):
-    """Runs commands on the nodes of Slurm jobs, each as a step of its own. `Node.slurm_job` says in which job.
+    """Runs commands on the nodes of Slurm jobs, each as a step. `Node.slurm_job` is the job.
 
     Args:
-        client_end_s: so long srun has to end once a stream is closed; without it the step goes on until its run ends.
+        client_end_s: how long srun may take to end after a stream is closed; otherwise the step continues until its
+            run
+            ends.
     """
 
     def __init__(self, *, client_end_s: float = 10.0) -> None:
@@ -94,15 +96,15 @@ class SlurmTransport(Transport):
         self._kill_wait: int | None = None
 
     def channel(self, verb: str) -> str:
-        """Verbs that lead to a run follow each other in a step with GPUs, all others in one without."""
+        """Verbs that start a run share a step with GPUs, all others one without."""
         return _RUN if verb in _WITH_GPUS else _CONTROL
 
     def open(self, node: Node, command: str, *, deadline_s: float) -> SlurmStream:
-        """Start a step and talk to its command. See `Transport.open`.
+        """Start a step and communicate with its command. See `Transport.open`.
 
         Raises:
             NodeGone: the job has ended.
-            UsageError: Slurm's programs are not here.
+            UsageError: Slurm's programs are not installed here.
         """
         if node.slurm_job is None:
             raise UsageError("it has no slurm_job=", node=node.name)
@@ -111,7 +113,7 @@ class SlurmTransport(Transport):
         gres = allocation.resources.get(node.name) if self.channel(verb) == _RUN else None
         environment = step_environment(os.environ) | {_KILL_WAIT_VARIABLE: str(kill_wait_s)}
         if node.name in gpu_nodes and "gpu" not in (gres or ""):
-            # Where Slurm does not hide what it did not give, somebody else may have it. It unsets what is exported.
+            # Devices that Slurm does not hide may belong to others. It unsets exported variables.
             command = f"env {_DEVICES}= {command}"
         try:
             process = start_piped(step_command(node, gres, command, environment), environment)
@@ -125,7 +127,6 @@ class SlurmTransport(Transport):
         """Nothing is kept open."""
 
     def _look_up(self, job_id: int) -> tuple[Allocation, frozenset[str], int]:
-        """The job, those of its nodes whose GPUs Slurm gives out, and Slurm's KillWait in seconds."""
         with self._lock:
             if self._kill_wait is None:
                 found = _KILL_WAIT.search(_ask("scontrol", "show", "config"))
@@ -139,12 +140,12 @@ class SlurmTransport(Transport):
 
 
 class SlurmStream(LocalStream):
-    """A step that is running, through its srun. See `Stream`.
+    """A running step, through its srun. See `Stream`.
 
     Args:
         process: srun, with pipes.
         node: the node's name, for messages.
-        send_deadline_s: as of LocalStream.
+        send_deadline_s: as for LocalStream.
         job_id: the job.
     """
 
@@ -160,13 +161,13 @@ class SlurmStream(LocalStream):
 
 
 def step_command(node: Node, gres: str | None, command: str, environment: Mapping[str, str]) -> list[str]:
-    """The argv of srun for one step on a node, and in it a constant command line.
+    """The argv of srun for one step on a node that runs a constant command line.
 
     Args:
-        node: where, and in which job.
-        gres: generic resources that the step is given; None is none.
-        command: for a shell, which begins in the home directory.
-        environment: what the step sees of it goes by name.
+        node: the node, with its job.
+        gres: generic resources of the step; None is none.
+        command: for a shell, which starts in the home directory.
+        environment: names of the variables that the step gets.
     """
     exported = [name for name in (*_EXPORTED.split(), _KILL_WAIT_VARIABLE) if name in environment]
     return [
@@ -183,7 +184,7 @@ def step_command(node: Node, gres: str | None, command: str, environment: Mappin
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for srun itself: ours without the options that an allocation leaves in it."""
+    """The environment for srun: ours without the options that an allocation leaves in it."""
     return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OPTION_PREFIXES)}
 
 
@@ -206,15 +207,15 @@ def read_allocation(environ: Mapping[str, str]) -> tuple[Cluster, str] | None:
 
 
 def submit_script(script: str, environ: Mapping[str, str]) -> int:
-    """Submit a batch script; returns the job's id.
+    """Submit a batch script; returns the job id.
 
     Raises:
-        UsageError: Slurm refuses it, or its programs are not here.
+        UsageError: Slurm rejects it, or is not installed here.
         MultinodeError: Slurm does not answer.
     """
     said = _ask("sbatch", "--parsable", stdin=script, environ=environ).split(";")[0].strip()
     if not said.isdecimal():
-        raise MultinodeError(f"sbatch answered {said!r}, and no job id")
+        raise MultinodeError(f"sbatch printed {said!r} instead of a job id")
     return int(said)
 
 
@@ -223,15 +224,15 @@ def _read_job(job_id: int) -> Allocation:
     try:
         return parse_job(text)
     except ValueError as error:
-        raise UsageError(f"scontrol's answer about job {job_id} cannot be understood: {error}") from error
+        raise UsageError(f"cannot parse scontrol's output about job {job_id}: {error}") from error
 
 
 def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """What one of Slurm's programs prints.
+    """The output of one of Slurm's programs.
 
     Raises:
-        UsageError: it is not here.
-        NodeFailed, NodeGone, ConnectError: as SLURM_REFUSALS has it.
+        UsageError: it is not installed.
+        NodeFailed, NodeGone, ConnectError: as in SLURM_REFUSALS.
         ContactLost: it did not answer in time.
         MultinodeError: it failed otherwise.
     """
@@ -249,13 +250,12 @@ def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) 
 
 
 def _raise_refusal(stderr: str, job: object, node: str | None) -> None:
-    """Raise what Slurm's own words mean; the output of the step's command means nothing here."""
     said = "\n".join(line for line in stderr.splitlines() if line.startswith(("srun: ", "slurm_", "scontrol: ")))
     for says, kind, message, hint in SLURM_REFUSALS:
         if re.search(says, said, re.IGNORECASE):
             raise kind(message.format(job=job), node=node, hint=hint.format(job=job), detail=said)
     if "Unable to create step" in said:
-        raise ConnectError(f"no step could be started: {_last_line(said)}", node=node, detail=said)
+        raise ConnectError(f"could not start a step: {_last_line(said)}", node=node, detail=said)
 
 
 def _last_line(text: str) -> str:
@@ -265,5 +265,5 @@ def _last_line(text: str) -> str:
 
 def _no_program(name: str, error: OSError) -> UsageError:
     return UsageError(
-        f"{name} cannot be run: {error.strerror}", hint="Slurm's programs are on login and compute nodes of its cluster"
+        f"{name} cannot be run: {error.strerror}", hint="run this on a login or compute node of the Slurm cluster"
     )

@@ -55,7 +55,7 @@ class Told:
     """What one worker told.
 
     Attributes:
-        said: by the script itself, through `tell`; None where it said nothing.
+        said: by the script itself, through `tell`; None where no output.
         records: by the instrumentation.
         samples: the same, as the controller reads them.
         stderr: all that it wrote.

@@ -134,7 +134,7 @@ def test_who_waits_for_a_turn_gives_up_on_a_worker_that_has_had_no_result_for_mi
     with turn.open("r+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         said = workers.fail(turns=True)
-    assert "RuntimeError: worker 3 of this node has had no result for 240 s: its device hangs" in said
+    assert "RuntimeError: worker 3 of this node returned no result for 240 s: its device hangs" in said
 
 
 def test_a_type_that_the_device_does_not_have_is_told(workers: Workers) -> None:
@@ -142,7 +142,7 @@ def test_a_type_that_the_device_does_not_have_is_told(workers: Workers) -> None:
     records = workers.records("speed")
     lacking = [record for record in records if record["dtype"] == "tf32"]
     assert {record["test"] for record in lacking} == {"matmul", "bert", "gpt2", "t5_encoder", "t5_decoder"}
-    assert {record.get("error") for record in lacking} == {"this device does not compute with tf32"}
+    assert {record.get("error") for record in lacking} == {"this device does not support tf32"}
     assert all(record["times_us"] for record in records if record["dtype"] == "fp32")
 
 

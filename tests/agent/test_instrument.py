@@ -307,7 +307,7 @@ def test_a_library_of_another_shape_is_told_once_by_each_hook(worker: Worker, na
     assert len(lines) == len(set(lines)) > 0
     for line in lines:
         assert line.startswith("multinode: ")
-        assert "failed and is passed over: AttributeError" in line
+        assert "failed and is skipped: AttributeError" in line
 
 
 @pytest.mark.parametrize("changes", [{"RANK": "first"}, {"WORLD_SIZE": "many"}])
@@ -353,4 +353,4 @@ def test_a_run_directory_that_cannot_be_written_is_told_in_one_line_and_trains_o
     (tmp_path / "stacks").write_text("")
     done = worker.run("print('trained')", MULTINODE_RUN_DIR=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert done.stderr.startswith("multinode: register failed and is passed over: FileExistsError")
+    assert done.stderr.startswith("multinode: register failed and is skipped: FileExistsError")

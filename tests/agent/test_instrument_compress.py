@@ -248,7 +248,7 @@ def test_a_hook_of_the_users_own_wins_and_is_named(others: list[Told]) -> None:
         assert told.said["calls of own"] > 0
         assert "can only be called once" in told.said["twice"]
         assert reduced_bytes(told, told.said["own hook"]) == [4 * PARAMETERS] * (STEPS - SETTLING)
-        reason = "a communication hook stands in DistributedDataParallel already, own_hook"
+        reason = "DistributedDataParallel already has a communication hook, own_hook"
         assert f"gradients were NOT compressed to bf16: {reason}" in notes(told)
         assert f"multinode: gradients were NOT compressed to bf16: {reason}\n" in told.stderr
 
@@ -259,7 +259,7 @@ def test_a_hook_that_the_user_registers_late_takes_the_place(others: list[Told])
         assert told.said["calls of later"] >= STEPS
         assert "can only be called once" in told.said["later, twice"]
         assert reduced_bytes(told, told.said["later"]) == [4 * PARAMETERS] * (STEPS - SETTLING)
-        assert any("registered a communication hook of its own later, own_hook" in note for note in notes(told))
+        assert any("registered its own communication hook later, own_hook" in note for note in notes(told))
 
 
 @pytest.mark.parametrize(("name", "item_bytes"), [("ALLREDUCE", 4), ("FP16_COMPRESS", 2)])
@@ -307,8 +307,8 @@ for _ in range(3):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({}, "the first step had no DistributedDataParallel; what DeepSpeed and FSDP send"),
-        ({"WORLD_SIZE": "1"}, "a worker that is alone sends none"),
+        ({}, "the first step had no DistributedDataParallel; DeepSpeed and FSDP set their dtypes"),
+        ({"WORLD_SIZE": "1"}, "a single worker sends none"),
         ({"MULTINODE_GRAD_COMPRESS": "fp8"}, "'fp8' is neither of fp16, bf16"),
     ],
 )

@@ -379,15 +379,15 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("own_group", "was given a process group of its own"),
-        ("own_hook", "registers a communication hook of its own"),
+        ("own_group", "uses its own process group"),
+        ("own_hook", "registers its own communication hook"),
         ("joined", "DistributedDataParallel.join"),
         ("unwrapped", "not wrapped in DistributedDataParallel"),
-        ("copied", "parameters that no DistributedDataParallel has"),
+        ("copied", "parameters outside DistributedDataParallel"),
         ("layered", "inside the backward pass"),
         ("scaled", "GradScaler"),
         ("sharded", "ZeroRedundancyOptimizer"),
-        ("uneven", "the world has 2 workers, and the nodes have"),
+        ("uneven", "the world size is 2, but the nodes have"),
     ],
 )
 def test_what_cannot_be_averaged_ends_every_worker_before_its_first_step(
@@ -403,7 +403,7 @@ def test_saving_inside_a_round_is_warned_about_on_rank_0(refused: list[Told]) ->
     first, second = (told.said for told in refused)
     assert not first["saved at the end of a round"]
     assert (first["saved"], second["saved"]) == (True, False)
-    assert refused[0].stderr.count("multinode: WARNING: something was saved inside a round") == 1
+    assert refused[0].stderr.count("multinode: WARNING: a checkpoint was saved inside a round") == 1
 
 
 def test_two_nodes_of_two_workers_average_inside_and_between(tmp_path: Path) -> None:

@@ -166,9 +166,9 @@ def test_each_nodes_state_is_beside_the_checkpoint_and_a_part_of_it_is_refused(t
         assert {f"checkpoint-{step}/multinode_sync_{rank}.pt" for rank in (0, 1)} <= set(files)
     assert not [one for one in files if one.endswith(".partial")]
     for told in trained:
-        assert "checkpoint-6 has multinode_sync_*.pt of some ranks, and not of all" in told.said["half"]
+        assert "checkpoint-6 has multinode_sync_*.pt of only some ranks" in told.said["half"]
     said = [one.message for one in trained[0].samples if isinstance(one, NoteSample)]
-    assert "the checkpoint was saved without averaging between nodes; outer state begins anew" in said
+    assert "the checkpoint was saved without averaging between nodes; the outer state starts over" in said
 
 
 def test_an_early_round_is_recorded_with_its_reason(trained: list[Told]) -> None:

@@ -206,7 +206,7 @@ def test_a_training_that_dies_in_the_window_gives_them_too(traced: Traced) -> No
 
 
 FAILING = {
-    "ended too early": (TORCH + "train(3)", "the training ended before a whole step was recorded"),
+    "ended too early": (TORCH + "train(3)", "the training ended before a complete step was recorded"),
     "too short": (
         "from transformers.trainer import Trainer\nimport torch\nTrainer().train(steps, 0, 2)",
         "the training is too short for a window: it has 2 steps",
@@ -218,13 +218,13 @@ FAILING = {
     ),
     "profiles itself": (
         TORCH + "with torch.profiler.profile() as own: train(9)\nassert own.events()",
-        "the training records with a profiler of its own",
+        "the training uses its own profiler",
     ),
     "starts to profile itself": (
         TORCH + "train(4)\nwith torch.profiler.profile() as own: train(4)\n"
         "assert sum(event.name == 'aten::linear' for event in own.events()) == 4\n"
         "assert not torch.autograd._profiler_enabled()",
-        "the training started a profiler of its own",
+        "the training started its own profiler",
     ),
     "cannot write": (
         TORCH + "open(os.path.join(os.environ['MULTINODE_RUN_DIR'], 'traces'), 'w').close()\ntrain(9)",

@@ -30,7 +30,7 @@ def test_what_cannot_be_read_right_now_is_none(run: RunDir, text: bytes) -> None
 
 def test_without_room_for_a_new_file_the_old_one_is_overwritten(run: RunDir) -> None:
     run.write("status.json", {"state": "running", "message": "x" * 300})
-    # A directory in the place of the temporary file: it cannot be made, as on a full disk.
+    # A directory in the place of the temporary file: it cannot be created, as on a full disk.
     for name in ("status", "other"):
         (Path(run.path) / f".{name}.json.{os.getpid()}").mkdir()
     run.write("status.json", {"state": "ended"})

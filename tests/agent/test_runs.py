@@ -117,7 +117,7 @@ def test_a_run_of_another_machine_is_over_only_when_its_status_says_so(
     write_run(node, "theirs-2.0", watcher, "ended")
     assert clean(node)[:2] == (["theirs-2.0"], ["theirs-1.0"])
     assert clean(node)[2] == {"theirs-1.0": watcher.get("hostname", "unknown")}
-    assert "only has its directory" in node.error("follow", {"run_id": "theirs-1.0", "offsets": {}})
+    assert "has only its directory" in node.error("follow", {"run_id": "theirs-1.0", "offsets": {}})
     assert node.status("theirs-1.0") == {"state": "running"}
 
 
@@ -138,7 +138,7 @@ def test_a_container_of_this_name_on_this_kernel_is_another_one_while_its_watche
     # As another container with the same name sees it: not in its own /proc.
     place.write_text(json.dumps({**json.loads(ours), "pid_namespace": "pid:[1]"}))
     assert clean(node)[:2] == ([], ["r"])
-    assert "only has its directory" in node.error("follow", {"run_id": "r", "offsets": {}})
+    assert "has only its directory" in node.error("follow", {"run_id": "r", "offsets": {}})
     place.write_text(ours)
     node.kill_watchers()
     place.write_text(json.dumps({**json.loads(ours), "pid_namespace": "pid:[1]"}))

@@ -85,7 +85,7 @@ def unknown(monkeypatch: pytest.MonkeyPatch, site: Path, *keys: str) -> dict[str
         # A build for the CPU uses no NCCL, even where one is installed.
         (CPU_BUILD, {"cu12": "2.27.5"}, None, None, "torch was built without CUDA"),
         (None, {}, None, None, "torch is not installed"),
-        (CUDA_BUILD, {"cu11": "2.20.5"}, "12.8", None, "torch was not installed with a wheel of NCCL"),
+        (CUDA_BUILD, {"cu11": "2.20.5"}, "12.8", None, "torch was installed without an NCCL wheel"),
     ],
 )
 def test_the_cuda_of_torch_and_its_nccl_or_why_they_are_not_known(

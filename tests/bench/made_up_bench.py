@@ -19,7 +19,7 @@ MATMUL, COPY, BUS = 250.0, 1700.0, 24.0
 
 
 def speed(test: str, rate: float, *, rank: int = 0, index: int = 0, **more: Any) -> SpeedSample:
-    """A test that went at this rate, in TFLOP/s or GB/s; ten timings that scatter by 1 %."""
+    """A test that went at this rate, in TFLOP/s or GB/s; ten timings that scatter by 1%."""
     fields: dict[str, Any] = {"dtype": "bf16", "size": 4096} if test == "matmul" else {"dtype": "fp32"}
     if test in {"copy", "to_device"}:
         fields |= {"size": 1 << 28, "width_bytes": 4}

@@ -42,7 +42,7 @@ def test_a_speed_is_that_of_the_median_and_stands_beside_the_data_sheet() -> Non
     assert matmul.alone.of_peak == pytest.approx(MATMUL / 312, rel=1e-3)
     assert "A100 data sheet" in matmul.peak_source
     assert copy.alone.of_peak == pytest.approx(COPY / 2039, rel=1e-3)
-    assert (bus.unit, bus.peak, bus.peak_reason.split(":")[1]) == ("GB/s", None, " no data sheet has it")
+    assert (bus.unit, bus.peak, bus.peak_reason.split(":")[1]) == ("GB/s", None, " no data sheet lists it")
     assert matmul.together is None
     assert found.phases == ("alone",)
     assert found.verdict == ("1 device measured, no peer to compare with",)
@@ -64,14 +64,14 @@ def test_a_product_that_takes_no_longer_than_its_launch_is_marked(
     timed = speed("matmul", MATMUL, size=size, graph=graph, times_us=(rate_us,) * 10)
     found = report(part(0, on_gpu([timed], device=device)))
     assert [test.alone.launch_bound for test in found.workers[0].tests if test.alone is not None] == [bound]
-    notes = [note for sheet in bench_sheets(found) for note in sheet.notes if note.startswith("~ is a lower bound")]
+    notes = [note for sheet in bench_sheets(found) for note in sheet.notes if note.startswith("~ lower bound")]
     assert bool(notes) is bound
 
 
 def test_of_a_processor_and_an_unknown_gpu_no_peak_is_guessed() -> None:
     found = report(part(0, on_cpu(speeds())), part(1, on_gpu(speeds(), name="NVIDIA A200")))
     reasons = {test.peak_reason for node in found.nodes for test in node.workers[0].tests if test.kind == "matmul"}
-    assert reasons == {"no data sheets of CPUs are known here", "no data sheet of NVIDIA A200 is known here"}
+    assert reasons == {"no CPU data sheets are available", "no data sheet of NVIDIA A200 is available"}
     assert found.verdict == ("2 devices measured, none has a peer to compare with",)
 
 
@@ -92,10 +92,10 @@ CAUSES: list[tuple[str, tuple[Sample, ...], str]] = [
     ("gpu_power", on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)), "throttled (a power limit)"),
     ("gpu_clocks", on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)), "GPU 0 of node2 ran at 900 of 1410 MHz, node0"),
     ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe gen 4 x4 of gen 4 x16, "),
-    ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "CPU steal 30 % on node2"),
+    ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "CPU steal 30% on node2"),
     ("other_load", on_gpu(speeds(0.7), gpu(), processors(95)), "other processes used 14.2 of node2's 16 cores"),
     ("software", on_gpu(speeds(0.7), gpu(), torch="2.1.0"), "node2 has torch 2.1.0, node0 and node1 2.8.0"),
-    ("unknown", on_gpu(speeds(0.7), gpu()), "nothing that was recorded explains it"),
+    ("unknown", on_gpu(speeds(0.7), gpu()), "no recorded data explains it"),
 ]
 
 
@@ -114,8 +114,8 @@ def test_a_slow_bus_slows_nothing_else() -> None:
     (slow,) = report(sound, part(1, on_gpu(speeds(bus=0.4), gpu(pcie_gen=3, pcie_width=8)))).slow
     assert slow.ratios == {"alone": {"bus": pytest.approx(0.4, rel=1e-3)}}
     assert slow.text == (
-        "node1 is slow: 40% of the speed of node0 in the bus to the GPU (alone); likely because GPU 0 of node1 had "
-        "PCIe gen 3 x8 of gen 4 x16, node0 gen 4 x16 of gen 4 x16"
+        "node1 is slow: 40% of the speed of node0 in transfers to the GPU (alone); likely because GPU 0 of node1 "
+        "had PCIe gen 3 x8 of gen 4 x16, node0 gen 4 x16 of gen 4 x16"
     )
 
 
@@ -213,11 +213,11 @@ def test_a_drop_of_all_together_is_told_with_what_differs_from_alone() -> None:
 @pytest.mark.parametrize(
     ("cores", "job", "said"),
     [
-        ({}, 1.9, "all 2 cores that node0 sees were busy, and its own workers used 1.0 of them"),
+        ({}, 1.9, "all 2 cores visible to node0 were busy, but its workers used 1.0 of them"),
         (
             {"cores": 8, "node_cores": 64},
             7.9,
-            "all 64 cores that node0 sees were busy, and its own workers used 1.0 of the 8 that they may run on",
+            "all 64 cores visible to node0 were busy, but its workers used 1.0 of the 8 available to them",
         ),
     ],
 )
@@ -237,7 +237,7 @@ def test_other_load_is_seen_where_a_worker_is_confined_to_some_cores() -> None:
 
     (slow,) = report(confined(0, 1.0, 12.5), confined(1, 0.5, 75)).slow
     assert slow.cause == "other_load"
-    assert "other processes used 40.0 of node1's 64 cores, 0.0 of those of node0" in slow.text
+    assert "other processes used 40.0 of node1's 64 cores, 0.0 on node0" in slow.text
 
 
 def test_where_nothing_could_be_measured_that_is_said() -> None:
@@ -321,7 +321,7 @@ def test_of_much_that_is_left_the_next_is_named_and_the_rest_counted() -> None:
     left = msgspec.structs.replace(found, left=tuple(f"node{rank} alone" for rank in range(1, 8)))
     told, *verdict = with_progress(left, still_running=False).verdict
     named = "node2 alone; node3 alone; node4 alone"
-    assert told == f"interrupted while measuring node1 alone; not measured yet: {named}; 3 more"
+    assert told == f"interrupted while measuring node1 alone; not yet measured: {named}; 3 more"
     assert tuple(verdict) == found.verdict
 
 

@@ -167,7 +167,7 @@ def test_a_worker_that_dies_is_told_by_what_it_said(tmp_path: Path, context: Run
     with pytest.raises(RunFailed) as caught:
         bench(what, ("alone",), context)
     assert caught.value.node == "here"
-    assert caught.value.message == "rank 0 ended with exit code 3"
+    assert caught.value.message == "rank 0 exited with code 3"
     # It is kept with its log, for whoever looks.
     assert "no device here" in (tmp_path / "runs" / "b-alone-0" / "logs" / "node-0.log").read_text()
 
@@ -186,7 +186,7 @@ def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, context: RunConte
     assert json.loads((tmp_path / "runs" / "b" / "run.json").read_text())["status"] == "stopped"
     stopped = load_bench(RunDirectory(tmp_path / "runs" / "b"))
     assert stopped is not None
-    assert stopped.verdict[0] == "interrupted while measuring two alone; not measured yet: one, two together"
+    assert stopped.verdict[0] == "interrupted while measuring two alone; not yet measured: one, two together"
 
 
 def test_it_is_listed_from_its_beginning_and_tells_where_it_is(
@@ -203,8 +203,8 @@ def test_it_is_listed_from_its_beginning_and_tells_where_it_is(
     context.observe = look
     found = bench(launch_of("one", "two", torch=torch), ("alone", "together"), context)
     assert seen == {
-        "b-alone-0": ("running", "still measuring one alone; not measured yet: two alone; one, two together"),
-        "b-alone-1": ("running", "still measuring two alone; not measured yet: one, two together"),
+        "b-alone-0": ("running", "still measuring one alone; not yet measured: two alone; one, two together"),
+        "b-alone-1": ("running", "still measuring two alone; not yet measured: one, two together"),
         "b-together": ("running", "still measuring one, two together"),
     }
     assert found.left == ()
@@ -230,8 +230,8 @@ def bench_until(root: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("said", "broken_off", "states"),
     [
-        ("[1/2] one alone", "one alone; not measured yet: two alone; one, two together", ["waiting", "waiting"]),
-        ("[2/2] two alone", "two alone; not measured yet: one, two together", ["ended", "waiting"]),
+        ("[1/2] one alone", "one alone; not yet measured: two alone; one, two together", ["waiting", "waiting"]),
+        ("[2/2] two alone", "two alone; not yet measured: one, two together", ["ended", "waiting"]),
         ("one, two together", "one, two together", ["ended", "ended"]),
     ],
 )

@@ -58,8 +58,8 @@ def test_the_screen(golden: Golden, name: str, found: BenchReport, *, details: b
 
 
 def test_the_next_command_is_the_same_bench_after_a_fix_or_the_network() -> None:
-    assert next_step(report(*GPUS), " --hosts h") == "next: fix that, then: multinode bench --hosts h"
-    assert next_step(report(GPUS[0], part(1, on_gpu(speeds(), gpu()))), "") == "next: multinode nccl-test"
+    assert next_step(report(*GPUS), " --hosts h") == "Next        fix that, then: multinode bench --hosts h"
+    assert next_step(report(GPUS[0], part(1, on_gpu(speeds(), gpu()))), "") == "Next        multinode nccl-test"
 
 
 def test_a_row_a_worker_with_the_share_of_the_data_sheet_and_a_mark_where_it_is_slow() -> None:
@@ -67,15 +67,15 @@ def test_a_row_a_worker_with_the_share_of_the_data_sheet_and_a_mark_where_it_is_
     products, memory = sheet_of(found, "matrix products"), sheet_of(found, "memory")
     assert [(column.name, column.unit) for column in products.columns[3:]] == [("bf16", "TFLOP/s")]
     assert products.rows == (
-        ("node0", "0", "alone", "250.0 80 %"),
-        ("node1", "0", "alone", "125.0 40 %!"),
+        ("node0", "0", "alone", "250.0 80%"),
+        ("node1", "0", "alone", "125.0 40%!"),
         ("best", "", "", "250.0"),
         ("worst", "", "", "125.0"),
     )
-    assert products.notes[0].startswith("! is slow")
+    assert products.notes[0].startswith("! slow")
     assert [(column.name, column.unit) for column in memory.columns[3:]] == [("copy", "GB/s"), ("to GPU", "GB/s")]
     assert memory.rows[1:3] == (
-        ("node1", "0", "alone", "850.1 42 %!", "12.0!"),
+        ("node1", "0", "alone", "850.1 42%!", "12.0!"),
         ("best", "", "", "1,700", "24.0"),
     )
 
@@ -106,7 +106,7 @@ def test_a_processors_thousandths_of_a_teraflop_have_digits() -> None:
     assert [row[3] for row in sheet_of(HELD, "matrix products").rows[:2]] == ["0.250", "0.075!"]
     assert sheet_of(HELD, "matrix products by").rows[0] == (
         *("bf16", "4096", "alone", "0.250", "node0/0"),
-        *("0.163", "0.075", "node[bold]1/0", "-", "1.1 %"),
+        *("0.163", "0.075", "node[bold]1/0", "-", "1.1%"),
     )
 
 

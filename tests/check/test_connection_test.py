@@ -147,4 +147,4 @@ def test_a_node_that_cannot_be_asked_or_lies_hides_no_other(answers: Any) -> Non
 def test_a_lie_is_the_nodes_failure_and_not_a_lost_contact() -> None:
     _, errors, _ = meet(BOTH_WAYS, a=[{"kind": "listening", "ports": "all"}], b=[listening(), ENDED])
     assert isinstance(errors[0], NodeFailed)
-    assert "cannot be read" in errors[0].message
+    assert "cannot read its answer" in errors[0].message

@@ -80,7 +80,7 @@ def test_a_node_without_gpus_beside_one_that_has_them_is_an_error_with_the_reaso
 
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are() -> None:
     finding = expect(check_counts(well(cluster=cluster(gpus=(1, 6)))), "error", "b")
-    assert finding.message.startswith("the hostfile gives it GPU 6, and it has GPU 0, 1")
+    assert finding.message.startswith("the hostfile assigns it GPU 6, but it has GPU 0, 1")
     assert "correct gpus=" in str(finding.hint)
 
 
@@ -95,7 +95,7 @@ def test_gpus_of_the_hostfile_on_nodes_that_have_none_are_told_with_the_reason()
 def test_more_workers_than_gpus_are_an_error() -> None:
     slots = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
     finding = expect(check_counts(but(well(cluster=slots), "b", gpus=cards(0))), "error", "b")
-    assert finding.message.startswith("2 workers shall run here, and it has 1 GPUs")
+    assert finding.message.startswith("2 workers are to run here, but it has 1 GPUs")
     assert "slots=1" in str(finding.hint)
 
 
@@ -107,7 +107,7 @@ def test_unequal_slots_are_an_error_where_the_job_groups_workers_by_node() -> No
     expect(check_counts(grouped), "error", None, "a has 2, b has 1", hint="--workers-per-node 1")
     silent(check_counts(replace(grouped, facts={"a": unequal.facts["a"]})))
     few = replace(well(cluster=Cluster(nodes=(Node(name="a", slots=1),), source="hosts")), workers=2)
-    expect(check_counts(few), "error", "a", "2 workers were asked for, and it has 1 slots")
+    expect(check_counts(few), "error", "a", "2 workers are requested, but it has 1 slots")
 
 
 def test_different_models_are_named() -> None:
@@ -135,7 +135,7 @@ def test_less_memory_on_the_same_model_is_told() -> None:
         check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=49140.0))),
         "warning",
         "b",
-        "48 GiB of memory, that of a 24 GiB",
+        "48 GiB of memory here and 24 GiB",
     )
     # Two boards of one model differ by a little.
     silent(check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=24217.0))))
@@ -146,7 +146,7 @@ def test_different_drivers_are_told() -> None:
         check_drivers(but(well(), "b", gpus=cards(0, 1, driver="570.86.10"))),
         "warning",
         "b",
-        "570.86.10, that of a 550.54.15",
+        "570.86.10 here and 550.54.15",
     )
 
 

@@ -125,9 +125,8 @@ def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
     far = but(two(), "b", interfaces=(card("eth0", "10.0.7.2/24"),))
     far = replace(far, cluster=Cluster(nodes=nodes, source="hosts"))
     finding = only(check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", error="Network is unreachable"),))))
-    assert (
-        "on a (ROUTER: the gateway to there in the network of eth0):\nsudo ip route replace 10.0.7.0/24 via ROUTER"
-        in str(finding.hint)
+    assert "on a (ROUTER: the gateway in the network of eth0):\nsudo ip route replace 10.0.7.0/24 via ROUTER" in str(
+        finding.hint
     )
 
 
@@ -169,7 +168,7 @@ def test_what_nccl_would_take_by_itself_is_one_note_for_all_nodes() -> None:
         check_unset_interface(settled),
         "note",
         None,
-        "NCCL 2.27.5 would take br-1a2b3c and eth0 on a and b, and br-1a2b3c leads to no other",
+        "NCCL 2.27.5 would use br-1a2b3c and eth0 on a and b, but br-1a2b3c does not reach the other nodes",
         hint="export NCCL_SOCKET_IFNAME==eth0",
     )
 

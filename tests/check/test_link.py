@@ -38,7 +38,7 @@ def test_a_card_without_a_link_is_an_error() -> None:
         check_link_up(linked(inspection(), "b", up=False)),
         "error",
         "b",
-        "eth0, the interface of the training, is down",
+        "eth0, the training interface, is down",
         hint="ip link set dev eth0 up",
     )
     assert only(check_link_up(linked(inspection(), "b", running=False))).node == "b"
@@ -49,7 +49,7 @@ def test_a_card_that_could_do_more_is_told() -> None:
         check_link_speeds(linked(inspection(), "b", card_gbit_per_s=10.0)),
         "warning",
         "b",
-        "runs at 1 Gbit/s, and the NIC supports 10 Gbit/s",
+        "runs at 1 Gbit/s, but the NIC supports 10 Gbit/s",
         hint="ethtool eth0",
     )
     silent(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=1.0)))
@@ -60,7 +60,7 @@ def test_the_slowest_node_is_told_and_the_fast_ones_are_not() -> None:
         check_link_speeds(linked(inspection("abc"), "b", speed_gbit_per_s=0.1)),
         "warning",
         "b",
-        "runs at 100 Mbit/s, and a's link at 1 Gbit/s",
+        "runs at 100 Mbit/s, the link of a at 1 Gbit/s",
     )
 
 
@@ -71,9 +71,9 @@ def test_half_duplex_is_told() -> None:
 
 def test_the_odd_mtu_is_told_with_the_command_that_changes_it() -> None:
     known = linked(linked(inspection("abc"), "a", mtu=9000), "c", mtu=9000)
-    expect(check_mtus(known), "warning", "b", "an MTU of 1500, that of a 9000", hint="ip link set dev eth0 mtu 9000")
+    expect(check_mtus(known), "warning", "b", "has MTU 1500, and a has 9000", hint="ip link set dev eth0 mtu 9000")
     two = only(check_mtus(linked(inspection(), "b", mtu=9000)))
-    assert (two.node, "that of a 1500" in two.message) == ("b", True)
+    assert (two.node, "and a has 1500" in two.message) == ("b", True)
 
 
 def test_errors_matter_by_their_rate_and_their_number() -> None:

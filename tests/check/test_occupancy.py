@@ -43,12 +43,12 @@ def test_a_desktop_that_draws_is_not_in_the_way() -> None:
 
 
 def test_a_full_gpu_is_an_error() -> None:
-    said = "GPU 0 is full: 23 GiB of its 24 GiB are taken by python3 (pid 4711"
+    said = "GPU 0 is full: python3 (pid 4711, user eve, 22.5 GiB) uses 23 GiB of its 24 GiB"
     expect(check_gpus_free(on_b(card(process(memory_mib=23000.0), used=23600.0))), "error", "b", said)
 
 
 def test_memory_that_nobody_seems_to_hold_is_told_as_such() -> None:
-    expect(check_gpus_free(on_b(card(used=9000.0))), "warning", "b", "cannot be seen")
+    expect(check_gpus_free(on_b(card(used=9000.0))), "warning", "b", "by processes of other users")
     hidden = card(process(user=None, command=None, memory_mib=None), used=None)
     said = "a process (pid 4711), with an unknown part of its 24 GiB"
     expect(check_gpus_free(on_b(hidden)), "warning", "b", said)

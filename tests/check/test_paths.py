@@ -54,7 +54,7 @@ def test_what_is_missing_is_told_with_the_command_that_brings_it() -> None:
 def test_where_the_launchs_directory_is_not_on_a_node_that_is_said_and_all_of_it_copied() -> None:
     script = replace(inspection(job=SCRIPT), controller_cwd="/home/me/my job")
     finding = only(check_paths(but(script, "b", paths=(place("train.py", "missing"),), cwd="/root")))
-    assert "train.py is missing in /root, where the job would run, as /home/me/my job" in finding.message
+    assert "train.py is missing in /root, where the job would run: /home/me/my job" in finding.message
     assert finding.hint == (
         "copy the directory; run in it:\nssh b mkdir -p '/home/me/my job' && scp -rp . b:'/home/me/my job'/"
     )
@@ -64,7 +64,7 @@ def test_a_file_that_is_nowhere_is_no_file_to_copy() -> None:
     script = replace(inspection(job=SCRIPT), absent_here={"train.py": "trian.py"})
     missing = but(script, "ab", paths=(place("train.py", "missing"),))
     finding = only(check_paths(missing))
-    assert "train.py is missing on a and b, and is not on this machine either" in finding.message
+    assert "train.py is missing on a and b and on this machine" in finding.message
     assert finding.message.endswith("Did you mean trian.py?")
     assert "scp" not in (finding.hint or "")
 
@@ -73,7 +73,7 @@ def test_a_file_that_only_a_node_has_comes_from_there() -> None:
     one = replace(WELL, absent_here={"models/tiny": None})
     lacking = but(but(one, "a", paths=(place("models/tiny"),)), "b", paths=(place("models/tiny", "missing"),))
     finding = only(check_paths(lacking))
-    assert "models/tiny is missing, and a has it" in finding.message
+    assert "models/tiny is missing here but present on a" in finding.message
     assert finding.hint == "copy it from there:\nmultinode copy --from a models/tiny"
 
 
@@ -88,14 +88,14 @@ def test_a_path_that_hangs_names_its_file_system() -> None:
     assert "data does not answer: store:/data (nfs4), mounted at /mnt/my data, hangs" in finding.message
     assert finding.hint == "is its server up? On b, as root:\numount -fl '/mnt/my data' && mount '/mnt/my data'"
     other = only(check_hung_paths(but(WELL, "b", hung_paths=(HungPath(path="data", place="/"),))))
-    assert other.message == "data does not answer: the job would hang there as well"
+    assert other.message == "data does not answer: the job would hang there"
 
 
 def test_a_place_where_nothing_compiled_can_be_loaded_is_moved() -> None:
     noexec = {"TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp", "$(evil)": "/"}
     finding = only(check_noexec(but(WELL, "b", noexec=noexec)))
     assert "/tmp of b are mounted noexec" in finding.message
-    assert finding.hint == "put them elsewhere:\n--env TMPDIR=/var/tmp --env TRITON_CACHE_DIR=/var/tmp/triton"
+    assert finding.hint == "use other directories:\n--env TMPDIR=/var/tmp --env TRITON_CACHE_DIR=/var/tmp/triton"
     moved = JobEnvironment(env={"TMPDIR": "/data", "TRITON_CACHE_DIR": "/data"})
     silent(check_noexec(but(replace(WELL, environment=moved), "b", noexec=noexec)))
 
@@ -135,7 +135,7 @@ def test_what_is_only_written_need_not_be_there_yet() -> None:
 @pytest.mark.parametrize(
     ("fact", "what"),
     [
-        (place("out", "missing", writable=False), "cannot be made by jane"),
+        (place("out", "missing", writable=False), "cannot be created by jane"),
         (place("out", "directory", writable=False), "cannot be written by jane"),
         (place("out", "file"), "is a file"),
     ],
@@ -168,7 +168,7 @@ def test_other_content_at_the_same_path_is_told_with_both_digests() -> None:
         check_contents(other),
         "error",
         "b",
-        f"{config} is not what it is on a: fedcba987654 (90 bytes) here, 0123456789ab (100 bytes)",
+        f"{config} differs from a: fedcba987654 (90 bytes) here, 0123456789ab (100 bytes)",
         check="content",
         hint=f"if that of a is right:\nmultinode copy --from a {config}",
     )
@@ -188,7 +188,7 @@ def test_a_file_that_one_node_lacks_is_told_and_a_directory_that_lacks_is_anothe
     lacking = contents(expected[0], expected=expected)
     finding = only(check_contents(lacking))
     assert finding.severity == "error"
-    assert "data/mine.json is not there, and a has it" in finding.message
+    assert "data/mine.json is missing here but present on a" in finding.message
     assert finding.hint == "copy it from there:\nmultinode copy --from a data/mine.json"
     gone = but(lacking, "b", paths=(place("data", "missing"),))
     silent(check_contents(gone))
@@ -197,7 +197,7 @@ def test_a_file_that_one_node_lacks_is_told_and_a_directory_that_lacks_is_anothe
 def test_what_was_not_read_is_a_note_and_taken_for_neither_equal_nor_absent() -> None:
     expected = (content("data/dataset_info.json"), content("data/mine.json"))
     slow = contents(content("data", None, reason="not read within 5 s"), expected=expected)
-    expect(check_contents(slow), "note", "b", "data was not compared with the other nodes: not read within 5 s")
+    expect(check_contents(slow), "note", "b", "data could not be compared with the other nodes: not read within 5 s")
 
 
 def test_equal_content_is_well_and_one_node_has_nothing_to_compare_with() -> None:
@@ -214,7 +214,7 @@ def test_checkouts_at_different_revisions_are_a_warning() -> None:
         check_revisions(other),
         "warning",
         "b",
-        "at bbbbbbbbbbbb, that of a at aaaaaaaaaaaa",
+        "at bbbbbbbbbbbb here and at aaaaaaaaaaaa",
         hint=f"git -C /work checkout {'a' * 40}",
     )
     silent(check_revisions(contents(expected=(content(".git", "a" * 40),))))

@@ -95,7 +95,7 @@ def test_a_node_that_lies_has_failed_and_the_plan_never_sees_it(lie: dict[str, A
     (error,) = found.errors
     assert isinstance(error, NodeFailed)
     assert error.node == "a"
-    assert "its facts cannot be read" in error.message
+    assert "cannot read its facts" in error.message
 
 
 def test_peers_are_the_addresses_that_the_hostfile_names() -> None:

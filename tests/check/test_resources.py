@@ -74,7 +74,7 @@ def test_a_small_dev_shm_matters_to_data_loaders_and_to_nccl() -> None:
         check_shared_memory(small(job(dataloader_num_workers=4))),
         "warning",
         None,
-        "64 MiB fit into /dev/shm of a and b, and 4 data loader workers",
+        "has only 64 MiB in /dev/shm, and 4 data loader workers",
         hint="--shm-size",
     )
     assert "on a and b:\nsudo mount -o remount,size=" in str(finding.hint)
@@ -89,12 +89,12 @@ def test_a_small_dev_shm_that_nobody_uses_does_not_matter() -> None:
 def test_a_full_dev_shm_is_told() -> None:
     known = but(inspection(job=job(dataloader_num_workers=2)), "b", shm_total_gib=16.0, shm_free_gib=0.01)
     finding = only(check_shared_memory(known))
-    assert (finding.node, "10 MiB are left of 16.0 GiB in /dev/shm of b" in finding.message) == ("b", True)
+    assert (finding.node, "b has 10 MiB of 16.0 GiB free in /dev/shm" in finding.message) == ("b", True)
 
 
 @pytest.mark.parametrize(("free", "severity"), [(0.9, "warning"), (0.01, "error")])
 def test_a_disk_with_little_room(free: float, severity: str) -> None:
-    expect(check_disk(but(inspection(), "b", disk_free_gib=free)), severity, "b", f"{free * 1024:.0f} MiB are left")
+    expect(check_disk(but(inspection(), "b", disk_free_gib=free)), severity, "b", f"{free * 1024:.0f} MiB free")
 
 
 def test_offload_that_does_not_fit_is_told_with_the_sum() -> None:
@@ -104,7 +104,7 @@ def test_offload_that_does_not_fit_is_told_with_the_sum() -> None:
         check_offload(but(known, "b", memory_total_gib=62.0)),
         "warning",
         "b",
-        "8.03 billion parameters (by its config.json) on 2 nodes that is about 67 GiB on each, and b may use 62",
+        "8.03 billion parameters (by its config.json) on 2 nodes this takes about 67 GiB on each, but b may use 62",
         "optimizer and parameters",
     )
     silent(check_offload(but(known, "b", memory_total_gib=128.0)))

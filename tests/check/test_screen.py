@@ -16,7 +16,7 @@ CLOCK = Finding(
     severity="warning",
     node="node1",
     check="machine",
-    message="its clock is 12.3 s behind node0's: logs and checkpoints carry times that do not fit together",
+    message="its clock is 12.3 s behind node0's: times in logs are not comparable",
     hint="on node1:\nsudo timedatectl set-ntp true",
 )
 FINDINGS = (
@@ -39,7 +39,7 @@ MISSING = tuple(
         node=node,
         check="paths",
         message="data is missing: the job reads it on every node",
-        hint="copy it there; run in this directory:\n"
+        hint="copy it; run in this directory:\n"
         f"ssh -F /run/multinode/lab/ssh_config {node} mkdir -p /home/user/x && scp -rp data {node}:/home/user/x/",
     )
     for node in ("node0", "node1")
@@ -70,7 +70,7 @@ def test_what_a_launch_by_hand_alone_would_meet_does_not_count_as_failed() -> No
     text = screen_text(check_parts(TWO, CHECK_NAMES, (note,)))
     assert text.startswith("OK: no errors or warnings (")
     assert "127.0.1.1" not in text
-    assert f"node1       all {len(CHECK_NAMES)} checks" in text
+    assert f"all {len(CHECK_NAMES)} checks (node0 and node1)" in text
 
 
 def test_every_fix_is_copied_whole_from_a_terminal_of_80_columns() -> None:
@@ -100,11 +100,11 @@ def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
-        ((), "next: multinode launch --hosts h train.yaml"),
-        ((CLOCK,), "next: fix the 1 warning above, then: multinode check --hosts h --strict train.yaml"),
+        ((), "Next        multinode launch --hosts h train.yaml"),
+        ((CLOCK,), "Next        fix the 1 warning above, then: multinode check --hosts h --strict train.yaml"),
         (
             (FINDINGS[0], *MISSING, CLOCK),
-            "next: fix the 2 errors and 1 warning above, then: multinode check --hosts h --strict train.yaml",
+            "Next        fix the 2 errors and 1 warning above, then: multinode check --hosts h --strict train.yaml",
         ),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_version_that_differs_from_the_first_nodes_is_named_with_both() -> Non
     finding = only(check_versions(but(WELL, "b", packages=PACKAGES | {"torch": "2.7.1"})))
     assert finding.node == "b"
     assert finding.message.startswith("torch is 2.7.1 here and 2.8.0 on a")
-    assert finding.hint == "if that of a is right, on b:\n/env/bin/python -m pip install torch==2.8.0"
+    assert finding.hint == "if a has the right one, on b:\n/env/bin/python -m pip install torch==2.8.0"
 
 
 def test_what_a_node_says_is_one_word_in_a_command_to_paste() -> None:

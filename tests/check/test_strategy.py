@@ -116,7 +116,7 @@ def test_full_fine_tuning_on_a_slow_link_is_told_what_an_adapter_would_cost() ->
     assert "--set finetuning_type=lora" in str(finding.hint)
     sharded = only(judge(FULL | {"fsdp": "full_shard auto_wrap"}))
     assert "FSDP with full fine-tuning" in sharded.message
-    assert "leave fsdp out of the YAML" in str(sharded.hint)
+    assert "remove fsdp from the YAML" in str(sharded.hint)
 
 
 def test_the_sample_on_the_labs_network_is_well() -> None:

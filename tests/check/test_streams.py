@@ -66,7 +66,7 @@ def test_a_pair_that_is_slow_is_told_as_a_pair() -> None:
         findings("abcd", lambda source, target: 0.2 if (source, target) == ("a", "d") else 0.93),
         "warning",
         "a",
-        "from a to d a stream reaches 200 Mbit/s",
+        "a stream from a to d reaches 200 Mbit/s",
     )
 
 
@@ -83,7 +83,12 @@ def test_a_network_that_is_slow_everywhere_is_noted_once() -> None:
 
 
 def test_at_ten_gigabit_one_connection_may_be_slow_and_is_only_noted() -> None:
-    expect(findings("ab", lambda _source, _target: 4.0, 10.0), "note", None, "one TCP connection reaches 4 Gbit/s")
+    expect(
+        findings("ab", lambda _source, _target: 4.0, 10.0),
+        "note",
+        None,
+        ("one TCP connection reaches at most 4 Gbit/s"),
+    )
     assert findings("ab", lambda _source, _target: 9.0, 10.0) == []
     slow = findings("abc", lambda source, target: 0.9 if "b" in source + target else 7.0, 10.0)
     assert [(one.severity, one.node) for one in slow] == [("warning", "b")]
@@ -102,7 +107,9 @@ def test_what_stayed_slow_is_told_with_both_tries() -> None:
         PairSpeed(source="b", target="a", gbit_per_s=0.93),
     )
     message = only(check_streams(inspection("ab", connectivity=ConnectivityResult(streams=streams)))).message
-    assert "from a to b a stream reaches 292 Mbit/s (the better of two tries; the other: 210 Mbit/s) of" in message
+    assert (
+        "a stream from a to b reaches 292 Mbit/s (the better of two measurements; the other: 210 Mbit/s) of"
+    ) in message
 
 
 @pytest.mark.parametrize("link_gbit_per_s", [0.1, 1.0, 2.5, 10.0, 100.0])

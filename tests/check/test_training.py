@@ -45,9 +45,9 @@ def test_a_key_that_llamafactory_has_no_argument_for_is_named_with_the_nearest()
     near, far = check_arguments(asked)
     assert (near.severity, near.node) == ("error", "b")
     assert near.message == "LLaMA-Factory 0.9.5 has no argument 'cutof_len' (sft.yaml): it refuses to start"
-    assert near.hint == "the nearest that it has: cutoff_len: in sft.yaml"
+    assert near.hint == "the closest argument is cutoff_len: in sft.yaml"
     assert "'zzz'" in far.message
-    assert "take it out" in str(far.hint)
+    assert "remove it" in str(far.hint)
     silent(check_arguments(job(cutof_len=128)), check_arguments(replace(asked, job=SCRIPT)))
 
 
@@ -57,7 +57,7 @@ def test_a_key_of_set_is_mended_there() -> None:
     by_set = replace(asked.job, overridden=("cutof_len",))
     finding = only(check_arguments(replace(asked, job=by_set)))
     assert "(--set)" in finding.message
-    assert finding.hint == "the nearest that it has: --set cutoff_len=..."
+    assert finding.hint == "the closest argument is --set cutoff_len=..."
 
 
 def test_a_timeout_of_years_is_told_in_years() -> None:
@@ -77,22 +77,22 @@ def test_any_other_timeout_is_well(timeout_s: Any) -> None:
     [
         (
             {"train_micro_batch_size_per_gpu": 4},
-            "is 4 in the DeepSpeed JSON, and per_device_train_batch_size is 2",
+            "is 4 in the DeepSpeed JSON, but per_device_train_batch_size is 2",
             '"train_micro_batch_size_per_gpu": "auto"',
         ),
         (
             {"gradient_accumulation_steps": 1},
-            "is 1 in the DeepSpeed JSON, and gradient_accumulation_steps is 4",
+            "is 1 in the DeepSpeed JSON, but gradient_accumulation_steps is 4",
             '"gradient_accumulation_steps": "auto"',
         ),
         (
             {"bf16": {"enabled": True}},
-            "is true in the DeepSpeed JSON, and bf16 is not in the YAML, which means false",
+            "is true in the DeepSpeed JSON, but bf16 is not in the YAML, which means false",
             '"bf16": {"enabled": "auto"}',
         ),
         (
             {"gradient_clipping": 0.5},
-            "is 0.5 in the DeepSpeed JSON, and max_grad_norm is not in the YAML, which means 1.0",
+            "is 0.5 in the DeepSpeed JSON, but max_grad_norm is not in the YAML, which means 1.0",
             '"gradient_clipping": "auto"',
         ),
     ],
@@ -124,20 +124,20 @@ def test_a_batch_size_for_another_number_of_workers_is_told_with_the_sum() -> No
     fixed = job({"train_batch_size": 8}, **BATCH)
     finding = only(check_batch_size(fixed))
     assert finding.severity == "error"
-    assert "2 workers make 2 samples x 4 accumulation steps x 2 = 16" in finding.message
+    assert "2 samples x 4 accumulation steps x 2 workers = 16" in finding.message
     assert '"train_batch_size": "auto"' in str(finding.hint)
     silent(
         check_batch_size(job({"train_batch_size": 16}, **BATCH)),
         check_batch_size(job({"train_batch_size": "auto"}, **BATCH)),
     )
     unequal = Cluster(nodes=(Node(name="a", slots=1), Node(name="b", slots=2)), source="hosts")
-    assert "x 3 = 24" in only(check_batch_size(replace(fixed, cluster=unequal))).message
+    assert "x 3 workers = 24" in only(check_batch_size(replace(fixed, cluster=unequal))).message
 
 
 def test_zero_3_without_a_gpu_needs_a_json_without_the_batch_size() -> None:
     processors = {"packages": PACKAGES | {"torch": "2.13.0+cpu"}}
     three = {"train_batch_size": "auto", "zero_optimization": {"stage": 3}}
-    expect(check_deepspeed_on_cpu(but(job(three), "b", **processors)), "error", "b", hint="take train_batch_size out")
+    expect(check_deepspeed_on_cpu(but(job(three), "b", **processors)), "error", "b", hint="remove train_batch_size")
     silent(check_deepspeed_on_cpu(job(three)))
     for fine in ({"zero_optimization": {"stage": 3}}, three | {"zero_optimization": {"stage": 2}}):
         silent(check_deepspeed_on_cpu(but(job(fine), "b", **processors)))
@@ -155,7 +155,7 @@ def test_a_json_of_another_kind_breaks_nothing(text: str) -> None:
     [
         # Slurm names MIG devices so; none of nvidia-smi's GPUs stands for one.
         ("MIG-1c2,MIG-1c3", {}, "will be MIG-1c2,MIG-1c3", "uninstall nvidia-ml-py"),
-        (None, {"CUDA_VISIBLE_DEVICES": "GPU-00aa"}, "will be GPU-00aa", "write numbers"),
+        (None, {"CUDA_VISIBLE_DEVICES": "GPU-00aa"}, "will be GPU-00aa", "write the GPU numbers"),
         (None, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "will be GPU-00aa", "leave CUDA_DEVICE_ORDER to multinode"),
         # These become numbers, are numbers, or are left to DeepSpeed.
         ("GPU-00aa", {}, None, ""),

@@ -24,7 +24,7 @@ from tests.bench import made_up_bench as made
         (("--only", "matmul,disks"), "unknown test 'disks'"),
         (("--dtype", "int8"), "unknown dtype 'int8'"),
         (("--seconds", "nan"), "--seconds nan: each test takes from 0.05 to 600 s"),
-        (("--local", "1", "--nodes", "2"), "--local needs no nodes"),
+        (("--local", "1", "--nodes", "2"), "--local uses no nodes"),
     ],
 )
 def test_wrong_input_is_one_clear_line(options: tuple[str, ...], said: str) -> None:
@@ -74,7 +74,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_stored_bench_is_shown_with_its_verdict_and_its_tables(stored: str) -> None:
     assert run("show", stored).startswith("node1 is slow: 50% of the speed of node0 in matrix products")
     text = run("show", stored, "--details")
-    assert "250.0 80 %" in text
+    assert "250.0 80%" in text
     assert "median of the timings over 1 s per test" in text
     document = json.loads(run("show", stored, "--json"))
     assert document["bench"]["slow"][0]["node"] == "node1"
@@ -101,7 +101,7 @@ def broken_off(stored: str, tmp_path: Path) -> str:
 
 def test_a_bench_that_was_broken_off_says_where_and_shows_what_it_measured(broken_off: str) -> None:
     text = run("show", broken_off)
-    assert text.startswith("interrupted while measuring node1 alone; not measured yet: node0, node1 together\n")
+    assert text.startswith("interrupted while measuring node1 alone; not yet measured: node0, node1 together\n")
     assert "stopped, 2 workers on 2 nodes\n" in text
     assert "node0       0  alone      250 \N{PLUS-MINUS SIGN} 3" in text
     document = json.loads(run("show", broken_off, "--json"))
@@ -125,7 +125,7 @@ def test_a_stored_bench_is_reported_with_its_verdict_and_its_tables(stored: str,
     run("report", stored, "-o", name)
     text = Path(name).read_text()
     assert "node1 is slow: 50% of the speed of node0 in matrix products" in text
-    assert "125.0 40 %" in text
+    assert "125.0 40%" in text
 
 
 @pytest.mark.torch

@@ -49,4 +49,4 @@ def test_a_dry_run_prints_the_sides_and_the_command_of_each_node() -> None:
 def test_more_workers_than_slots_are_refused() -> None:
     result = dry_run("sft.yaml", "--workers-per-node", "5")
     assert isinstance(result.exception, UsageError)
-    assert str(result.exception) == "a: 5 workers were asked for, and it has 4 slots"
+    assert str(result.exception) == "a: 5 workers are requested, but it has 4 slots"

@@ -98,7 +98,7 @@ def test_after_few_steps_it_is_told_that_a_run_is_looked_at_again_and_then_it_is
     few = keep_running(tmp_path, SLOW)
     with watch(followed.context, "stop"):
         followed.until()
-        assert followed.said == ["one node alone is faster by 10 measured steps: looking again after 120"]
+        assert followed.said == ["one node is faster by 10 measured steps: looking again after 120"]
         for rank, every in lines.items():
             few.append_samples(rank, "ranks.jsonl", b"".join(every[len(list(few.sample_lines(rank))) :]))
         followed.context.observe(at(124))
@@ -214,19 +214,16 @@ def test_a_user_is_asked_and_not_waited_for(
         os.write(typed, answer)
         followed.context.observe(at(17))
         followed.context.observe(at(18))
-    assert (
-        followed.said[0]
-        == "One node alone is faster. Stop the run? y and Enter stops it; any other answer lets it run."
-    )
+    assert followed.said[0] == "One node is faster. Stop the run? Type y to stop it; any other answer continues it."
     assert followed.context.stop.count == stops
 
 
 def test_without_a_terminal_nobody_can_be_asked_and_a_detached_run_is_not_followed() -> None:
     require_terminal("stop")
     require_terminal("report", detach=True)
-    with pytest.raises(UsageError, match="ask needs a terminal, and no --quiet"):
+    with pytest.raises(UsageError, match="ask needs a terminal and no --quiet"):
         require_terminal("ask")
-    with pytest.raises(UsageError, match="stop needs this command to stay"):
+    with pytest.raises(UsageError, match="stop needs this command to keep running"):
         require_terminal("stop", detach=True)
 
 

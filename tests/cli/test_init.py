@@ -19,7 +19,7 @@ def test_the_samples_are_copied_and_what_the_hint_says_works() -> None:
     assert copied.exit_code == 0
     assert {"configs/default.yaml", "hostfiles/two4090.txt", "scripts/make_tiny.py"} <= {*copied.stdout.split()}
     assert [name for name in copied.stdout.split() if not Path(name).is_file()] == []
-    following = copied.stderr.removeprefix("next: multinode ").split()
+    following = copied.stderr.removeprefix("Next        multinode ").split()
     assert CliRunner().invoke(build_app(), following).exit_code == 0
 
 
@@ -28,11 +28,11 @@ def test_what_is_there_already_is_left_alone(there: str) -> None:
     Path(there).mkdir(parents=True)
     refused = CliRunner().invoke(build_app(), ["init", "--example"]).exception
     assert isinstance(refused, UsageError)
-    assert (refused.message, refused.hint) == (f"{there} already exists", "name another directory: -o DIR")
+    assert (refused.message, refused.hint) == (f"{there} already exists", "choose another directory: -o DIR")
     assert [path for path in Path().rglob("*") if path.is_file()] == []
     elsewhere = CliRunner().invoke(build_app(), ["init", "--example", "-o", "my dir"])
     assert Path("my dir/configs/default.yaml").is_file()
-    assert elsewhere.stderr.startswith("next: cd 'my dir' && multinode launch ")
+    assert elsewhere.stderr.startswith("Next        cd 'my dir' && multinode launch ")
 
 
 def test_a_directory_that_cannot_be_written_is_told() -> None:
@@ -44,7 +44,7 @@ def test_a_directory_that_cannot_be_written_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "no node was named"), (["gpu-a", "--example"], "--example asks no node, and nodes were named")],
+    [([], "no node was given"), (["gpu-a", "--example"], "--example probes no nodes, but nodes were given")],
 )
 def test_either_nodes_are_named_or_the_samples_are_wanted(words: list[str], message: str) -> None:
     refused = CliRunner().invoke(build_app(), ["init", *words]).exception

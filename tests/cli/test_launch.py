@@ -39,7 +39,7 @@ def test_an_edited_deepspeed_json_travels_and_its_diff_is_shown(folder: Path) ->
     files = sent(result)
     assert json.loads(files["deepspeed.json"]) == {"zero_optimization": {"stage": 2, "overlap_comm": True}}
     assert "/deepspeed.json\n" in files["job.yaml"]
-    assert result.stderr.startswith("--- ds.json\n+++ ds.json\tfor this run alone\n@@")
+    assert result.stderr.startswith("--- ds.json\n+++ ds.json\tfor this run only\n@@")
     assert '\n+    "overlap_comm": true\n' in result.stderr
     assert (folder / "ds.json").read_text() == ZERO2
 
@@ -58,7 +58,7 @@ def test_no_secret_of_the_job_is_printed(folder: Path) -> None:
 
 def test_an_edit_that_changes_nothing_says_so(folder: Path) -> None:
     result = dry_run("sft.yaml", "--deepspeed-set", "zero_optimization.stage=2")
-    assert (result.exit_code, result.stderr) == (0, "--deepspeed-set changes nothing in the JSON\n")
+    assert (result.exit_code, result.stderr) == (0, "--deepspeed-set does not change the JSON\n")
     assert dry_run(str(folder / "sft.yaml")).stderr == ""
 
 
@@ -79,7 +79,7 @@ def test_a_job_can_be_run_without_its_deepspeed(folder: Path) -> None:
 def test_a_script_has_nothing_to_set(option: str) -> None:
     result = dry_run(option, "a=1", "--", "train.py")
     assert isinstance(result.exception, UsageError)
-    assert str(result.exception) == f"{option} changes a YAML job, and this is a script"
+    assert str(result.exception) == f"{option} changes a YAML job; this is a script"
 
 
 @pytest.mark.usefixtures("folder")
@@ -95,9 +95,9 @@ def test_made_up_data_travel_and_are_all_that_is_trained_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("sft.yaml",), "sets no max_steps"),
-        (("sft.yaml", "--set", "max_steps=5", "--set", "stage=dpo"), "for the stages sft and pt, and this one is dpo"),
-        (("sft.yaml", "--set", "max_steps=5", "--set", "dataset=mine"), "--set dataset says what the data are"),
+        (("sft.yaml",), "max_steps is not set"),
+        (("sft.yaml", "--set", "max_steps=5", "--set", "stage=dpo"), "supports the stages sft and pt; this one is dpo"),
+        (("sft.yaml", "--set", "max_steps=5", "--set", "dataset=mine"), "--set dataset chooses the data"),
         (("--", "train.py"), "this is a script"),
     ],
 )
@@ -111,9 +111,12 @@ def test_data_that_cannot_be_made_up_are_refused_before_anything_starts(argument
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--restarts", "1", "--detach"), "--restarts needs this command to stay: a detached run is not restarted"),
-        (("--min-nodes", "1"), "--min-nodes is for --restarts: without these no node is left out"),
-        (("--restarts", "1", "--scale-batch"), "--scale-batch is for --min-nodes: without it no node is left out"),
+        (
+            ("--restarts", "1", "--detach"),
+            "--restarts needs this command to keep running; a detached run is not restarted",
+        ),
+        (("--min-nodes", "1"), "--min-nodes needs --restarts"),
+        (("--restarts", "1", "--scale-batch"), "--scale-batch needs --min-nodes"),
         (("--restarts", "1", "--node-wait", "soon"), "--node-wait: "),
     ],
 )

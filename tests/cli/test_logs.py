@@ -100,7 +100,7 @@ def test_a_stdout_that_is_full_is_one_clear_line(directory: RunDirectory, words:
             [*COMMAND, *words], env=environ(directory), stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
         )
     shown = ended.stderr.decode()
-    assert "error: stdout cannot be written: No space left on device" in shown
+    assert "error: cannot write to stdout: No space left on device" in shown
     assert "Traceback" not in shown
     assert "Exception ignored" not in shown
     assert ended.returncode == 1

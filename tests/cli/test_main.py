@@ -162,11 +162,11 @@ def test_options_have_the_names_of_other_launchers_as_well(runs: Path, words: st
     ("words", "way"),
     [
         ("--include node1:0", "node1 gpus=0,1"),
-        ("--exclude=node2", "leave the node's line out"),
-        ("-H a:2,b:2", "--hosts FILE, with one node a line"),
+        ("--exclude=node2", "remove the node's line"),
+        ("-H a:2,b:2", "--hosts FILE with one node per line"),
         ("-np 4", "--nodes N and --workers-per-node K"),
         ("--gpu_ids 0,1", "node1 gpus=0,1"),
-        ("--node_rank 1", "the order of the lines of the hostfile"),
+        ("--node_rank 1", "the order of lines in the hostfile"),
         ("--rdzv_endpoint=a:29400", "--master-port"),
     ],
 )
@@ -238,7 +238,7 @@ def test_max_restarts_is_restarts(runs: Path) -> None:
     (runs / "mine").write_text("a addr=10.0.0.1 slots=2\n")
     words = ["--hosts", "mine", "--max_restarts", "1", "--detach", "--", "train.py"]
     asked = CliRunner().invoke(build_app(), ["launch", *words])
-    assert "--restarts needs this command to stay" in str(asked.exception) + asked.stderr, asked
+    assert "--restarts needs this command to keep running" in str(asked.exception) + asked.stderr, asked
 
 
 @pytest.mark.usefixtures("runs")

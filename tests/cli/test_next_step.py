@@ -75,7 +75,7 @@ def test_there_is_none_where_what_was_launched_is_not_stored(folder: Path, argum
 
 def test_one_node_is_next_until_it_was_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = store(folder, 2)
-    following = "next: multinode contrast --nodes 1,2 sft.yaml"
+    following = "Next        multinode contrast --nodes 1,2 sft.yaml"
     assert following in said_by_show()
     with pytest.raises(typer.Exit):
         tell_result(measured, as_json=False)

@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_has_not_ended_and_a_failure_is_a_warning(
         assert not (tmp_path / "told").exists()
         tell_end(msgspec.structs.replace(RUN, status="stopped"))
     assert (tmp_path / "told").read_text() == "end stopped\n"
-    assert "warning: the command of --on-end ended with code 7" in capsys.readouterr().err
+    assert "warning: the command of --on-end exited with code 7" in capsys.readouterr().err
 
 
 def test_a_url_that_is_not_taken_is_refused_before_anything_starts(context: RunContext) -> None:

@@ -87,7 +87,7 @@ def test_the_page_lies_where_it_was_asked_for_and_replaces_an_earlier_one(runs: 
     assert document["samples"][0] == str(runs / "20260102-aa" / "samples")
     page = (tmp_path / "out.html").read_text()
     assert page.count('<section class="run"') == 2
-    assert "Nothing was recorded of this run" in page
+    assert "This run has no recorded samples" in page
 
 
 def test_markdown_is_printed_or_lies_where_it_was_asked_for(runs: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_contrast_s_page_shows_its_figures(runs: Path, tmp_path: Path) -> None
 def test_a_contrast_of_another_release_is_said_to_be_one(runs: Path) -> None:
     store_contrast(runs, {"schema": "multinode.contrast/1", "speedup": 0.12})
     text = report("20260104", "20260102", "--format", "markdown")
-    assert "This contrast is of another release (multinode.contrast/1): measure it again" in text
+    assert "This contrast is from another release (multinode.contrast/1): measure it again" in text
     assert "## sft.yaml" in text
 
 
@@ -147,10 +147,10 @@ def test_csv_files_lie_in_a_directory_that_is_made(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (("2027",), "no run begins with"),
-        (("-o", "nowhere/out.html"), "nowhere is no directory"),
-        (("-o", "out.txt"), "no format is called .txt"),
-        (("--format", "csv"), "CSV files are written to a directory"),
-        (("--format", "csv", "-o", "file/d"), "cannot be made"),
+        (("-o", "nowhere/out.html"), "nowhere is not a directory"),
+        (("-o", "out.txt"), "unknown format .txt"),
+        (("--format", "csv"), "CSV needs an output directory"),
+        (("--format", "csv", "-o", "file/d"), "cannot be created"),
         (("--format", "markdown", "--json"), "both print on stdout"),
     ],
 )
@@ -164,7 +164,7 @@ def test_what_cannot_be_done_is_one_clear_error(tmp_path: Path, args: tuple[str,
 def test_show_says_what_holds_a_run_up_and_json_has_the_figures() -> None:
     runner = CliRunner()
     shown = runner.invoke(build_app(), ["show", "20260102"]).stdout
-    order = ("network-bound: 30% of a step", "step time", "look at the fans of box2")
+    order = ("network-bound: 30% of a step", "step time", "check the fans of box2")
     assert sorted(order, key=shown.index) == [*order]
     assert "TFLOP/s" not in shown
     assert "TFLOP/s" in runner.invoke(build_app(), ["show", "20260102", "--details"]).stdout

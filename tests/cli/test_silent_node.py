@@ -72,7 +72,7 @@ def test_every_verb_ends_with_an_error_that_names_the_node(step: str, tmp_path: 
     # What was not fetched does not hide how the run ended.
     run_end, not_fetched = ended["attach --fetch"][1].splitlines()[-2:]
     assert RUNNING[1] in run_end
-    assert not_fetched.startswith(("box: nothing was fetched: contact with it was lost", "box: no SSH connection to"))
+    assert not_fetched.startswith(("box: nothing was fetched: contact was lost", "box: no SSH connection to"))
     for verb, (code, printed) in ended.items():
         # Lines are broken at any word.
         said = " ".join(printed.split())

@@ -123,30 +123,30 @@ def test_a_script_has_a_grid_of_its_arguments() -> None:
 def test_a_script_has_no_keys_and_a_yaml_no_arguments() -> None:
     document = dry_run(*LAYOUT, "--", "train.py", "--lr", "1")
     assert [cell["cell"]["label"] for cell in document["cells"]] == ["1x1", "2x1"]
-    assert refusal("--grid", "a=1,2", "--", "train.py").message.startswith("--grid goes through keys of a YAML job")
+    assert refusal("--grid", "a=1,2", "--", "train.py").message.startswith("--grid sweeps keys of a YAML job")
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--steps", "6", "--minutes", "1"), "--steps and --minutes both say how long a cell trains"),
+        (("--steps", "6", "--minutes", "1"), "--steps and --minutes are mutually exclusive"),
         (("--grid", "a=1", "--grid", "a=2"), "--grid a is given twice"),
-        (("--grid", "a=1,2", "--set", "a=2"), "a is in --set and in --grid"),
-        (("--grid-arg", "--a=1,2", "--", "x.py", "--a", "2"), "--a is in the script's arguments and in --grid-arg"),
+        (("--grid", "a=1,2", "--set", "a=2"), "a is in both --set and --grid"),
+        (("--grid-arg", "--a=1,2", "--", "x.py", "--a", "2"), "--a is in both the script's arguments and --grid-arg"),
         (("--grid-arg", "--a=1,2", "--grid-arg", "--a=3", "--", "x.py"), "--grid-arg --a is given twice"),
-        (("--grid-arg", "--a=1,1", "--", "x.py"), "--grid-arg --a=1,1: '1' stands twice"),
+        (("--grid-arg", "--a=1,1", "--", "x.py"), "--grid-arg --a=1,1: '1' is given twice"),
         (("--grid-arg", "--a=1,", "--", "x.py"), "--grid-arg '--a=1,' is not NAME=VALUE"),
         (("--grid-arg", "--a", "--", "x.py"), "--grid-arg '--a' is not NAME=VALUE"),
-        (("--grid-arg", "--hf-token=a,b", "--", "x.py"), "--grid-arg --hf-token: a secret is no axis"),
-        (("--grid-arg", "--a=1,2"), "--grid-arg goes through the arguments of a script after --"),
+        (("--grid-arg", "--hf-token=a,b", "--", "x.py"), "--grid-arg --hf-token: a secret cannot be an axis"),
+        (("--grid-arg", "--a=1,2"), "--grid-arg sweeps arguments of a script after --"),
         (("--grid", "a="), "--grid a= has an empty value"),
-        (("--nodes", "one"), "--nodes 'one' is not a list of numbers from 1 on"),
+        (("--nodes", "one"), "--nodes 'one' is not a list of positive integers"),
         (("--nodes", "1,3"), "--nodes 1,3: hosts has 2 nodes"),
-        (("--workers-per-node", "1,4"), "--workers-per-node 4, and it has 2 slots"),
+        (("--workers-per-node", "1,4"), "--workers-per-node 4 exceeds its 2 slots"),
         (("--sort", "nonsense"), "the table has no column 'nonsense'"),
         (("--deadline", "soon"), "--deadline: 'soon' is not a time"),
-        (("--baseline", "2x2"), "--baseline 2x2: there is no such cell"),
+        (("--baseline", "2x2"), "--baseline 2x2: no such cell"),
         (("--prices", "prices.yaml"), "the prices file prices.yaml does not exist"),
         (("--json", "--format", "csv"), "--format csv and --json both print on stdout"),
     ],
@@ -164,7 +164,7 @@ def test_a_dry_run_tells_of_the_sweep_that_would_go_on(folder: Path) -> None:
     RunDirectory.create(folder / "runs", "r").write_bytes("summary.json", b"{}")
     (directory.path / GRID_FILE).write_text(json.dumps(record))
     result = run("sft.yaml", *METHODS, "--dry-run")
-    assert "sweep 20260101-000000-abcd is of the same command" in result.stderr
+    assert "sweep 20260101-000000-abcd has the same command" in result.stderr
     assert "(measured)" in result.stdout.splitlines()[0]
     assert result.stdout.splitlines()[-1] == "4 cells: 3 runs to make"
 
@@ -191,7 +191,7 @@ def test_a_baseline_that_has_no_speed_does_not_cost_the_table(folder: Path) -> N
     label = labels[1]
     result = run("sft.yaml", "--grid", f"{BATCH}=1,4", "--nodes", "1", "--baseline", label)
     assert result.exit_code == 1, result.exception
-    assert f"warning: --baseline: row '{label}' has no samples/s to compare with" in result.stderr
+    assert f"warning: --baseline: row '{label}' has no samples/s for comparison" in result.stderr
     assert labels[0] in result.stdout
     assert "--retry-failed" in result.stderr
 
@@ -212,6 +212,6 @@ def test_a_finished_sweep_is_shown_again_and_no_node_is_asked(folder: Path) -> N
     ended_s = RunDirectory(path.parent).read("run.json", Run)
     assert ended_s is not None
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(ended_s.ended_s))
-    assert f"sweep {path.parent.name} measured it already, until {when};" in result.stderr
+    assert f"sweep {path.parent.name} has already measured this, until {when};" in result.stderr
     document = json.loads(run("sft.yaml", "--grid", f"{BATCH}=1,4", "--json").stdout)
     assert [cell["state"] for cell in document["cells"]] == ["out_of_memory", "skipped"]

@@ -89,10 +89,10 @@ def test_every_form_is_printed_or_written_where_it_was_asked_for(root: Path) -> 
     assert "| 1x2-full-batch2 |" in markdown
     assert len(list(csv.DictReader(io.StringIO(run("show", SWEEP_ID, "--format", "csv"))))) == 4
     for name, beginning in {
-        "t.md": "Fastest is",
+        "t.md": "The fastest is",
         "t.csv": "label,source",
         "t.html": "<!DOCTYPE html>",
-        "t.txt": "Fastest is",
+        "t.txt": "The fastest is",
         "t.json": "{",
     }.items():
         assert run("show", SWEEP_ID, "-o", name) == f"{name}\n"
@@ -107,11 +107,11 @@ def test_every_form_is_printed_or_written_where_it_was_asked_for(root: Path) -> 
     ("args", "said"),
     [
         (("2027",), "no run begins with"),
-        ((SWEEP_ID, "--format", "html"), "a page is written to a file"),
+        ((SWEEP_ID, "--format", "html"), "html needs an output file"),
         ((SWEEP_ID, "--format", "csv", "--json"), "both print on stdout"),
-        ((SWEEP_ID, "-o", "nowhere/t.md"), "nowhere is no directory"),
-        ((SWEEP_ID, "-o", "t.xlsx"), "--output t.xlsx: no format is called .xlsx"),
-        (("--where", "nodes=", SWEEP_ID), "says nothing to compare with"),
+        ((SWEEP_ID, "-o", "nowhere/t.md"), "nowhere is not a directory"),
+        ((SWEEP_ID, "-o", "t.xlsx"), "--output t.xlsx: unknown format .xlsx"),
+        (("--where", "nodes=", SWEEP_ID), "has no value to compare with"),
         ((SWEEP_ID, "--sort", "speed"), "no column 'speed'"),
         ((SWEEP_ID, "--deadline", "soon"), "--deadline: 'soon' is not a time"),
         ((SWEEP_ID, "--prices", "gone.yaml"), "gone.yaml does not exist"),
@@ -127,7 +127,7 @@ def test_what_cannot_be_done_is_one_clear_error(args: tuple[str, ...], said: str
 @pytest.mark.usefixtures("root")
 def test_show_begins_with_the_table_of_a_sweep_or_an_import() -> None:
     shown = run("show", SWEEP_ID)
-    assert shown.startswith("Fastest is 2x2-lora-batch2")
+    assert shown.startswith("The fastest is 2x2-lora-batch2")
     document = json.loads(run("show", SWEEP_ID, "--json"))
     assert document["sweep"]["schema"] == "multinode.sweep/1"
     assert "QLoRA paged" in run("show", IMPORT_ID)

@@ -54,7 +54,7 @@ def test_what_was_measured_is_shown_again_and_no_node_is_asked(tuned: Tuned) -> 
     assert result.stdout.startswith("Recommended: local SGD every 16 steps as fp16: ")
     launched = f"multinode launch --with {tuned.directory}/tuned.yaml --hosts hosts job.yaml"
     assert f"Launch it   {launched}" in result.stdout
-    assert f"tuning {tuned.directory.name} measured it already" in result.stderr
+    assert f"tuning {tuned.directory.name} has already measured this" in result.stderr
     document = json.loads(run(*SHAPE, "--seeds", "2", "--json").stdout)
     assert document["schema"] == "multinode.tuning/1"
     assert (document["outcome"], document["recommended"]) == ("change", "local-sgd-every-16-steps-as-fp16")
@@ -98,18 +98,18 @@ def test_a_plan_counts_what_is_left(folder: Path) -> None:
     [
         (
             ("--hosts", "hosts", "--from", "last", "--budget", "1h"),
-            "--budget is for changes that are judged by the loss",
+            "--budget applies to changes judged by the loss",
         ),
-        ((*SHAPE, "--pick", "fp16"), "--pick is for changes that are judged by speed"),
+        ((*SHAPE, "--pick", "fp16"), "--pick applies to changes judged by speed"),
         ((*SHAPE, "--steps", "7"), "--steps 7: a loss needs 8 steps or more"),
-        ((*SHAPE, "--nodes", "1"), "tune compares several nodes with one, and this is one"),
-        (("--hosts", "hosts", "--", "train.py"), "and this is a script"),
+        ((*SHAPE, "--nodes", "1"), "tune compares several nodes with one; there is only one"),
+        (("--hosts", "hosts", "--", "train.py"), "this is a script"),
         ((*SHAPE, "--budget", "soon"), "--budget: 'soon' is not a time"),
-        ((*SHAPE, "--learning-rates", "1e-3"), "--learning-rates: '1e-3' is not a list of different numbers"),
-        ((*SHAPE, "--learning-rates", "1e-3,nan"), "is not a list of different numbers between 0 and 1"),
-        ((*SHAPE, "--learning-rates", "1e-3,1e-3,2e-3"), "is not a list of different numbers"),
-        ((*SHAPE, "--output", "nowhere/tuned.yaml"), "nowhere is no directory"),
-        ((*SHAPE, "--set", "per_device_train_batch_size=auto"), "does not say how many samples a step has"),
+        ((*SHAPE, "--learning-rates", "1e-3"), "--learning-rates: '1e-3' is not a list of distinct numbers"),
+        ((*SHAPE, "--learning-rates", "1e-3,nan"), "is not a list of distinct numbers between 0 and 1"),
+        ((*SHAPE, "--learning-rates", "1e-3,1e-3,2e-3"), "is not a list of distinct numbers"),
+        ((*SHAPE, "--output", "nowhere/tuned.yaml"), "nowhere is not a directory"),
+        ((*SHAPE, "--set", "per_device_train_batch_size=auto"), "the number of samples per step is unknown"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_any_node_is_asked(arguments: tuple[str, ...], message: str) -> None:

@@ -184,8 +184,8 @@ def test_without_a_scheduler_there_is_none() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"DSTACK_NODES_IPS": "10.0.0.1\n-oProxyCommand=x"}, "DSTACK_NODES_IPS of dstack cannot be understood"),
-        ({"SKYPILOT_NODE_IPS": "node[1-3]"}, "SKYPILOT_NODE_IPS of SkyPilot cannot be understood"),
+        ({"DSTACK_NODES_IPS": "10.0.0.1\n-oProxyCommand=x"}, "DSTACK_NODES_IPS of dstack is invalid"),
+        ({"SKYPILOT_NODE_IPS": "node[1-3]"}, "SKYPILOT_NODE_IPS of SkyPilot is invalid"),
         ({"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.1"}, "duplicate node"),
         ({"PBS_NODEFILE": "/gone"}, "PBS_NODEFILE=/gone does not exist here"),
         ({"OAR_NODEFILE": "/pbs-of-another"}, "OAR_NODEFILE=/pbs-of-another does not exist here"),

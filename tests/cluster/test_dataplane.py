@@ -36,7 +36,7 @@ def test_the_one_network_in_common_is_taken_though_the_interfaces_have_other_nam
 
 
 def test_docker_and_loopback_are_on_every_node_and_join_none() -> None:
-    with pytest.raises(UsageError, match="share no network") as caught:
+    with pytest.raises(UsageError, match="no shared network") as caught:
         choose([A, B], facts("a", card("eno1", "10.0.0.1/24")), facts("b", card("eno1", "10.0.9.2/24")))
     assert caught.value.node == "a"
     assert "addr=" in str(caught.value.hint)
@@ -106,7 +106,7 @@ def test_one_node_that_names_its_address_tells_the_others_which_network_it_is() 
         (Node(name="a", ifname="ens1f0"), "it has no interface ens1f0 with an address", "eno1"),
         (
             Node(name="a", addr="10.0.0.1", ifname="ens1f0"),
-            "addr=10.0.0.1 is on eno1, and the hostfile says ifname=ens1f0",
+            "addr=10.0.0.1 is on eno1, but the hostfile has ifname=ens1f0",
             "ifname=eno1",
         ),
     ],
@@ -192,6 +192,6 @@ def test_a_route_that_leaves_by_another_card_than_the_one_listened_on_is_told() 
     cluster = Cluster(nodes=(A, B), source="hosts")
     endpoints = (Endpoint(addr="10.0.0.1", ifname="eno1"), Endpoint(addr="10.0.0.2", ifname="eno1"))
     assert list(route_notes(cluster, endpoints, {"a": facts("a", routes=routes)})) == [
-        "a sends to 10.0.0.2 over wlan0, and listens on eno1",
+        "a sends to 10.0.0.2 over wlan0 but listens on eno1",
         "a has no route to 10.0.0.3: Network is unreachable",
     ]

@@ -110,8 +110,8 @@ def test_a_user_and_an_address_are_read_in_the_forms_of_other_launchers() -> Non
         ("ssh -p 2222 -i ~/k alice@node1", "write alice@node1 port=2222 key=~/k"),
         ("alice@node1:2222", "write alice@node1 port=2222, or alice@node1 slots=2222"),
         ("- node1 slots=2", "write node1 slots=2"),
-        ("node1 node2", "one node a line: node1, and on the next node2"),
-        ("rank 0=node1 slot=0", "one line a node, in rank order: node1 slots=N"),
+        ("node1 node2", "write one node per line: node1, then node2"),
+        ("rank 0=node1 slot=0", "write one line per node, in rank order: node1 slots=N"),
     ],
 )
 def test_a_form_that_is_refused_says_how_it_is_written(line: str, way: str) -> None:
@@ -197,10 +197,10 @@ def test_gpus_say_how_many_slots_there_are() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("node1 gpus=6,7 slots=3", "slots=3 contradicts the 2 ids of gpus="),
-        ("node1 gpus=6,6", "gpus='6,6': expected GPU ids such as 6,7, none of them twice"),
-        ("node1 gpus=6,,7", "gpus='6,,7': expected GPU ids such as 6,7, none of them twice"),
-        ("node1 gpus=-1", "gpus='-1': expected GPU ids such as 6,7, none of them twice"),
+        ("node1 gpus=6,7 slots=3", "slots=3 contradicts the 2 ids in gpus="),
+        ("node1 gpus=6,6", "gpus='6,6': expected distinct GPU ids such as 6,7"),
+        ("node1 gpus=6,,7", "gpus='6,,7': expected distinct GPU ids such as 6,7"),
+        ("node1 gpus=-1", "gpus='-1': expected distinct GPU ids such as 6,7"),
         ("node1 slots=0", "slots='0': expected a number of workers, 1 to 1024"),
         ("node1 slots=two", "slots='two': expected a number of workers, 1 to 1024"),
         ("node1 slots=4 slots=4", "slots= is given twice"),
@@ -212,11 +212,14 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("node[1-2] addr=10.0.0.1", "addr='10.0.0.1' gives 1 address(es) to 2 node(s)"),
         ("node[1-2] addr=10.0.0.[1-3]", "addr='10.0.0.[1-3]' gives 3 address(es) to 2 node(s)"),
         *(
-            (f"node1 ifname={names}", f"ifname='{names}': expected names of network interfaces such as ens1f0,ens1f1")
+            (
+                f"node1 ifname={names}",
+                f"ifname='{names}': expected distinct names of network interfaces such as ens1f0,ens1f1",
+            )
             for names in ("=eth0", "^eth0", "eth0,", "eth0,eth0", "sixteen_letters_")
         ),
         *(
-            (f"node1 hca={names}", f"hca='{names}': expected names of RDMA devices such as mlx5_0,mlx5_1:1")
+            (f"node1 hca={names}", f"hca='{names}': expected distinct names of RDMA devices such as mlx5_0,mlx5_1:1")
             for names in ("=mlx5_0", "^mlx5_0", "mlx5_0:", "mlx5_0:0", "mlx5_0,mlx5_0", "../../etc", "")
         ),
         ("node1 hca=mlx5_0 env.NCCL_IB_HCA=mlx5", "hca= and env.NCCL_IB_HCA= are both given"),
@@ -236,47 +239,47 @@ def test_gpus_say_how_many_slots_there_are() -> None:
         ("node1 user='a b'", "user='a b': expected a user's name"),
         ("@node1", "user='': expected a user's name"),
         ("-x@node1", "user='-x': expected a user's name"),
-        ("alice@node1 user=bob", "the user stands both in 'alice@node1' and in user="),
+        ("alice@node1 user=bob", "the user is set both in 'alice@node1' and in user="),
         ("node1 speed=fast", "unknown key 'speed': expected one of slots, gpus, addr, ifname,"),
         ("node1 Slots=4", "unknown key 'Slots'"),
         ("node1 env.A = 4", "'env.A' is not key=value"),
         ("node1 slots =", "slots='': expected a number of workers"),
         ("node1 lots=4", "unknown key 'lots': did you mean slots?"),
-        ("node1 env.1A=x", "'env.1A': '1A' cannot name an environment variable"),
-        ("node1 env.=x", "'env.': '' cannot name an environment variable"),
+        ("node1 env.1A=x", "'env.1A': '1A' is not a valid variable name"),
+        ("node1 env.=x", "'env.': '' is not a valid variable name"),
         ("node1 env.A=1 env.A=1", "env.A= is given twice"),
-        ("slots=4", "it begins with 'slots=4', and a node's name was expected"),
+        ("slots=4", "it starts with 'slots=4' instead of a node's name"),
         ("-oProxyCommand slots=1", "'-oProxyCommand' is not a node's name"),
         ("'' slots=1", "'' is not a node's name"),
         ("node_1;reboot", "'node_1;reboot' is not a node's name"),
         ("'fe80::1%a b'", "is neither a name nor an IPv6 address"),
         ("node1:22", "22 in 'node1:22' may be a port or a number of workers"),
         ("node1:2222", "2222 in 'node1:2222' may be a port or a number of workers"),
-        ("node1:4 slots=4", "the workers stand both in 'node1:4' and in slots="),
+        ("node1:4 slots=4", "the workers are set both in 'node1:4' and in slots="),
         ("a:b:2", "'a:b:2' is neither a name nor an IPv6 address"),
-        ("CORP\\alice@node1", "a backslash stands in the name 'CORP\\\\alice@node1', where a shell would drop it"),
-        ("300.1.1.1", "'300.1.1.1' is no IPv4 address"),
-        ("010.0.0.1", "'010.0.0.1' is no IPv4 address"),
-        ("0.0.0.0", "'0.0.0.0' is no IPv4 address"),
-        ("192.0.2", "'192.0.2' is no IPv4 address"),
+        ("CORP\\alice@node1", "the name 'CORP\\\\alice@node1' contains a backslash, which a shell would drop"),
+        ("300.1.1.1", "'300.1.1.1' is not an IPv4 address"),
+        ("010.0.0.1", "'010.0.0.1' is not an IPv4 address"),
+        ("0.0.0.0", "'0.0.0.0' is not an IPv4 address"),
+        ("192.0.2", "'192.0.2' is not an IPv4 address"),
         ("Before", "'Before' is the node 'before' of line 2 by another name"),
         ("n[1-2] addr=10.0.0.[1,1]", "addr=10.0.0.1 is that of 'n1' in line 3, too"),
         ("rank 0=node1 slot=0", "it is a line of an Open MPI rankfile"),
-        ("^node1", "'^node1' leaves a node out, in other programs"),
-        ("+n0", "'+n0' stands for a node of an allocation, in other programs"),
+        ("^node1", "'^node1' excludes a node in other programs"),
+        ("+n0", "'+n0' means a node of an allocation in other programs"),
         ("- node1 slots=2", "it is a line of a YAML list"),
-        ("node1 node2", "2 names stand on one line"),
-        ("; a comment", "it begins with ';', which is no node"),
-        ("/* a comment */", "it begins with '/*', which is no node"),
+        ("node1 node2", "2 names are on one line"),
+        ("; a comment", "it starts with ';', which is not a node"),
+        ("/* a comment */", "it starts with '/*', which is not a node"),
         ("ssh -p 2222 alice@node1", "it is a command"),
         ("n\N{LATIN SMALL LETTER O WITH DIAERESIS}de", "is not a node's name"),
-        ("node[1-", "'node[1-': a bracket has no partner"),
-        ("node[3-1]", "'node[3-1]': the range '3-1' ends before it begins"),
-        ("node[1-4097]", "'node[1-4097]' stands for more than 4096 names"),
+        ("node[1-", "'node[1-': unmatched bracket"),
+        ("node[3-1]", "'node[3-1]': the range '3-1' ends before it starts"),
+        ("node[1-4097]", "'node[1-4097]' expands to more than 4096 names"),
         ("node[1,1]", "duplicate node 'node1' (line 3)"),
         ("before slots=1", "duplicate node 'before' (line 2)"),
         ("node1 env.A='x", "a quote is not closed"),
-        ("node1 env.A=x\\", "a quote is not closed, or a backslash stands at its end"),
+        ("node1 env.A=x\\", "a quote is not closed, or the line ends with a backslash"),
         ("node1 env.A='x'\"", "a quote is not closed"),
         ("node1\x00", "invalid character U+0000"),
         ("node1 env.A=\x1b[31m", "invalid character U+001B"),
@@ -294,7 +297,7 @@ def test_a_wrong_line_is_named_with_what_was_found_and_what_was_expected(line: s
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
 def test_a_hostfile_without_a_node_is_an_error_with_an_example(text: str) -> None:
     error = complaint(text)
-    assert str(error) == "hosts.txt:1: it names no node"
+    assert str(error) == "hosts.txt:1: it lists no nodes"
     assert error.hint is not None
     assert "node1 slots=2" in error.hint
 
@@ -456,13 +459,13 @@ def test_a_pattern_stands_for_these_names_in_this_order(pattern: str, names: lis
 @pytest.mark.parametrize(
     ("pattern", "complaint"),
     [
-        ("node[1-", "'node[1-': a bracket has no partner"),
-        ("node1]", "'node1]': a bracket has no partner"),
+        ("node[1-", "'node[1-': unmatched bracket"),
+        ("node1]", "'node1]': unmatched bracket"),
         ("node[]", "'node[]': '' is not a number or a range of numbers"),
         ("node[a-c]", "'node[a-c]': 'a-c' is not a number or a range of numbers"),
         ("node[1-2-3]", "'node[1-2-3]': '1-2-3' is not a number or a range of numbers"),
         ("node[\N{ARABIC-INDIC DIGIT ONE}]", "is not a number or a range of numbers"),
-        ("node[3-1]", "'node[3-1]': the range '3-1' ends before it begins"),
+        ("node[3-1]", "'node[3-1]': the range '3-1' ends before it starts"),
     ],
 )
 def test_a_wrong_pattern_is_told_with_the_part_that_is_wrong(pattern: str, complaint: str) -> None:
@@ -473,7 +476,7 @@ def test_a_wrong_pattern_is_told_with_the_part_that_is_wrong(pattern: str, compl
 
 @pytest.mark.parametrize("pattern", ["n[1-101]", "n[1-60,1-60]", "n[1-20][1-20]", "n[0-999999999]", "n" + "[1-9]" * 40])
 def test_too_many_names_are_refused_before_they_are_made(pattern: str) -> None:
-    with pytest.raises(ValueError, match="stands for more than 100 names"):
+    with pytest.raises(ValueError, match="expands to more than 100 names"):
         expand_ranges(pattern, 100)
 
 

@@ -69,13 +69,13 @@ def test_a_host_may_be_described_in_these_ways(host: str, variables: dict[str, s
     [
         (["n"], {"n": {"ansible_port": "x"}}, "inv:n: port='x': expected a port, 1 to 65535"),
         (["n"], {"n": {"ansible_host": "{{x}}"}}, "inv:n: '{{x}}' is not a node's name"),
-        (["n"], {"n": {"ansible_user": {"__ansible_vault": "x"}}}, "inv:n: ansible_user is no text"),
+        (["n"], {"n": {"ansible_user": {"__ansible_vault": "x"}}}, "inv:n: ansible_user is not text"),
         (["a", "b"], {host: {"ansible_host": "h"} for host in "ab"}, "inv:b: duplicate node 'h' (a)"),
         (["-oProxyCommand=x"], {}, "inv:-oProxyCommand=x: '-oProxyCommand=x' is not a node's name"),
         (["a,b"], {}, "inv:a,b: 'a,b' is not a node's name"),
         (["a\nb"], {}, "inv:a b: 'a\\nb' is not a node's name"),
-        ("n", {}, "inv: it is not what ansible-inventory --list prints: Expected `array`"),
-        ([], {}, "inv is an Ansible inventory, and no group 'g' of it has hosts"),
+        ("n", {}, "inv: not an output of ansible-inventory --list: Expected `array`"),
+        ([], {}, "inv is an Ansible inventory, but it has no group 'g' with hosts"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_host(hosts: object, variables: object, message: str) -> None:
@@ -84,8 +84,8 @@ def test_what_is_wrong_is_told_with_its_host(hosts: object, variables: object, m
 
 def test_an_inventory_without_a_choice_of_a_group_names_those_that_there_are() -> None:
     error = complaint(LISTING, None)
-    assert str(error) == "inv is an Ansible inventory, and no group of it was named"
-    assert error.hint == "--hosts inv:GROUP; its groups with hosts: all, cpu, every, gpu, ungrouped"
+    assert str(error) == "inv is an Ansible inventory, but no group was named"
+    assert error.hint == "use --hosts inv:GROUP; groups with hosts: all, cpu, every, gpu, ungrouped"
 
 
 @pytest.mark.parametrize(

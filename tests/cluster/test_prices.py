@@ -77,7 +77,7 @@ def test_a_device_that_only_sounds_alike_has_none(name: str) -> None:
         ),
         ("{purchase: 15000}", "{}", "prices.yaml:5: 'devices': 'RTX 4090': it has no price"),
         ("  A100:", "  GeForce RTX 4090:", "prices.yaml:6: 'devices': 'GeForce RTX 4090': it is the same device as"),
-        ("  A100:", '  "":', "prices.yaml:6: 'devices': '': it is no name of a device"),
+        ("  A100:", '  "":', "prices.yaml:6: 'devices': '': it is not a device name"),
         ("  A100:", "  RTX 4090:", "prices.yaml:6: duplicate key 'RTX 4090' (line 5)"),
         ("nodes:", "node:", "prices.yaml:7: 'node': Object contains unknown field `node`"),
         ("  node1: {hourly: 2.80}", "- node1", "prices.yaml:7: 'nodes': Expected `object`, got `array`"),

@@ -127,7 +127,7 @@ def outlook(link: float | None, nodes: int, workers_per_node: int = 1, *, accumu
 _ONE = side("baseline", 1, 2, exposed_ms=0.0, rates=(23.9, 24.1, 24.3))
 _MANY = side("candidate", 2, 1, exposed_ms=1176.0, rates=(2.96, 2.98, 2.99))
 
-_OVERHEAD = "never, at any bandwidth: the overhead of every message, or what the nodes get through, remains"
+_OVERHEAD = "never, at any bandwidth: the overhead per message or the throughput of the nodes remains"
 _FORECAST = Forecast(
     sources=("run 20260104-cc-baseline-1 on one node", "nccl-test 20260103-ff: 10 sizes of all_reduce at 100 Mbit/s"),
     scenarios=(
@@ -139,8 +139,8 @@ _FORECAST = Forecast(
         target=0.9,
         one_node_workers=1,
         nothing_exposed=Needed(reason="overhead", why=_OVERHEAD),
-        efficient=Needed(value=6.376, low=3.9, reason="from", why="from this link on"),
-        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, reason="from", why="from this link on"),
+        efficient=Needed(value=6.376, low=3.9, reason="from", why="from this link rate up"),
+        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, reason="from", why="from this link rate up"),
         accumulation=Needed(
             value=64,
             reason="global_batch",
@@ -213,7 +213,7 @@ CONTRAST = Contrast(
     candidate=msgspec.structs.replace(
         _MANY,
         versions=_VERSIONS | {"torch": "2.13.1+cpu"},
-        disturbances=("box2: processors were 31 % busy beyond the job's own",),
+        disturbances=("box2: other processes used 31% of the CPUs",),
         stragglers=("box2",),
     ),
     speedup=ratio(_MANY.samples_per_s, _ONE.samples_per_s),

@@ -38,10 +38,10 @@ def test_without_a_known_batch_a_step_has_the_samples_that_it_was_seen_to_have()
 @pytest.mark.parametrize(
     ("whole", "reason"),
     [
-        (FullRun(), "does not say how many"),
-        (FullRun(steps=-1), "does not say how many"),
-        (FullRun(epochs=1e300), "does not say how many"),
-        (FullRun(epochs=2.0), "how many samples the data set has is not known"),
+        (FullRun(), "does not set its number of steps"),
+        (FullRun(steps=-1), "does not set its number of steps"),
+        (FullRun(epochs=1e300), "does not set its number of steps"),
+        (FullRun(epochs=2.0), "the number of samples in the dataset is unknown"),
     ],
 )
 def test_a_whole_job_of_unknown_length_has_no_time_and_says_why(whole: FullRun, reason: str) -> None:

@@ -101,7 +101,7 @@ def test_a_larger_global_batch_says_what_it_means_for_the_training(mode: str) ->
 @pytest.mark.parametrize("mode", ["same-workers", "fixed-global-batch"])
 def test_a_global_batch_that_was_to_be_the_same_and_is_not_is_said(mode: str) -> None:
     (said,) = find_differences(side_of("baseline", 10.0), side_of("candidate", 10.0, 2), mode)
-    assert said.endswith("though both were to train as many.")
+    assert said.endswith("although both should train the same number.")
 
 
 @pytest.mark.parametrize(("role", "nodes"), [("point", 2), ("each-node", 1)])
@@ -133,4 +133,4 @@ def test_another_link_is_marked_between_stored_runs() -> None:
 
 def test_settings_that_a_run_did_not_keep_are_said_once() -> None:
     (said,) = find_differences(side_of("baseline", 10.0), side_of("candidate", 10.0, settings=None), "compare")
-    assert said == "B did not keep the settings: whether they are the same is unknown."
+    assert said == "B did not record its settings: whether they match is unknown."

@@ -53,7 +53,7 @@ def test_the_whole_job_and_a_script_are_left_as_they_are() -> None:
 
 
 def test_what_contradicts_itself_is_refused() -> None:
-    with pytest.raises(UsageError, match="--full-run trains all steps, and --steps some"):
+    with pytest.raises(UsageError, match="--full-run trains all steps, --steps only some"):
         cut_job(EPOCHS, 10, whole=True)
     with pytest.raises(UsageError, match="--steps sets max_steps of a YAML job"):
         cut_job(SCRIPT, 10)

@@ -46,7 +46,7 @@ def test_the_global_batch_is_of_all_workers_and_unknown_without_settings() -> No
     assert make_side("candidate", [run_of(nodes=2)]).global_batch == 2 * 4
     unknown = make_side("candidate", [run_of(nodes=2, workload=None)])
     assert (unknown.global_batch, unknown.settings) == (None, None)
-    assert "did not keep" in unknown.missing["global_batch"]
+    assert "did not record" in unknown.missing["global_batch"]
     partly = make_side("baseline", [run_of(workload=Workload(settings=Settings(model="m")))])
     assert (partly.global_batch, partly.missing["global_batch"][:20]) == (None, "the per-device batch")
 

@@ -75,7 +75,7 @@ def test_one_slot_is_too_few_and_it_scales_out_and_says_why() -> None:
 def test_scale_out_can_be_asked_for() -> None:
     sides = plan([2, 2], mode="scale-out")
     assert (sides.mode, layouts(sides)) == ("scale-out", [("baseline", "a", 2), ("candidate", "ab", 2)])
-    assert sides.why == "asked for with --mode"
+    assert sides.why == "set with --mode"
 
 
 def test_the_published_case_names_node_0s_gpus() -> None:
@@ -145,15 +145,15 @@ def test_repeats_are_measured_forwards_and_backwards() -> None:
     ("slots", "wish", "said"),
     [
         ([1, 1], {"mode": "same-workers"}, "too few for 1 worker"),
-        ([2, 2], {"baseline_gpus": (0, 1, 2)}, "names 3 GPUs, and all nodes have 4 workers"),
+        ([2, 2], {"baseline_gpus": (0, 1, 2)}, "names 3 GPUs, but all nodes together have 4 workers"),
         ([2, 2], {"counts": (1, 3)}, "--nodes 1,3: hosts has 2 nodes"),
         ([2, 2], {"counts": (0, 2)}, "--nodes 0,2"),
-        ([2, 2], {"counts": (1,)}, "--nodes 1 is one node"),
+        ([2, 2], {"counts": (1,)}, "--nodes 1 is only one side"),
         ([2, 2], {"mode": "scale-out", "baseline_gpus": (0, 1, 2, 3)}, "--mode scale-out fills every node"),
         ([2, 2], {"baseline_gpus": (1, 1, 2, 2)}, "names a GPU twice"),
-        ([4, 4, 4, 4], {"mode": "same-workers", "counts": (1, 2, 3)}, "divides among 1, 2 and 3 nodes"),
-        ([2, 2], {"mode": "fixed-global-batch"}, "the global batch of a script is not known"),
-        ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}, "5 micro-batches per step do not divide among 3"),
+        ([4, 4, 4, 4], {"mode": "same-workers", "counts": (1, 2, 3)}, "divisible by 1, 2 and 3 nodes"),
+        ([2, 2], {"mode": "fixed-global-batch"}, "does not know the global batch of a script"),
+        ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}, "5 micro-batches per step are not divisible by 3"),
     ],
 )
 def test_what_cannot_be_contrasted(slots: list[int], wish: dict[str, object], said: str) -> None:
@@ -162,7 +162,7 @@ def test_what_cannot_be_contrasted(slots: list[int], wish: dict[str, object], sa
 
 
 def test_one_node_cannot_be_contrasted() -> None:
-    with pytest.raises(UsageError, match="needs two nodes or more"):
+    with pytest.raises(UsageError, match="needs two or more nodes"):
         plan_sides(TWO.first(1), [2], ContrastRequest())
 
 

@@ -65,10 +65,10 @@ def test_a_broken_connection_is_a_consequence_while_anything_else_explains_it(co
     by_exception = Evidence(run=ended(1, exit_code=1), exceptions=[raised(2, 9.0)])
     assert find(victim, by_exception).rank == 2
     by_signal = Evidence(run=ended(1, exit_code=None, signal="SIGKILL", ended_s=6.0))
-    assert find(victim, by_signal).message == "the job was ended by SIGKILL"
+    assert find(victim, by_signal).message == "the job was killed by SIGKILL"
     in_silence = Evidence(run=ended(1, exit_code=137, ended_s=6.0), log="Killed\n")
     failure = find(victim, in_silence)
-    assert (failure.node, failure.message, failure.log_tail) == ("node1", "the job ended with exit code 137", "Killed")
+    assert (failure.node, failure.message, failure.log_tail) == ("node1", "the job exited with code 137", "Killed")
 
 
 def test_where_only_connections_broke_the_first_of_them_is_told() -> None:
@@ -91,7 +91,8 @@ def test_a_node_that_never_started_comes_first_with_its_reason_and_hint() -> Non
 
 
 @pytest.mark.parametrize(
-    ("cause", "words"), [("supervisor_lost", "supervisor on the node was killed"), ("lease_expired", "no word from")]
+    ("cause", "words"),
+    [("supervisor_lost", "supervisor on the node was killed"), ("lease_expired", "heard nothing from the controller")],
 )
 def test_what_ended_the_job_from_outside_is_told_in_words(cause: str, words: str) -> None:
     failure = find(Evidence(run=ended(0, cause=cause, exit_code=None, signal="SIGTERM")), Evidence(run=ended(1)))
@@ -114,7 +115,7 @@ def test_the_first_job_to_end_is_to_blame_and_the_end_of_its_log_is_shown() -> N
 def test_a_lost_node_is_the_failure_only_where_nothing_else_failed(error: MultinodeError | None, reason: str) -> None:
     lost = Evidence(run=NodeRun(name="node1", node_rank=1, state="lost"), error=error, log="step 7\n")
     failure = find(lost, Evidence(run=ended(0)))
-    assert (failure.node, failure.message) == ("node1", f"contact was lost and not regained: {reason}")
+    assert (failure.node, failure.message) == ("node1", f"contact was lost and not restored: {reason}")
     assert failure.log_tail == "step 7"
     assert find(lost, Evidence(run=ended(0, exit_code=1))).node == "node0"
 

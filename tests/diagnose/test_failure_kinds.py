@@ -128,7 +128,7 @@ def test_a_kill_on_the_node_does_not_make_another_error_one_of_memory() -> None:
     node = NodeRun(name="node1", node_rank=1, oom_kills=1)
     assert classify(failure("rank 0 raised ValueError: labels must be integers"), node).kind is None
     assert classify(failure("rank 0 raised OutOfMemoryError: CUDA out of memory."), node).kind == "out_of_gpu_memory"
-    assert classify(failure("rank 3 was ended by SIGTERM", signal="SIGTERM"), node).kind == "killed"
+    assert classify(failure("rank 3 was killed by SIGTERM", signal="SIGTERM"), node).kind == "killed"
 
 
 def test_an_error_that_is_none_of_these_stays_without_a_kind() -> None:
@@ -141,7 +141,7 @@ def test_the_sentence_counts_for_more_than_the_log() -> None:
 
 
 def test_a_kill_for_lack_of_memory_is_told_from_one_by_somebody() -> None:
-    killed = failure("rank 3 was ended by SIGKILL", signal="SIGKILL")
+    killed = failure("rank 3 was killed by SIGKILL", signal="SIGKILL")
     node = NodeRun(name="node1", node_rank=1, oom_kills=0)
     assert classify(killed).kind == classify(killed, node).kind == "killed"
     starved = classify(killed, NodeRun(name="node1", node_rank=1, oom_kills=1))
@@ -183,7 +183,7 @@ def test_of_two_nodes_the_one_whose_worker_the_kernel_killed_is_to_blame(report:
         Evidence(run=ended(1, exit_code=247, ended_s=9.0, oom_kills=1), log=report.format(code=-9)),
     )
     assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "out_of_memory")
-    assert "the control group" in str(found.cause)
+    assert "control group" in str(found.cause)
 
 
 def test_a_killed_worker_is_the_first_failure_with_its_rank_and_signal() -> None:
@@ -192,7 +192,7 @@ def test_a_killed_worker_is_the_first_failure_with_its_rank_and_signal() -> None
         Evidence(run=ended(1, exit_code=1, ended_s=11.0), log=REPORT.format(code=-9)),
     )
     assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "killed")
-    assert found.message == "rank 3 was ended by SIGKILL"
+    assert found.message == "rank 3 was killed by SIGKILL"
 
 
 def test_what_a_worker_said_before_it_ended_is_shown_and_not_what_torchrun_says_of_it() -> None:
@@ -200,7 +200,7 @@ def test_what_a_worker_said_before_it_ended_is_shown_and_not_what_torchrun_says_
     frames = '  File "run.py", line 1, in main\n' * 30
     for before in ("", f"{SPOKEN}{frames}{REPORT.format(code=1)}"):
         found = find(Evidence(run=run, log=f"{before}{SPOKEN}{frames}{REPORT.format(code=1)}"))
-        assert (found.message, found.rank) == ("rank 3 ended with exit code 1", 3)
+        assert (found.message, found.rank) == ("rank 3 exited with code 1", 3)
         assert found.log_tail.splitlines()[-2:] == ["step 3 of 10: loss 0.5", "error: the data set has no samples"]
     silent = find(Evidence(run=run, log=SPOKEN[SPOKEN.index("E1122") :] + REPORT.format(code=1)))
     assert "ChildFailedError" in silent.log_tail
@@ -231,7 +231,7 @@ def test_a_worker_that_nccls_watchdog_aborted_is_a_timeout_and_says_of_what() ->
     log = WATCHDOG + "frame\n" * 60 + ABORT_REPORT
     failure = find(Evidence(run=ended(0, exit_code=1), log=log))
     assert (failure.kind, failure.rank) == ("timeout", 3)
-    assert failure.message == "rank 3 was ended by SIGABRT: the collective timed out: allreduce took longer than 600 s"
+    assert failure.message == "rank 3 was killed by SIGABRT: the collective timed out: allreduce took longer than 600 s"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_worker_that_nccls_watchdog_aborted_is_a_timeout_and_says_of_what() ->
         ((NODE, STEPPED), None, ("multinode check",), ("tokenized_path",)),
         ((STEPPED,), 0.97, ("the link of node0 was 97% in use", "multinode check"), ("tokenized_path",)),
         ((NODE,), 1.3, ("tokenized_path", "was 100% in use"), ()),
-        ((replace(NODE, stage="tokenisation 45%"),), None, ("(node0: tokenisation 45%)",), ()),
+        ((replace(NODE, stage="tokenizing the data 45%"),), None, ("(node0: tokenizing the data 45%)",), ()),
     ],
 )
 def test_the_hint_names_what_the_figures_tell_of(
@@ -288,4 +288,4 @@ def test_a_run_whose_collective_times_out_before_its_first_step_says_so(tmp_path
     failure = Execution(tmp_path, "a", "b").run(play).first_failure
     assert failure is not None
     assert failure.kind == "timeout"
-    assert "(a: tokenisation 45%)" in str(failure.hint)
+    assert "(a: tokenizing the data 45%)" in str(failure.hint)

@@ -217,7 +217,7 @@ def test_words_of_an_attempt_that_torchrun_repeated_do_not_count() -> None:
 def test_what_a_worker_without_a_record_raised_stands_in_the_sentence() -> None:
     said = ["[rank0]: Traceback (most recent call last):", "[rank0]: ValueError: labels must be integers"]
     failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=text(said, torchrun(0, 1, 2))))
-    assert failure.message == "rank 0 ended with exit code 1: ValueError: labels must be integers"
+    assert failure.message == "rank 0 exited with code 1: ValueError: labels must be integers"
     recorded = Evidence(run=ended(0, exit_code=1, ended_s=9.0), exceptions=[raised(0, 5.0)], log=text(said))
     assert find(recorded).message == "rank 0 raised ValueError: bad data"
 

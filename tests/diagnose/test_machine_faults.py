@@ -77,12 +77,12 @@ def blamed(nodes: list[Evidence], failure: Failure | None = None) -> Failure:
         (
             counts(0, 10_000, "rx_dropped"),
             GLOO,
-            "ens1f0 dropped 10000 packets that it had received",
+            "ens1f0 dropped 10000 received packets",
         ),
         (
             counts(7, 90_007, "tx_dropped"),
             GLOO,
-            "ens1f0 dropped 90000 packets that it had to send",
+            "ens1f0 dropped 90000 outgoing packets",
         ),
         (
             counts(1, 2, name="mlx5_0/1"),

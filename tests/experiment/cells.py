@@ -1,6 +1,6 @@
 """Tables of cells: a sweep of 16 cells on two nodes with an OOM and what was skipped for it, and published figures.
 
-The sweep's figures follow from a step that takes 60 ms and 25 ms per sample (LoRA; 40 % more in full), over 10 Gbit/s.
+The sweep's figures follow from a step that takes 60 ms and 25 ms per sample (LoRA; 40% more in full), over 10 Gbit/s.
 The published ones are of Baichuan2-7B fine-tuned on several GPUs, prices those of the second-hand market in 2024.
 """
 

@@ -26,7 +26,7 @@ def charts(table: CellTable) -> list[str]:
 def test_the_page_of_a_sweep_says_the_most_first() -> None:
     text = body(run_page([ReportedRun(run=SWEEP_RUN, cells=SWEEP)]))
     wanted = [
-        '<p class="lead">Fastest is',
+        '<p class="lead">The fastest is',
         'class="tiles"',
         "<h2>samples/s by cell</h2>",
         "<h2>memory over the batch</h2>",
@@ -49,7 +49,7 @@ def test_only_charts_that_say_something_are_drawn() -> None:
 def test_the_best_of_each_figure_is_named_with_its_cell() -> None:
     text = body(cell_page(SWEEP))
     assert "<b>108.3</b><span>most samples/s: 2x2-lora-batch8</span>" in text
-    assert "<b>10.6</b><span>least memory of a worker (GiB): 1x2-lora-batch1</span>" in text
+    assert "<b>10.6</b><span>lowest memory per worker (GiB): 1x2-lora-batch1</span>" in text
     assert "highest MFU: 1x2-lora-batch8" in text
 
 
@@ -72,14 +72,14 @@ def test_nothing_that_a_table_says_is_run_by_the_page() -> None:
 
 
 def test_no_cell_is_the_cheapest_of_two_currencies_or_of_two_jobs() -> None:
-    assert {"most samples for a unit of money", "cheapest full run"} <= set(tiles(SWEEP))
+    assert {"most samples per unit of money", "cheapest full run"} <= set(tiles(SWEEP))
     first, *others = SWEEP.cells
     foreign = msgspec.structs.replace(SWEEP, cells=(msgspec.structs.replace(first, currency="EUR"), *others))
-    assert not {"most samples for a unit of money", "cheapest full run"} & set(tiles(foreign))
+    assert not {"most samples per unit of money", "cheapest full run"} & set(tiles(foreign))
     settings = msgspec.structs.replace(first.settings, model="another")
     other = msgspec.structs.replace(SWEEP, cells=(msgspec.structs.replace(first, settings=settings), *others))
     assert "cheapest full run" not in tiles(other)
-    assert "most samples for a unit of money" in tiles(other)
+    assert "most samples per unit of money" in tiles(other)
 
 
 def tiles(table: CellTable) -> list[str]:

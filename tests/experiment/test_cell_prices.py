@@ -85,15 +85,15 @@ def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> Non
     assert (second.cells[0].price_per_hour, second.cells[0].currency) == (4.0, "USD")
     assert second.cells[0].price_purchase is None
     assert second.cells[0].samples_per_s_per_purchase is None
-    assert [note for note in second.notes if "Prices" in note] == ["Prices of the file are in USD."]
+    assert [note for note in second.notes if "Prices" in note] == ["Prices in the file are in USD."]
     assert noted(second, None) == second
 
 
 def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
     row = msgspec.structs.replace(MEASURED, device="NVIDIA H100 PCIe")
     table = noted(CellTable(run_id="run", job="job", cells=(row,)))
-    assert "The prices file has no price of H100 PCIe: their cells have none." in table.notes
-    reason = "the prices file has no hourly price of H100 PCIe, nor has the hostfile price="
+    assert "The prices file has no price of H100 PCIe; their cells have no price." in table.notes
+    reason = "no hourly price of H100 PCIe in the prices file, and no price= in the hostfile"
     assert {name: table.cells[0].missing[name] for name in ("price_per_hour", "whole_cost", "samples_per_money")} == (
         dict.fromkeys(("price_per_hour", "whole_cost", "samples_per_money"), reason)
     )
@@ -102,11 +102,11 @@ def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "said"),
     [
-        ({"device": None}, "price_per_hour", "the device is not known"),
-        ({"world_size": None}, "price_per_hour", "how many GPUs there are is not known"),
-        ({"device": "A100"}, "price_purchase", "no purchase price of A100, nor has the hostfile price_purchase="),
+        ({"device": None}, "price_per_hour", "the device, and therefore its price, is unknown"),
+        ({"world_size": None}, "price_per_hour", "the number of GPUs, and therefore their price, is unknown"),
+        ({"device": "A100"}, "price_purchase", "no purchase price of A100 in the prices file, and no price_purchase="),
         ({"whole_s": None, "missing": {"whole_s": "the job says no steps"}}, "whole_cost", "the job says no steps"),
-        ({"tokens_per_s": None}, "cost_per_million_tokens", "its speed is not known"),
+        ({"tokens_per_s": None}, "cost_per_million_tokens", "its speed is unknown"),
         ({"price_per_hour": 0.0}, "samples_per_money", "it costs nothing"),
         ({"price_purchase": 0.0}, "samples_per_s_per_purchase", "it costs nothing"),
         ({"world_size": 10**15}, "price_per_hour", "is implausible"),
@@ -121,7 +121,9 @@ def test_what_is_missing_has_its_reason(changes: dict[str, Any], name: str, said
 def test_without_a_file_a_row_has_what_the_hostfile_gives() -> None:
     found = price(msgspec.structs.replace(MEASURED, price_per_hour=2.0), None)
     assert found.whole_cost == pytest.approx(4.0)
-    assert found.missing["price_purchase"] == "it has no price: price_purchase= in the hostfile, or a prices file"
+    assert found.missing["price_purchase"] == (
+        "it has no price; set price_purchase= in the hostfile, or use a prices file"
+    )
     assert found.currency is None
 
 
@@ -170,7 +172,7 @@ MIXED = msgspec.structs.replace(
 def test_nodes_with_different_gpus_cost_what_each_of_them_does() -> None:
     found = price(MIXED)
     assert found.price_per_hour == pytest.approx(3 * 0.4 + 1.5)
-    assert found.missing["price_purchase"].startswith("the prices file has no purchase price of A100")
+    assert found.missing["price_purchase"].startswith("no purchase price of A100")
     named = price(msgspec.structs.replace(MIXED, node_names=("box", "b")))
     assert named.price_per_hour == pytest.approx(0.5 + 0.4 + 1.5)
 
@@ -182,7 +184,7 @@ def test_a_price_without_a_currency_that_gets_the_file_s_is_noted() -> None:
 
     own = msgspec.structs.replace(MEASURED, price_per_hour=2.8)
     assert len(notes(own)) == 1
-    assert notes(own)[0].endswith("are taken to be in EUR.")
+    assert notes(own)[0].endswith("are assumed to be in EUR.")
     assert notes(MEASURED) == notes(msgspec.structs.replace(own, currency="EUR")) == []
 
 
@@ -200,7 +202,7 @@ def test_devices_without_a_price_are_those_of_the_rows_that_are_left() -> None:
     assert any("no price of H100" in note for note in table.notes)
     left = noted(msgspec.structs.replace(table, cells=table.cells[:1]), None)
     assert not any("no price of" in note for note in left.notes)
-    assert any("Prices of the file" in note for note in left.notes)
+    assert any("Prices in the file" in note for note in left.notes)
 
 
 HOUR = 3600.0
@@ -221,24 +223,24 @@ def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
         (
             [cell("slow", 10, 1.0), cell("right", 7, 2.5), cell("fast", 1, 12.0)],
             "right",
-            "right is the cheapest in time: the full run costs 2.50 EUR and takes 7 h 00 min.",
+            "right is the cheapest within the deadline: the full run costs 2.50 EUR and takes 7 h 00 min.",
         ),
         ([cell("at the deadline", 8, 1.0)], "at the deadline", "takes 8 h 00 min."),
         # Of cells that cost the same the one that ends first is named first.
         (
             [cell("late", 7, 2.0), cell("early", 3, 2.0), cell("dear", 1, 3.0)],
             "early",
-            "with late: each costs 2.00 EUR; it takes least, 3 h 00 min",
+            "with late: each costs 2.00 EUR; it is the fastest of them, 3 h 00 min.",
         ),
         # A spread that reaches beyond the deadline is said with the cheapest that does not.
         (
             [cell("risky", 7, 1.0, late=2), cell("safe", 6, 1.5, late=1), cell("safest", 1, 9.0)],
             "risky",
-            "may take 9 h 00 min, and miss the deadline; the cheapest that cannot is safe, for 1.50 EUR.",
+            "may take 9 h 00 min and miss the deadline; the cheapest cell that will not is safe, for 1.50 EUR.",
         ),
-        ([cell("a", 7, 1.0, late=2), cell("b", 7, 2.0, late=2)], "a", "so may every other"),
-        ([cell("a", 7, 1.0, late=2)], "a", "may take 9 h 00 min, and miss the deadline."),
-        ([cell("a", 1, 1.0), cell("b", 1, None)], "a", "1 cell that ends in time has no price."),
+        ([cell("a", 7, 1.0, late=2), cell("b", 7, 2.0, late=2)], "a", "like every other cell"),
+        ([cell("a", 7, 1.0, late=2)], "a", "may take 9 h 00 min and miss the deadline."),
+        ([cell("a", 1, 1.0), cell("b", 1, None)], "a", "1 cell that finishes in time has no price."),
         ([msgspec.structs.replace(cell("out", 1, 0.1), state="out_of_memory"), cell("in", 2, 5.0)], "in", ""),
         ([cell("a", 1, 0.001234)], "a", "costs 0.00123 EUR"),
     ],
@@ -252,12 +254,18 @@ def test_the_cheapest_is_the_one_that_costs_least_of_those_in_time(cells: list[C
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ([], "How long the full run takes is known of no cell: none was measured."),
-        ([CellRow(label="a", missing={"whole_s": "no epochs"})], "is known of no cell: no epochs."),
-        ([cell("a", 8.001, 1.0)], "No cell ends within 8 h 00 min"),
-        ([cell("a", 9, 1.0), cell("b", 20, 1.0)], "No cell ends within 8 h 00 min: the fastest, a, takes 9 h 00 min."),
-        ([cell("a", 7, None)], "No cell that ends in time has a price: price= in the hostfile, or a prices file."),
-        ([cell("a", 1, 1.0), cell("b", 1, 1.0, currency="CNY")], "Prices are in CNY and EUR: which cell"),
+        ([], "The duration of the full run is unknown for every cell: none was measured."),
+        ([CellRow(label="a", missing={"whole_s": "no epochs"})], "is unknown for every cell: no epochs."),
+        ([cell("a", 8.001, 1.0)], "No cell finishes within 8 h 00 min"),
+        (
+            [cell("a", 9, 1.0), cell("b", 20, 1.0)],
+            ("No cell finishes within 8 h 00 min: the fastest, a, takes 9 h 00 min."),
+        ),
+        (
+            [cell("a", 7, None)],
+            "No cell that finishes in time has a price. Set price= in the hostfile",
+        ),
+        ([cell("a", 1, 1.0), cell("b", 1, 1.0, currency="CNY")], "Prices are in CNY and EUR, so the cheapest cell"),
         ([cell("a", 1, 1.0), cell("b", 1, 1.0, currency=None)], "Prices are in EUR and an unknown currency"),
     ],
 )
@@ -273,11 +281,11 @@ def test_why_none_is_the_cheapest(cells: list[CellRow], said: str) -> None:
         (
             Settings(model="70b"),
             Settings(model="1b"),
-            "Cells differ in model, so that their full runs are not the same",
+            "Cells differ in model, so their full runs differ",
         ),
         (Settings(dataset="a"), Settings(dataset="b"), "differ in data set"),
-        (Settings(model="m", stage="sft"), Settings(model="m"), "do not all have their stage"),
-        (Settings(model="m"), Settings(model="n", stage="pt"), "differ in model and do not all have their stage"),
+        (Settings(model="m", stage="sft"), Settings(model="m"), "do not all have stage"),
+        (Settings(model="m"), Settings(model="n", stage="pt"), "differ in model and do not all have stage"),
     ],
 )
 def test_of_different_jobs_none_is_the_cheapest(one: Settings, other: Settings, said: str) -> None:

@@ -80,9 +80,9 @@ def test_utilisation_stands_where_every_repeat_has_it_and_says_why_where_not() -
     assert (both.model_tflops, both.hardware_tflops) == (50.0, 75.0)
     assert both.mfu == pytest.approx(50 / 165)
     assert (both.hfu, both.missing["hfu"]) == (None, "165")
-    reason = {"utilisation": "the model's shape is not known"}
+    reason = {"utilisation": "the model's shape is unknown"}
     one = row_of(run_of(summary_of(utilisation=used(40.0))), run_of(summary_of(missing=reason)))
-    assert (one.mfu, one.missing["mfu"]) == (None, "the model's shape is not known")
+    assert (one.mfu, one.missing["mfu"]) == (None, "the model's shape is unknown")
 
 
 @pytest.mark.parametrize("tflops", [float("inf"), float("nan"), 1e300, -1.0])
@@ -279,14 +279,14 @@ def times(rows: tuple[CellRow, ...]) -> list[float | None]:
 def test_epochs_are_so_many_times_the_data() -> None:
     rows, trains = with_full_run([row("a", dataset_samples=1100), row("b", 20.0)], FullRun(epochs=3.0))
     assert times(rows) == [330.0, 165.0]
-    assert trains == "The full run is 3 epochs of the data set (1,100 samples), at the rate of the measured steps."
+    assert trains == "The full run is 3 epochs of the dataset (1,100 samples), at the rate of the measured steps."
     assert rows[0].whole_s == Estimate(value=330.0, low=165.0, high=660.0)
 
 
 def test_a_cell_that_packs_its_data_otherwise_trains_the_same_data() -> None:
     rows, trains = with_full_run([row("a", dataset_samples=1000), row("b", dataset_samples=250)], FullRun(epochs=1.0))
     assert times(rows) == [100.0, 25.0]
-    assert trains == "The full run is 1 epoch of the data set, at the rate of the measured steps."
+    assert trains == "The full run is 1 epoch of the dataset, at the rate of the measured steps."
 
 
 def test_steps_are_those_of_the_file_s_batch_on_the_most_workers_in_every_cell() -> None:
@@ -314,10 +314,10 @@ def test_steps_of_a_file_that_does_not_say_are_those_of_the_first_cell_with_the_
 @pytest.mark.parametrize(
     ("whole", "reason"),
     [
-        (FullRun(), "how many steps or epochs"),
-        (FullRun(epochs=1e300), "how many steps or epochs"),
-        (FullRun(epochs=2.0), "how many samples the data set has"),
-        (FullRun(steps=5), "the batch of a worker"),
+        (FullRun(), "its number of steps or epochs"),
+        (FullRun(epochs=1e300), "its number of steps or epochs"),
+        (FullRun(epochs=2.0), "the number of samples in the dataset"),
+        (FullRun(steps=5), "the batch per worker"),
     ],
 )
 def test_what_is_not_known_is_said_of_measured_rows(whole: FullRun, reason: str) -> None:

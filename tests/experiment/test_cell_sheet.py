@@ -81,12 +81,12 @@ def test_what_a_table_is_sorted_by_is_seen_however_narrow_it_is() -> None:
 
 def test_what_is_the_same_on_every_row_is_said_once_and_is_no_column() -> None:
     assert constants_line(SWEEP) == (
-        "On every row: model Qwen/Qwen2.5-1.5B, data set identity, device RTX 4090, stage sft, strategy ZeRO-2, "
-        "precision bf16, sequence length 1,024, recomputed, accumulation 1."
+        "The same in every row: model Qwen/Qwen2.5-1.5B, data set identity, device RTX 4090, stage sft, strategy "
+        "ZeRO-2, precision bf16, sequence length 1,024, recomputed, accumulation 1."
     )
     names = [column.name for column in cells_sheet(SWEEP).columns]
     assert names[:6] == ["cell", "nodes", "method", "LoRA rank", "batch", "global batch"]
-    assert constants_line(PUBLISHED).startswith("On every row: imported, model baichuan2-7b")
+    assert constants_line(PUBLISHED).startswith("The same in every row: imported, model baichuan2-7b")
     assert "device" in [column.name for column in cells_sheet(PUBLISHED).columns]
 
 
@@ -111,11 +111,11 @@ def test_a_setting_without_a_name_of_ours_that_varies_is_a_column() -> None:
 
 def test_one_sentence_says_the_most() -> None:
     assert lead(SWEEP) == (
-        "Fastest is 2x2-lora-batch8 with 108.3 samples/s, 4.76 times 1x2-lora-batch1; "
-        "12 of 16 cells measured, 2 out of memory, 2 skipped."
+        "The fastest is 2x2-lora-batch8 with 108.3 samples/s, 4.76 times 1x2-lora-batch1; 12 of 16 cells measured, "
+        "2 out of memory, 2 skipped."
     )
     alone = look_at(SWEEP, Look(where=("label=2x2-lora-batch8",)))
-    assert lead(alone) == "Fastest is 2x2-lora-batch8 with 108.3 samples/s; 1 of 1 cells measured."
+    assert lead(alone) == "The fastest is 2x2-lora-batch8 with 108.3 samples/s; 1 of 1 cells measured."
     assert lead(swept(measured_cell(1, "lora", 1, state="waiting"))) == "0 of 1 cells measured, 1 waiting."
 
 
@@ -174,7 +174,7 @@ def test_markdown_has_every_column_and_a_line_a_cell() -> None:
     assert "| OOM |" in rows[6]
     head = next(line for line in text.splitlines() if line.startswith("| cell |"))
     assert {"MFU", "HFU", "memory (GiB)", "energy (J per sample)"} <= {one.strip() for one in head.split("|")}
-    assert text.startswith("Fastest is 2x2-lora-batch8")
+    assert text.startswith("The fastest is 2x2-lora-batch8")
 
 
 def test_the_fastest_is_not_said_to_be_so_many_times_a_row_of_another_job() -> None:
@@ -183,7 +183,7 @@ def test_the_fastest_is_not_said_to_be_so_many_times_a_row_of_another_job() -> N
     )
     table = msgspec.structs.replace(SWEEP, cells=(SWEEP.cells[0], small))
     assert lead(table) == (
-        f"Fastest is {small.label} with 55.0 samples/s, though cells differ in model; 2 of 2 cells measured."
+        f"The fastest is {small.label} with 55.0 samples/s, though cells differ in model; 2 of 2 cells measured."
     )
     beside = msgspec.structs.replace(SWEEP, cells=(*SWEEP.cells, small))
     assert "4.76 times 1x2-lora-batch1, though cells differ in model" in lead(beside)
@@ -204,7 +204,7 @@ def test_who_cannot_be_told_from_the_fastest_is_named_beside_it(lowest: float, s
     wide = msgspec.structs.replace(best.samples_per_s, low=best.samples_per_s.value * lowest, values=())
     cells = tuple(msgspec.structs.replace(row, samples_per_s=wide) if row is best else row for row in SWEEP.cells)
     start, _, _ = lead(msgspec.structs.replace(SWEEP, cells=cells)).partition(";")
-    assert start == f"Fastest is 2x2-lora-batch8 with 108.3 samples/s, 4.76 times 1x2-lora-batch1{said}"
+    assert start == f"The fastest is 2x2-lora-batch8 with 108.3 samples/s, 4.76 times 1x2-lora-batch1{said}"
 
 
 def test_cells_of_other_lengths_are_told_apart_by_their_tokens() -> None:
@@ -218,10 +218,11 @@ def test_cells_of_other_lengths_are_told_apart_by_their_tokens() -> None:
     )
     table = msgspec.structs.replace(SWEEP, cells=(short, twice))
     assert lead(table) == (
-        "Fastest is long with 1,000,000 tokens/s, of cells that differ in sequence length; 2 of 2 cells measured."
+        "The fastest is long with 1,000,000 tokens/s, among cells with different sequence lengths; 2 of 2 cells "
+        "measured."
     )
     untold = msgspec.structs.replace(table, cells=(short, msgspec.structs.replace(twice, tokens_per_s=None)))
-    assert lead(untold).startswith(f"Fastest is {short.label} with ")
+    assert lead(untold).startswith(f"The fastest is {short.label} with ")
 
 
 def test_a_table_without_rows_is_its_notes() -> None:
@@ -236,7 +237,7 @@ def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so
     table = swept(msgspec.structs.replace(whole, record=record), measured_cell(1, "lora", 2))
     lines = shown(table, 120)
     assert "22.7" in line_of(lines, "1x2-lora-batch1")
-    assert "2 of 2 cells measured." in lines[0]
+    assert "2 of 2 cells" in lines[0]
     assert any("1x2-lora-batch1" in line and reason in line for line in lines[lines.index("marked") :])
     assert reason in "".join(cell_markdown(table))
 
@@ -270,7 +271,7 @@ def test_a_table_that_tells_tokens_and_no_samples_is_measured() -> None:
     ]
     table = msgspec.structs.replace(SWEEP, cells=tuple(rows), baseline=None)
     most = max(rows, key=lambda row: row.tokens_per_s.value if row.tokens_per_s else 0.0)
-    assert lead(table).startswith(f"Fastest is {most.label} with ")
+    assert lead(table).startswith(f"The fastest is {most.label} with ")
     assert lead(table).endswith(" tokens/s; 3 of 3 cells measured.")
     assert unmeasured_sheet(table).rows == ()
     assert "samples_per_s" in missing_sheet(table).rows[0][0]

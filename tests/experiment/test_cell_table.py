@@ -32,7 +32,7 @@ def test_a_sweep_s_table_has_a_row_a_cell_in_the_grid_s_order_whatever_became_of
     assert (out.settings.method, out.settings.per_device_batch, out.world_size, out.global_batch) == ("full", 4, 2, 8)
     assert out.settings.lora_rank is None
     assert SWEEP.rule == "the first 5 of 35 steps are warm-up, excluded"
-    assert SWEEP.notes[0].startswith("The full run is 3 epochs of the data set (1,100 samples)")
+    assert SWEEP.notes[0].startswith("The full run is 3 epochs of the dataset (1,100 samples)")
     assert msgspec.json.decode(msgspec.json.encode(SWEEP), type=CellTable) == SWEEP
 
 
@@ -112,10 +112,10 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (Settings(model="m", sequence_length=8), "sequence length: a sample is not the same work in each, so compare"),
+        (Settings(model="m", sequence_length=8), "sequence length: a sample is different work in each, so compare"),
         (Settings(model="n", sequence_length=4), "Rows differ in model: "),
         (Settings(model="n", sequence_length=8), "Rows differ in model and sequence length: "),
-        (Settings(model="m"), "Rows do not all have their sequence length: a sample may not be the same work"),
+        (Settings(model="m"), "Rows do not all have sequence length: a sample may be different work"),
         (Settings(model="m", sequence_length=4), None),
     ],
 )
@@ -214,14 +214,14 @@ def test_the_first_row_that_is_shown_is_the_baseline_unless_the_table_s_own_is_s
         (Look(sort="speed"), "no column 'speed'", "samples_per_s"),
         (Look(sort="--samples_per_s"), "no column '-samples_per_s'", "its columns are"),
         (Look(where=("colour=red",)), "no column 'colour'", "per_device_train_batch_size"),
-        (Look(where=("nodes=",)), "'nodes=' says nothing to compare with", "method=lora"),
+        (Look(where=("nodes=",)), "'nodes=' has no value to compare with", "method=lora"),
         (Look(sort="speed_of_samples"), "no column 'speed_of_samples'", "samples_per_s"),
         (Look(sort="sample_per_s"), "'sample_per_s': did you mean samples_per_s", "samples_per_s"),
         (Look(sort="price"), "did you mean price_per_hour or price_purchase", "samples_per_s"),
-        (Look(where=("method",)), "'method' is no condition", "method=lora"),
-        (Look(where=("",)), "is no condition", "nodes>=2"),
-        (Look(where=("nodes>=many",)), "'many' is no number", "nodes>=2"),
-        (Look(where=("nodes<nan",)), "'nan' is no number", "nodes>=2"),
+        (Look(where=("method",)), "'method' is not a condition", "method=lora"),
+        (Look(where=("",)), "is not a condition", "nodes>=2"),
+        (Look(where=("nodes>=many",)), "'many' is not a number", "nodes>=2"),
+        (Look(where=("nodes<nan",)), "'nan' is not a number", "nodes>=2"),
         (Look(baseline="x"), "no row 'x'", "1x2-lora-batch1"),
     ],
 )

@@ -76,7 +76,7 @@ def test_larger_batches_that_are_otherwise_equal_are_skipped() -> None:
     record, skipped = skip_larger(end(grid_of(nodes=(1, 2)), 1, OUT), 1)
     assert skipped == ("1-node-batch4",)
     assert record.cells[2].state == "skipped"
-    assert record.cells[2].reason == "1-node-batch2 ran out of GPU memory already"
+    assert record.cells[2].reason == "1-node-batch2 already ran out of GPU memory"
     # Two nodes are another matter.
     assert [cell.state for cell in record.cells] == ["waiting", "out_of_memory", "skipped", *["waiting"] * 3]
     assert due(record) == [(0, 1), (3, 1), (4, 1), (5, 1)]
@@ -165,7 +165,7 @@ RAISED = "rank 0 raised ValueError: no such template"
         (run_of("succeeded"), False, None, "measured", ""),
         (run_of("succeeded"), False, "it recorded no step", "failed", "it recorded no step"),
         (run_of("stopped"), True, None, "measured", ""),
-        (run_of("stopped"), True, "it recorded no step", "failed", "it recorded no step: it needs more --minutes"),
+        (run_of("stopped"), True, "it recorded no step", "failed", "it recorded no step: use more --minutes"),
         (run_of("stopped"), False, None, "stopped", "it was stopped"),
         (run_of("failed", message="boom\ntraceback"), False, None, "failed", "b: boom"),
         # An exception has its own cause, whatever the kernel killed meanwhile.
@@ -186,12 +186,12 @@ def test_a_run_is_measured_when_it_went_well_or_was_stopped_at_its_time(
         (run_of("failed", message="no memory\nand more", kind="out_of_gpu_memory"), "gpu", "b: no memory"),
         (run_of("failed", message="no memory\nand more", kind="out_of_memory"), "node", "b: no memory"),
         # What the kernel killed is that, whatever its peers say; on the GPU it ran out whatever was killed beside it.
-        (run_of("failed", 2, kind="connection"), "node", "b: the kernel killed 2 processes for lack of memory"),
-        (run_of("failed", 1, signal="SIGXCPU"), "node", "b: the kernel killed a process for lack of memory"),
+        (run_of("failed", 2, kind="connection"), "node", "b: the kernel killed 2 processes because memory ran out"),
+        (run_of("failed", 1, signal="SIGXCPU"), "node", "b: the kernel killed a process because memory ran out"),
         (
             run_of("failed", 1, kind="out_of_memory", signal="SIGKILL"),
             "node",
-            "b: the kernel killed a process for lack of memory",
+            "b: the kernel killed a process because memory ran out",
         ),
         (run_of("failed", 1, kind="out_of_gpu_memory"), "gpu", "b: it broke"),
     ],

@@ -90,7 +90,7 @@ def test_what_was_passed_over_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("gpus,samples/s,loss\n1,2.5,0.1\n")
     imported = import_table(tmp_path / "runs", path, Extras(ignore=("loss",)))
-    assert "Columns that were passed over: loss." in imported.table.notes
+    assert "Ignored columns: loss." in imported.table.notes
 
 
 CSV = b"\xef\xbb\xbfgpus;samples/s\r\n2;1.5\r\n"
@@ -115,11 +115,11 @@ def test_the_ending_tells_the_form_and_the_bytes_are_kept_as_they_are(tmp_path: 
         (
             "a.xlsx",
             b"",
-            "a.xlsx is no table by its name: expected .csv, .tsv, .md, .markdown, .json, ",
+            "a.xlsx has an unknown file type: expected .csv, .tsv, .md, .markdown, .json, ",
         ),
-        ("a", CSV, "is no table by its name"),
+        ("a", CSV, "has an unknown file type"),
         ("a.csv", None, "does not exist"),
-        ("a.csv", "gpus\n1\n".encode("utf-16"), "is not text in UTF-8"),
+        ("a.csv", "gpus\n1\n".encode("utf-16"), "is not UTF-8"),
         ("a.csv", b"gpus\n0\n", "a.csv:2: gpus: '0': expected a whole number"),
         ("a.yaml", b"gpus: 1", "a.yaml:1: unknown key 'gpus'"),
     ],

@@ -58,23 +58,23 @@ def test_out_of_memory_is_a_state_and_not_a_figure() -> None:
         ("out_of_memory", "gpu", None),
         ("out_of_memory", "node", None),
     ]
-    assert "memory did not suffice" in gpu.reason
+    assert "the GPU ran out of memory, according to the table" in gpu.reason
     assert (fine.state, fine.out_of, fine.reason) == ("measured", None, "")
 
 
 def test_a_row_that_ran_out_of_memory_and_has_a_speed_contradicts_itself() -> None:
     (row,) = rows("gpus,samples/s,memory_mb\n1,2.5,OOM\n")
-    assert row.contradictions == ("it ran out of memory, and has samples/s all the same",)
+    assert row.contradictions == ("it ran out of memory but has samples/s",)
 
 
 def test_a_row_without_figures_is_skipped_and_says_so() -> None:
     (row,) = rows("gpus,batch,samples/s\n1,2,-\n")
-    assert (row.state, row.reason) == ("skipped", "the table has no figures of it")
+    assert (row.state, row.reason) == ("skipped", "the table has no figures for it")
 
 
 def test_a_contradiction_is_named_and_the_figures_stand_as_they_were() -> None:
     (row,) = rows("gpus,samples,epochs,samples/s,runtime\n1,1000,1,10.00,150.0\n")
-    assert row.contradictions == ("samples/s x runtime is 1500, samples x epochs is 1000: 50.0 % more",)
+    assert row.contradictions == ("samples/s x runtime is 1500, samples x epochs is 1000: 50.0% more",)
     assert row.samples_per_s is not None
     assert row.whole_s is not None
     assert (row.samples_per_s.value, row.whole_s.value) == (10.0, 150.0)

@@ -113,22 +113,22 @@ def test_the_unit_of_a_figure_is_its_columns(column: str, cell: str, figure: str
         ("\ufeffsped,gpus\n1,2\n", "table.csv:1: unknown column 'sped'"),
         ("gpus,price\n1,2\n", "table.csv:1: unknown column 'price': did you mean price_"),
         ("gpus,\N{SNOWMAN}\n1,2\n", "table.csv:1: unknown column '\N{SNOWMAN}'"),
-        ("gpus,samples/s\n1,2,3\n", "table.csv:2: 3 cells stand under 2 titles"),
-        ("gpus,samples/s\n1,0,085\n", "table.csv:2: 3 cells stand under 2 titles"),
-        ("gpus;samples/s\n1;0,085\n", "table.csv:2: '0,085' may be a fraction or thousands"),
-        ("gpus,samples/s\n1\n", "table.csv:2: 1 cells stand under 2 titles"),
-        ("gpus,\n1,7\n", "table.csv:2: a cell stands in a column without a title"),
-        ("gpus,gpus\n1,1\n", "table.csv:1: 'gpus' and 'gpus' say the same"),
-        ("gpus,num_gpus\n1,1\n", "table.csv:1: 'gpus' and 'num_gpus' say the same"),
-        ("memory_mb,memory_gib\n1,1\n", "table.csv:1: 'memory_mb' and 'memory_gib' say the same"),
-        ("gpus,samples/s\n1,1.5 it/s\n", "table.csv:2: samples/s: '1.5 it/s': expected a number above 0"),
-        ("gpus,samples/s\n1,=1+1\n", "table.csv:2: samples/s: '=1+1': expected a number above 0"),
-        ("gpus,samples/s\n1,1e400\n", "table.csv:2: samples/s: '1e400': expected a number above 0"),
+        ("gpus,samples/s\n1,2,3\n", "table.csv:2: 3 cells under 2 titles"),
+        ("gpus,samples/s\n1,0,085\n", "table.csv:2: 3 cells under 2 titles"),
+        ("gpus;samples/s\n1;0,085\n", "table.csv:2: '0,085' is ambiguous (decimal or thousands separator)"),
+        ("gpus,samples/s\n1\n", "table.csv:2: 1 cells under 2 titles"),
+        ("gpus,\n1,7\n", "table.csv:2: a cell is in a column without a title"),
+        ("gpus,gpus\n1,1\n", "table.csv:1: 'gpus' and 'gpus' mean the same"),
+        ("gpus,num_gpus\n1,1\n", "table.csv:1: 'gpus' and 'num_gpus' mean the same"),
+        ("memory_mb,memory_gib\n1,1\n", "table.csv:1: 'memory_mb' and 'memory_gib' mean the same"),
+        ("gpus,samples/s\n1,1.5 it/s\n", "table.csv:2: samples/s: '1.5 it/s': expected a positive number"),
+        ("gpus,samples/s\n1,=1+1\n", "table.csv:2: samples/s: '=1+1': expected a positive number"),
+        ("gpus,samples/s\n1,1e400\n", "table.csv:2: samples/s: '1e400': expected a positive number"),
         ("gpus\n2.5\n", "table.csv:2: gpus: '2.5': expected a whole number, at least 1"),
         ("gpus\n\n0\n", "table.csv:3: gpus: '0': expected a whole number, at least 1"),
         ("gpus\n" + "9" * 400 + "\n", "table.csv:2: gpus: '9999"),
-        ("mfu\n45.2\n", "table.csv:2: mfu: '45.2': expected a share above 0, such as 0.45 or 45 %"),
-        ("hfu\n120 %\n", "table.csv:2: hfu: '120 %': expected a share"),
+        ("mfu\n45.2\n", "table.csv:2: mfu: '45.2': expected a positive share, such as 0.45 or 45%"),
+        ("hfu\n120 %\n", "table.csv:2: hfu: '120 %': expected a positive share"),
         ("fp16\nmaybe\n", "table.csv:2: fp16: 'maybe': expected true or false"),
         ("runtime\n1:2\n", "table.csv:2: runtime: '1:2': expected seconds, 2h05m, 28:04 (minutes) or 3:35:20 (hours)"),
         ("runtime\n0:00\n", "table.csv:2: runtime: '0:00': expected seconds"),
@@ -213,7 +213,7 @@ def test_what_a_program_writes_is_read_as_it_was(rows: list[tuple[str, int, floa
 
 def test_a_column_that_is_not_there_cannot_be_passed_over() -> None:
     error = complaint("gpus,loss\n1,2\n", ignore=("loss", "nothere"))
-    assert error.message == "table.csv: it has no column 'nothere' to pass over"
+    assert error.message == "table.csv: it has no column 'nothere' to ignore"
 
 
 COLUMNS = """\
@@ -278,7 +278,7 @@ def test_the_file_itself_may_pass_over_a_column() -> None:
         ("[]", "table.yaml:1: it has no rows"),
         ("rows: 7", "table.yaml:1: expected a list"),
         ("columns: {a: 1}\nrows: []", "table.yaml:1: expected a list"),
-        ("columns: [gpus]\nrows:\n- [1]\n- [1, 2]", "table.yaml:4: 2 cells stand in a row of 1 columns"),
+        ("columns: [gpus]\nrows:\n- [1]\n- [1, 2]", "table.yaml:4: 2 cells in a row of 1 columns"),
         ("- gpus: 1\n- 7", "table.yaml:2: expected a list"),
         ("- gpus: 1\n- gpus: [1]", "table.yaml:2: expected one word or number, not a list or a mapping"),
         ("- gpus: 1\n- {[1]: 2}", "table.yaml:2: "),
@@ -289,7 +289,7 @@ def test_the_file_itself_may_pass_over_a_column() -> None:
             "table.yaml:3: epochs: 'many': expected a number",
         ),
         ("- gpus: 1\n  gpu: a\n  gpu: b", "table.yaml:3: duplicate key 'gpu' (line 2)"),
-        ("- gpus: 1\n  num_gpus: 1", "table.yaml:2: 'gpus' and 'num_gpus' say the same"),
+        ("- gpus: 1\n  num_gpus: 1", "table.yaml:2: 'gpus' and 'num_gpus' mean the same"),
         ("- gpus: 1\n  sped: 1", "table.yaml:2: unknown column 'sped'"),
         ('- model: "a\\u202eb"', "table.yaml:1: model: invalid character U+202E"),
         ("- gpus: 1\n- gpus: [", "table.yaml:2: "),
@@ -309,7 +309,7 @@ def test_aliases_that_unfold_without_bound_are_refused() -> None:
     bomb = "a: &a [x, x, x, x, x, x, x, x]\n"
     for one, other in zip("abcdefghi", "bcdefghij", strict=True):
         bomb += f"{other}: &{other} [{', '.join([f'*{one}'] * 8)}]\n"
-    assert "unfolds to more than" in yaml_complaint(bomb).message
+    assert "expands to more than" in yaml_complaint(bomb).message
 
 
 _words = st.sampled_from(

@@ -112,11 +112,11 @@ def test_what_may_be_read_in_two_ways_or_is_another_quantity_is_refused(title: s
 
 def test_a_memory_that_no_worker_has_was_in_another_unit() -> None:
     message = refused("gpus,memory_gb\n1,15387\n").message
-    assert message == "table.csv:2: memory_gb: '15387': that is 14,330 GiB, more than a worker can have: was it MiB?"
+    assert message == "table.csv:2: memory_gb: '15387': 14,330 GiB is more than a worker can have; did you mean MiB?"
 
 
 def test_a_comma_among_semicolons_is_refused() -> None:
-    assert "'1,234' may be a fraction or thousands" in refused("gpus;tokens/s\n1;1,234\n").message
+    assert "'1,234' is ambiguous (decimal or thousands separator)" in refused("gpus;tokens/s\n1;1,234\n").message
 
 
 def test_all_unknown_columns_are_one_error_and_two_ways_past_it() -> None:
@@ -241,11 +241,11 @@ def test_json_is_read_in_the_forms_that_programs_write(text: str, found: dict[st
         ("{", "a.json: it is not JSON"),
         ('[{"gpus": 8}, {"gpus": 0}]', "a.json: row 2: gpus: '0': expected a whole number"),
         ('[{"gpus": [8]}]', "a.json: row 1: expected one word or number"),
-        ('{"gpus": [8], "tok/s": []}', "a.json: its columns are not equally long"),
+        ('{"gpus": [8], "tok/s": []}', "a.json: its columns have different lengths"),
         ('[{"gpus": 8, "v": 1}]', "a.json: row 1: unknown column 'v'"),
         ("[7]", "a.json: row 1: expected an object"),
         ("7", "a.json: expected a list of rows"),
-        ('{"log_history": [{"loss": 1}]}', "a.json: its training had not ended"),
+        ('{"log_history": [{"loss": 1}]}', "a.json: its training was not finished"),
     ],
 )
 def test_json_that_is_no_table_says_where(text: str, said: str) -> None:
@@ -280,7 +280,7 @@ def test_megatrons_figures_are_read_by_the_names_of_its_log() -> None:
 
 
 def test_a_batch_of_millions_counts_tokens_and_is_refused() -> None:
-    assert "was it tokens?" in refused("GPUs,Batch Size,tokens/s\n64,4M,205440\n").message
+    assert "did you mean tokens?" in refused("GPUs,Batch Size,tokens/s\n64,4M,205440\n").message
 
 
 @pytest.mark.parametrize("title", ["Gbps", "EP", "CPU memory (GB)", "Memory saved", "step time std"])

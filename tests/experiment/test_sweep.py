@@ -105,7 +105,7 @@ def test_out_of_memory_is_a_result_and_larger_batches_are_skipped(tmp_path: Path
     cell = nodes.cell("1-node-full-batch2")
     assert (cell.out_of, cell.reason) == ("gpu", "a: out_of_gpu_memory happened")
     assert "1-node-full-batch2: out of GPU memory: a: out_of_gpu_memory happened" in nodes.said
-    assert "skipped, as they need more: 1-node-full-batch4" in nodes.said
+    assert "skipped because they need more: 1-node-full-batch4" in nodes.said
 
 
 def test_a_cell_that_fails_does_not_end_the_sweep(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_node_that_cannot_be_reached_ends_it_at_the_second_cell_in_a_row(tmp_p
         nodes.sweep(sweep_of(METHODS))
     assert (caught.value.exit_code, caught.value.hint) == (
         3,
-        "once it can be reached, the same command resumes where it stopped",
+        "once it can be reached, run the same command to resume",
     )
     states = states_of(nodes.grid())
     # One alone fails; the two are tried again by whoever goes on.
@@ -225,7 +225,7 @@ def test_what_ctrl_c_stops_is_measured_again_by_the_same_command(tmp_path: Path)
     with pytest.raises(Interrupted) as caught:
         nodes.sweep(sweep_of(BATCHES))
     assert caught.value.message == "interrupted; 3 cells: 1 measured, 2 waiting"
-    assert "the same command resumes where it stopped" in (caught.value.hint or "")
+    assert "run the same command to resume" in (caught.value.hint or "")
     assert nodes.tables == 1
     run = RunDirectory.open(tmp_path, "last").read("run.json", Run)
     assert run is not None
@@ -236,7 +236,7 @@ def test_what_ctrl_c_stops_is_measured_again_by_the_same_command(tmp_path: Path)
     # Whoever was stopped keeps its run: an id is never used twice.
     assert again.order == ["1-node-batch2-try2", "1-node-batch4"]
     assert set(states_of(swept.record).values()) == {"measured"}
-    going_on = f"going on with sweep {swept.directory.name} (3 cells: 1 measured, 2 waiting); --fresh begins anew"
+    going_on = f"resuming sweep {swept.directory.name} (3 cells: 1 measured, 2 waiting); use --fresh to start over"
     assert going_on in again.said
     assert "[2/3] 1-node-batch2, about 10 s left" in again.said
 
@@ -336,7 +336,7 @@ def test_two_processes_never_make_one_sweep(tmp_path: Path) -> None:
     with pytest.raises(MultinodeError):
         nodes.sweep(sweep_of(BATCHES))
     (path,) = tmp_path.glob("*/grid.json")
-    with RunDirectory(path.parent).lock(), pytest.raises(UsageError, match="this very sweep is under way already"):
+    with RunDirectory(path.parent).lock(), pytest.raises(UsageError, match="this sweep is already running"):
         nodes.sweep(sweep_of(BATCHES))
 
 
@@ -348,7 +348,7 @@ def test_a_table_that_cannot_be_made_is_no_word_against_what_was_measured(tmp_pa
 
     swept = sweep(sweep_of(BATCHES), nodes.context, Resume(), conclude, nodes.measure)
     assert set(states_of(swept.record).values()) == {"measured"}
-    assert "its table cannot be made yet: no table" in nodes.said
+    assert "its table cannot be created yet: no table" in nodes.said
 
 
 class Removed(type(Path())):  # type: ignore[misc]  # the class of this system's paths

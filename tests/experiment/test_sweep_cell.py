@@ -100,7 +100,7 @@ def test_a_run_that_had_run_out_of_memory_is_a_result(killed: Elsewhere) -> None
 def test_a_run_that_went_on_is_stopped_and_measured_under_another_name(killed: Elsewhere) -> None:
     run_id = leave(killed, 10.0, status="running")
     killed.sweep(ASKED)
-    assert f"run {run_id} was cut off: making sure that nothing of it is still running" in killed.said
+    assert f"run {run_id} was interrupted: making sure that nothing of it is still running" in killed.said
     assert killed.order == ["1-node-batch2-try2", "1-node-batch4"]
     left = RunDirectory(killed.runs / run_id).read("run.json", Run)
     assert left is not None
@@ -121,16 +121,16 @@ def test_a_run_that_had_trained_for_its_time_is_taken(killed_by_time: Elsewhere,
     swept = killed_by_time.sweep(BY_TIME)
     assert swept.record.cells[1].run_ids == (run_id,)
     assert killed_by_time.order == ["1-node-batch4"]
-    assert f"run {run_id} had trained for its 30.0 s, and counts" in killed_by_time.said
+    assert f"run {run_id} trained for its 30.0 s and is valid" in killed_by_time.said
 
 
 @pytest.mark.parametrize(
     ("trained_s", "cause", "why"),
     [
-        (29, "lease_expired", "a: it had trained for 29.0 s of its 30.0 s"),
-        (1, "stopped", "a: it stored too few steps to know how long it trained"),
-        (40, "exited", "a: nobody stopped it there (exited)"),
-        (40, "supervisor_lost", "a: nobody stopped it there (supervisor lost)"),
+        (29, "lease_expired", "a: it trained for 29.0 s of 30.0 s"),
+        (1, "stopped", "a: too few steps are stored to know how long it trained"),
+        (40, "exited", "a: it was not stopped there (exited)"),
+        (40, "supervisor_lost", "a: it was not stopped there (supervisor lost)"),
     ],
 )
 def test_a_run_of_which_that_is_not_known_is_made_again_and_why_is_said(
@@ -138,7 +138,7 @@ def test_a_run_of_which_that_is_not_known_is_made_again_and_why_is_said(
 ) -> None:
     run_id = leave_stopped(killed_by_time, trained_s, cause)
     killed_by_time.sweep(BY_TIME)
-    assert f"run {run_id} is made again: {why}" in killed_by_time.said
+    assert f"repeating run {run_id}: {why}" in killed_by_time.said
     assert killed_by_time.order == ["1-node-batch2-try2", "1-node-batch4"]
 
 
@@ -146,7 +146,7 @@ def test_a_time_that_was_too_short_for_figures_is_no_shorter_the_second_time(kil
     leave_stopped(killed_by_time, 30, end=0.0)
     swept = killed_by_time.sweep(BY_TIME)
     assert swept.record.cells[1].state == "failed"
-    assert swept.record.cells[1].reason == "no step was recorded: it needs more --minutes"
+    assert swept.record.cells[1].reason == "no step was recorded: use more --minutes"
 
 
 def test_a_run_of_steps_that_was_stopped_is_made_again_however_long_it_trained(killed: Elsewhere) -> None:
@@ -228,7 +228,7 @@ def test_what_is_shown_counts_the_time_and_no_step_that_nobody_means_to_make() -
     watch = Watch()
     watch.look(200)
     before = watch.timed.show(at_step(None))
-    assert progress_line(before) == "0.0 s, trained 0.0 s of 10.0 s  a connecting | b running, no output yet"
+    assert progress_line(before) == "0.0 s, trained 0.0 s of 10.0 s  a connecting | b running, importing"
     watch.look(1000, 1)
     watch.look(1004, 5)
     shown = watch.timed.show(at_step(5))

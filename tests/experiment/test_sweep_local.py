@@ -155,7 +155,7 @@ def test_a_cell_that_trained_for_its_time_while_its_controller_was_dead_is_not_t
     swept = here.sweep()
     name = swept.directory.name
     assert [cell.run_ids for cell in swept.record.cells] == [(f"{name}-1x1",), (f"{name}-1x2",)]
-    assert f"run {name}-1x2 had trained for its 2.0 s, and counts" in here.said
+    assert f"run {name}-1x2 trained for its 2.0 s and is valid" in here.said
     assert len(here.started.read_text().split()) == 2
     assert here.left_on_node() == []
 

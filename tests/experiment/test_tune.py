@@ -145,7 +145,7 @@ def test_what_ctrl_c_stops_is_kept_and_goes_on(tmp_path: Path) -> None:
     nodes.ends = stop
     with pytest.raises(Interrupted, match="interrupted; 5 cells: 2 measured, 3 waiting") as caught:
         nodes.tune(asked_tuning())
-    assert "the same command resumes" in (caught.value.hint or "")
+    assert "run the same command to resume" in (caught.value.hint or "")
     stored = next(tmp_path.glob(f"*/{TUNING_FILE}"))
     so_far = msgspec.json.decode(stored.read_bytes(), type=Tuning)
     assert so_far.verdict.endswith("3 changes not measured yet.")
@@ -177,7 +177,7 @@ def test_a_change_that_fails_or_runs_out_of_memory_is_a_result(tmp_path: Path) -
 
 def test_a_training_that_fails_as_it_stands_is_nothing_to_tune(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, lambda label: "missing_file" if label.startswith("baseline") else None)
-    with pytest.raises(RunFailed, match="the training as it stands has no figures: a: missing_file happened"):
+    with pytest.raises(RunFailed, match="the unchanged training has no figures: a: missing_file happened"):
         nodes.tune(asked_tuning())
 
 

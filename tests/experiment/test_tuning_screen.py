@@ -51,10 +51,10 @@ AVERAGED = candidate(
     against_one_node=1.7,
     against_one_node_interval=(1.2, 2.1),
     expected_s=95.0,
-    meaning="another algorithm, whose loss may be worse: nodes train apart between averages",
+    meaning="another algorithm, and the loss may be worse: nodes train independently between averages",
 )
-BASELINE = measured(candidate("baseline", "as it stands, 2 nodes"), 10, 3.0, 2.5, 2.2, 2.0)
-ALONE = measured(candidate("one-node", "one node alone", 1, kind="nodes"), 12, 2.6, 2.0, 1.8, 1.7)
+BASELINE = measured(candidate("baseline", "unchanged, 2 nodes"), 10, 3.0, 2.5, 2.2, 2.0)
+ALONE = measured(candidate("one-node", "one node", 1, kind="nodes"), 12, 2.6, 2.0, 1.8, 1.7)
 WINNER = measured(AVERAGED, 40, 3.0, 2.5, 2.2, 2.0)
 WORSE = measured(candidate("accumulation", "gradient accumulation 8"), 44, 3.2, 2.9, 2.7, 2.5)
 FAILED = trial(
@@ -133,8 +133,8 @@ def with_losses(one: Trial, losses: Losses) -> Trial:
     return changed(one, runs=tuple(changed(run, losses=losses) for run in one.runs))
 
 
-NOTHING = "Nothing is recommended: "
-ALONE_IS_FASTER = "Train on one node: it reaches the loss of the training as it stands 2.4x faster"
+NOTHING = "No recommendation: "
+ALONE_IS_FASTER = "Train on one node: it reaches the loss of the unchanged training 2.4x faster"
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ ALONE_IS_FASTER = "Train on one node: it reaches the loss of the training as it 
     [
         ((BASELINE, ALONE), f"{ALONE_IS_FASTER}, and no change is predicted to be worth a run."),
         ((BASELINE, changed(ALONE, runs=()), WORSE),
-         "Keep the training as it is: no change that was measured is better."),
+         "Keep the training as it is: no measured change is better."),
         ((changed(BASELINE, runs=(), reason="a: it hung"), ALONE),
-         f"{NOTHING}the training as it stands has no figures: a: it hung."),
+         f"{NOTHING}the unchanged training has no figures: a: it hung."),
         ((BASELINE, ALONE, with_losses(WINNER, Losses())),
-         f"{NOTHING}not every run recorded a loss, and speed alone says nothing of it."),
+         f"{NOTHING}not every run recorded a loss, and speed is not enough."),
         ((with_losses(BASELINE, Losses(held_out=curve(2.0, None))), ALONE),
-         f"{NOTHING}the training as it stands diverged, and there is no loss to reach."),
+         f"{NOTHING}the unchanged training diverged, so there is no loss to reach."),
     ],
 )  # fmt: skip
 def test_why_nothing_else_is_recommended(trials: tuple[Trial, ...], verdict: str) -> None:

@@ -254,10 +254,10 @@ def test_a_target_that_fails_is_told_once_and_the_others_are_written() -> None:
     [
         ((), "where to"),
         (("grafana:x",), "tensorboard:DIR"),
-        (("tensorboard",), "not a target"),
+        (("tensorboard",), "not an export target"),
         (("prometheus:metrics.txt",), ".prom"),
         (("mlflow:http://me:secret@example.com",), "MLFLOW_TRACKING_PASSWORD"),
-        (("metrics-port:99999",), "no port"),
+        (("metrics-port:99999",), "not a port"),
         (("metrics-port:9400",), "--follow"),
         (("tensorboard:a", "csv:b", "--follow"), "one target"),
     ],
@@ -346,7 +346,7 @@ def test_a_run_that_nobody_follows_is_exported_if_it_has_ended_and_refused_other
     followed, ended = (export("last", "csv:x", *arguments).exception for arguments in (("--follow",), ()))
     assert isinstance(followed, UsageError)
     assert isinstance(ended, UsageError)
-    assert "followed by no multinode" in followed.message
+    assert "no multinode on this machine follows" in followed.message
     assert (followed.hint, ended.hint) == (
         f"multinode attach {RUN.run_id} --export csv:x",
         f"multinode export {RUN.run_id} --follow TARGET",

@@ -54,6 +54,6 @@ def test_an_export_that_does_not_end_is_killed(tmp_path: Path) -> None:
             connection, _ = server.accept()
         with connection:
             followers.close()
-    assert told == [f"warning: the export to {target} was killed: it had not ended 0 s after the run"]
+    assert told == [f"warning: the export to {target} was killed 0 s after the end of the run"]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -197,7 +197,7 @@ def test_deepspeed_counts_the_workers_of_all_nodes_and_takes_this_nodes_gpus() -
 def test_deepspeed_keeps_devices_that_the_user_has_chosen() -> None:
     place = msgspec.structs.replace(PLACE, workers=(2, 2))
     assert world(place, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"})["node-1"] == ["GPU-a", "GPU-b"]
-    with pytest.raises(UsageError, match="names 1 devices on node rank 1, which has 2 workers"):
+    with pytest.raises(UsageError, match="names 1 devices on node rank 1, but 2 workers run there"):
         world(place, {"CUDA_VISIBLE_DEVICES": "3"})
 
 

@@ -65,10 +65,10 @@ def test_a_training_is_recognised_by_its_keys(config: dict[str, object], *, expe
     [
         ("stage: sft\n", "sft.yaml is not a LLaMA-Factory training: it has no model_name_or_path"),
         ("model_name_or_path: m\n", "sft.yaml is not a LLaMA-Factory training: it has none of its keys (dataset, "),
-        ("", "sft.yaml:1: lines of `key: value` were expected, and this holds nothing"),
-        ("- stage\n", "sft.yaml:1: lines of `key: value` were expected, and this holds a list"),
-        ("sft", "sft.yaml:1: lines of `key: value` were expected, and this holds a single value"),
-        ("1: sft", "sft.yaml:1: lines of `key: value` were expected, and this holds a key that is not text"),
+        ("", "sft.yaml:1: expected lines of `key: value`, found nothing"),
+        ("- stage\n", "sft.yaml:1: expected lines of `key: value`, found a list"),
+        ("sft", "sft.yaml:1: expected lines of `key: value`, found a single value"),
+        ("1: sft", "sft.yaml:1: expected lines of `key: value`, found a key that is not text"),
     ],
 )
 def test_what_is_no_training_is_told_how_a_script_is_launched(text: str, message: str) -> None:
@@ -104,8 +104,8 @@ def test_overrides_are_read_as_yaml_and_the_last_one_counts() -> None:
         ("max_steps", "--set 'max_steps' is not KEY=VALUE"),
         ("=5", "--set '=5' is not KEY=VALUE"),
         ("max steps=5", "--set 'max steps=5' is not KEY=VALUE"),
-        ("max_steps=", "--set 'max_steps=' sets max_steps to nothing"),
-        ("name=#1", "--set 'name=#1' sets name to nothing"),
+        ("max_steps=", "--set 'max_steps=' gives max_steps no value"),
+        ("name=#1", "--set 'name=#1' gives name no value"),
         ("name=[1", "--set name: '[1' is not a YAML value"),
         ("name=a: b: c", "--set name: 'a: b: c' is not a YAML value"),
         ("name=!!int ''", "--set name: \"!!int ''\" is not a YAML value"),

@@ -65,7 +65,7 @@ def test_an_edit_is_for_this_run_alone_and_is_shown(folder: Path) -> None:
     assert job.deepspeed_text == '{\n  "zero_optimization": {\n    "stage": 2\n  }\n}\n'
     assert str(job.deepspeed_diff).split("\n") == [
         "--- configs/ds.json",
-        "+++ configs/ds.json\tfor this run alone",
+        "+++ configs/ds.json\tfor this run only",
         "@@ -1,5 +1,5 @@",
         " {",
         '   "zero_optimization": {',
@@ -126,4 +126,4 @@ def test_text_that_cannot_be_a_path_is_no_path(folder: Path) -> None:
 def test_a_missing_job_is_told_how_a_script_is_launched(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"the job .*/gone\.yaml does not exist") as caught:
         load_job(folder / "gone.yaml")
-    assert "a script of your own goes after --" in str(caught.value.hint)
+    assert "your own script goes after --" in str(caught.value.hint)

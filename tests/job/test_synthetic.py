@@ -196,20 +196,20 @@ def test_asked_for_samples_are_there_and_fill_the_last_step(asked: int, batch: i
 def test_without_steps_to_count_by_it_says_what_is_missing() -> None:
     endless = override_job(job(), {"max_steps": None})
     with_synthetic(endless, rows=100)
-    with pytest.raises(JobError, match="sets no max_steps") as caught:
+    with pytest.raises(JobError, match="max_steps is not set") as caught:
         with_synthetic(endless)
     assert caught.value.hint == "--set max_steps=50"
 
 
 @pytest.mark.parametrize("stage", ["dpo", "kto", "rm", "ppo", 3, ["sft"]])
 def test_other_stages_are_refused(stage: object) -> None:
-    with pytest.raises(JobError, match="for the stages sft and pt"):
+    with pytest.raises(JobError, match="supports the stages sft and pt"):
         with_synthetic(override_job(job(), {"stage": stage}))
 
 
 @pytest.mark.parametrize("key", ["use_asft_loss", "use_dft_loss", "use_eaft_loss", "use_hyper_parallel"])
 def test_what_only_fine_tuning_computes_is_refused(key: str) -> None:
-    with pytest.raises(JobError, match=f"stage pt, which has no {key}"):
+    with pytest.raises(JobError, match=f"stage pt, which does not support {key}"):
         with_synthetic(job(**{key: True}))
     with_synthetic(job(**{key: False}))
 
@@ -223,14 +223,14 @@ def test_a_length_that_is_none_is_refused(length: object) -> None:
 @pytest.mark.parametrize("key", ["dataset", "packing", "max_samples", "tokenized_path"])
 def test_data_that_the_command_line_names_are_refused_rather_than_ignored(key: str) -> None:
     asked = parse(TEXT, "sft.yaml", (f"{key}={SPOILING[key]}",))
-    with pytest.raises(JobError, match=f"--set {key} says what the data are"):
+    with pytest.raises(JobError, match=f"--set {key} chooses the data"):
         with_synthetic(asked)
     with_synthetic(parse(TEXT, "sft.yaml", (f"{key}=null",)))
 
 
 def test_a_list_of_data_is_refused_as_one_is() -> None:
     for key, text in (("dataset", "[a, b]"), ("interleave_probs", "[0.5, 0.5]")):
-        with pytest.raises(JobError, match=f"--set {key} says what the data are"):
+        with pytest.raises(JobError, match=f"--set {key} chooses the data"):
             with_synthetic(parse(TEXT, "sft.yaml", (f"{key}={text}",)))
 
 

@@ -49,13 +49,13 @@ def test_the_key_that_is_not_understood_is_named(changes: dict[str, Any], told: 
 
 
 def test_without_a_config_json_it_says_where_one_is_looked_for() -> None:
-    with pytest.raises(JobError, match=r"model, and its config\.json could not be read") as failed:
+    with pytest.raises(JobError, match=r"model, whose config\.json could not be read") as failed:
         read_training(training_job(FULL), None)
     assert "--set model_name_or_path=DIRECTORY" in str(failed.value.hint)
 
 
 def test_a_mixture_of_experts_is_told_by_its_type() -> None:
-    with pytest.raises(JobError, match="model_type 'qwen3_moe'"):
+    with pytest.raises(JobError, match="model_type is 'qwen3_moe'"):
         read_training(training_job(FULL), TINY | {"model_type": "qwen3_moe"})
 
 

@@ -52,7 +52,13 @@ PORTS: list[Row] = [
         (Ports(node="node0", first=20000, last=29999, action="drop"), "master-port", "the rendezvous", "20000:29999"),
     )
 ]
-ALL_PORTS: Row = (Ports(node="node1", first=1, last=65535, action="drop"), "error", "ports", "on any port", "firewall")
+ALL_PORTS: Row = (
+    Ports(node="node1", first=1, last=65535, action="drop"),
+    "error",
+    "ports",
+    "on any tried port",
+    "firewall",
+)
 
 # Options of the check, and what is made together.
 GROUPS: list[tuple[tuple[str, ...], list[Row]]] = [
@@ -156,9 +162,11 @@ def test_a_warning_fails_a_strict_check_alone_and_is_shown_with_its_fix(
     assert done.returncode == code
     # The same on both nodes.
     assert done.stdout.startswith("1 warning ")
-    assert "fix: leave out --env NCCL_SOCKET_IFNAME" in done.stdout
+    assert "fix: remove --env NCCL_SOCKET_IFNAME" in done.stdout
     assert done.stdout.splitlines()[-1].startswith(
-        f"next: fix the 1 warning above, then: multinode check {' '.join(given)}" if code else "next: multinode launch"
+        f"Next        fix the 1 warning above, then: multinode check {' '.join(given)}"
+        if code
+        else "Next        multinode launch"
     )
     assert ("--strict allows none" in done.stderr) == bool(code)
 

@@ -123,7 +123,7 @@ class TestLlamaFactoryOverASlowLink:
         assert (
             f"the efficiency is {contrasted.document['efficiency']:.3f}, below --min-efficiency 0.9" in contrasted.told
         )
-        assert "next: multinode launch --nodes 1 --workers-per-node 2 " in contrasted.told
+        assert "Next        multinode launch --nodes 1 --workers-per-node 2 " in contrasted.told
         assert f" --hosts {contrasted.hosts} " in contrasted.told
 
     def test_what_would_fix_it_is_predicted_and_advised(self, contrasted: Contrasted) -> None:
@@ -207,7 +207,7 @@ def test_what_ctrl_c_leaves_is_compared_where_each_side_was_measured(one_slot: s
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=DEADLINE_S)[0]
     assert process.returncode == 130
-    assert "what was measured before is compared in" in said
+    assert "earlier measurements are compared in" in said
     (contrast,) = command.runs.glob("*/contrast.json")
     assert '"verdict"' in contrast.read_text()
     assert_no_agents()

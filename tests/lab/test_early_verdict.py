@@ -32,7 +32,7 @@ _MOST_TRIES = 3
 
 @pytest.fixture(scope="module")
 def pinned(_clean_machine: None) -> Lab:
-    """Two nodes with a core each, so that one node alone computes as it does beside the other."""
+    """Two nodes with a core each, so that one node computes as it does beside the other."""
     del _clean_machine
     return stand_lab(SPEC)
 

@@ -314,7 +314,7 @@ def test_a_prelude_that_fails_ends_the_run_and_is_named(command: Command, prelud
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--engine", "llamafactory", "--", SCRIPT), "runs a YAML"),
+        (("--engine", "llamafactory", "--", SCRIPT), "needs a YAML"),
         (("--engine", "exec", "configs/tiny_sft.yaml"), "LLaMA-Factory YAML"),
         (("--engine", "slurm", "--", SCRIPT), "one of torchrun"),
         (("--accelerate-config", "configs/accelerate/multi_cpu.yaml", "--", SCRIPT), "--engine accelerate"),

@@ -127,7 +127,7 @@ def test_the_command_makes_lists_and_clears(lab: Lab, shell: Command) -> None:
         assert again.returncode == 2
         assert "is in force" in again.stderr
         assert call_here("lab", "fault").stdout == made.stdout
-        assert "faults in force: 2" in call_here("lab", "status").stderr
+        assert "active faults: 2" in call_here("lab", "status").stderr
         listed = json.loads(call_here("lab", "fault", "list", "--json").stdout)
         assert listed["schema"] == "multinode.lab-fault/1"
         assert [(one["kind"], one["node"]) for one in listed["faults"]] == [
@@ -139,7 +139,7 @@ def test_the_command_makes_lists_and_clears(lab: Lab, shell: Command) -> None:
         assert [one["node"] for one in cleared["faults"]] == ["node0"]
     finally:
         assert call_here("lab", "fault", "clear").returncode == 0
-    assert "no fault was in force" in call_here("lab", "fault", "clear").stderr
+    assert "there was no active fault" in call_here("lab", "fault", "clear").stderr
     assert shell("node0", "test -e /etc/nccl.conf").returncode == 1
 
 
@@ -152,18 +152,18 @@ def test_the_command_makes_lists_and_clears(lab: Lab, shell: Command) -> None:
         ("ports node0 --drop 80 --reject 80", "--drop and --reject was given"),
         ("link node0", "nothing was given"),
         ("link node0 --down --interface lo", "a node has no interface 'lo'"),
-        ("mtu node0 1500", "an MTU of 1500 is no fault here"),
+        ("mtu node0 1500", "an MTU of 1500 is not a fault here"),
         ("sshd node0 slow", "'slow' is not one of 'stop', 'freeze'"),
         ("node node0 sleep", "'sleep' is not one of 'kill', 'freeze'"),
-        ("cpu node0 --share 0.01", "a node cannot do with 0.01 of a core"),
+        ("cpu node0 --share 0.01", "a node cannot run with 0.01 of a core"),
         ("cpu node0 --share 100000", "of them is no limit"),
         ("disk node0 half", "'half' is not one of 'full'"),
         ("package node0 torch", "'torch' has no name and value"),
         ("package node0 torch=new", "'new' is not a version"),
         ("package node0 no-such-package=1.0", "no-such-package is not installed for"),
-        ("file node0 etc/hosts --missing", "'etc/hosts' is not a path from the root"),
+        ("file node0 etc/hosts --missing", "'etc/hosts' is not an absolute path"),
         ("variable node0 1A=x", "'1A' is not the name of a variable"),
-        ("clock node0 90", "'90' does not say how far a clock is off"),
+        ("clock node0 90", "'90' is not a clock offset"),
         ("address node0 10.213.1.2/24", "10.213.1.2 is an address of node1"),
         ("address node0 10.213.1.300/24", "'10.213.1.300/24' is not an address"),
         ("interface node0 ens1f0", "node0 has an interface ens1f0 already"),

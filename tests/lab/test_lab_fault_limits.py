@@ -269,17 +269,15 @@ def test_a_killed_node_comes_back_without_its_limit(made: Lab, shell: Command, c
 
 def test_the_command_makes_it_and_status_says_so(made: Lab) -> None:
     done = launching.call_here("lab", "fault", "memory", "all", "--limit", "700MiB")
-    assert done.stdout.splitlines() == [
-        f"{node.name}: its processes have 700 MiB of memory together" for node in made.nodes
-    ]
+    assert done.stdout.splitlines() == [f"{node.name}: its processes share 700 MiB of memory" for node in made.nodes]
     listed = json.loads(launching.call_here("lab", "fault", "list", "--json").stdout)["faults"]
     assert listed[1] == {"kind": "memory", "node": "node1", "limit_bytes": 700 * MIB}
-    assert "faults in force: 2" in launching.call_here("lab", "status").stderr
+    assert "active faults: 2" in launching.call_here("lab", "status").stderr
 
 
 @pytest.mark.parametrize(
     ("limit", "said"),
-    [("1M", "a node cannot do with 1 MiB"), ("100000G", "is no limit"), ("much", "is not a size")],
+    [("1M", "a node cannot run with 1 MiB"), ("100000G", "is no limit"), ("much", "is not a size")],
 )
 def test_a_limit_that_is_none_is_refused(made: Lab, limit: str, said: str) -> None:
     done = launching.call_here("lab", "fault", "memory", made.nodes[0].name, "--limit", limit)
@@ -307,9 +305,9 @@ def test_a_machine_without_the_controller_says_so_in_a_line(made: Lab) -> None:
 
 
 def test_what_is_too_little_or_all_there_is_is_refused_before_anything_is_made(made: Lab) -> None:
-    with pytest.raises(UsageError, match="a node cannot do with 10 MiB"):
+    with pytest.raises(UsageError, match="a node cannot run with 10 MiB"):
         memory("node0", 10)
-    with pytest.raises(UsageError, match="a node cannot do with"):
+    with pytest.raises(UsageError, match="a node cannot run with"):
         Cpu(node="node0", share=0.0)
     with pytest.raises(UsageError, match="no limit"):
         make_fault(made, Cpu(node="node0", share=4096))

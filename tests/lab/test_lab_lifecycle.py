@@ -88,11 +88,11 @@ def test_without_a_lab_the_verbs_say_how_to_make_one() -> None:
     for verb, code in (("status", 1), ("rate", 2), ("exec", 2)):
         done = call_here("lab", verb, *{"rate": ["all", "1gbit"], "exec": ["node0", "true"]}.get(verb, []))
         assert done.returncode == code
-        assert "hint: make one: multinode lab up" in done.stderr
+        assert "hint: start one: multinode lab up" in done.stderr
         assert done.stdout == ""
 
 
-MOMENTS = pytest.mark.parametrize("moment", ["making keys and links", "starting nodes", "measuring links"])
+MOMENTS = pytest.mark.parametrize("moment", ["creating keys and links", "starting nodes", "measuring links"])
 
 
 @without_lab
@@ -178,7 +178,7 @@ def test_up_that_fails_on_the_nodes_takes_everything_back() -> None:
     finally:
         python.unlink()
     assert failed.returncode == 1
-    assert f"node0: it cannot be set up: {python} is not there for the node" in failed.stderr
+    assert f"node0: set-up failed: {python} does not exist on the node" in failed.stderr
     assert _machine() == before
 
 

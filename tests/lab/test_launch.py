@@ -122,7 +122,7 @@ def test_the_command_of_on_end_is_given_the_end_and_does_not_change_it(failed: D
     assert (told["MULTINODE_FAILED_NODE"], told["MULTINODE_FAILED_RANK"]) == ("node1", "1")
     assert "asked to fail at step 15" in told["MULTINODE_FAILURE"]
     assert (failed.directory / "on-end.log").read_text() == "to the log\n"
-    assert "warning: the command of --on-end ended with code 7" in failed.stderr
+    assert "warning: the command of --on-end exited with code 7" in failed.stderr
 
 
 def test_a_failed_run_exits_1_and_shows_the_workers_own_traceback_first(failed: Done) -> None:

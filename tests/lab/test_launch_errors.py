@@ -36,7 +36,7 @@ def launch(hostfile: Path | str, *options: str) -> subprocess.CompletedProcess[s
     [
         ("node1 ", f"{UNASSIGNED} ", 3, (f"error: {UNASSIGNED}: no SSH connection", "hint:")),
         ("node1 ", "no-such-node.invalid ", 3, ("no-such-node.invalid: the name 'no-such-node.invalid'",)),
-        ("slots=2", "slots=2 user=nobody", 3, ("node1: it refused our keys for user 'nobody'", "ssh-copy-id")),
+        ("slots=2", "slots=2 user=nobody", 3, ("node1: it refused your keys for user 'nobody'", "ssh-copy-id")),
         (sys.executable, "/opt/none/bin/python", 1, ("error: node1: no interpreter for the job", "python=")),
         (sys.executable, BARE, 1, (f"error: node1: torch not installed for {BARE}", "pip install torch")),
         ("slots=2", "slot=2", 2, ("hosts:2: unknown key 'slot'",)),
@@ -72,7 +72,7 @@ def test_a_misspelt_key_of_the_training(verb: tuple[str, ...]) -> None:
     done = call_here(*verb, "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "cutof_len=64")
     assert done.returncode == 1
     assert "has no argument 'cutof_len' (--set): it refuses to start" in done.stderr
-    assert "hint: the nearest that it has: --set cutoff_len=..." in done.stderr
+    assert "hint: the closest argument is --set cutoff_len=..." in done.stderr
     assert_no_agents()
 
 

@@ -146,7 +146,7 @@ def test_a_node_without_power_is_waited_for(command: Command, shared_dir: Path) 
         shutil.copytree(on_node("node1", str(output)), output)
         with faults(NodeState(node="node1", how="kill")):
             wait_for(lambda: run.status(1) == "lost")
-            wait_said(controller, "waiting until nothing of it is left")
+            wait_said(controller, "waiting until the run has ended")
         document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
     assert (document["status"], controller.returncode) == ("succeeded", 0)
     first, second = document["attempts"]
@@ -221,7 +221,7 @@ def test_a_run_that_waits_is_stopped_from_another_terminal(command: Command) -> 
     assert (stopped["run_id"], stopped["status"], stopped["stop_reason"]) == (run.run_id, "stopped", "stop")
     assert (document["status"], controller.returncode) == ("stopped", 130)
     (only,) = document["attempts"]
-    assert (only["first_failure"]["kind"], only["not_restarted"]) == ("disk_full", "it was asked to stop")
+    assert (only["first_failure"]["kind"], only["not_restarted"]) == ("disk_full", "it was told to stop")
     assert_nothing_left(command)
 
 

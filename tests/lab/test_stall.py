@@ -65,7 +65,7 @@ def test_a_stopped_worker_is_named_while_it_hangs_and_the_run_goes_on_when_it_do
         go_file.end()
         printed, _ = controller.communicate(timeout=DEADLINE_S)
     assert (stall["node"], stall["node_rank"], stall["rank"]) == ("node1", 1, 3)
-    assert stall["message"].startswith("rank 3 on node1 is stopped (state T): somebody sent it SIGSTOP; the other 3 ")
+    assert stall["message"].startswith("rank 3 on node1 is stopped (state T) by SIGSTOP; the other 3 ")
     assert "on node1: kill -CONT " in stall["hint"]
     assert STALL_S <= stall["silent_s"] < STALL_S + 20
     assert "stalled: no step and no log on any node for" in printed

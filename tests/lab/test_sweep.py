@@ -81,8 +81,8 @@ def test_killed_interrupted_and_out_of_memory_it_makes_the_whole_table_and_nothi
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=DEADLINE_S)[0]
     assert process.returncode == 130, said
-    assert "going on with sweep" in said
-    assert "the same command resumes where it stopped" in said
+    assert "resuming sweep" in said
+    assert "run the same command to resume" in said
     assert_no_agents()
     after_stop = grid(command)
     assert [after_stop[label] for label in LABELS[:2]] == [after_kill[label] for label in LABELS[:2]]

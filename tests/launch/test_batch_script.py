@@ -48,12 +48,12 @@ def test_what_the_user_says_comes_first(options: str, command: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("options", "command", "message"),
     [
-        ("-N2", (), "nothing stands after --"),
+        ("-N2", (), "no command follows --"),
         ("-N2", ("lab", "up"), "'lab' cannot be submitted"),
         ("-N2", ("launch", "--hosts", "mine"), "--hosts"),
         ("-N2", ("launch", "--hosts=mine"), "--hosts"),
-        ("2", ("launch",), "'2' is no option"),
-        ("-N2", ("launch", "--env", "HF_TOKEN=s3cret"), "holds a secret"),
+        ("2", ("launch",), "'2' is not an sbatch option"),
+        ("-N2", ("launch", "--env", "HF_TOKEN=s3cret"), "contains a secret"),
     ],
 )
 def test_what_cannot_be_submitted_is_refused(options: str, command: tuple[str, ...], message: str) -> None:

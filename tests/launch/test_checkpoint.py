@@ -20,7 +20,7 @@ def checkpoint(*, without: str = "", files: dict[str, str | None] | None = None,
     ("seen", "ranks", "world_size", "gap"),
     [
         (checkpoint(), (1,), 2, None),
-        (None, (1,), 2, "it is not there"),
+        (None, (1,), 2, "it is missing"),
         (checkpoint(), (0, 1), 2, "rng_state_0.pth is missing"),
         # A world size that was another one then: there is no state for the new rank.
         (checkpoint(), (1, 2), 4, "rng_state_2.pth is missing"),
@@ -46,7 +46,7 @@ def test_a_checkpoint_that_one_node_lacks_is_skipped_by_name() -> None:
     newer = checkpoint(name="checkpoint-40", step=40, files={"rng_state_0.pth": None})
     chosen = choose_checkpoint({"a": (newer, whole), "b": (whole,)}, {"a": (0,), "b": (1,)})
     assert (chosen.name, chosen.step) == ("checkpoint-20", 20)
-    assert chosen.skipped == {"checkpoint-40": "b: it is not there"}
+    assert chosen.skipped == {"checkpoint-40": "b: it is missing"}
 
 
 def test_other_ranks_need_no_random_numbers_of_those_that_saved() -> None:
@@ -57,4 +57,4 @@ def test_other_ranks_need_no_random_numbers_of_those_that_saved() -> None:
 
 def test_a_node_that_was_not_asked_has_nothing() -> None:
     chosen = choose_checkpoint({"a": (checkpoint(),)}, {"a": (1,), "b": (0,)})
-    assert (chosen.name, chosen.skipped) == (None, {"checkpoint-20": "b: it is not there"})
+    assert (chosen.name, chosen.skipped) == (None, {"checkpoint-20": "b: it is missing"})

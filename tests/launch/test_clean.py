@@ -58,7 +58,7 @@ def test_a_run_is_named_as_help_promises(runs: Path, asked: str, ids: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"), [("nosuch", "no run begins with 'nosuch', neither here nor on"), ("r", "several runs begin")]
+    ("asked", "said"), [("nosuch", "no run starts with 'nosuch', here or on"), ("r", "several runs start")]
 )
 def test_what_names_no_run_or_several_is_an_error(runs: Path, asked: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):

@@ -245,7 +245,7 @@ def test_an_interrupted_copy_says_that_nothing_is_lost(nodes: Nodes) -> None:
 
     with pytest.raises(Interrupted) as raised:
         nodes.copy(observe=interrupt)
-    assert "the same command sends the rest" in (raised.value.hint or "")
+    assert "run the same command to send the rest" in (raised.value.hint or "")
     assert nodes.copy().ok
 
 
@@ -295,10 +295,10 @@ def test_who_has_the_files_is_the_source(asked: str | None, looks: dict[str, Loo
 @pytest.mark.parametrize(
     ("asked", "looks", "message", "hint"),
     [
-        (None, {"a": look(), "b": look(digest="2")}, "m is not the same on a (2 files, 3 B) and b", "--from a"),
+        (None, {"a": look(), "b": look(digest="2")}, "m differs: on a (2 files, 3 B) and b", "--from a"),
         (None, {"a": MISSING, "b": MISSING}, "m is on no node and not on this machine", "correct"),
         ("a", {"a": MISSING, "b": look()}, "a does not have m", "it is on b"),
-        ("x", {"a": look()}, "no node is called x", "--from takes a and controller"),
+        ("x", {"a": look()}, "there is no node named x", "--from takes a and controller"),
         (None, {"a": look(reason="a/b is a link to nowhere")}, "m: a/b is a link to nowhere", None),
     ],
 )
@@ -363,8 +363,8 @@ def test_a_node_without_room_is_named_with_what_it_lacks() -> None:
 
 
 def test_progress_is_that_of_the_slowest_node() -> None:
-    assert progress_text(CopyProgress(hashed_bytes={})) == "comparing what is there"
-    assert progress_text(CopyProgress(hashed_bytes={"a": 1 << 20})) == "comparing what is there: 1 MiB"
+    assert progress_text(CopyProgress(hashed_bytes={})) == "comparing existing files"
+    assert progress_text(CopyProgress(hashed_bytes={"a": 1 << 20})) == "comparing existing files: 1 MiB"
     half = CopyProgress(
         hashed_bytes={},
         moved_bytes={"b": 1 << 30, "c": 1 << 29},
@@ -379,7 +379,9 @@ def test_the_screen_names_every_node(golden: Golden) -> None:
         CopiedNode(name="gpu-a", state="source"),
         CopiedNode(name="gpu-b", state="copied", received_bytes=15 << 30, extra_files=3, cpu_s=10.0),
         CopiedNode(name="gpu-c", state="equal"),
-        CopiedNode(name="gpu-d", state="failed", message="no answer within 45 s", hint="is it alive? ssh gpu-d true"),
+        CopiedNode(
+            name="gpu-d", state="failed", message="no answer within 45 s", hint="see whether it is up: ssh gpu-d true"
+        ),
     )
     report = CopyReport(
         ok=False,

@@ -247,7 +247,7 @@ def test_a_node_that_never_says_it_stopped_is_given_up_and_lost(
     assert [node.state for node in run.nodes] == ["ended", "lost"]
     assert run.first_failure is not None
     assert run.first_failure.node == "b"
-    assert "did not say that it had stopped" in run.first_failure.message
+    assert "did not confirm that it has stopped" in run.first_failure.message
 
 
 def test_a_node_that_stays_away_longer_than_its_lease_is_lost(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_node_that_stays_away_longer_than_its_lease_is_lost(tmp_path: Path) ->
     run = alone.run(play)
     assert run.status == "lost"
     assert run.first_failure is not None
-    assert run.first_failure.message == "contact was lost and not regained: the cable is out"
+    assert run.first_failure.message == "contact was lost and not restored: the cable is out"
     # Since the one word that came, whatever was tried later.
     assert began_s <= (run.nodes[0].lost_s or 0.0) <= sought_s[0]
     assert run.first_failure.time_s == run.nodes[0].lost_s
@@ -387,7 +387,7 @@ def test_what_can_not_be_written_for_a_while_is_fetched_once_it_can_be(pair: Exe
     assert (run.status, run.missing_bytes) == ("succeeded", 0)
     assert verbs == ["supervise", "follow"]
     assert pair.directory.log_path(0).read_text() == "first\nsecond\n"
-    assert any("Is a directory" in trouble and "the run goes on" in trouble for trouble in pair.seen[-1].troubles)
+    assert any("Is a directory" in trouble and "the run continues" in trouble for trouble in pair.seen[-1].troubles)
 
 
 def test_what_could_not_be_written_to_the_end_is_counted(pair: Execution) -> None:

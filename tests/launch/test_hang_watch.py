@@ -83,7 +83,7 @@ def test_a_run_that_hangs_is_told_while_it_hangs_and_goes_on(tmp_path: Path) -> 
             hanging.play(talk)
 
     run = hanging.execution.run(play)
-    sentence = "rank 3 on b is stopped (state T): somebody sent it SIGSTOP"
+    sentence = "rank 3 on b is stopped (state T) by SIGSTOP"
     assert (run.status, run.first_failure) == ("succeeded", None)
     assert sorted(hanging.asked) == [("a", "r.0"), ("b", "r.1")]
     assert hanging.told() == ["", sentence, ""]
@@ -130,7 +130,7 @@ def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(tmp_path: Path) ->
     failure = run.first_failure
     assert failure is not None
     assert (failure.node, failure.node_rank, failure.rank, failure.kind) == ("b", 1, 3, "hang")
-    assert failure.message == "rank 3 on b is stopped (state T): somebody sent it SIGSTOP"
+    assert failure.message == "rank 3 on b is stopped (state T) by SIGSTOP"
     assert failure.hint == "resume it, on b: kill -CONT 203"
     assert len(run.stalls) == 1
 
@@ -146,7 +146,7 @@ def test_a_node_that_cannot_be_diagnosed_is_told_and_hides_nothing_of_the_others
     run = hanging.run(follow)
     (stall,) = run.stalls
     # Of rank 0 and 1 nothing speaks against them.
-    assert stall.message == "b could not be asked what its ranks do: no such verb: diagnose"
+    assert stall.message == "b did not report what its ranks are doing: no such verb: diagnose"
     kept = hanging.execution.directory.read("stall.json", StallRecord)
     assert kept is not None
     assert [(node.node, node.error is None) for node in kept.nodes] == [("a", True), ("b", False)]

@@ -72,7 +72,7 @@ SCRIPT = ScriptJob(argv=("train.py",))
 @pytest.mark.parametrize(
     ("job", "options", "checked", "missing", "said"),
     [
-        (SFT, LaunchOptions(), True, "/models/m", "/models/m is missing on a, and is not on this machine either"),
+        (SFT, LaunchOptions(), True, "/models/m", "/models/m is missing on a and on this machine"),
         (SFT, LaunchOptions(), True, "data/dataset_info.json", "data/dataset_info.json is missing"),
         (SCRIPT, LaunchOptions(), True, "train.py", "train.py is missing"),
         (SFT, LaunchOptions(), True, None, None),
@@ -98,7 +98,7 @@ def test_a_job_whose_files_are_missing_is_not_started(
         return
     with pytest.raises(NodeFailed, match=said) as caught:
         prepare(what, context)
-    assert (caught.value.node, "put it on a" in str(caught.value.hint)) == ("a", True)
+    assert (caught.value.node, "copy it to a" in str(caught.value.hint)) == ("a", True)
     assert not (tmp_path / "runs").exists()
 
 
@@ -119,7 +119,7 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
     if asked is None:
         assert prepare(what, context).plan.master_port == ports[busy]
         return
-    with pytest.raises(NodeFailed, match="port 29500, the rendezvous, is in use by python3"):
+    with pytest.raises(NodeFailed, match="port 29500, the rendezvous port, is in use by python3"):
         prepare(what, context)
     assert ports == [29500]
 

@@ -47,7 +47,7 @@ def test_the_rest_says_least_step_median_time_and_sums() -> None:
 def test_the_line_stays_a_line() -> None:
     line = progress_line(progress(*NODES))
     assert len(line) < 300
-    assert "27 others: 27 running, step 12 at least" in line
+    assert "27 others: 27 running, at least step 12" in line
 
 
 def test_the_others_have_a_row_for_each_state_with_their_names_where_these_are_short() -> None:

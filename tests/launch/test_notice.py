@@ -69,7 +69,7 @@ def variables(notice: Notice) -> dict[str, str]:
                 "status": "failed",
                 "duration_s": "12.5",
                 "failure": "the disk is full",
-                "text": "run r failed: the controller could not go on: the disk is full",
+                "text": "run r failed: the controller could not continue: the disk is full",
             },
         ),
     ],

@@ -91,16 +91,16 @@ def test_nobody_listens(tmp_path: Path) -> None:
     notifier = Notifier(url=url)
     notifier.tell({}, {}, tmp_path / "log")
     (failure,) = notifier.close()
-    assert "was not reached" in failure
+    assert "is unreachable" in failure
 
 
 @pytest.mark.parametrize(
     ("command", "output", "said"),
     [
         ('echo "$MULTINODE_TEXT"', "it ended; $(touch injected) `touch injected`\n", None),
-        ("echo before; exit 3", "before\n", "ended with code 3"),
+        ("echo before; exit 3", "before\n", "exited with code 3"),
         ("echo begun; sleep 600 & wait", "begun\n", "killed after 1 s"),
-        ("/no/such/program", None, "ended with code 127"),
+        ("/no/such/program", None, "exited with code 127"),
     ],
 )
 def test_a_command_gets_the_variables_and_its_output_is_kept(
@@ -128,7 +128,7 @@ def test_telling_waits_for_nobody_and_is_bounded(tmp_path: Path) -> None:
         notifier.tell({}, {}, tmp_path / "log")
     assert time.monotonic() - began < DEADLINE_S / 2
     gate.touch()
-    assert notifier.close() == ("an event was not told: earlier notifications have not ended yet",) * 2
+    assert notifier.close() == ("a notification was dropped: earlier ones have not finished yet",) * 2
     assert (tmp_path / "log").read_text() == "told\n" * 8
 
 
@@ -154,11 +154,11 @@ def test_urls_that_are_taken(url: str) -> None:
         ("http://localhost.example.com/", "https"),
         ("http://10.0.0.1/", "https"),
         ("ftp://localhost/", "https"),
-        ("file:///etc/passwd", "not given a URL"),
-        ("hooks.example.com", "not given a URL"),
-        ("https://", "not given a URL"),
-        ("https://a:99999/", "not given a URL"),
-        ("https://a/\r\nX: y", "not given a URL"),
+        ("file:///etc/passwd", "needs a URL"),
+        ("hooks.example.com", "needs a URL"),
+        ("https://", "needs a URL"),
+        ("https://a:99999/", "needs a URL"),
+        ("https://a/\r\nX: y", "needs a URL"),
         ("https://me:hunter2@hooks.example.com/", "no user or password"),
     ],
 )

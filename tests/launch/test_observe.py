@@ -102,7 +102,7 @@ def test_what_is_read_of_a_long_run_is_as_slow_as_the_whole(tmp_path: Path, step
     assert [text.rpartition(": ")[2] for text in said] == ["0%", "50%"]
     assert part.steps == whole.steps == steps
     assert part.steady_steps < steps / 3
-    assert f"of {steps} steps {part.steady_steps + 5} are read" in part.rule
+    assert f"{part.steady_steps + 5} of {steps} steps are read" in part.rule
     assert set(part.intervals) == set(whole.intervals) >= {"samples_per_s", "tgs", "step_time_ms", "exposed_ms"}
     of_whole = figures(whole)
     for name, figure in figures(part).items():

@@ -56,7 +56,7 @@ HELD_UP = msgspec.structs.replace(
     stragglers=(SLOW_NODE,),
 )
 NO_SYNCHRONISATION = msgspec.structs.replace(
-    SUMMARY, bottleneck=Bottleneck(kind="no_communication", sentence="no gradient synchronisation")
+    SUMMARY, bottleneck=Bottleneck(kind="no_communication", sentence="no gradient synchronization")
 )
 STOPPED = msgspec.structs.replace(RUN, status="stopped", stop_reason="slower_than_one_node")
 FAILED = msgspec.structs.replace(
@@ -175,11 +175,11 @@ def test_the_next_command_follows_from_how_it_went_and_whether_one_node_was_meas
     run: Run, summary: Summary, expected: tuple[str | None, str | None]
 ) -> None:
     found = tuple(next_step(run, summary, hosts="my nodes", contrast=contrast) for contrast in ("", CONTRAST))
-    assert found == tuple(None if one is None else f"next: {one}" for one in expected)
+    assert found == tuple(None if one is None else f"Next        {one}" for one in expected)
 
 
 def test_why_a_run_was_stopped_stands_in_its_verdict_and_its_document() -> None:
-    assert run_verdict(STOPPED, NOTHING).startswith("stopped after 1 min 05 s as one node alone is faster, ")
+    assert run_verdict(STOPPED, NOTHING).startswith("stopped after 1 min 05 s because one node is faster, ")
     assert launch_document(STOPPED, NOTHING, "/").stop_reason == "slower_than_one_node"
 
 

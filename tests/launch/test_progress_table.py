@@ -91,9 +91,9 @@ def test_what_is_not_known_is_a_dash_and_never_a_nought() -> None:
 
 
 def test_until_the_first_step_the_table_and_the_line_say_what_a_node_does() -> None:
-    loading = msgspec.structs.replace(WAITING, state="running", stage="model load 50%")
-    assert "running, model load 50%" in rendered(BUSY, loading)
-    assert "box2 running, model load 50%" in progress_line(progress(BUSY, loading))
+    loading = msgspec.structs.replace(WAITING, state="running", stage="loading the model 50%")
+    assert "running, loading the model 50%" in rendered(BUSY, loading)
+    assert "box2 running, loading the model 50%" in progress_line(progress(BUSY, loading))
 
 
 def test_a_column_that_has_nothing_on_any_node_is_left_out() -> None:
@@ -170,7 +170,7 @@ def test_one_line_says_it_all_where_there_is_no_terminal() -> None:
     )
     starting = msgspec.structs.replace(WAITING, state="running")
     ended = msgspec.structs.replace(BUSY, state="ended", message="done")
-    assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running, no output yet | box1 done"
+    assert progress_line(progress(starting, ended)) == "1 min 05 s  box2 running, importing | box1 done"
     lost = msgspec.structs.replace(BUSY, message="contact lost")
     assert "box1 contact lost | box2" in progress_line(progress(lost, WAITING))
 

@@ -53,13 +53,13 @@ def failure(**changed: Any) -> Failure:
         # The same step, another cause; and the other way round.
         ([attempt(), attempt(failure=failure(kind="killed"))], None),
         ([attempt(), attempt(31)], None),
-        ([attempt(), attempt()], "it failed twice at step 30 for the same cause"),
+        ([attempt(), attempt()], "it failed twice at step 30 with the same cause"),
         ([attempt(30), attempt(40), attempt(50)], "all 2 restarts are used"),
         ([attempt(0)], "it failed before its first step"),
         ([attempt(), attempt(20, first_step=20)], "it failed before its first step"),
-        ([attempt(failure=failure(kind="out_of_memory"))], "it ran out of memory, and would again"),
-        ([attempt(failure=failure(kind="out_of_gpu_memory"))], "it ran out of memory, and would again"),
-        ([attempt(failure=failure(exit_code=78))], "exit code 78 says that a restart would not help"),
+        ([attempt(failure=failure(kind="out_of_memory"))], "it ran out of memory and would do so again"),
+        ([attempt(failure=failure(kind="out_of_gpu_memory"))], "it ran out of memory and would do so again"),
+        ([attempt(failure=failure(exit_code=78))], "exit code 78 means that a restart would not help"),
         ([attempt(status="stopped", failure=None)], "it ended as stopped"),
         ([attempt(status="succeeded", failure=None)], "it ended as succeeded"),
     ],
@@ -83,8 +83,8 @@ def test_out_of_memory_is_restarted_when_that_is_asked_for() -> None:
         ({"stage": "rm", "finetuning_type": "full"}, "does not resume stage rm"),
         ({"stage": "kto"}, None),
         ({"stage": "ppo"}, "does not resume stage ppo"),
-        ({"deepspeed": "ds.json"}, "which checkpoint of DeepSpeed"),
-        ({"fsdp": "full_shard"}, "which checkpoint of FSDP"),
+        ({"deepspeed": "ds.json"}, "which DeepSpeed checkpoint"),
+        ({"fsdp": "full_shard"}, "which FSDP checkpoint"),
         ({"save_only_model": "true"}, "optimizer"),
         ({"save_strategy": "'no'"}, "saves no checkpoint"),
         ({"save_strategy": "no"}, "saves no checkpoint"),
@@ -132,7 +132,7 @@ SCRIPT = ScriptJob(argv=("train.py",))
         ({}, 2, job(), {}, None),
         ({"min_nodes": 1}, 2, job(), {}, None),
         ({"min_nodes": 2}, 2, job(), {}, None),
-        ({"min_nodes": 3}, 2, job(), {}, "there are 2 nodes in all"),
+        ({"min_nodes": 3}, 2, job(), {}, "there are only 2 nodes"),
         ({"min_nodes": 2}, 3, job(), {}, "no accumulation keeps the global batch of 3 nodes on fewer"),
         ({"min_nodes": 2}, 3, job(gradient_accumulation_steps=2), {}, None),
         ({"min_nodes": 2, "scale_batch": True}, 3, job(), {}, None),
@@ -150,9 +150,9 @@ SCRIPT = ScriptJob(argv=("train.py",))
             2,
             SCRIPT,
             {"engine": Engine(name="deepspeed")},
-            "a checkpoint of DeepSpeed belongs to one number",
+            "a DeepSpeed checkpoint fits only one number",
         ),
-        ({"min_nodes": 1}, 2, job(deepspeed="z2.json"), {}, "a checkpoint of DeepSpeed belongs to one number"),
+        ({"min_nodes": 1}, 2, job(deepspeed="z2.json"), {}, "a DeepSpeed checkpoint fits only one number"),
         ({"min_nodes": 1}, 2, job(), {"averaging": Averaging(every=4)}, "nodes that average"),
     ],
 )
@@ -190,7 +190,7 @@ def test_which_runs_can_go_on_without_a_node(
             job(),
             Start(nodes=2, workers=4, first_workers=6),
             (
-                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule is the YAML's; a step "
+                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule is that of the YAML; a step "
                 "has 2/3 of the samples"
             ),
         ),
@@ -203,19 +203,19 @@ def test_which_runs_can_go_on_without_a_node(
             job(),
             Start(nodes=1, workers=2, first_workers=3),
             (
-                "global batch 16 instead of 24: learning_rate stays at 5e-05, the schedule is the YAML's; a step has "
-                "2/3 of the samples"
+                "global batch 16 instead of 24: learning_rate stays at 5e-05, the schedule is that of the YAML; a step "
+                "has 2/3 of the samples"
             ),
         ),
         (
             SCRIPT,
             Start(nodes=1, workers=2, first_workers=4),
-            "MULTINODE_ACCUMULATION=2: with it the global batch is as before",
+            "MULTINODE_ACCUMULATION=2: the global batch is then as before",
         ),
         (
             SCRIPT,
             Start(nodes=2, workers=4, first_workers=6),
-            "MULTINODE_ACCUMULATION=1: with it the global batch is 2/3 of what it was",
+            "MULTINODE_ACCUMULATION=1: the global batch is then 2/3 of the original",
         ),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_stop_from_elsewhere_ends_a_run_that_is_between_two_attempts(restarted
     assert (ended.status, restarted.began) == ("stopped", 1)
     assert restarted.record() == ended
     (attempt,) = ended.attempts
-    assert (attempt.status, attempt.not_restarted) == ("failed", "it was asked to stop")
+    assert (attempt.status, attempt.not_restarted) == ("failed", "it was told to stop")
     said = list(restarted.said)
     restarted.close()
     # What was waited for is of no interest any more.
@@ -159,7 +159,7 @@ def test_a_node_that_stays_away_is_why_the_run_is_not_restarted(tmp_path: Path) 
     run.close()
     (attempt,) = ended.attempts
     assert (ended.status, run.began) == ("failed", 1)
-    said = "a: it did not return within 0.0 s: no SSH connection: no route to it (wait for longer: --node-wait; "
+    said = "a: it did not return within 0.0 s: no SSH connection: no route to it (wait longer with --node-wait"
     assert attempt.not_restarted is not None
     assert attempt.not_restarted.startswith(said)
 

@@ -217,7 +217,7 @@ def test_logs_of_what_is_made_of_runs_are_those_of_its_runs(tmp_path: Path, kind
 
 def test_a_bench_none_of_whose_runs_began_has_no_logs_and_says_so(tmp_path: Path) -> None:
     store(tmp_path).write("run.json", msgspec.structs.replace(RUN, kind="bench"))
-    with pytest.raises(UsageError, match="has no logs: it is of kind bench, without runs") as caught:
+    with pytest.raises(UsageError, match="has no logs: it is of kind bench and has no runs") as caught:
         choose_logs(tmp_path, load_run(tmp_path, "last"), None, None)
     assert caught.value.hint == f"see multinode show {RUN.run_id}"
 

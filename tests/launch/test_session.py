@@ -125,7 +125,7 @@ LOST = Evidence(
 def test_what_peers_of_a_lost_node_raise_is_a_consequence(survivor: Evidence, consequence: str) -> None:
     failure = find(survivor, LOST)
     assert (failure.node, failure.kind, failure.time_s) == ("node1", "node_lost", VANISHED_S)
-    assert failure.message == "contact was lost and not regained: no answer in time"
+    assert failure.message == "contact was lost and not restored: no answer in time"
     assert len(failure.consequences) == 1
     assert failure.consequences[0].startswith(f"node0: {consequence}")
 

@@ -64,7 +64,7 @@ def test_the_recorded_end_counts_and_without_one_the_error_of_the_node(
 
 def test_an_end_that_nobody_records_is_an_error(known: Known) -> None:
     answers = FakeTransport(lambda *_: [json.dumps(STOPPED).encode() + b"\n"])
-    with pytest.raises(MultinodeError, match="has not recorded its end"):
+    with pytest.raises(MultinodeError, match="its end was not recorded"):
         stop(known, RunContext(answers, known.directory.path.parent), 0.1)
     recorded = known.directory.read("run.json", Run)
     assert recorded is not None

@@ -61,8 +61,8 @@ def test_until_the_first_step_a_node_shows_what_it_does_and_then_no_more(
     worker = b'{"kind":"worker","rank":2,"local_rank":0,"world_size":4,"time_s":1,"source":"trainer"}\n'
     told_in_turn: list[tuple[Message, str]] = [
         (Hello(time_s=0), "starting"),
-        (Status(state="running"), "running, no output yet"),
-        (piece("log", b"Loading checkpoint shards:  50%"), "running, model load 50%"),
+        (Status(state="running"), "running, importing"),
+        (piece("log", b"Loading checkpoint shards:  50%"), "running, loading the model 50%"),
         (piece("samples/rank-2.jsonl", worker), "running, first step"),
         (piece("samples/rank-2.jsonl", STEP % (2, 1)), "running"),
         (piece("log", b"Loading checkpoint shards:  50%"), "running"),
@@ -79,7 +79,7 @@ def test_a_run_that_is_taken_up_shows_what_its_log_said_last(tmp_path: Path) -> 
     directory.append_log(1, b"Tokenizing\n")
     tracker = Tracker(make_plan("a", "b"), directory)
     tell(tracker, Status(state="running"))
-    assert tracker.progress.nodes[1].doing == "running, tokenisation"
+    assert tracker.progress.nodes[1].doing == "running, tokenizing the data"
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,14 @@ def test_what_is_gone_on_the_node_is_said_in_its_place_and_counts_for_whoever_go
         at += length
         # By a controller that follows it from here on.
         assert directory.offsets(1) == {"log": at}
-    said = "of the log are gone: it grew beyond --log-limit, or the job emptied it"
+    said = "of the log are missing: it exceeded --log-limit, or the job truncated it"
     log = directory.log_path(1).read_text()
     assert log == f"begins\n\nmultinode: 3 GiB {said}\nTraceback\n\nmultinode: 5 B {said}\nends\n"
     assert directory.offsets(0) == directory.sizes(0) == {}
 
 
 LIMITS = KeptLimits(log_bytes=100, samples_bytes=len(STEP) * 3, sample_files=4)
-NOTED = "samples are not kept any more: the node "
+NOTED = "samples are no longer kept: the node "
 
 
 def liar(tmp_path: Path, *chunks: tuple[str, bytes]) -> tuple[Tracker, RunDirectory]:
@@ -221,7 +221,7 @@ def test_a_log_without_end_fills_no_disk_and_its_end_is_evidence_all_the_same(tm
     assert size(directory) < 300
     log = directory.log_path(1).read_text()
     assert log.startswith("00000000\n00000001\n")
-    assert log.endswith("\nmultinode: the log is cut off here, at 100 B; what the node keeps of it: b:/r.1/log\n")
+    assert log.endswith("\nmultinode: the log is truncated here, at 100 B; the node's copy: b:/r.1/log\n")
     assert tracker.evidence()[1].log.endswith("00099999\nValueError: x\n")
     assert len(tracker.evidence()[1].log) < 1 << 17
     # Taken up again, it is not noted again, and nothing of the other node is lost.
@@ -237,7 +237,7 @@ def test_a_log_without_end_fills_no_disk_and_its_end_is_evidence_all_the_same(tm
     ("chunks", "reason"),
     [
         ([("samples/rank-2.jsonl", STEP % (2, 1))] * 1000, f"sent more than {len(STEP) * 3} B of samples"),
-        ([(f"samples/{n}.jsonl", b"\n") for n in range(1000)], "has more than 4 files of samples"),
+        ([(f"samples/{n}.jsonl", b"\n") for n in range(1000)], "has more than 4 sample files"),
     ],
 )
 def test_samples_without_end_fill_no_disk_and_the_summary_says_so(
@@ -281,7 +281,7 @@ def test_a_file_of_a_strange_name_is_passed_over_and_noted(tracker: Tracker, tmp
     tell(tracker, Chunk(file="log", offset=0, data=b"goes on\n"))
     (noted,) = parse_samples(RunDirectory(tmp_path / "r").sample_lines(1))
     assert isinstance(noted, NoteSample)
-    assert "is not the name of a file of samples" in noted.message
+    assert "is not the name of a samples file" in noted.message
     new = [path.relative_to(tmp_path / "r") for path in sorted(tmp_path.rglob("*")) if path not in before]
     assert [str(path) for path in new if path.suffix] == ["logs/node-1.log", "samples/node-1/controller.jsonl"]
     assert not tracker.behind
@@ -312,7 +312,7 @@ def test_a_log_that_somebody_removed_or_changed_is_wanted_again_as_a_whole(tmp_p
     tell(tracker, pieces.next("log", b"first\n"))
     directory.log_path(1).write_text("x")
     tell(tracker, pieces.next("log", b"second\n"))
-    assert "was changed by another program" in str(tracker.trouble)
+    assert "another program changed" in str(tracker.trouble)
     assert tracker.fetch_again(1)["log"] == 0
     tell(tracker, Chunk(file="log", offset=0, data=b"first\nsecond\n"))
     assert (tracker.behind, directory.log_path(1).read_text()) == ((), "first\nsecond\n")
@@ -320,5 +320,5 @@ def test_a_log_that_somebody_removed_or_changed_is_wanted_again_as_a_whole(tmp_p
 
 @pytest.mark.parametrize("chunk", [{"file": "log", "data": "A" * (1 << 20)}, {"file": "log", "data": "not base64"}])
 def test_a_piece_of_no_such_size_is_the_nodes_failure(chunk: dict[str, str]) -> None:
-    with pytest.raises(NodeFailed, match="its record cannot be read"):
+    with pytest.raises(NodeFailed, match="cannot read its record"):
         parse_record({"kind": "chunk", "offset": 0, **chunk}, "b")

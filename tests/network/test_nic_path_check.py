@@ -98,8 +98,8 @@ def test_a_run_forced_over_another_interface_is_told_with_numbers() -> None:
     assert proof.ok is False
     [sentence] = proof.sentences
     assert sentence == (
-        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not over ens1f0: "
-        "the kernel's routes to the other nodes lead there, or the backend is set to use eth0."
+        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not over "
+        "ens1f0: the kernel routes to the other nodes use it, or the backend is configured to use eth0."
     )
     assert list(proof.messages[0].loads[0].others) == ["eth0"]
 
@@ -149,8 +149,8 @@ def test_rdma_is_recognised_by_its_own_counters() -> None:
     assert proof.ok is None
     [sentence] = proof.sentences
     assert sentence == (
-        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over the RDMA port mlx5_0/1: "
-        "the counters of ens1f0 do not see RDMA."
+        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over the RDMA port "
+        "mlx5_0/1: the counters of ens1f0 do not include RDMA."
     )
 
 
@@ -159,7 +159,7 @@ def test_bytes_that_no_counter_saw_are_told() -> None:
     proof = proved([sample(0, unseen), sample(1, unseen)])
     assert proof.ok is None
     assert proof.sentences == (
-        "node0 and node1 sent 16.0 MiB per iteration (all_reduce of 16 MiB), and no counter saw it.",
+        "node0 and node1 sent 16.0 MiB per iteration (all_reduce of 16 MiB), but no counter shows it.",
     )
 
 
@@ -168,8 +168,8 @@ def test_a_card_that_carries_more_than_the_algorithm_moves_confirms_nothing() ->
     assert proof.ok is None
     [sentence] = proof.sentences
     assert sentence == (
-        "node1 sent 22.4 MiB per iteration (all_reduce of 16 MiB) over ens1f0, expected are 16.0 MiB: other traffic, "
-        "or another algorithm of the backend."
+        "node1 sent 22.4 MiB per iteration (all_reduce of 16 MiB) over ens1f0, 16.0 MiB expected: other traffic, "
+        "or a different algorithm of the backend."
     )
 
 
@@ -194,7 +194,7 @@ def test_the_counters_tell_which_algorithm_and_protocol_nccl_ran(algorithm: str,
     assert proof.ok is True
     [message] = proof.messages
     assert (message.algorithm, message.protocol) == (algorithm, protocol)
-    assert proof.sentences[1] == f"NCCL ran the all_reduce of 16 MiB as a {algorithm}, by the NIC counters."
+    assert proof.sentences[1] == f"According to the NIC counters, NCCL ran the all_reduce of 16 MiB as a {algorithm}."
 
 
 def test_a_ring_and_a_tree_of_two_workers_are_the_same() -> None:
@@ -210,7 +210,7 @@ def test_small_messages_and_what_is_not_known_are_not_judged() -> None:
     ):
         assert proof.ok is None
         assert proof.sentences == (
-            "Path not checked: no message was large enough for the NIC counters, or too little is known.",
+            "Path not checked: no message was large enough for the NIC counters, or data is missing.",
         )
     assert proved([sample(0, None)]) == NicPathCheck(ok=None)
     alone = Layout(nodes=1, workers_per_node=2)

@@ -43,7 +43,7 @@ def test_odd_cells_have_a_mark_that_needs_no_colour() -> None:
     text = rendered(pairs, find_odd(pairs))
     assert row(text, "b") == ["b", "0.09!", "0.09!"]
     assert row(text, "a") == ["a", "0.93", "0.93"]
-    assert "! is odd" in text
+    assert "! is an outlier" in text
 
 
 def test_a_stream_that_failed_and_one_that_was_not_tried_are_told_apart() -> None:

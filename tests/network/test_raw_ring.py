@@ -40,7 +40,7 @@ def test_each_node_and_the_next_have_the_median_of_their_turns() -> None:
 def test_a_turn_that_failed_does_not_count_and_where_all_did_it_is_said_why() -> None:
     failed = stream(0.9, error="refused")
     found = ring([stream(0.9), failed, stream(0.7)], [StreamSample(rank=1, index=2, results=(StreamResult(),)), failed])
-    assert speeds(found.one) == [("a", "b", 0.8, None), ("b", "a", None, "too little arrived")]
+    assert speeds(found.one) == [("a", "b", 0.8, None), ("b", "a", None, "too little data arrived")]
 
 
 def test_the_turns_of_one_message_are_told_from_those_of_others() -> None:
@@ -70,7 +70,7 @@ def test_raw_rdma_is_the_sum_of_a_nodes_ports_and_no_raw_tcp() -> None:
     [
         (PingSample(rank=0, times_us=(40.0, 20.0, 30.0, 900.0)), {"median_us": 35.0, "p95_us": 900.0}),
         (PingSample(rank=0, times_us=(25.0,), error="stopped answering"), {"error": "stopped answering"}),
-        (PingSample(rank=0), {"error": "no round trip was timed"}),
+        (PingSample(rank=0), {"error": "no round trip was measured"}),
     ],
 )
 def test_round_trips_are_summed_up_for_each_pair(sample: PingSample, found: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def record(*rows: CollectiveRow, nodes: tuple[NodeState, ...] = (OTHER, BOX), ru
 def test_a_sweep_has_not_changed_from_itself() -> None:
     changes = compare_scans(record(row()), record(row(), run_id="r2"))
     assert (changes.before, changes.now, changes.unchanged, changes.rule) == ("r1", "r2", 1, RULE)
-    assert changes.text == "No speed changed beyond the noise of both (1 message compared)."
+    assert changes.text == "No speed changed beyond noise (1 message compared)."
     assert (changes.environment, changes.came, changes.gone, changes.rows) == ((), (), (), ())
     assert (changes.only_before, changes.only_now) == ((), ())
 
@@ -75,7 +75,7 @@ def test_a_change_is_what_exceeds_the_noise_of_both(
 
 def test_values_that_became_wrong_are_told_at_the_same_speed() -> None:
     (change,) = compare_scans(record(row()), record(row(num_wrong=3))).rows
-    assert (change.text, change.change) == ("3 values of all_reduce 1 MiB are wrong now, 0 were", 0)
+    assert (change.text, change.change) == ("3 values of all_reduce 1 MiB are wrong, 0 before", 0)
     assert compare_scans(record(row(num_wrong=None)), record(row(num_wrong=3))).rows == ()
 
 

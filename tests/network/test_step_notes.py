@@ -13,7 +13,7 @@ from multinode.network.screen import step_notes
     [
         (StepNote(kind="cut_at_owners", cap=65536), "reduce_bucket_size (65536 elements)"),
         (StepNote(kind="reduced_to_owners"), "nccl-test has no reduce"),
-        (StepNote(kind="inside_left_out"), "joins one worker of each node"),
+        (StepNote(kind="inside_left_out"), "has one worker per node"),
     ],
 )
 def test_a_note_says_what_is_measured_otherwise(note: StepNote, said: str) -> None:

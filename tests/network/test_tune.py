@@ -98,8 +98,8 @@ def test_the_best_of_each_axis_is_measured_anew_and_said_with_its_interval(tmp_p
     text = said(found)
     assert f"{found.together.text} is 1.2" in text
     assert "faster than NCCL's default" in text
-    assert "measured anew in 5 turns" in text
-    assert f"by --write: {env_keys(found)}" in text
+    assert "measured again in 5 rounds" in text
+    assert f"or use --write: {env_keys(found)}" in text
     whole = said(found, details=True)
     assert all(setting.text in whole for setting in found.settings)
     assert any(line.endswith(" left") for line in stand_in.said)
@@ -124,7 +124,7 @@ def test_what_is_the_luckiest_of_many_does_not_win_when_it_is_measured_anew(tmp_
     found = stand_in.tune()
     assert found.together is not None
     assert (found.together.env, found.winner) == (lucky, {})
-    assert said(found).startswith("Inconclusive: NCCL_BUFFSIZE=8388608 measured anew is within noise")
+    assert said(found).startswith("Inconclusive: NCCL_BUFFSIZE=8388608, measured again, is within noise")
 
 
 def test_a_setting_that_fails_is_left_out_with_its_reason(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_setting_that_fails_is_left_out_with_its_reason(tmp_path: Path) -> Non
     assert set(reasons) == {"NCCL_ALGO=Ring", "NCCL_ALGO=allreduce:tree"}
     assert sum("NCCL_ALGO" in env for env in stand_in.asked) == 2
     assert found.winner == {"NCCL_PROTO": "Simple"}
-    assert "NCCL_PROTO holds for every collective and every message size" in said(found)
+    assert "NCCL_PROTO applies to every collective and message size" in said(found)
     assert "NCCL_ALGO=Ring and NCCL_ALGO=allreduce:tree could not be measured" in said(found)
     assert "no algorithm/protocol available" in said(found, details=True)
 
@@ -171,4 +171,4 @@ def test_for_gloo_there_is_nothing_to_tune(tmp_path: Path, backend: str | None) 
     stand_in = StandIn(tmp_path, lambda *_: 1.0, gpus=False)
     found = stand_in.tune(test=msgspec.structs.replace(TEST, backend=backend))
     assert (found.backend, stand_in.asked, list(tmp_path.iterdir())) == ("gloo", [], [])
-    assert said(found).startswith("Nothing to tune: gloo sends over one connection")
+    assert said(found).startswith("Nothing to tune: gloo uses one connection")

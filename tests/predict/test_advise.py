@@ -144,11 +144,11 @@ def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     hidden_s = (1.255 - 1.181, 1.255 - 1.142)
     slow, fast = (1.347 / (0.166 + 0.627 - one) for one in hidden_s)
     assert slow < found["gradients as fp16"].gain < fast
-    assert found["one node alone"].outlook.samples_per_s == pytest.approx(2 / 0.166, rel=0.01)
+    assert found["one node"].outlook.samples_per_s == pytest.approx(2 / 0.166, rel=0.01)
     # The hostfile has a third node.
     assert found["3 nodes"].command == "--nodes 3"
     assert any("for b: look at b" in note for note in recommendations.notes)
-    assert any("no nccl-test of these nodes is stored" in note for note in recommendations.notes)
+    assert any("there is no stored nccl-test of these nodes" in note for note in recommendations.notes)
 
 
 def test_a_contrast_and_tried_advice_stand_for_the_runs_that_they_were_made_from(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_one_node_that_was_measured_on_other_gpus_is_no_option_for_the_hostfile_
     one.write("cluster.json", parse_hostfile("a gpus=1,2,3,5\n", "hosts"))
     two.write("cluster.json", parse_hostfile("a gpus=6,7\nb gpus=1,6\n", "hosts"))
     found = {advice.name: advice for advice in advise_runs(tmp_path, ["one", "two"]).advice}
-    assert found["one node alone"].change is None
-    assert found["one node alone"].command.startswith("in the hostfile 4 ids in gpus=")
+    assert found["one node"].change is None
+    assert found["one node"].command.startswith("set 4 ids in gpus=")
     assert found["4 workers on each node"].change is None
 
 
@@ -198,7 +198,7 @@ def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path) -> None
     keep(tmp_path, "one", 1, 0)
     two = keep(tmp_path, "two", 2, 1181)
     recommendations = advise_runs(tmp_path, ["one", "two"])
-    with pytest.raises(UsageError, match="the job that was measured is not stored with its runs"):
+    with pytest.raises(UsageError, match="the measured job is a script, or not stored with its runs"):
         measured_job(tmp_path, recommendations)
     keep_job(two)
     job = measured_job(tmp_path, recommendations)
@@ -212,7 +212,7 @@ def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path) -> None
     workload = two.read("workload.json", Workload)
     assert workload is not None
     other = changed(recommendations, settings=changed(workload.settings, accumulation=4))
-    with pytest.raises(UsageError, match="the job that was measured"):
+    with pytest.raises(UsageError, match="the measured job"):
         measured_job(tmp_path, other)
 
 
@@ -227,11 +227,11 @@ def test_a_try_takes_the_stored_job_and_refuses_another(tmp_path: Path) -> None:
         words = ("--from", "one", "--from", "two", "--pick", "nothing like this", "--hosts", str(hosts), *more)
         advise_on_the_command_line(tmp_path, *words, verb="tune")
 
-    with pytest.raises(UsageError, match="nothing of what is advised can be tried"):
+    with pytest.raises(UsageError, match="none of the advised changes can be tried"):
         tune()
-    with pytest.raises(UsageError, match="not the one that was measured: accumulation is 4, and 1 was measured"):
+    with pytest.raises(UsageError, match="not the measured job: accumulation is 4, but 1 was measured"):
         tune(str(other))
-    with pytest.raises(UsageError, match="not the one that was measured: model is 'other'"):
+    with pytest.raises(UsageError, match="not the measured job: model is 'other'"):
         tune("--set", "model_name_or_path=other")
 
 
@@ -273,7 +273,7 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     ("args", "message"),
     [
         (["--link", "fast"], "--link: 'fast' is not a link rate"),
-        (["--link", "1000tbit"], "--link 1000tbit: no link has that rate"),
+        (["--link", "1000tbit"], "--link 1000tbit: not a possible link rate"),
         (["--job", "job.yaml"], "no such option: --job"),
         (["nothing"], "no run begins with 'nothing'"),
     ],

@@ -113,18 +113,18 @@ def test_no_accumulation_is_enough_where_every_micro_batch_is_sent(strategy: Str
     needed = accumulation_for(calibration(COSTS), scenario(0.1, strategy=strategy), target=0.5)
     assert (needed.value, needed.reason, needed.strategy) == (None, "micro_batches", str(strategy))
     assert needed.ratio == pytest.approx(left, abs=0.005)
-    assert needed.why.startswith(f"{strategy} communicates in every micro-batch: no accumulation leaves less than ")
-    assert needed.why.endswith(f" {left:.0%} of the bytes of a sample")
+    assert needed.why.startswith(f"{strategy} communicates in every micro-batch: accumulation cannot ")
+    assert needed.why.endswith(f" the bytes per sample below {left:.0%}")
 
 
 def test_where_nothing_overlaps_or_the_nodes_are_the_limit_no_link_is_enough() -> None:
     nothing = StepCosts(compute_ms=150, overlap=0)
     told = break_even(calibration(nothing), scenario()).nothing_exposed
     assert (told.value, told.reason) == (None, "hid_nothing")
-    assert told.why == "never: no communication is hidden, as the measured run hid none"
+    assert told.why == "never: no communication is hidden, because the measured run hid none"
     capped = break_even(calibration(nothing, cap=0.01), scenario(), target=0.9).efficient
     assert (capped.value, capped.reason) == (None, "overhead")
-    assert capped.why.startswith("never, at any bandwidth: the overhead of every message")
+    assert capped.why.startswith("never, at any bandwidth: the overhead per message")
     assert link_for(calibration(nothing), scenario(), lambda _: (True, True, True)).always
 
 
@@ -167,7 +167,7 @@ def test_one_node_has_all_the_workers_that_it_was_measured_with() -> None:
 def test_where_nothing_is_ever_hidden_no_message_is_blamed() -> None:
     off = msgspec.structs.replace(scenario(), overlap=False)
     never = break_even(calibration(COSTS), off).nothing_exposed
-    assert (never.reason, never.why) == ("overlap_off", "never: no communication is hidden, as overlap is off")
+    assert (never.reason, never.why) == ("overlap_off", "never: overlap is off, so no communication is hidden")
     one_bucket = calibration(StepCosts(compute_ms=150))
     told = break_even(one_bucket, msgspec.structs.replace(scenario(), bucket_bytes=1e9)).nothing_exposed
     assert (told.value, told.reason) == (None, "sent_at_once")
@@ -207,7 +207,7 @@ def test_a_range_has_its_middle_and_is_as_wide_as_the_steps_scatter(
 
 
 def test_two_measurements_of_one_question_have_ranges_that_overlap() -> None:
-    """A baseline measured 15 % fast and one 15 % slow: far apart in the middle, and no contradiction."""
+    """A baseline measured 15% fast and one 15% slow: far apart in the middle, and no contradiction."""
     answers = []
     for off in (1 / 1.15, 1.15):
         costs = StepCosts(compute_ms=166 * off, overlap=0)

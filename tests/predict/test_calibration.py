@@ -85,13 +85,15 @@ def test_a_batch_that_is_known_is_not_made_of_the_rate() -> None:
 def test_where_computing_was_not_told_it_is_what_nothing_else_explains() -> None:
     found = seen(WorkerSplit(rank=-1, step_ms=200, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20))
     assert (found.costs.compute_ms, found.costs.host_ms) == (146, 0)
-    assert found.notes == ("what is neither communication, data nor optimizer counts as compute",)
+    assert found.notes == ("everything except communication, data and optimizer counts as compute",)
 
 
 def test_where_nothing_was_split_the_whole_step_counts_and_that_is_said() -> None:
     found = seen(None)
     assert (found.costs.compute_ms, found.local_ms) == (200, 0)
-    assert found.notes == ("the whole step counts as compute, its own workers' communication included: nobody looked",)
+    assert found.notes == (
+        ("the whole step counts as compute, including communication between its own workers: nobody looked"),
+    )
 
 
 # 125 ms of communication, 0.05 of which is 6.25 ms, beside a backward pass of 85.3 ms, 0.3 of which is 25.6 ms.
@@ -200,9 +202,9 @@ def test_a_run_that_was_not_to_overlap_tells_nothing_of_the_overlap() -> None:
 def test_runs_that_cannot_tell_are_refused() -> None:
     with pytest.raises(UsageError, match="run r1 ran on 2 nodes"):
         calibrate(Measured(summary=summary(SPLIT), layout=TWO), WORK, NETWORK)
-    with pytest.raises(UsageError, match="measured on one node: that tells nothing of a network"):
+    with pytest.raises(UsageError, match="measured on one node, which says nothing about a network"):
         calibrate(Measured(summary=summary(SPLIT), layout=ONE), WORK, NetworkModel(link=NETWORK.link, layout=ONE))
-    with pytest.raises(UsageError, match="has no samples/s to predict from: the training does not say it"):
+    with pytest.raises(UsageError, match="has no samples/s for a prediction: the training does not say it"):
         calibrate(Measured(summary=summary(SPLIT, samples_per_s=None), layout=ONE), WORK, NETWORK)
 
 
@@ -211,9 +213,9 @@ def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None
     found = calibrate_without_single(several, WORK, NETWORK)
     assert found.costs.compute_ms == 128
     assert (found.local_ms, found.layout) == (0, Layout(nodes=1))
-    assert "less the 30 ms of communication that it exposed" in found.notes[0]
+    assert "minus its 30 ms of exposed communication" in found.notes[0]
     assert found.doubts[0].part == "compute"
-    with pytest.raises(UsageError, match="does not tell what a step costs without the network: nobody looked"):
+    with pytest.raises(UsageError, match="does not show the cost of a step without the network: nobody looked"):
         calibrate_without_single(Measured(summary=summary(None), layout=TWO), WORK, NETWORK)
 
 

@@ -90,7 +90,7 @@ def test_without_a_sweep_the_link_is_filled() -> None:
     assert took_ms(stated, GIGABIT) == pytest.approx(SIZE / GIGABIT.goodput_gb_per_s / 1e6)
     doubts = network_doubts(stated, [CALL], GIGABIT, TWO)
     (doubt,) = doubts
-    assert doubt.why.startswith("no collective was measured: the link's rate is all that is known, of which overlay")
+    assert doubt.why.startswith("no collective was measured: only the link rate is known, of which overlay")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_scan_that_foretells_its_own_sizes_badly_is_doubted_as_much() -> None:
     measured = network_of_scan(uneven, 1.0)
     assert measured.error > 0.1
     (doubt,) = network_doubts(measured, [CALL], GIGABIT, TWO)
-    assert (doubt.relative, doubt.why) == (measured.error, "the error on sizes held back from the size scan")
+    assert (doubt.relative, doubt.why) == (measured.error, "the error on held-out sizes of the size scan")
 
 
 @pytest.mark.parametrize(

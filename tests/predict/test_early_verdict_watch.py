@@ -1,4 +1,4 @@
-"""The early verdict on a run by its own records: compute, exposed communication and memory of one node alone."""
+"""The early verdict on a run by its own records: compute, exposed communication and memory of one node."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_where_sharding_leaves_the_memory_of_one_node_unknown_nothing_is_certain
     assert verdict.one_node is not None
     assert verdict.one_node.speedup_interval[0] > 1
     assert (verdict.memory, verdict.is_certain) == ("unknown", False)
-    assert verdict.sentence.endswith("Whether it fits one node's memory is unknown")
+    assert verdict.sentence.endswith("It is unknown whether it fits one node's memory")
 
 
 def test_before_15_steps_of_all_workers_there_is_none(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_step_takes_the_nodes_own_work_and_a_part_of_an_average(
     assert found.interval[0] < found.samples_per_s < found.interval[1]
     # It is fully exposed, however the buckets of DDP would overlap.
     assert asked(averaging, Layout(nodes=nodes), overlap=False).parts == found.parts
-    assert "nodes wait for each other once per round, which was not measured" in {one.why for one in found.doubts}
+    assert "the nodes' wait for each other once per round was not measured" in {one.why for one in found.doubts}
 
 
 def test_accumulation_and_a_larger_batch_make_rounds_longer_and_send_as_much() -> None:
@@ -107,7 +107,7 @@ def test_power_sgd_sends_thin_matrices_and_computes_more() -> None:
     assert thin.parts.comm_ms < plain.parts.comm_ms / 39
     assert thin.parts.optimizer_ms == pytest.approx(OPTIMIZER_MS * (1 + 4.5 * (1 - VECTORS / TRAINED)))
     assert thin.parts.compute_ms == plain.parts.compute_ms == COMPUTE_MS
-    assert any("what PowerSGD computes" in one.why for one in thin.doubts)
+    assert any("the compute of PowerSGD" in one.why for one in thin.doubts)
     eight = outlooks(ForecastRequest(links=(0.1,), grad_compress=("powersgd:8",)))[0]
     assert eight.parts.comm_ms == pytest.approx(comm_ms(0.1, 4 * (2 * THIN + VECTORS)), rel=0.02)
 
@@ -136,9 +136,9 @@ def test_power_sgd_is_exposed_where_the_backward_pass_waits_for_it() -> None:
     ("request_", "told"),
     [
         (ForecastRequest(strategies=(Strategy.ZERO2,), averagings=(Averaging(every=4),)), "works with DDP"),
-        (ForecastRequest(grad_compress=("fp16",), averagings=(Averaging(every=4),)), "stay on their node"),
+        (ForecastRequest(grad_compress=("fp16",), averagings=(Averaging(every=4),)), "on their node"),
         (ForecastRequest(averagings=(Averaging(every=0),)), "--sync-every 0 cannot be"),
-        (ForecastRequest(grad_compress=("powersgd:0",)), "--grad-compress powersgd:0 is not known"),
+        (ForecastRequest(grad_compress=("powersgd:0",)), "--grad-compress powersgd:0 is unknown"),
     ],
 )
 def test_what_launch_would_refuse_is_no_scenario(request_: ForecastRequest, told: str) -> None:
@@ -149,7 +149,7 @@ def test_what_launch_would_refuse_is_no_scenario(request_: ForecastRequest, told
 def test_without_the_models_shape_power_sgd_is_not_guessed() -> None:
     script = gather([training_record("one", 1), sweep_record("sweep")])
     unknown = changed(script, calibration=changed(script.calibration, matrices=()))
-    with pytest.raises(UsageError, match="how small PowerSGD makes the gradients is not known"):
+    with pytest.raises(UsageError, match="the compression by PowerSGD is unknown"):
         make_forecast(unknown, ForecastRequest(grad_compress=("powersgd",)))
 
 

@@ -93,7 +93,7 @@ def test_an_overlap_that_nobody_measured_is_guessed_from_the_buckets_and_doubted
     found = predict(unknown, changed(scenario(), bucket_bytes=G / 4))
     assert found.parts.exposed_ms == pytest.approx(G / 125e3 - 75, rel=1e-3)
     assert relative_width(found) > 0.3
-    assert "how much computation hides was not measured: from nothing to all that it could" in whys(found)
+    assert "the part that computation hides was not measured: from nothing to everything possible" in whys(found)
     # What was measured is of other buckets as well.
     known = changed(CALIBRATION, costs=StepCosts(compute_ms=166, hideable_share=100 / 166, overlap=0.2))
     assert relative_width(predict(known, scenario())) < 0.2
@@ -116,12 +116,12 @@ def test_the_interval_is_as_wide_as_what_was_measured_scatters() -> None:
 
 def test_the_interval_widens_with_the_distance_and_says_why() -> None:
     here = predict(CALIBRATION, scenario())
-    assert whys(here) == ["at least the scatter between runs"]
+    assert whys(here) == ["at least the variation between runs"]
     for further, why in (
         (scenario(10 * LINK.gbit_per_s), "the link is 10 times faster than measured"),
         (scenario(layout=Layout(nodes=4)), "2 workers on 2 nodes measured, 4 workers on 4 nodes requested"),
-        (changed(scenario(), per_device_batch=8), "the batch is 4 times that of the run that was measured"),
-        (changed(scenario(), accumulation=4), "accumulation is 4 times that of the run that was measured"),
+        (changed(scenario(), per_device_batch=8), "the batch is 4 times that of the measured run"),
+        (changed(scenario(), accumulation=4), "accumulation is 4 times that of the measured run"),
         (changed(scenario(), strategy=Strategy.ZERO2), "not measured, derived from other collectives: all_gather"),
     ):
         found = predict(CALIBRATION, further)
@@ -204,7 +204,7 @@ def test_averaging_is_not_the_faster_for_an_exchange_in_the_node_that_nobody_mea
         costs=StepCosts(compute_ms=451),
         work=Work(strategy=Strategy.DDP, load=big),
         network=changed(MEASURED, backend="nccl", local_gb_per_s=(3.0, 50.0)),
-        doubts=(UncertaintySource(part="compute", relative=0.05, why="one node alone was not measured"),),
+        doubts=(UncertaintySource(part="compute", relative=0.05, why="one node was not measured"),),
     )
     alone, wide = (scenario(layout=Layout(nodes=nodes, workers_per_node=4)) for nodes in (1, 2))
     averaged = changed(wide, averaging=Averaging(every=1_000_000))
@@ -212,4 +212,4 @@ def test_averaging_is_not_the_faster_for_an_exchange_in_the_node_that_nobody_mea
     assert many.parts.exposed_ms == pytest.approx(one.parts.exposed_ms, rel=0.01)
     # 1.5 times 2 GB at 3 GB/s, and what else doubts the network does not make it less.
     assert many.ends[0].exposed_ms >= one.ends[0].exposed_ms > 900
-    assert any("what the workers of one node exchange was not measured" in why for why in whys(many))
+    assert any("the exchange between workers of one node was not measured" in why for why in whys(many))

@@ -131,7 +131,7 @@ def test_an_older_run_knows_its_model_by_the_directory_that_its_job_names(root: 
     store(root, msgspec.structs.replace(known, model=None))
     assert evidence_of(root, ["d-one", "a-sweep"]).calibration.work.load.trainable > 0
     (model / "config.json").unlink()
-    with pytest.raises(UsageError, match="what run d-one communicates is not known"):
+    with pytest.raises(UsageError, match="the communication of run d-one is unknown"):
         evidence_of(root, ["d-one", "a-sweep"])
 
 
@@ -151,4 +151,4 @@ def test_wrong_figures_are_named_with_their_file(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError) as refused:
         forecast_benchmarks(path)
-    assert refused.value.message.startswith(f"{path}: network: its rate or its payload is needed")
+    assert refused.value.message.startswith(f"{path}: network: needs a rate or a payload")

@@ -61,9 +61,9 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     assert fast.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(10.0), rel=0.01)
     assert slow.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(0.1), rel=0.01)
     (note,) = found.notes
-    assert note.startswith("a step of run two took 540 ms, where the model alone has 265: 243 ms of it is exposed")
-    assert "its calls took 1.25 times what the network's figures say" in note
-    why = "of the run on several nodes the model alone was off by a factor of 2.03"
+    assert note.startswith("a step of run two took 540 ms, but 265 ms by the model alone: 243 ms of it is exposed")
+    assert "its calls took 1.25 times as long as the network data" in note
+    why = "on several nodes the model alone was off by a factor of 2.03"
     assert [why in {doubt.why for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
     assert fast.interval[1] / fast.interval[0] > 4
 
@@ -84,7 +84,7 @@ def test_waiting_for_a_slower_node_stays_on_any_link_and_grows_with_the_work() -
     # One node waits for nobody.
     assert found[1, None, 1].step_time_ms == pytest.approx(OWN_MS)
     notes = " ".join(forecast(two).notes)
-    assert "its workers' own work and waiting for each other took 1.50 times that on one node" in notes
+    assert "its workers' own work and their waits for each other took 1.50 times as long as on one node" in notes
 
 
 def test_calls_that_took_less_than_the_network_says_do_so_on_other_links() -> None:

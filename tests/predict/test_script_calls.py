@@ -103,11 +103,11 @@ def test_advice_names_the_settings_that_remove_them_and_what_these_mean() -> Non
     step_ms = OWN_MS + comm_ms(1.0) + 30
     # One is left out, and one is made every tenth step.
     assert advice.gain == pytest.approx(step_ms / (step_ms - 10 - 9), rel=1e-3)
-    assert "each worker's mean loss weighs alike" in advice.meaning
-    assert "1.1 small collectives per step instead of 3, a round trip each" in advice.why
+    assert "each worker's mean loss has the same weight" in advice.meaning
+    assert "1.1 small collectives per step instead of 3, one round trip each" in advice.why
     (note,) = (one for one in advice_notes(today, today.outlook()) if "small collectives" in one)
-    assert note.startswith("3 small collectives of the script itself take 30 ms of a step, a round trip each")
-    assert note.endswith("HF: average_tokens_across_devices: false, a larger logging_steps")
+    assert note.startswith("3 small collectives of the script take 30 ms of a step, one round trip each")
+    assert note.endswith("Trainer: average_tokens_across_devices: false, a larger logging_steps")
 
 
 def test_a_script_is_told_the_settings_in_words() -> None:
@@ -116,7 +116,7 @@ def test_a_script_is_told_the_settings_in_words() -> None:
     advice = next(one.advice for one in rank_options(today) if one.option.kind == "script")
     assert (advice.change, advice.command) == (
         None,
-        "HF: average_tokens_across_devices: false, a larger logging_steps",
+        "Trainer: average_tokens_across_devices: false, a larger logging_steps",
     )
 
 

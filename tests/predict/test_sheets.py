@@ -73,13 +73,13 @@ def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> N
     found = forecast(ForecastRequest(links=(0.1, 100.0)))
     assert found.break_even_of == "DDP on 2 nodes with 1 worker each, 1 Gbit/s, batch 2, accumulation 1"
     rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
-    names = ["faster than 1 node with 1 worker", "efficiency 90%", "no exposed communication that overlap could hide"]
+    names = ["faster than 1 node with 1 worker", "efficiency 90%", "all communication that overlap can hide is hidden"]
     assert list(rows) == [*names, "accumulation for 90%", "node 3"]
     assert rows["efficiency 90%"].startswith("about 8.07 Gbit/s, at least ")
     assert rows["faster than 1 node with 1 worker"].startswith("between ")
     text = "\n".join(forecast_notes(found))
     assert "back-test: checked against 2 measured runs on 2 nodes at 100 Mbit/s to 1 Gbit/s: step time off by" in text
-    assert "intervals: assumed, not back-tested: 2 of the 9 runs that a 90% interval takes" in text
+    assert "intervals: assumed, not back-tested: 2 of the 9 runs needed for a 90% interval" in text
     assert "from: network: nccl-test sweep at 1 Gbit/s" in text
     assert "the link is 10 times slower than measured" in text
 
@@ -116,7 +116,7 @@ def test_what_releases_without_ranges_stored_is_read_and_told_as_they_told_it() 
     found = msgspec.convert(stored, Forecast)
     rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
     assert rows["faster than 1 node with 1 worker"].startswith("from ")
-    assert rows["faster than 1 node with 1 worker"].endswith(" on")
+    assert rows["faster than 1 node with 1 worker"].endswith(" up")
     assert rows["accumulation for 90%"].startswith("10; the global batch becomes 10 times as large")
     assert any("intervals: assumed" in line for line in forecast_notes(found))
 
@@ -137,7 +137,7 @@ def test_rows_beyond_what_the_back_test_has_seen_are_counted() -> None:
     assert near.interval[1] / near.samples_per_s == pytest.approx(1 + quantile.relative)
     assert far.interval[1] / far.samples_per_s > 1 + quantile.relative
     told = f"intervals: 90%, from the residuals of 12 runs: up to {quantile.relative:.1%} off"
-    beyond = "1 row outside what they tested: assumed, at least as wide"
+    beyond = "1 row outside the tested range: assumed, at least as wide"
     assert f"{told}; {beyond}" in list(forecast_notes(found))
 
 
@@ -147,4 +147,4 @@ def test_rows_of_fewer_workers_than_the_break_even_say_so() -> None:
     assert found.break_even is not None
     of_two = msgspec.structs.replace(found.break_even, one_node_workers=2, full_beats_one=found.break_even.beats_one)
     told = rows_words(msgspec.structs.replace(found, break_even=of_two))
-    assert told == "With 1 worker per node; the break-even is for 2 per node (--workers-per-node):"
+    assert told == "These rows have 1 worker per node; the break-even is for 2 per node (--workers-per-node):"

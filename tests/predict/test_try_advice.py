@@ -71,7 +71,7 @@ COUNSEL = Recommendations(
         advised("a link of 10 Gbit/s", 9.0, None),
         advised("gradient accumulation 4", 3.0, FOUR),
         advised("gradients as fp16", 1.8, Change(grad_compress="fp16")),
-        advised("one node alone", 1.5, Change(nodes=1)),
+        advised("one node", 1.5, Change(nodes=1)),
     ),
 )
 
@@ -140,7 +140,7 @@ def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
     attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
     assert fake.order == ["today", "1", "2"]
-    assert fake.said == ["[1/3] as it stands", "[2/3] gradient accumulation 4", "[3/3] gradients as fp16"]
+    assert fake.said == ["[1/3] unchanged", "[2/3] gradient accumulation 4", "[3/3] gradients as fp16"]
     link, four, halved, alone = attempt.recommendations.advice
     assert link.tried is None
     assert alone.tried is None
@@ -226,7 +226,7 @@ def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rates)
     with pytest.raises(Interrupted) as caught:
         try_advice(what(), fake.context, COUNSEL, Trials(count=3), fake.run)
-    assert caught.value.hint == f"what was measured before is in {tmp_path / 'try'}"
+    assert caught.value.hint == f"earlier measurements are in {tmp_path / 'try'}"
     assert fake.order == ["today", "1", "2"]
     recommendations = RunDirectory.open(tmp_path, "try").read("advice.json", Recommendations)
     assert recommendations is not None
@@ -247,7 +247,7 @@ def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
     again = changed(what(), run_id="again")
     try_advice(again, fake.context, recommendations, Trials(count=3, picks=("accumulation",)), fake.run)
     assert [launch.options.grad_compress for launch in fake.launches] == [None, None]
-    with pytest.raises(UsageError, match="nothing of what is advised can be tried") as caught:
+    with pytest.raises(UsageError, match="none of the advised changes can be tried") as caught:
         try_advice(what(), fake.context, COUNSEL, Trials(picks=("10 Gbit",)), fake.run)
     assert "'gradients as fp16'" in (caught.value.hint or "")
 
@@ -258,9 +258,9 @@ def test_what_the_gpus_have_no_room_for_is_never_tried(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
     attempt = try_advice(what(), fake.context, recommendations, Trials(count=9), fake.run)
     assert [one.name for one in attempt.recommendations.advice if one.tried] == [one.name for one in COUNSEL.advice[1:]]
-    with pytest.raises(UsageError, match="nothing of what is advised can be tried") as caught:
+    with pytest.raises(UsageError, match="none of the advised changes can be tried") as caught:
         try_advice(what(), fake.context, recommendations, Trials(picks=("DDP",)), fake.run)
-    assert "the GPUs have no room for 'DDP instead of ZeRO-3'" in (caught.value.hint or "")
+    assert "too large for the GPUs: 'DDP instead of ZeRO-3'" in (caught.value.hint or "")
 
 
 def test_a_try_keeps_away_from_the_output_of_the_job(tmp_path: Path) -> None:
@@ -278,11 +278,11 @@ def test_only_the_training_that_was_measured_is_tried(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         try_advice(what(), fake.context, changed(COUNSEL, settings=measured), Trials(), fake.run)
     assert caught.value.message == (
-        "this job is not the one that was measured: accumulation is 1, and 2 was measured; grad compress is None, and "
-        "'fp16' was measured"
+        "this is not the measured job: accumulation is 1, but 2 was measured; grad compress is None, but 'fp16' "
+        "was measured"
     )
     script = changed(COUNSEL, settings=Settings(method="script", command="train.py --lr 1"))
-    with pytest.raises(UsageError, match=r"command is 'train.py', and 'train.py --lr 1' was measured"):
+    with pytest.raises(UsageError, match=r"command is 'train.py', but 'train.py --lr 1' was measured"):
         try_advice(what(ScriptJob(argv=("train.py",))), fake.context, script, Trials(), fake.run)
     assert not fake.launches
 
@@ -323,10 +323,10 @@ def test_a_change_is_made_as_its_options_would_make_it() -> None:
 
 
 def test_what_cannot_be_changed_is_one_clear_error() -> None:
-    with pytest.raises(UsageError, match="only the settings of a LLaMA-Factory YAML"):
+    with pytest.raises(UsageError, match="only settings of a LLaMA-Factory YAML"):
         changed_launch(what(ScriptJob(argv=("train.py",))), FOUR, OUTLOOK.layout)
-    with pytest.raises(UsageError, match="3 nodes are asked for, and the hostfile has 2"):
+    with pytest.raises(UsageError, match="3 nodes are requested; the hostfile has 2"):
         changed_launch(what(), Change(nodes=3), OUTLOOK.layout)
     plain = parse_llamafactory("model_name_or_path: m\nstage: sft\ndeepspeed:\n  a: 1\n", "job.yaml")
-    with pytest.raises(UsageError, match="no DeepSpeed JSON"):
+    with pytest.raises(UsageError, match="no editable DeepSpeed JSON"):
         changed_launch(what(plain), Change(deepspeed=("zero_optimization.stage=2",)), OUTLOOK.layout)

@@ -33,7 +33,7 @@ def test_a_method_is_full_or_an_adapter_of_a_rank(text: str, rank: int | None) -
     "text", ["lora", "lora:", "lora:x", "lora:-1", "lora:0", "LoRA:8", "full:1", "", "lora:\u0663"]
 )
 def test_no_other_method_is_predicted(text: str) -> None:
-    with pytest.raises(UsageError, match="is no method to predict"):
+    with pytest.raises(UsageError, match="is not a predictable method"):
         parse_method(text)
 
 
@@ -82,7 +82,7 @@ def test_of_figures_the_shape_tells_another_method() -> None:
 
 
 def test_what_is_not_known_of_a_script_is_refused() -> None:
-    with pytest.raises(UsageError, match="how much another method trains is not known"):
+    with pytest.raises(UsageError, match="the number of trainable parameters of another method is unknown"):
         vary(CALIBRATION, SCRIPT, strategy=Strategy.DDP, method="full")
     found = vary(CALIBRATION, SCRIPT, strategy=Strategy.ZERO2)
     assert [call.collective for call in found.work.calls_of(Strategy.ZERO2, TWO)] == ["all_reduce", "all_gather"]

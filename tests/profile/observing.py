@@ -97,7 +97,7 @@ SUMMARY = Summary(
             SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=25e6, count=3.0, source="ddp"),
             SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=8.886e6, count=1.0, source="ddp"),
         ),
-        explained=("the card counts 0.6 % of acknowledgements",),
+        explained=("the card counts 0.6% of acknowledgements",),
     ),
     split=StepSplit(
         source="ddp",
@@ -128,7 +128,7 @@ SUMMARY = Summary(
             share=0.056,
             cause="gpu_heat",
             evidence=("GPU 1 is at 88 C and clocks at 1410 of 2520 MHz",),
-            hint="look at the fans of box2",
+            hint="check the fans of box2",
         ),
     ),
     nodes=tuple(
@@ -161,7 +161,7 @@ SUMMARY = Summary(
         model_tflops=51.2, hardware_tflops=68.1, mfu=0.3099, hfu=0.4122,
         denominator="165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (maker)", rule="4 x P + 3 x A",
     ),
-    trace=TraceView(comm_ms=199.0, exposed_ms=118.0, overlap=0.407, busbw_gb_per_s=0.97, agreement="agrees to 2 %"),
+    trace=TraceView(comm_ms=199.0, exposed_ms=118.0, overlap=0.407, busbw_gb_per_s=0.97, agreement="agrees to 2%"),
     missing={"trainer_samples_per_s": "the Trainer did not end", "all_steps_samples_per_s": "the Trainer did not end"},
 )  # fmt: skip
 

@@ -40,7 +40,8 @@ def test_nodes_that_take_turns_to_be_late_are_no_straggler_and_still_cost() -> N
     found = bottleneck(MadeUp(compute_ms=lambda rank, step: 250.0 if (rank + step) % 2 else 100.0))
     assert found.kind == "straggler"
     assert found.sentence == (
-        "waiting for slower workers takes 150 ms of 268 ms per step (56%); they take turns: no single one is to blame"
+        "waiting for slower workers takes 150 ms of 268 ms per step (56%); they alternate, so no single node is "
+        "the cause"
     )
 
 
@@ -48,7 +49,7 @@ def test_a_node_that_is_always_late_is_not_said_to_take_turns_where_it_could_not
     few = bottleneck(MadeUp(steps=4, compute_ms=always(100.0, r1=200.0)))
     assert (few.kind, few.share) == ("straggler", 100 / 218)
     assert few.sentence == (
-        "waiting for other workers takes 100 ms of 218 ms per step (46%); none of them stands out as the slow one"
+        "waiting for other workers takes 100 ms of 218 ms per step (46%); no single node stands out"
     )
     most = bottleneck(MadeUp(nodes=((0,), (1,), (2,)), compute_ms=always(300.0, r0=100.0)))
     assert "turns" not in most.sentence
@@ -62,14 +63,14 @@ def test_a_training_that_nothing_holds_up_computes() -> None:
     found = bottleneck(MadeUp(transfer_ms=always(4.0)))
     assert found.kind == "compute"
     assert found.sentence == (
-        "compute-bound: compute and optimizer take 105 ms of 112 ms per step (94%); nothing else takes more than 5%"
+        "compute-bound: compute and optimizer take 105 ms of 112 ms per step (94%); no other part exceeds 5%"
     )
 
 
 def test_what_could_not_be_told_is_said_where_nothing_else_is_found() -> None:
     found = bottleneck(MadeUp(device="cuda", told_by="device", transfer_ms=always(1.0)))
     assert (found.kind, found.share) == ("compute", None)
-    assert found.sentence.startswith("nothing that was measured takes more than 5% of ")
+    assert found.sentence.startswith("no measured part exceeds 5% of ")
     assert found.sentence.endswith("; not measured: host")
 
 
@@ -90,5 +91,5 @@ def test_a_gpu_whose_computing_is_not_known_is_not_said_to_wait_for_batches(made
     found = bottleneck(loading)
     assert (found.kind, found.share) == ("compute", None)
     assert "; not measured: host; the host waited 90 ms (" in found.sentence
-    assert found.sentence.endswith(" for batches, during which the GPU may have computed")
+    assert found.sentence.endswith("for batches, while the GPU may have computed")
     assert bottleneck(msgspec.structs.replace(loading, device="cpu", told_by="host")).kind == "data"

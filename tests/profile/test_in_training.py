@@ -41,7 +41,7 @@ def test_a_window_of_the_profiler_goes_before_ddps_counters() -> None:
     found = in_training(observed(ddp(0, 6, 100), ddp(1, 6, 100)), trace)
     assert (found.busbw_gb_per_s, found.source, found.sizes_bytes) == (0.118, "trace", (MB,))
     assert found.sentence == (
-        "The training's all-reduces reach 0.118 GB/s busbw, by the transfers of the profiler's window."
+        "The training's all-reduces reach 0.118 GB/s busbw, from the transfers in the profiler's window."
     )
 
 

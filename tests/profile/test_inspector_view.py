@@ -117,9 +117,7 @@ def test_a_plugin_that_keeps_one_operation_between_two_writes_samples_them() -> 
     assert view.recorded == pytest.approx(7 / 102, rel=0.1)
     found = in_training(seen(*written_by("2.29.7", 0, 1), world_size=2), None, asked_bytes=1e6)
     assert found.asked_bytes is None
-    assert (
-        "these are samples: 7% of the operations were recorded, and a plugin built from NCCL 2.30.3" in found.sentence
-    )
+    assert "this is a sample: 7% of the operations were recorded, and a plugin built from NCCL 2.30.3" in found.sentence
 
 
 def test_ranks_that_kept_other_operations_say_that_they_are_samples() -> None:
@@ -142,7 +140,7 @@ def ops_of(samples: list[Sample]) -> list[NcclOpSample]:
         (on_all_ranks(written_s=END_S - 9), "recorded no all-reduce of all workers"),
         (on_all_ranks(comm_ranks=4), "recorded no all-reduce of all workers"),
         ([sample_of(REDUCE_SCATTER)], "recorded no all-reduce of all workers"),
-        ([msgspec.structs.replace(OP, busbw_gb_per_s=277.2)], "says another bandwidth of 1 operations"),
+        ([msgspec.structs.replace(OP, busbw_gb_per_s=277.2)], "reports a bandwidth for 1 operations"),
     ],
 )
 def test_without_usable_records_the_reason_says_why(ops: list[Sample], why: str) -> None:
@@ -173,7 +171,7 @@ def test_it_stands_above_ddps_counters_and_below_a_trace() -> None:
     found = in_training(observed, None)
     assert found.source == "nccl inspector"
     assert found.busbw_gb_per_s == pytest.approx(485.119, rel=1e-4)
-    assert "by the records of NCCL's Inspector plugin" in found.sentence
+    assert "from the records of NCCL's Inspector plugin" in found.sentence
     trace = TraceView(busbw_gb_per_s=0.118, message_bytes=(1_000_000,))
     assert in_training(observed, trace).source == "trace"
     # Where its records tell nothing, DDP's counters do.

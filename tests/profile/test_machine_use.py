@@ -138,7 +138,7 @@ def test_the_card_of_the_data_plane_comes_first_and_the_loopback_not_at_all() ->
     ("samples", "reason"),
     [
         ([*cards(lambda _: MBYTE)[:20], *(card(20 + n, n) for n in range(12))], "the counter went backwards"),
-        (cards(lambda _: 1 << 50), "no NIC carries as much as it counted"),
+        (cards(lambda _: 1 << 50), "no NIC carries as much as its counter shows"),
         (cards(lambda _: MBYTE)[:17], "not sampled for half of the time"),
         (cards(lambda _: MBYTE)[:1], "not sampled for half of the time"),
     ],
@@ -240,7 +240,7 @@ def test_segments_sent_again_are_a_part_of_all_that_were_sent() -> None:
     assert used(*tcp((1000, 5), (1500, 9), (1990, 15))).retransmitted_share == pytest.approx(0.01)
     assert used(*tcp((7, 0), (7, 0))).missing["retransmitted_share"] == "nothing was sent"
     assert used(*tcp((7, 3), (9, 1))).missing["retransmitted_share"] == "the counter went backwards"
-    assert used().missing["retransmitted_share"] == "sampled less than twice"
+    assert used().missing["retransmitted_share"] == "fewer than two samples"
 
 
 def test_why_there_is_no_gpu_is_said_by_the_sampler_itself() -> None:
@@ -299,7 +299,7 @@ def test_a_record_that_is_lost_at_an_end_of_the_steps_that_count_leaves_the_othe
 
 def test_why_the_steps_that_count_are_not_found_in_time_is_told_as_it_is() -> None:
     untimed = [msgspec.structs.replace(step, step_time_us=None) for step in steps() if step.step > WARM_UP]
-    assert of_two(untimed).missing["window"] == "when step 6, the first measured one, began is not known"
+    assert of_two(untimed).missing["window"] == "the start of step 6, the first measured one, is unknown"
     backwards = [msgspec.structs.replace(step, mono_ns=(90 - step.step) * SECOND) for step in steps()]
     assert of_two(backwards).missing["window"].endswith("are implausible")
     assert of_two(steps()[:WARM_UP]).missing["window"] == "none of its workers recorded a measured step"

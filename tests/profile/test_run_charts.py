@@ -72,9 +72,9 @@ def test_the_parts_of_each_workers_step_are_stacked_and_the_first_stands_on_top(
     # They are what the split has.
     assert figure.layout.xaxis.title.text == "ms of a step, mean"
     parts = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data}
-    assert list(parts) == ["compute", "exposed communication", "wait for stragglers", "data", "optimizer", "host"]
+    assert list(parts) == ["compute", "exposed communication", "straggler wait", "data", "optimizer", "host"]
     assert list(parts["compute"]) == ["rank 3", "rank 2", "rank 1", "rank 0"]
-    assert (parts["wait for stragglers"]["rank 0"], parts["wait for stragglers"]["rank 3"]) == (30.0, 15.0)
+    assert (parts["straggler wait"]["rank 0"], parts["straggler wait"]["rank 3"]) == (30.0, 15.0)
 
 
 def test_a_loss_that_was_no_number_is_a_gap() -> None:

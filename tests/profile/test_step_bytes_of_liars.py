@@ -50,7 +50,7 @@ def test_a_card_that_came_anew_in_the_window_gives_no_figure() -> None:
         return see(observed)
 
     anew = spoilt(lambda one: CardBytes(tx_bytes=one.step % 10 * S, rx_bytes=one.step * S))
-    assert "came anew" in anew.missing["card"]
+    assert "was re-created during the" in anew.missing["card"]
     still = spoilt(lambda one: CardBytes(tx_bytes=one.step * S, rx_bytes=0, tx_packets=one.step * S))
     assert still.bytes_per_step.card == 0
 

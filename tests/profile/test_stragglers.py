@@ -239,7 +239,7 @@ def test_fewer_cores_without_a_limit_ask_for_what_else_may_hold_it() -> None:
     assert found.cause == "cpu"
     assert "OMP_NUM_THREADS" in found.hint
     crowded = only(find(LATE, use(0, job_cores=0.33), use(1, job_cores=0.3, cpu_busy_percent=99.0)))
-    assert crowded.evidence[0].endswith(", and its CPUs are 99 % busy")
+    assert crowded.evidence[0].endswith(", and its CPUs are 99% busy")
     assert crowded.hint == "see what else runs there: ssh node1 top -b -n 1"
 
 
@@ -252,9 +252,9 @@ def test_a_worker_that_waits_for_its_peers_is_not_said_to_have_few_cores() -> No
 @pytest.mark.parametrize(
     ("figures", "cause", "words"),
     [
-        ({"cpu_steal_percent": 30.0}, "cpu", "CPU steal 30 % on node1, 1 % on"),
-        ({"cpu_iowait_percent": 40.0}, "disk", "iowait 40 % on node1, 1 % on node0"),
-        ({"memory_available_gib": 0.2}, "memory", "node1 had 0.20 GiB of memory left, node0 9.00 GiB"),
+        ({"cpu_steal_percent": 30.0}, "cpu", "CPU steal 30% on node1, 1% on"),
+        ({"cpu_iowait_percent": 40.0}, "disk", "iowait 40% on node1, 1% on node0"),
+        ({"memory_available_gib": 0.2}, "memory", "node1 had 0.20 GiB of free memory, node0 9.00 GiB"),
     ],
 )
 def test_what_differs_between_the_machines_is_the_cause(figures: dict[str, float], cause: str, words: str) -> None:
@@ -353,7 +353,7 @@ def test_where_nothing_differs_it_is_said_what_was_compared() -> None:
         "rank 1 on node1 computed 110 ms per step, node0 100 ms; no difference from node0 explains it; compared"
     )
     assert compared == "tokens, waits for batches, processors, waits for a disk, memory"
-    assert found.hint == "look at it while it trains: ssh node1 top -b -n 1"
+    assert found.hint == "watch it during training: ssh node1 top -b -n 1"
 
 
 def test_a_machine_that_was_not_sampled_is_no_evidence() -> None:
@@ -382,4 +382,4 @@ def test_a_hint_says_how_the_node_is_reached() -> None:
         LATE.observed(), write_hint=lambda hint: hint.replace("ssh node1", "ssh -p 2201 n")
     )
     (late,) = find(observed)
-    assert late.hint == late.causes[0].hint == "look at it while it trains: ssh -p 2201 n top -b -n 1"
+    assert late.hint == late.causes[0].hint == "watch it during training: ssh -p 2201 n top -b -n 1"

@@ -34,7 +34,7 @@ def grad_op(_rank: int) -> list[CallCount]:
 
 
 def compressed(_rank: int) -> list[CallCount]:
-    """DDP's buckets, their gradients sent as fp16."""
+    """DDP's buckets, their gradient dtype on the wire fp16."""
     return [call("all_reduce", S / 4, 2, source="ddp"), call("all_reduce", 4)]
 
 
@@ -77,19 +77,19 @@ def test_without_recorded_calls_the_models_word_is_all_there_is(told: Mapping[st
 @pytest.mark.parametrize(
     ("told", "calls", "name"),
     [
-        (model("deepspeed", stage=3), ddp, "custom collectives (all_reduce), where the model says ZeRO-3"),
-        (model("deepspeed", stage=1), ddp, "custom collectives (all_reduce), where the model says ZeRO-1"),
-        (model("fsdp2"), ddp, "custom collectives (all_reduce), where the model says FSDP2"),
-        (model("ddp"), zero3, "custom collectives (all_gather and reduce_scatter), where the model says DDP"),
+        (model("deepspeed", stage=3), ddp, "custom collectives (all_reduce), but ZeRO-3 according to the model"),
+        (model("deepspeed", stage=1), ddp, "custom collectives (all_reduce), but ZeRO-1 according to the model"),
+        (model("fsdp2"), ddp, "custom collectives (all_reduce), but FSDP2 according to the model"),
+        (model("ddp"), zero3, "custom collectives (all_gather and reduce_scatter), but DDP according to the model"),
         (
             model("fsdp2", reshard_after_forward=True),
             grad_op,
-            "FSDP2 (SHARD_GRAD_OP) by its calls, where the model says otherwise",
+            "FSDP2 (SHARD_GRAD_OP) according to its calls, but not to the model",
         ),
         (
             model("fsdp2", reshard_after_forward=False),
             fsdp,
-            "FSDP2 (full shard) by its calls, where the model says otherwise",
+            "FSDP2 (full shard) according to its calls, but not to the model",
         ),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_worker_alone_is_one_worker() -> None:
 
 
 def test_workers_that_never_call_each_other_train_alone() -> None:
-    alone = "no communication: no worker called another one, and each trains alone"
+    alone = "no communication: no worker called another: each trains alone"
     assert named(DDP, model=model("none"), calls=lambda _rank: []) == alone
     assert named(DDP, model=None, calls=lambda _rank: [call("all_reduce", 4, 3), call("barrier", 0)]) == alone
 
@@ -146,12 +146,12 @@ def test_a_card_that_carries_a_lot_says_that_there_are_calls_which_nobody_saw() 
 
 
 def test_a_wrapped_model_talks_even_where_nothing_saw_it() -> None:
-    assert named(DDP, model=model("fsdp2"), calls=lambda _rank: []) == "FSDP2 (full shard), whose calls were not seen"
+    assert named(DDP, model=model("fsdp2"), calls=lambda _rank: []) == "FSDP2 (full shard), calls not recorded"
 
 
 def test_nodes_that_never_call_each_other_train_alone() -> None:
     alone = named(DDP, workers=2, groups=lambda rank: {"0": (rank // 2 * 2, rank // 2 * 2 + 1)})
-    assert alone == "no communication: no call joins two nodes, and each node trains alone"
+    assert alone == "no communication: no call crosses nodes: each node trains alone"
 
 
 def test_nodes_of_which_each_counts_itself_the_whole_world_train_alone() -> None:

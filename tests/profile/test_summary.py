@@ -101,7 +101,7 @@ def test_losses_are_those_of_the_first_and_the_last_step_that_logged_one() -> No
 def test_a_training_that_diverged_is_not_reported_with_its_last_good_loss() -> None:
     found = summary_of([LossSample(rank=0, step=1, loss=2.0), LossSample(rank=0, step=2, loss=None)])
     assert (found.first_loss, found.last_loss) == (2.0, None)
-    assert found.missing["last_loss"] == "it was no finite number at step 2"
+    assert found.missing["last_loss"] == "it was not finite at step 2"
 
 
 def test_the_trainers_own_figure_stands_beside_ours() -> None:
@@ -123,7 +123,7 @@ def test_what_is_not_known_is_none_with_a_reason() -> None:
     assert nothing.bottleneck.kind == "unknown"
     no_samples = summary_of(steps(0, [100.0] * 20) + steps(1, [100.0] * 20, samples=None))
     assert no_samples.samples_per_s is None
-    assert "does not say how many samples" in no_samples.missing["samples_per_s"]
+    assert "does not report the number of samples" in no_samples.missing["samples_per_s"]
     assert no_samples.step_time_ms is not None
 
 
@@ -138,7 +138,7 @@ def test_how_much_data_an_epoch_has_is_the_trainers_word_or_missing_with_a_reaso
     assert "streamed" in streamed.missing["dataset_samples"]
     untold = summary_of(samples)
     assert untold.dataset_samples is untold.parameters is None
-    assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker reported what it trains"
+    assert untold.missing["dataset_samples"] == untold.missing["parameters"] == "no worker reported its training"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_the_mean_token_attends_to_the_squares_of_lengths_over_their_sum() -> No
 def test_older_records_tell_no_length_that_tokens_attend_to() -> None:
     found = measure_throughput(observed(steps(0, [100.0] * 20, squared_lengths=None)))
     assert found.attention_length is None
-    assert found.missing == {"attention_length": "the training does not say how long its sequences are"}
+    assert found.missing == {"attention_length": "the training does not report its sequence length"}
 
 
 def test_warm_up_is_in_the_one_rate_and_not_in_the_other() -> None:
@@ -96,7 +96,7 @@ def test_a_worker_that_does_not_say_its_samples_leaves_the_whole_without() -> No
     assert (found.samples_per_s, found.tokens_per_sample) == (None, None)
     assert found.tgs == pytest.approx(8000.0)
     assert all_steps_samples_per_s(seen) is None
-    reason = "the training does not say how many samples a step has (rank 1)"
+    reason = "the training does not report the number of samples per step (rank 1)"
     assert found.missing == {"samples_per_s": reason, "tokens_per_sample": reason}
 
 
@@ -138,7 +138,7 @@ def on_gpu(count: int) -> Observed:
 def test_tokens_without_padding_are_not_told_of_few_steps_of_a_gpu(count: int) -> None:
     found = measure_throughput(on_gpu(count))
     assert (found.effective_tokens_per_s, found.effective_tgs) == (None, None)
-    assert "over 50 measured steps" in found.missing["effective_tgs"]
+    assert "more than 50 measured steps" in found.missing["effective_tgs"]
     assert found.tgs == pytest.approx(8000.0)
 
 
@@ -166,7 +166,9 @@ def test_a_batch_without_a_mask_leaves_what_is_padding_unknown() -> None:
     ]
     found = measure_throughput(observed(gaps))
     assert (found.effective_tokens_per_s, found.effective_tgs) == (None, None)
-    assert found.missing["effective_tgs"] == "the training does not say how many of its tokens are no padding (rank 0)"
+    assert found.missing["effective_tgs"] == (
+        "the training does not report the number of tokens without padding (rank 0)"
+    )
     assert found.tgs == pytest.approx(8000.0)
 
 

@@ -121,15 +121,15 @@ def test_times_that_cannot_be_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "no trace"),
-        (b"[]", "no trace"),
-        (b'{"traceEvents": 3}', "no trace"),
-        (b'{"traceEvents": [{"ph": "X", "ts": "soon"}]}', "no trace"),
-        (b'{"traceEvents": []}', "no whole step"),
+        (b"", "not a torch.profiler trace"),
+        (b"[]", "not a torch.profiler trace"),
+        (b'{"traceEvents": 3}', "not a torch.profiler trace"),
+        (b'{"traceEvents": [{"ph": "X", "ts": "soon"}]}', "not a torch.profiler trace"),
+        (b'{"traceEvents": []}', "no complete step"),
         (b"\x1f\x8b and then nothing of the kind", "not a gzip file"),
         (gzip.compress(NCCL)[:-20], "ends too early"),
-        (b'{"traceEvents": [{"args": {"Input Dims": ' + b"[" * 100_000, "no trace"),
-        (b'\xff{"traceEvents": []}', "no trace"),
+        (b'{"traceEvents": [{"args": {"Input Dims": ' + b"[" * 100_000, "not a torch.profiler trace"),
+        (b'\xff{"traceEvents": []}', "not a torch.profiler trace"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(data: bytes, said: str) -> None:

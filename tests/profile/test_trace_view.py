@@ -130,14 +130,14 @@ def test_no_traces_and_one_worker_are_said_plainly() -> None:
 @pytest.mark.parametrize(
     ("split", "said"),
     [
-        (StepSplit(), "per step in the window; it is unknown outside of it."),
+        (StepSplit(), "per step in the window; it is unknown elsewhere."),
         (
             counters(0.25, 1.0),
-            "in the window, 0.2 ms of 1.0 ms by the counters: they agree, 5.0% of the step apart.",
+            "in the window, 0.2 ms of 1.0 ms by the counters: they agree within 5.0% of the step.",
         ),
         (
             counters(0.1, 1.0),
-            "by the counters: 20% of the step apart, and the window has too few steps (1) to tell.",
+            "by the counters: they differ by 20% of the step; the window has too few steps (1) to judge.",
         ),
     ],
 )
@@ -151,9 +151,9 @@ def test_the_window_stands_beside_the_counters(split: StepSplit, said: str) -> N
 @pytest.mark.parametrize(
     ("split", "device", "said"),
     [
-        (counters(0.1, 0.5), "cpu", "100% of the step apart, as the profiler made a step 100% longer."),
-        (counters(0.1, 1.0), "cuda", "as the GPU computed 0% of the time and waited for the host in the rest."),
-        (counters(0.1, 1.0), "cpu", "and nothing recorded says why."),
+        (counters(0.1, 0.5), "cpu", "they differ by 100% of the step, because the profiler made a step 100% longer."),
+        (counters(0.1, 1.0), "cuda", "because the GPU computed 0% of the time and waited for the host otherwise."),
+        (counters(0.1, 1.0), "cpu", "for an unknown reason."),
     ],
 )
 def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, said: str) -> None:

@@ -61,7 +61,7 @@ def test_a_worker_whose_gpu_is_not_known_leaves_no_mfu_and_no_other_node_speaks_
     assert used(on_gpus([0], [])).mfu is None
     assert used(on_gpus([0, 1], [])).mfu is None
     assert used(on_gpus([0], [])).denominator == "not every worker reported its GPU"
-    assert used(on_gpus([], [])).denominator == "no worker computes on a GPU"
+    assert used(on_gpus([], [])).denominator == "no worker uses a GPU"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_an_adapter_on_a_quantised_base_computes_what_any_adapter_does(changes: 
         ({"mixed_precision": "fp8", "dtypes": {"float32": 9}}, "the peak of NVIDIA GeForce RTX 4090 in fp8 is"),
         # Older records, where accelerate may have multiplied parameters of fp32 in anything.
         ({"dtypes": {"bfloat16": 900, "float32": 100}}, "165.2 TFLOP/s per GPU, dense bf16"),
-        ({"dtypes": {"float32": 9}}, "the precision in which matrices were multiplied is not known"),
-        ({"dtypes": {"uint8": 9}}, "the precision in which matrices were multiplied is not known"),
+        ({"dtypes": {"float32": 9}}, "the precision of the matrix products is unknown"),
+        ({"dtypes": {"uint8": 9}}, "the precision of the matrix products is unknown"),
     ],
 )
 def test_the_share_is_of_the_peak_in_the_precision_that_the_workers_multiplied_in(
@@ -120,7 +120,7 @@ def test_the_share_is_of_the_peak_in_the_precision_that_the_workers_multiplied_i
 def test_what_a_job_multiplies_in_fp8_has_no_share_of_a_peak() -> None:
     work = read_model_work(training_job(FULL | {"bf16": True, "fp8": True}), TINY)
     found = utilisation_of(work, on_gpus([0], [1]), SPEED)
-    assert (found.mfu, found.denominator) == (None, "the peak of NVIDIA GeForce RTX 4090 in fp8 is not known")
+    assert (found.mfu, found.denominator) == (None, "the peak of NVIDIA GeForce RTX 4090 in fp8 is unknown")
     assert found.model_tflops > 0
 
 

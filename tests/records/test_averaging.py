@@ -56,11 +56,11 @@ def test_options_are_read(options: tuple[int | None, str | None, str | None], ex
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((16, "64", None), "exclude each other"),
-        ((None, None, "fp16"), "--sync-dtype fp16 is of what nodes average"),
+        ((16, "64", None), "mutually exclusive"),
+        ((None, None, "fp16"), "--sync-dtype fp16 applies to averages"),
         ((16, None, "fp8"), "--sync-dtype fp8: one of fp16, bf16"),
         *(
-            ((None, text, None), "it takes H, H:LR or H:LR:MOMENTUM")
+            ((None, text, None), "expected H, H:LR or H:LR:MOMENTUM")
             for text in ("", "x", "0", "-1", "64:", "64:0", "64:nan", "64:inf", "64:0.7:1", "64:0.7:-1", "64:1:0:1")
         ),
     ],
@@ -82,7 +82,7 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
     alone = plan(SCRIPT, nodes=1, averaging=averaging)
     assert alone.averaging is None
     assert VARIABLE not in alone.nodes[0].command.env
-    assert alone.notes[-1].startswith("--diloco 64:0.7:0.9 does nothing on one node")
+    assert alone.notes[-1].startswith("--diloco 64:0.7:0.9 has no effect on one node")
     assert VARIABLE not in plan(SCRIPT).nodes[0].command.env
 
 
@@ -90,9 +90,9 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
     ("job", "options", "words"),
     [
         (SCRIPT, {"profile": False}, "--no-profile"),
-        (SCRIPT, {"grad_compress": "fp16"}, "--grad-compress fp16 would compress them there"),
-        (sft(deepspeed="configs/ds_z2.json"), {}, "DeepSpeed trains this job"),
-        (sft(fsdp="full_shard auto_wrap"), {}, "FSDP trains this job"),
+        (SCRIPT, {"grad_compress": "fp16"}, "--grad-compress fp16 would compress them"),
+        (sft(deepspeed="configs/ds_z2.json"), {}, "this job uses DeepSpeed"),
+        (sft(fsdp="full_shard auto_wrap"), {}, "this job uses FSDP"),
         (
             SCRIPT,
             {"engine": Engine(name="accelerate", accelerate={"distributed_type": "FSDP"})},
@@ -100,7 +100,7 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
         ),
         (SCRIPT, {"engine": Engine(name="accelerate", accelerate={"mixed_precision": "fp16"})}, "gradients overflow"),
         (sft(fp16=True), {}, "gradients overflow"),
-        (sft(optim="adalomo"), {}, "adalomo updates parameters one by one"),
+        (sft(optim="adalomo"), {}, "adalomo updates parameters individually"),
         (sft(optim="galore_adamw_layerwise"), {}, "galore_adamw_layerwise updates"),
         (sft(use_galore=True, galore_layerwise=True), {}, "galore_layerwise updates"),
         (sft(use_badam=True), {}, "use_badam updates"),

@@ -42,11 +42,11 @@ def test_sizes_go_from_begin_to_end_by_the_factor_or_by_the_step() -> None:
 @pytest.mark.parametrize(
     ("begin", "end", "factor", "step", "said"),
     [
-        (0, 8, 2, None, "above zero"),
-        (16, 8, 2, None, "below the smallest"),
+        (0, 8, 2, None, "must be positive"),
+        (16, 8, 2, None, "smaller than the smallest"),
         (8, 1 << 40, 2, None, "above 16 GiB"),
         (8, 16, 1, None, "2 or more"),
-        (8, 16, 2, 0, r"step \(-i\) must be above zero"),
+        (8, 16, 2, 0, r"step \(-i\) must be positive"),
         (8, 1 << 30, 2, 1, "more than 1000 sizes"),
     ],
 )
@@ -91,7 +91,7 @@ def test_the_time_left_grows_with_what_is_left_and_with_its_size() -> None:
 def test_there_is_no_average_of_integers() -> None:
     check_reduction("avg", "bfloat16")
     check_reduction("sum", "int8")
-    with pytest.raises(UsageError, match="no avg of uint8"):
+    with pytest.raises(UsageError, match="avg is not defined for uint8"):
         check_reduction("avg", "uint8")
 
 

@@ -39,13 +39,13 @@ def test_a_name_that_stands_twice_is_told(tmp_path: Path) -> None:
     path.write_text("node1\nnode1\nnode2\n")
     cluster, _ = load_hostfile(path, notes.append)
     assert [node.slots for node in cluster.nodes] == [2, 1]
-    assert notes == [f"{path}: it names node1 2 times, once for each worker there"]
+    assert notes == [f"{path} names node1 2 times, once for each of its workers"]
 
 
 def test_nodes_that_are_named_in_place_of_a_file_are_put_into_one() -> None:
     with pytest.raises(UsageError, match="the hostfile node1,node2:4 does not exist") as caught:
         load_hostfile(Path("node1,node2:4"))
-    assert caught.value.hint == "it is a file, with one node a line: printf '%s\\n' node1 node2 > hosts.txt"
+    assert caught.value.hint == "give a file with one node per line: printf '%s\\n' node1 node2 > hosts.txt"
 
 
 def test_brackets_of_an_ipv6_address_begin_no_inventory(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_an_inventory_may_be_a_directory_and_needs_a_group(tmp_path: Path) -> No
     path.mkdir()
     assert load_hostfile(Path(f"{path}:cpu"))[0].nodes == (Node(name="c1", user="bob"),)
     (path / "hosts").write_text(INVENTORY)
-    with pytest.raises(UsageError, match="no group of it was named") as caught:
+    with pytest.raises(UsageError, match="no group was named") as caught:
         load_hostfile(path / "hosts")
-    assert caught.value.hint == f"--hosts {path / 'hosts'}:GROUP; its groups with hosts: all, gpu, cpu"
+    assert caught.value.hint == f"use --hosts {path / 'hosts'}:GROUP; groups with hosts: all, gpu, cpu"
 
 
 @pytest.mark.usefixtures("ansible")
@@ -124,7 +124,7 @@ def test_what_is_wrong_in_an_inventory_is_told(tmp_path: Path) -> None:
         load_hostfile(Path(f"{path}:gpu"))
     assert caught.value.detail == "[ERROR]: no\n"
     path.chmod(0o666)
-    with pytest.raises(HostfileError, match="can be written by others"):
+    with pytest.raises(HostfileError, match="is writable by others"):
         load_hostfile(Path(f"{path}:gpu"))
 
 
@@ -134,7 +134,7 @@ def test_without_ansible_an_inventory_says_how_to_get_what_it_says(
     path = tmp_path / "inventory.ini"
     path.write_text(INVENTORY)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="ansible-inventory cannot be run: No such file") as caught:
+    with pytest.raises(UsageError, match="ansible-inventory could not be run: No such file") as caught:
         load_hostfile(Path(f"{path}:gpu"))
     assert "ansible-inventory -i INVENTORY --list" in str(caught.value.hint)
 
@@ -163,7 +163,7 @@ def test_standard_input_is_read(
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b"node1 slots=x\n", "standard input:1: slots='x'"), (b"\xff", "on standard input is not text in UTF-8")],
+    [(b"node1 slots=x\n", "standard input:1: slots='x'"), (b"\xff", "on standard input is not UTF-8")],
 )
 def test_what_is_wrong_with_standard_input_is_told(monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
@@ -175,7 +175,7 @@ def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist") as caught:
         load_hostfile(tmp_path / "gone.txt")
     assert caught.value.hint is not None
-    assert "one node a line" in caught.value.hint
+    assert "one node per line" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_what_the_world_may_write_has_one_and_its_mode_is_told(tmp_path: Path) -
     path.touch()
     path.chmod(0o646)
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert describe_stranger(path) == f"can be written by others: owned by {user}, mode 0646"
+    assert describe_stranger(path) == f"is writable by others: owned by {user}, mode 0646"
     (tmp_path / "link").symlink_to(path)
     assert describe_stranger(tmp_path / "link") == describe_stranger(path)
 
@@ -50,7 +50,7 @@ def test_a_world_writable_run_is_ignored_and_named_with_the_fix(tmp_path: Path) 
     (tmp_path / NEWER).chmod(0o777)
     assert list_runs(tmp_path) == [tmp_path / OLDER]
     assert RunDirectory.open(tmp_path, "last").run_id == OLDER
-    with pytest.raises(UsageError, match=f"{NEWER} can be written by others: .*, mode 0777") as caught:
+    with pytest.raises(UsageError, match=f"{NEWER} is writable by others: .*, mode 0777") as caught:
         RunDirectory.open(tmp_path, NEWER)
     assert f"chmod -R go-w {tmp_path}/{NEWER}" in str(caught.value.hint)
 
@@ -82,7 +82,7 @@ def test_a_world_writable_hostfile_runs_no_programs(tmp_path: Path) -> None:
     path.write_text("a\nb python=/opt/python\n")
     assert load_hostfile(path)[0].nodes[1].python == "/opt/python"
     path.chmod(0o666)
-    with pytest.raises(HostfileError, match=r"mode 0666, and python= in it has programs run as you"):
+    with pytest.raises(HostfileError, match=r"mode 0666, and python= in it runs programs as you"):
         load_hostfile(path)
     path.write_text("a env.NCCL_DEBUG=INFO workdir=/data\n")
     assert load_hostfile(path)[0].nodes[0].workdir == "/data"

@@ -87,7 +87,7 @@ def test_one_process_follows_a_run_at_a_time(directory: RunDirectory) -> None:
     assert not is_followed(directory)
     with directory.lock():
         assert is_followed(directory)
-        who = f"followed by another multinode already .pid {os.getpid()}"
+        who = f"another multinode .pid {os.getpid()}. already follows"
         with pytest.raises(UsageError, match=who) as caught, directory.lock():
             pass
         assert "logs -f" in str(caught.value.hint)
@@ -142,14 +142,14 @@ def test_where_the_file_system_has_no_locks_the_run_goes_on_and_that_is_told(
 
 
 def test_a_run_id_is_never_used_twice(directory: RunDirectory) -> None:
-    with pytest.raises(UsageError, match="there is a run 20260102-030405-abcd already") as caught:
+    with pytest.raises(UsageError, match="run 20260102-030405-abcd already exists") as caught:
         RunDirectory.create(directory.path.parent, directory.run_id)
     assert caught.value.hint == f"multinode attach {directory.run_id}"
 
 
 def test_a_place_that_cannot_be_written_is_an_error_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MultinodeError, match="cannot be made") as caught:
+    with pytest.raises(MultinodeError, match="cannot be created") as caught:
         RunDirectory.create(tmp_path / "file" / "runs", "r")
     assert "MULTINODE_RUNS" in str(caught.value.hint)
 

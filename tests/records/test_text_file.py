@@ -38,19 +38,20 @@ def test_a_file_inside_a_file_cannot_be(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_are_not_guessed_at(tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
     path.write_bytes(b"caf\xe9")
-    assert str(complaint(path, "save it as UTF-8")) == f"the hostfile {path} is not text in UTF-8"
+    assert str(complaint(path, "save it as UTF-8")) == f"the hostfile {path} is not UTF-8 text"
 
 
 def test_a_model_given_as_a_hostfile_is_not_read_into_memory(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    assert "is larger than any of its kind" in str(complaint(path))
+    assert "is too large" in str(complaint(path))
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
 def test_what_cannot_be_a_path_is_an_error_like_any_other(tmp_path: Path, name: str) -> None:
-    assert "cannot be" in str(complaint(tmp_path / name))
+    told = str(complaint(tmp_path / name))
+    assert "is not a valid path" in told or "cannot be read: File name too long" in told
 
 
 def test_output_replaces_that_of_an_earlier_time(tmp_path: Path) -> None:
@@ -64,6 +65,6 @@ def test_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
         write_text(tmp_path, "text")
     require_directory(tmp_path)
-    with pytest.raises(UsageError, match="is no directory") as caught:
+    with pytest.raises(UsageError, match="is not a directory") as caught:
         require_directory(tmp_path / "not there")
     assert caught.value.hint == f"mkdir -p '{tmp_path}/not there'"

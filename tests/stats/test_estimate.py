@@ -129,7 +129,7 @@ def test_repeats_cover_the_truth_in_19_of_20(count: int) -> None:
 
 
 def turns(rng: random.Random, count: int, speedup: float) -> tuple[list[float], list[float]]:
-    """Both sides in turns, each repeat off by 2 %, and whole turns by 10 %: a neighbour that comes and goes."""
+    """Both sides in turns, each repeat off by 2%, and whole turns by 10%: a neighbour that comes and goes."""
     drift = [math.exp(0.1 * rng.gauss(0, 1)) for _ in range(count)]
     one, other = ([20 * slow * math.exp(0.02 * rng.gauss(0, 1)) for slow in drift] for _ in range(2))
     return one, [speedup * rate for rate in other]

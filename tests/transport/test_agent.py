@@ -60,7 +60,7 @@ def test_an_agent_that_is_missing_is_sent_once_and_then_run() -> None:
 
 def test_an_agent_that_stays_missing_is_no_endless_loop() -> None:
     answers: Iterator[Answer] = iter([MISSING, Completed(exit_code=0, stdout=b"", stderr=b""), MISSING])
-    with pytest.raises(NodeFailed, match="ended with code 2"):
+    with pytest.raises(NodeFailed, match="exited with code 2"):
         call(lambda _: next(answers))
 
 
@@ -113,7 +113,7 @@ class ShellTransport(FakeTransport):
 @pytest.mark.parametrize(
     "before",
     [
-        [b"Welcome to node a!", b"", b"\x1b[1m*** quota 93 %", b"\x1b]0;a\x07"],
+        [b"Welcome to node a!", b"", b"\x1b[1m*** quota 93%", b"\x1b]0;a\x07"],
         [b'{"motd": "hello"}', b"{ welcome }", b'{"kind": "agent"}', b'{"kind": "agent", "schema": 1, "python": "x"}'],
     ],
 )
@@ -126,8 +126,8 @@ def test_what_a_bashrc_prints_first_is_passed_over_whatever_it_looks_like(before
     ("code", "words", "hint"),
     [
         (0, "swallowed the command: it printed Not today.", "ssh a echo ok"),
-        (1, "ended with code 1: Not today.", "ssh a"),
-        (127, "python3 is not on the PATH of a non-interactive shell, and the agent needs it: no shim", "python="),
+        (1, "exited with code 1: Not today.", "ssh a"),
+        (127, "python3, which the agent needs, is not on the PATH of a non-interactive shell: no shim", "python="),
     ],
 )
 def test_what_a_node_printed_instead_of_an_answer_is_shown(code: int, words: str, hint: str) -> None:
@@ -146,14 +146,14 @@ def test_an_error_record_is_the_nodes_own_words_without_control_characters() -> 
 
 def test_a_node_without_python3_is_told_what_to_install() -> None:
     error = failure(Completed(exit_code=127, stdout=b"", stderr=b"bash: python3: command not found\n"))
-    assert "python3 is not on the PATH" in error.message
+    assert "is not on the PATH" in error.message
     assert "apt-get install python3" in str(error.hint)
 
 
 def test_an_agent_that_crashed_shows_the_end_of_what_it_printed() -> None:
     stderr = b"x" * 10_000 + b"\nSyntaxError: invalid syntax\n"
     error = failure(Completed(exit_code=1, stdout=b"", stderr=stderr))
-    assert "ended with code 1" in error.message
+    assert "exited with code 1" in error.message
     assert error.message.endswith("SyntaxError: invalid syntax")
     assert len(error.message) < 500
 

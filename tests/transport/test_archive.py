@@ -210,7 +210,7 @@ def test_its_first_lines_are_for_any_python_3_and_say_which_one_it_is(tmp_path: 
     for node in (Node(name="a"), Node(name="a", python="/old/python")):
         fake = FakeTransport(lambda *_: ended)
         stream = AgentStream(Raw(fake, node, "agent"), node)
-        with pytest.raises(NodeFailed, match=f"{node.python or 'python3'} on it is Python 3.6.15") as caught:
+        with pytest.raises(NodeFailed, match=f"{node.python or 'python3'} there is Python 3.6.15") as caught:
             stream.greet(5)
         assert "python=" in str(caught.value.hint)
 

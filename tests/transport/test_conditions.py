@@ -240,7 +240,7 @@ def a_hashed_line(case: Case) -> None:
     subprocess.run(["ssh-keygen", "-H", "-f", str(case.path("known_hosts"))], check=True, capture_output=True)
 
 
-@refused("its host key is not known .*SHA256", *BOTH)
+@refused("its host key is unknown .*SHA256", *BOTH)
 def an_unknown_host_key(case: Case) -> Iterator[None]:
     case.known = ""
     yield
@@ -270,7 +270,7 @@ def a_host_key_that_a_file_revokes(case: Case) -> Iterator[None]:
     case.config = before
 
 
-@refused("the SSH configuration keeps none", *OPENSSH)
+@refused("the SSH configuration stores no keys", *OPENSSH)
 def a_host_key_that_is_kept_nowhere(case: Case) -> Iterator[None]:
     before, case.known = case.config, ""
     case.config += "UserKnownHostsFile /dev/null\n"
@@ -280,7 +280,7 @@ def a_host_key_that_is_kept_nowhere(case: Case) -> Iterator[None]:
     case.apply()
 
 
-@refused("its host certificate does not hold: .*expired", *OPENSSH)
+@refused("its host certificate is invalid: .*expired", *OPENSSH)
 def a_host_certificate_that_has_expired(case: Case) -> Iterator[None]:
     case.sign(case.sshd.folder / "host_key.pub", "-h", "-n", "127.0.0.1", "-V", "20200101:20200102")
     case.serve(f"HostCertificate {case.sshd.folder / 'host_key-cert.pub'}")
@@ -379,7 +379,7 @@ def hold(case: Case) -> None:
     case.places.callback(end)
 
 
-@refused("it refused our keys for user '.*tried: .*user_key", *BOTH)
+@refused("it refused your keys for user '.*tried: .*user_key", *BOTH)
 def a_key_that_is_not_authorised(case: Case) -> Iterator[None]:
     authorised = case.sshd.folder / "authorized_keys"
     text = authorised.read_text()
@@ -390,14 +390,14 @@ def a_key_that_is_not_authorised(case: Case) -> Iterator[None]:
     authorised.write_text(text)
 
 
-@refused("can be read by others", *OPENSSH)
+@refused("is readable by others", *OPENSSH)
 def a_key_that_others_can_read(case: Case) -> Iterator[None]:
     (case.sshd.folder / "user_key").chmod(0o644)
     yield
     case.apply()
 
 
-@refused("is protected by a passphrase", *BOTH)
+@refused("has a passphrase", *BOTH)
 def a_locked_key(case: Case) -> Iterator[None]:
     if case.transport == "fabric":
         case.config = case.config.replace("IdentitiesOnly yes", "IdentitiesOnly no")
@@ -427,7 +427,7 @@ def more_keys_than_sshd_lets_try(case: Case) -> Iterator[None]:
     case.config = before
 
 
-@refused("the key was accepted, and sshd wants keyboard-interactive besides", *BOTH)
+@refused("the key was accepted, but sshd also requires keyboard-interactive", *BOTH)
 def a_second_factor(case: Case) -> Iterator[None]:
     second = "UsePAM yes\nKbdInteractiveAuthentication yes\nAuthenticationMethods publickey,keyboard-interactive\n"
     case.serve(second)
@@ -440,21 +440,21 @@ def a_second_factor(case: Case) -> Iterator[None]:
     (case.sshd.folder / "authorized_keys").write_text("")
 
 
-@refused("sshd takes no keys for user", *OPENSSH)
+@refused("sshd accepts no keys for user", *OPENSSH)
 def an_sshd_that_takes_no_keys(case: Case) -> Iterator[None]:
     case.serve("PubkeyAuthentication no\nPasswordAuthentication yes")
     yield
     case.serve("PubkeyAuthentication yes")
 
 
-@refused("sshd ended the login of user", *OPENSSH)
+@refused("sshd closed the login of user", *OPENSSH)
 def an_sshd_that_ends_the_login(case: Case) -> Iterator[None]:
     case.serve(f"LoginGraceTime 1\n{slow_keys(case, 5)}")
     yield
     case.serve()
 
 
-@refused("has agreed on keys, and not answered the login in time", *OPENSSH)
+@refused("negotiated keys but did not finish the login in time", *OPENSSH)
 def a_login_that_takes_too_long(case: Case) -> Iterator[None]:
     case.connect_timeout_s = 0.7
     case.serve(slow_keys(case, 10))
@@ -495,7 +495,7 @@ def a_name_that_does_not_resolve(case: Case) -> Iterator[None]:
     case.config = before
 
 
-@refused("the port answers, but not as sshd does in time", *BOTH)
+@refused("the port accepts connections, but sshd does not answer in time", *BOTH)
 def a_port_that_says_nothing(case: Case) -> Iterator[None]:
     case.connect_timeout_s = 1.0
     listener = case.places.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -504,7 +504,7 @@ def a_port_that_says_nothing(case: Case) -> Iterator[None]:
     case.connect_timeout_s, case.options = 10.0, {}
 
 
-@refused("what listens there is no sshd", *OPENSSH)
+@refused("something other than sshd listens there", *OPENSSH)
 def a_web_server(case: Case) -> Iterator[None]:
     case.connect_timeout_s = 1.0
     listener = case.places.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -526,7 +526,7 @@ def a_web_server(case: Case) -> Iterator[None]:
     case.options = {}
 
 
-@refused("sshd closed it before the login began.*MaxStartups", *OPENSSH)
+@refused("sshd closed it before login.*MaxStartups", *OPENSSH)
 def an_sshd_without_a_place(case: Case) -> Iterator[None]:
     case.serve("MaxStartups 1:100:1\nLoginGraceTime 0")
     with contextlib.ExitStack() as places:
@@ -573,7 +573,7 @@ def a_jump_host(case: Case) -> None:
     case.places.enter_context(started(gate(case)))
 
 
-@refused("its jump host gate has itself for a jump host", *OPENSSH)
+@refused("uses jump host gate as its own jump host", *OPENSSH)
 def a_jump_host_for_all_hosts_itself_included(case: Case) -> Iterator[None]:
     """With it `ssh` waits for itself."""
     case.places.enter_context(started(gate(case)))
@@ -641,7 +641,7 @@ def a_jump_host_that_is_down(case: Case) -> Iterator[None]:
     case.places.enter_context(started(sshd))
 
 
-@refused("its jump host gate: it refused our keys", *OPENSSH)
+@refused("its jump host gate: it refused your keys", *OPENSSH)
 def a_jump_host_that_refuses_our_key(case: Case) -> Iterator[None]:
     sshd = gate(case)
     case.places.enter_context(started(sshd))
@@ -652,7 +652,7 @@ def a_jump_host_that_refuses_our_key(case: Case) -> Iterator[None]:
     authorised.write_text(text)
 
 
-@refused("its jump host \\S*(gate|127.0.0.1)\\S*: its host key is not known", *BOTH)
+@refused("its jump host \\S*(gate|127.0.0.1)\\S*: its host key is unknown", *BOTH)
 def a_jump_host_whose_key_is_not_known(case: Case) -> Iterator[None]:
     node = case.known
     case.places.enter_context(started(gate(case)))
@@ -688,7 +688,7 @@ def a_forced_command_that_prints_a_sentence(case: Case) -> Iterator[None]:
     case.serve()
 
 
-@refused("ended with code 1: This account is currently not available", *BOTH)
+@refused("exited with code 1: This account is currently not available", *BOTH)
 def an_account_that_may_not_log_in(case: Case) -> Iterator[None]:
     case.serve("ForceCommand /usr/sbin/nologin")
     yield
@@ -738,12 +738,12 @@ def a_bashrc_that_exits(case: Case) -> Iterator[None]:
     yield from swallowed(case, "exit")
 
 
-@refused("it opens sessions, and ran no command in one", *BOTH)
+@refused("it opens sessions but ran no command", *BOTH)
 def a_bashrc_that_starts_another_shell(case: Case) -> Iterator[None]:
     yield from swallowed(case, "exec sh")
 
 
-@refused("it opens sessions, and ran no command in one", *OPENSSH)
+@refused("it opens sessions but ran no command", *OPENSSH)
 def a_bashrc_that_reads(case: Case) -> Iterator[None]:
     yield from swallowed(case, "read -p 'your name? ' name")
 
@@ -758,7 +758,7 @@ def swallowed(case: Case, text: str) -> Iterator[None]:
     case.apply()
 
 
-@refused("python3 is not on the PATH of a non-interactive shell.*not found", *BOTH)
+@refused("is not on the PATH of a non-interactive shell.*not found", *BOTH)
 def no_python3(case: Case) -> Iterator[None]:
     case.path("bin").mkdir()
     for name in ("sh", "mkdir", "cat"):
@@ -769,14 +769,14 @@ def no_python3(case: Case) -> Iterator[None]:
     case.bashrc("")
 
 
-@refused("needs it: pyenv: python3: command not found", *OPENSSH)
+@refused("non-interactive shell: pyenv: python3: command not found", *OPENSSH)
 def a_shim_without_a_python(case: Case) -> Iterator[None]:
     shim(case, "echo 'pyenv: python3: command not found' >&2; exit 127")
     yield
     case.options = {"python": sys.executable}
 
 
-@refused("python3 on it is Python 3.8.18, and the agent needs 3.9", *BOTH)
+@refused("python3 there is Python 3.8.18; the agent needs 3.9", *BOTH)
 def an_old_python3(case: Case) -> Iterator[None]:
     old = "import runpy, sys; sys.version_info = (3, 8, 18); del sys.argv[0]; runpy.run_path(sys.argv[0])"
     shim(case, f"shift 2; exec {sys.executable} -I -S -c '{old}' \"$@\"")

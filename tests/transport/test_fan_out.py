@@ -47,7 +47,7 @@ def test_a_silent_node_is_told_as_lost_and_hides_no_other() -> None:
     (error,) = outcomes.errors
     assert isinstance(error, ContactLost)
     assert error.node == "node0"
-    assert error.hint == "is it alive? try: ssh node0 true"
+    assert error.hint == "see whether it is up: ssh node0 true"
 
 
 def test_more_nodes_than_threads_are_all_asked_and_never_too_many_at_once() -> None:

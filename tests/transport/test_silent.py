@@ -87,7 +87,7 @@ def jump(transport: SshTransport, node: Node) -> object:
     return transport.run(msgspec.structs.replace(node, jump="jump"), "cat", deadline_s=10.0)
 
 
-FROZEN = "the port answers, but not as sshd does in time"
+FROZEN = "the port accepts connections, but sshd does not answer in time"
 
 
 @pytest.mark.parametrize("client", [OpensshTransport, FabricTransport])
@@ -97,14 +97,14 @@ FROZEN = "the port answers, but not as sshd does in time"
         ("accept", run, ConnectError, FROZEN),
         ("banner", run, ConnectError, FROZEN),
         ("key exchange", run, ConnectError, FROZEN),
-        ("auth", run, ConnectError, f"{FROZEN}|not answered the login in time"),
+        ("auth", run, ConnectError, f"{FROZEN}|did not finish the login in time"),
         ("forward", jump, ConnectError, "timed out"),
         ("channel", run, ContactLost, "in time"),
         ("exec", run, ContactLost, "in time"),
         ("output", run, ContactLost, "no answer in time"),
         ("output", read, ContactLost, "no answer in time"),
-        ("input", send_much, ContactLost, "lost while sending|does not read what is sent"),
-        ("input", let_go, ContactLost, "lost while sending|does not read what is sent"),
+        ("input", send_much, ContactLost, "lost while sending|does not read its input"),
+        ("input", let_go, ContactLost, "lost while sending|does not read its input"),
         ("exec", call, ContactLost, "in time"),
         ("output", call, ContactLost, "no answer in time"),
     ],
@@ -147,7 +147,7 @@ def test_many_keys_do_not_multiply_the_wait_for_a_silent_server(tmp_path: Path) 
             Path(f"{key}{number}").symlink_to(key)
         (tmp_path / "ssh_config").write_text((tmp_path / "ssh_config").read_text() + keys)
         error = ask(node, run, connect_timeout_s=0.5, is_connected=False)
-    assert "not as sshd does in time" in error.message
+    assert "sshd does not answer in time" in error.message
 
 
 @pytest.mark.parametrize("step", ["accept", "auth"])
@@ -156,7 +156,7 @@ def test_what_is_asked_ends_by_its_deadline_while_it_connects_or_another_does(st
     with silent_sshd(step, tmp_path) as server:
         node = server.node()
         error = ask(node, run, connect_timeout_s=4 * HANGS_S, is_connected=False)
-        assert "not as sshd does in time" in error.message
+        assert "sshd does not answer in time" in error.message
 
         def wait_for_another(transport: SshTransport, one: Node) -> object:
             begin = functools.partial(gather, [one], lambda two: run_long(transport, two), deadline_s=HANGS_S)

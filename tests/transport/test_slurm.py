@@ -186,9 +186,9 @@ def test_verbs_of_a_run_follow_each_other_in_a_step_with_gpus_and_others_in_one_
         (
             "Unable to create step for job 7: Requested node configuration is not available",
             NodeFailed,
-            "not have this node",
+            "hold this node",
         ),
-        ("Unable to create step for job 7: Access/permission denied", NodeFailed, "does not let us"),
+        ("Unable to create step for job 7: Access/permission denied", NodeFailed, "does not allow you"),
         ("Unable to create step for job 7: Step limit reached for this job", NodeFailed, "MaxStepCount"),
         ("Unable to contact slurm controller (connect failure)", ConnectError, "slurmctld does not answer"),
         ("Unable to create step for job 7: Something new", ConnectError, "Something new"),

@@ -94,7 +94,9 @@ def _wait_for_turn(descriptor: int, silent_s: float) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if time.time() - os.fstat(descriptor).st_mtime > silent_s:
             holder = os.pread(descriptor, 16, 0).decode(errors="replace") or "another"
-            raise RuntimeError(f"worker {holder} of this node has had no result for {silent_s:.0f} s: its device hangs")
+            raise RuntimeError(
+                (f"worker {holder} of this node returned no result for {silent_s:.0f} s: its device hangs")
+            )
         time.sleep(_LOOK_EVERY_S)
 
 
@@ -116,7 +118,7 @@ class _Worker:
         self._rank, self._local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self._file = SampleFile(run, f"rank-{self._rank}.jsonl")
         kind = "cuda" if torch.cuda.is_available() else None
-        self.device = find_device(torch, kind=kind, need="each worker measures a GPU of its own")
+        self.device = find_device(torch, kind=kind, need="each worker needs its own GPU")
         # By type, size and seconds of the matrix product that was measured last.
         self._product: Optional[tuple[str, int, float]] = None
 

@@ -96,7 +96,7 @@ def list_ops(torch: Any, request: Record, device: Any) -> Iterator[DeviceOp]:
 
 
 def _refuse(dtype: str) -> Callable[[], Any]:
-    raise TypeError(f"this device does not compute with {dtype}")
+    raise TypeError(f"this device does not support {dtype}")
 
 
 def _asked_ops(torch: Any, request: Record, device: Any, offered: tuple[str, ...]) -> Iterator[DeviceOp]:

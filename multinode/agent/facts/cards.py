@@ -58,7 +58,7 @@ def read_card(name: str, classes: str = _CLASSES) -> dict[str, Optional[int]]:
     """
     counters = _read(name, classes)
     if None in counters.values():
-        raise OSError(f"{name} does not say what it carried")
+        raise OSError(f"{name} has no traffic counters")
     device, _, port = name.rpartition("/")
     if device:
         place = f"{classes}/infiniband/{device}/ports/{port}/counters"

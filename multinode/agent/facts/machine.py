@@ -38,7 +38,7 @@ def read_machine() -> tuple[Record, dict[str, str]]:
         "user": lambda: pwd.getpwuid(os.getuid()).pw_name,
         "boot_id": lambda: _known(boot_id(), "the kernel shows no boot id"),
         "machine_id": lambda: _known(read_text("/etc/machine-id"), "/etc/machine-id is empty"),
-        "processor": lambda: _known(read_processor_name(), "the kernel does not name it"),
+        "processor": lambda: _known(read_processor_name(), "the kernel does not report it"),
         "memory_total_gib": lambda: read_meminfo().total / _GIB,
         "memory_available_gib": lambda: MemoryReader().read().available / _GIB,
         "memory_limit_gib": lambda: _known(MemoryReader().limit(), "no limit below the machine's memory") / _GIB,

@@ -74,7 +74,7 @@ class Probe:
         facts["noexec"] = self._take(readings, "noexec") or {}
         facts["nccl_inspector"] = self._take(readings, "nccl_inspector")
         if facts["nccl_inspector"] is None:
-            self._missing.setdefault("nccl_inspector", "no library of that name was found")
+            self._missing.setdefault("nccl_inspector", "no such library was found")
         facts["model"] = self._take(readings, "model")
         facts.update(_read_variables(dict(os.environ)))
         facts["hostname_address"] = self._take(readings, "hostname_address")

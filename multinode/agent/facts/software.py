@@ -138,7 +138,7 @@ def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], s
         inside = find_program(os.path.join(full, "bin", "python"), path, home)
         way = f"its interpreter is {python.rstrip('/')}/bin/python" if inside else "it has no bin/python"
         return None, f"{python} is a directory: {way}"
-    return found, f"{python} is not there, or may not be executed"
+    return found, f"{python} does not exist or is not executable"
 
 
 def query_packages(python: str, cwd: Optional[str], keys: Sequence[str] = ()) -> Query:
@@ -159,7 +159,7 @@ def parse_packages(text: str) -> Installed:
     try:
         return _read_packages(_answer(text))
     except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise QueryFailed("the interpreter answered with something else than its packages") from error
+        raise QueryFailed("the interpreter did not return its packages") from error
 
 
 def parse_unknown(text: str) -> dict[str, Optional[str]]:
@@ -173,7 +173,7 @@ def parse_unknown(text: str) -> dict[str, Optional[str]]:
         trouble = data["trouble"]
         unknown = {str(key): None if near is None else str(near) for key, near in data["unknown"].items()}
     except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise QueryFailed("the interpreter answered with something else than arguments") from error
+        raise QueryFailed("the interpreter did not return arguments") from error
     if trouble is not None:
         raise QueryFailed(str(trouble))
     return unknown
@@ -221,7 +221,7 @@ def _read_packages(data: dict[str, Any]) -> Installed:
     else:
         missing["cuda_version"] = _no_cuda(data["torch"])
     if nccl is None:
-        missing["nccl_version"] = missing.get("cuda_version", "torch was not installed with a wheel of NCCL")
+        missing["nccl_version"] = missing.get("cuda_version", "torch was installed without an NCCL wheel")
     return Installed(str(data["python_version"]), packages, cuda, nccl, missing)
 
 

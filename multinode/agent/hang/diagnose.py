@@ -112,7 +112,7 @@ class _RasQuestion:
         self.close()
         # What `timeout` is answered with; releases that do not know it say so, and answer the rest.
         text = re.sub(r"\A(OK|ERROR: Unknown command .*)\n", "", data.decode(errors="replace"))
-        return {"ras": text or None, "ras_missing": None if text else self._missing or "NCCL RAS answered nothing"}
+        return {"ras": text or None, "ras_missing": None if text else self._missing or "NCCL RAS gave no answer"}
 
     def close(self) -> None:
         """Let go of it."""

@@ -57,7 +57,7 @@ class StackReader:
     def ask(self, process: Process, state: str) -> None:
         """Have the process show its stacks; one that cannot act is left in peace."""
         if state in _HELD:
-            self._missing[process.pid] = f"{_HELD[state]}, so it cannot show them"
+            self._missing[process.pid] = f"{_HELD[state]}, so it returns none"
             return
         mark = self._marks.get(process.pid)
         if mark is not None and mark.start_ticks == process.start_ticks and _catches(process.pid, mark.number):
@@ -71,7 +71,7 @@ class StackReader:
         end = time.monotonic() + deadline_s
         for pid, (path, start) in self._asked.items():
             text = _read_grown(path, start, end)
-            reason = None if text else "it did not answer: a C call of its holds the signal back, or the disk is full"
+            reason = None if text else "it did not answer: a C call blocks the signal, or the disk is full"
             found[pid] = _stack(text or None, "faulthandler", reason)
         for pid, query in self._queries.items():
             found[pid] = _py_spy_stack(query)
@@ -85,7 +85,7 @@ class StackReader:
                 os.truncate(path, 0)
                 size = 0
         except OSError as error:
-            self._missing[process.pid] = f"the file for them is gone: {error.strerror}"
+            self._missing[process.pid] = f"their file is missing: {error.strerror}"
             return
         self._asked[process.pid] = (path, size)
         process.send(mark.number)

@@ -78,8 +78,8 @@ def read_state(folder: str, name: str, device: Any) -> Optional[Dict[str, Any]]:
     if 0 < found < torch.distributed.get_world_size():
         kind = name.rpartition("_")[0]
         raise RuntimeError(
-            "multinode: %s has %s_*.pt of some ranks, and not of all; copy each node's own there, or resume from "
-            "another checkpoint" % (os.path.basename(folder), kind)
+            "multinode: %s has %s_*.pt of only some ranks; copy each node's "
+            "files there, or resume from another checkpoint" % (os.path.basename(folder), kind)
         )
     state: Optional[Dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True) if found else None
     return state

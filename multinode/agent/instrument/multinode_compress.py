@@ -24,8 +24,10 @@ VARIABLE = "MULTINODE_GRAD_COMPRESS"
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _HALF_BYTES = 2
-_ALONE = "a worker that is alone sends none"
-_NO_DDP = "the first step had no DistributedDataParallel; what DeepSpeed and FSDP send is set in their configurations"
+_ALONE = "a single worker sends none"
+_NO_DDP = (
+    "the first step had no DistributedDataParallel; DeepSpeed and FSDP set their dtypes in their own configurations"
+)
 _MOST_WORDS = 300
 # In a checkpoint's directory, by the global rank: what PowerSGD lost is another thing on each.
 _STATE_FILE = "multinode_powersgd_%d.pt"
@@ -187,7 +189,7 @@ class _Compression:
     def _lose(self, module: Any, sender: _Sender, name: str) -> None:
         sender.is_ours = False
         module.logger._set_comm_hook_name(name)  # noqa: SLF001 - as torch does for whoever registers
-        self.tell("the training registered a communication hook of its own later, %s" % name)
+        self.tell("the training registered its own communication hook later, %s" % name)
 
 
 def _send(sender: _Sender, bucket: Any) -> Any:
@@ -227,14 +229,14 @@ def _why_not(module: Any, choice: Any) -> Optional[str]:
     if module.process_group.size() == 1:
         return _ALONE
     if module._use_python_reducer or module._delay_all_reduce_all_params:  # noqa: SLF001 - torch has no other
-        return "this DistributedDataParallel sends them past its reducer, and no hook sees them"
+        return "this DistributedDataParallel bypasses its reducer, so no hook sees them"
     name = module._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001 - names what torch has built in, too
     if name:
-        return "a communication hook stands in DistributedDataParallel already, %s" % name
+        return "DistributedDataParallel already has a communication hook, %s" % name
     trained = [each for each in module.parameters() if each.requires_grad]
     if choice is not None:
         worth = any(is_worth_it(each, choice.rank) for each in trained)
-        return None if worth else "no gradient is a matrix that rank %d makes less than half as large" % choice.rank
+        return None if worth else "no gradient is a matrix that rank %d reduces to less than half" % choice.rank
     if not any(map(_is_wide, trained)):
-        return "they are %s and as short already" % ", ".join(sorted({str(each.dtype) for each in trained}))
+        return "they are %s, which is as small" % ", ".join(sorted({str(each.dtype) for each in trained}))
     return None

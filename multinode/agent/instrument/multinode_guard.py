@@ -83,7 +83,7 @@ class Guard:
         if what in self._told:
             return
         self._told.add(what)
-        message = ("%s failed and is passed over: %r" % (what.strip("_"), error))[:_MOST_WORDS]
+        message = ("%s failed and is skipped: %r" % (what.strip("_"), error))[:_MOST_WORDS]
         try:
             sys.stderr.write("multinode: %s\n" % message)
             self._recorder.write("note", {"message": message})

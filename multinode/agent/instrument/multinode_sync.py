@@ -148,7 +148,7 @@ class Round:
         sizes = [sum(each.numel() for each in bucket.parameters) for bucket in self.buckets]
         kept = [next((one[name].numel() for name in _OUTER_NAMES if one[name] is not None), None) for one in state]
         if len(sizes) != len(kept) or any(size not in {None, mine} for mine, size in zip(sizes, kept)):
-            raise RefusedError("the checkpoint's outer state is of other parameters")
+            raise RefusedError("the checkpoint's outer state belongs to other parameters")
         for bucket, one in zip(self.buckets, state):
             for name in _OUTER_NAMES:
                 # Without an anchor there, all has been sent as it is so far: what was loaded is the anchor.
@@ -191,18 +191,18 @@ class Averaging:
             groups = self._meet()
             given = bound.arguments.get("process_group")
             if bound.arguments.get("device_mesh") is not None or (given is not None and given is not groups.world):
-                raise self.refusal("DistributedDataParallel was given a process group of its own")
+                raise self.refusal("DistributedDataParallel uses its own process group")
             _broadcast_from_first(bound.arguments, groups.world)
             bound.arguments["process_group"] = groups.node
             init(*bound.args, **bound.kwargs)
             made = bound.arguments["self"]
             if made._use_python_reducer or made._delay_all_reduce_all_params:  # noqa: SLF001 - torch has no other
-                raise self.refusal("this DistributedDataParallel sends gradients past its reducer")
+                raise self.refusal("this DistributedDataParallel bypasses its reducer")
             self._made.append(weakref.ref(made))
             self._trained[made] = _trained_names(made)
 
         ddp.__init__ = initialised
-        ddp.register_comm_hook = self._refusing("the training registers a communication hook of its own")
+        ddp.register_comm_hook = self._refusing("the training registers its own communication hook")
         ddp.join = self._refusing("DistributedDataParallel.join lets workers make different numbers of steps")
 
     def hook_optimizers(self, module: Any) -> None:
@@ -227,7 +227,7 @@ class Averaging:
         @functools.wraps(step)
         def refused(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             if scaler.is_enabled():
-                raise self.refusal("fp16 with a GradScaler: a node would leave out a step alone", "train in bf16")
+                raise self.refusal("fp16 with a GradScaler: a node would skip a step alone", "train in bf16")
             return step(scaler, *args, **kwargs)
 
         scaler.step = refused
@@ -271,8 +271,8 @@ class Averaging:
             round_.buckets += self._make_buckets([each for each in new if id(each) in trained])
         if not round_.buckets:
             raise self.refusal(
-                "an optimizer steps parameters that no DistributedDataParallel has, as under FSDP and DeepSpeed",
-                "train under DDP, or leave the option out",
+                "an optimizer updates parameters outside DistributedDataParallel, as with FSDP and DeepSpeed",
+                "train with DDP, or remove the option",
             )
         return round_
 
@@ -294,7 +294,7 @@ class Averaging:
             self._steps.note("sync", step=self._step + 1 if step is None else step, **fields)
         self._pending = []
 
-    def refusal(self, why: str, instead: str = "leave the option out") -> RefusedError:
+    def refusal(self, why: str, instead: str = "remove the option") -> RefusedError:
         """The error of what cannot be averaged."""
         return RefusedError(("multinode: %s: %s; %s" % (self.settings.option, why, instead))[:_MOST_WORDS])
 
@@ -331,7 +331,7 @@ class Averaging:
     def _make_groups(self, c10d: Any, world: Any) -> _Groups:
         workers, firsts, timeout = self.settings.workers, self.settings.firsts, _timeout(world)
         if world.size() != sum(workers) or world.rank() != self.rank:
-            raise self.refusal("the world has %d workers, and the nodes have %s" % (world.size(), list(workers)))
+            raise self.refusal("the world size is %d, but the nodes have %s" % (world.size(), list(workers)))
         nodes = [
             c10d.new_group(list(range(first, first + count)), timeout=timeout) for first, count in zip(firsts, workers)
         ]
@@ -353,12 +353,12 @@ class Averaging:
     def _before_step(self, optimizer: Any) -> None:
         torch = sys.modules["torch"]
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - torch asks itself so
-            raise self.refusal("an optimizer steps inside the backward pass, parameter by parameter")
+            raise self.refusal("an optimizer updates each parameter inside the backward pass")
         if not self._modules():
             raise self.refusal(
-                "the model is not wrapped in DistributedDataParallel; FSDP, DeepSpeed and a model that synchronises "
-                "itself cannot be averaged",
-                "train under DDP, or leave the option out",
+                "the model is not wrapped in DistributedDataParallel; FSDP, DeepSpeed and models with their own "
+                "synchronization cannot be averaged",
+                "train with DDP, or remove the option",
             )
         self.round_of(optimizer)
 
@@ -447,8 +447,9 @@ class Averaging:
         if self.rank == 0 and not self._has_warned and any(one.position for one in self._rounds.values()):
             self._has_warned = True
             self.tell(
-                "WARNING: something was saved inside a round of %s: its parameters are those of node 0 alone; save "
-                "after a multiple of %d optimizer steps" % (self.settings.option, self.settings.every)
+                "WARNING: a checkpoint was saved inside a round of %s: it "
+                "has the parameters of node 0 only; save after a multiple of "
+                "%d optimizer steps" % (self.settings.option, self.settings.every)
             )
 
 

@@ -16,7 +16,7 @@ from multinode_sync import Averaging
 # A node's state in a checkpoint's directory, by the global rank of its first worker.
 _STATE_FILE = "multinode_sync_%d.pt"
 _SEAMS = {"evaluate": "evaluation", "predict": "evaluation", "_load_best_model": "best model"}
-_NO_STEP = "the Trainer made a step in which no torch.optim.Optimizer did: %s updates parameters in the backward pass"
+_NO_STEP = "the Trainer took a step without a torch.optim.Optimizer step: %s updates parameters in the backward pass"
 
 
 def hooks(averaging: Averaging) -> Hooks:
@@ -88,7 +88,7 @@ def _load(averaging: Averaging, trainer: Any, folder: str) -> None:
     state = read_state(folder, _STATE_FILE % averaging.leader, round_.buckets[0].parameters[0].device)
     if state is None:
         if averaging.rank == 0:
-            averaging.tell("the checkpoint was saved without averaging between nodes; outer state begins anew")
+            averaging.tell("the checkpoint was saved without averaging between nodes; the outer state starts over")
         return
     if averaging.leads:
         round_.load_outer_state(state["outer"])

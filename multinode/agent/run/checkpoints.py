@@ -111,16 +111,16 @@ def _check_safetensors(path: str) -> None:
         size = os.fstat(file.fileno()).st_size
         begin = file.read(_LENGTH.size)
         if len(begin) < _LENGTH.size:
-            raise ValueError("it is empty" if not begin else "it is cut")
+            raise ValueError("it is empty" if not begin else "it is truncated")
         (length,) = _LENGTH.unpack(begin)
         if length > min(_MOST_HEADER_BYTES, size - _LENGTH.size):
-            raise ValueError("it is cut, or no safetensors file")
+            raise ValueError("it is truncated, or not a safetensors file")
         try:
             header = json.loads(file.read(length))
             ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
             end = _LENGTH.size + length + max(ends, default=0)
         except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError):
-            raise ValueError("its header cannot be read") from None
+            raise ValueError("cannot read its header") from None
     if end != size:
         raise ValueError(f"it has {size} of {end} bytes")
 
@@ -131,4 +131,4 @@ def _check_archive(path: str) -> None:
         raise ValueError("it is empty")
     with zipfile.ZipFile(path) as archive:
         if not archive.namelist():
-            raise ValueError("it holds nothing")
+            raise ValueError("it contains no data")

@@ -22,7 +22,7 @@ def run(request: Record, channel: Channel) -> None:
     cwd = os.path.expanduser(request.get("cwd") or "~")
     files = [found for path in request["paths"] for found in _find(cwd, path)]
     if len(files) > _MOST_FILES:
-        raise AgentError(f"more than {_MOST_FILES} files were asked for", hint="name the directory that matters")
+        raise AgentError(f"more than {_MOST_FILES} files were requested", hint="choose a smaller directory")
     listed: list[Record] = [{"name": name, "size_bytes": os.stat(path).st_size} for name, path in files]
     channel.emit({"kind": "files", "files": listed})
     for number, (_, path) in enumerate(files):
@@ -40,7 +40,7 @@ def _find(cwd: str, asked: str) -> list[tuple[str, str]]:
     if os.path.isfile(start):
         return [(os.path.relpath(start, base), start)]
     if not os.path.isdir(start):
-        raise AgentError(f"{asked} is not there", hint=f"looked for {start}")
+        raise AgentError(f"{asked} does not exist", hint=f"looked for {start}")
     found = []
     for folder, _, names in os.walk(start):
         for name in sorted(names):

@@ -34,9 +34,9 @@ def run(request: Record, channel: Channel) -> None:
     machine = other_machine(run_dir)
     if machine is not None and not has_ended(read_status(run_dir)):
         raise AgentError(
-            f"run {run_dir.run_id} was started on the machine {machine}, and this one, {os.uname().nodename}, only has "
-            "its directory: its processes are not seen from here",
-            hint="name the node that is that machine; where it is no more: rm -r " + run_dir.path,
+            f"run {run_dir.run_id} was started on {machine}; this machine, {os.uname().nodename}, has only its "
+            "directory and cannot see its processes",
+            hint="use the node that is that machine; if it no longer exists: rm -r " + run_dir.path,
         )
     Follower(run_dir, request, channel).follow()
 

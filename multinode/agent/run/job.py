@@ -144,11 +144,11 @@ def _prepare(request: Record, run: RunDir, umask: int) -> Job:
     _check_strings(argv, env)
     cwd = os.path.abspath(_expand_home(request.get("cwd") or "~"))
     if not os.path.isdir(cwd):
-        raise AgentError(f"the directory {cwd} does not exist", hint="workdir= in the hostfile names another")
+        raise AgentError(f"the directory {cwd} does not exist", hint="set another with workdir= in the hostfile")
     program = find_program(argv[0], env["PATH"], cwd) if argv else None
     if program is None:
         raise AgentError(
-            f"the program {argv[0] if argv else '(none)'} was not found, or may not be executed",
+            f"the program {argv[0] if argv else '(none)'} was not found or is not executable",
             hint=f"looked in {cwd}" if argv and "/" in argv[0] else f"PATH is {env['PATH']}",
         )
     return Job(program, argv, env, cwd, run.log, umask)
@@ -195,10 +195,10 @@ def _expand_home(text: str) -> str:
 
 def _check_strings(argv: list[str], env: dict[str, str]) -> None:
     if any("\0" in text for text in (*argv, *env, *env.values())):
-        raise AgentError("an argument or a variable holds a NUL character")
+        raise AgentError("an argument or variable contains a NUL character")
     bad = [name for name in env if not name or "=" in name]
     if bad:
-        raise AgentError(f"not the name of a variable: {bad[0]!r}")
+        raise AgentError(f"not a variable name: {bad[0]!r}")
 
 
 def _become(job: Job, writer: int) -> NoReturn:

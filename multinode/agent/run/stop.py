@@ -191,7 +191,7 @@ def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
             # Somebody has taken it away, or all of the directory: its processes are ended one by one.
             return _unknown()
         if is_lost(run_dir):
-            return recover(run_dir, "neither supervisor nor sentinel was alive when the run was stopped", grace_s)
+            return recover(run_dir, "neither supervisor nor sentinel was running when the run was stopped", grace_s)
         if time.monotonic() > deadline:
             pid, machine = (run_dir.read("supervisor.json") or {}).get("pid"), other_machine(run_dir)
             where = f"pid {pid}" if machine is None else f"pid {pid} on the machine {machine}"

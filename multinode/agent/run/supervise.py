@@ -48,7 +48,7 @@ def run(request: Record, channel: Channel) -> None:
 def _exists(run_dir: RunDir) -> AgentError:
     return AgentError(
         f"run {run_dir.run_id} already exists on this node",
-        hint=f"{run_dir.path} is there; nodes that share a home directory need run ids of their own",
+        hint=f"{run_dir.path} exists; nodes that share a home directory need distinct run ids",
     )
 
 
@@ -59,7 +59,7 @@ def _make_run_dir(run_dir: RunDir, request: Record) -> None:
     except FileExistsError as error:
         raise _exists(run_dir) from error
     except OSError as error:
-        raise AgentError(f"the run directory cannot be made: {error}") from error
+        raise AgentError(f"the run directory cannot be created: {error}") from error
     try:
         _fill(run_dir, request)
     except (OSError, AgentError) as error:

@@ -205,7 +205,7 @@ class Supervisor:
         elif told_to_stop:
             self._stop("stopped by SIGTERM", term_grace_s(self._grace_s))
         elif self._ending is None and self._lease.expired():
-            self._end("lease_expired", "the lease ran out: no word from the controller", self._grace_s)
+            self._end("lease_expired", "the lease expired: nothing was heard from the controller", self._grace_s)
 
     def _stop(self, message: str, grace_s: float, order: Optional[str] = None) -> None:
         if self._ending is not None:

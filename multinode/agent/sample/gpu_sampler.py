@@ -56,7 +56,7 @@ def _sample_until_alone(file: SampleFile, indices: list[int], interval_s: float,
 
         pynvml.nvmlInit()
     except ImportError:
-        file.note("no GPU samples: pynvml is not there")
+        file.note("no GPU samples: pynvml is not installed")
         return
     except pynvml.NVMLError as error:
         file.note(f"no GPU samples: {error}")

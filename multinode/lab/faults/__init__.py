@@ -147,7 +147,7 @@ def add_record(fault: Fault, boot_id: str) -> _Record:
 def _current(lab: Lab) -> Lab:
     current = require_lab()
     if [one.management_addr for one in current.nodes] != [one.management_addr for one in lab.nodes]:
-        raise UsageError("another lab stands than the one that was meant", hint="load it anew")
+        raise UsageError("the running lab is another one", hint="reload it")
     return current
 
 
@@ -175,7 +175,7 @@ def _load_records() -> tuple[_Record, ...]:
         return ()
     except msgspec.DecodeError as error:
         raise MultinodeError(
-            f"{_FILE} cannot be read: {error}", hint="multinode lab down ends its faults, too"
+            f"{_FILE} cannot be read: {error}", hint="multinode lab down also ends its faults"
         ) from error
 
 

@@ -69,7 +69,7 @@ class Package(AnyFault, frozen=True, kw_only=True, tag="package"):
         require(good, f"{self.version!r} is not a version", "for example 2.4.1 or 2.4.1+cpu")
 
     def describe(self) -> str:
-        return f"{self.name} says it is {self.version}"
+        return f"{self.name} reports version {self.version}"
 
     def check(self, lab: Lab) -> None:
         self._find_metadata(lab, lab.node(self.node))
@@ -102,7 +102,7 @@ class _AtPath(AnyFault, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         good = self.path.startswith("/") and self.path.rstrip("/") != "" and "\0" not in self.path
-        require(good, f"{self.path!r} is not a path from the root", "for example /etc/nccl.conf")
+        require(good, f"{self.path!r} is not an absolute path", "for example /etc/nccl.conf")
 
     def undo(self, scene: Scene) -> None:
         if scene.is_same_boot:
@@ -138,7 +138,6 @@ def _resize(node: LabNode, size_bytes: int) -> None:
 
 
 def _order(scene: Scene, verb: str, path: str, **details: str | bool) -> None:
-    """Have node_files do something with a file. The program goes along: the node need not have a checkout of ours."""
     argv = [scene.lab.spec.python, "-I", "-S", "-c", _PROGRAM.read_text()]
     order = {"verb": verb, "path": path, "number": scene.number, **details}
     run_in_node(scene.node, argv, stdin=msgspec.json.encode(order).decode())

@@ -58,7 +58,7 @@ class LinkSlow(AnyFault, frozen=True, kw_only=True, tag="link-slow"):
 
     def __post_init__(self) -> None:
         _check_card(self.ifname)
-        require(self.rate_gbit_per_s > 0, "a link that carries nothing is down", "ask for --down")
+        require(self.rate_gbit_per_s > 0, "a rate of zero means that the link is down", "use --down")
 
     def describe(self) -> str:
         return f"{self.ifname} {_WAY_WORDS[self.way]} {rate_text(self.rate_gbit_per_s)}"
@@ -84,10 +84,10 @@ class Mtu(AnyFault, frozen=True, kw_only=True, tag="mtu"):
 
     def __post_init__(self) -> None:
         good = _PORT_MTU < self.mtu <= _MAX_MTU
-        require(good, f"an MTU of {self.mtu} is no fault here", f"{_PORT_MTU + 1} to {_MAX_MTU}, for example 9000")
+        require(good, f"an MTU of {self.mtu} is not a fault here", f"{_PORT_MTU + 1} to {_MAX_MTU}, for example 9000")
 
     def describe(self) -> str:
-        return f"{DATA_IFNAME} has an MTU of {self.mtu}, its switch port passes {_PORT_MTU}"
+        return f"{DATA_IFNAME} has an MTU of {self.mtu}, but its switch port passes only {_PORT_MTU}"
 
     def make(self, scene: Scene) -> None:
         _ip(scene.node, f"link set dev {DATA_IFNAME} mtu {self.mtu} gso_max_segs 1")
@@ -144,7 +144,7 @@ class Address(AnyFault, frozen=True, kw_only=True, tag="address"):
             raise UsageError(
                 f"{self.address!r} is not an address with its network: {error}", hint="write it as 172.18.0.1/16"
             ) from error
-        require("/" in self.address, f"{self.address!r} does not say its network", "write it as 172.18.0.1/16")
+        require("/" in self.address, f"{self.address!r} has no network prefix", "write it as 172.18.0.1/16")
 
     def describe(self) -> str:
         return f"a second interface {self.ifname} with {self.address}"
@@ -153,12 +153,12 @@ class Address(AnyFault, frozen=True, kw_only=True, tag="address"):
         """See that neither the interface nor the address exists."""
         taken = self.ifname in _interfaces(lab.node(self.node))
         require(
-            not taken, f"{self.node} has an interface {self.ifname} already", "name another one, or clear its fault"
+            not taken, f"{self.node} already has an interface {self.ifname}", "choose another one, or clear its fault"
         )
         address = self.address.partition("/")[0]
         for other in lab.nodes:
             used = address in {other.addr, other.management_addr}
-            require(not used, f"{address} is an address of {other.name}", "give one that no node has")
+            require(not used, f"{address} is an address of {other.name}", "use one that no node has")
 
     def make(self, scene: Scene) -> None:
         port = f"fault{scene.number}"
@@ -201,14 +201,14 @@ class Route(AnyFault, frozen=True, kw_only=True, tag="route"):
     peer: str
 
     def __post_init__(self) -> None:
-        require(self.peer != self.node, f"{self.node} has no route to itself", "name another node as the peer")
+        require(self.peer != self.node, f"{self.node} has no route to itself", "choose another node as the peer")
 
     def describe(self) -> str:
         return f"sends to {self.peer} through {MANAGEMENT_IFNAME}"
 
     def check(self, lab: Lab) -> None:
         reached = ":" not in lab.node(self.peer).addr
-        require(reached, f"no management card leads to the IPv6 address of {self.peer}", "a lab without --ipv6 has one")
+        require(reached, f"no management NIC leads to the IPv6 address of {self.peer}", "a lab without --ipv6 has one")
 
     def make(self, scene: Scene) -> None:
         """Still from the node's own training address."""

@@ -83,10 +83,12 @@ class Cpu(AnyFault, frozen=True, kw_only=True, tag="cpu"):
 
     def __post_init__(self) -> None:
         good = _LEAST_SHARE <= self.share < math.inf
-        require(good, f"a node cannot do with {self.share:g} of a core", f"{_LEAST_SHARE} or more, for example 0.3")
+        require(
+            good, f"a node cannot run with {self.share:g} of a core", (f"use {_LEAST_SHARE} or more, for example 0.3")
+        )
 
     def describe(self) -> str:
-        return f"its processes get {self.share:g} of a core together"
+        return f"its processes share {self.share:g} of a core"
 
     def check(self, lab: Lab) -> None:
         cores = len(lab.node(self.node).cores or os.sched_getaffinity(0))
@@ -107,11 +109,11 @@ class Memory(AnyFault, frozen=True, kw_only=True, tag="memory"):
     limit_bytes: int
 
     def __post_init__(self) -> None:
-        hint = f"{format_size(_LEAST_BYTES)} or more, for example 700MiB"
-        require(self.limit_bytes >= _LEAST_BYTES, f"a node cannot do with {format_size(self.limit_bytes)}", hint)
+        hint = f"use {format_size(_LEAST_BYTES)} or more, for example 700MiB"
+        require(self.limit_bytes >= _LEAST_BYTES, f"a node cannot run with {format_size(self.limit_bytes)}", hint)
 
     def describe(self) -> str:
-        return f"its processes have {format_size(self.limit_bytes)} of memory together"
+        return f"its processes share {format_size(self.limit_bytes)} of memory"
 
     def check(self, lab: Lab) -> None:
         del lab
@@ -135,11 +137,11 @@ def _kill(node: LabNode) -> None:
         if not pids:
             return
         signal_all(pids, signal.SIGKILL)
-    raise NodeFailed("its processes do not die", node=node.name, hint="multinode lab down")
+    raise NodeFailed("its processes do not exit", node=node.name, hint="multinode lab down")
 
 
 def _freeze(node: LabNode) -> None:
-    """Stop all, again and again, until no process is left that could have started another one meanwhile."""
+    """Repeat until no process is left that could have started another one."""
     for _ in poll(_DEADLINE_S):
         running = [pid for pid in node_processes(node) if not is_stopped(pid)]
         if not running:
@@ -163,7 +165,7 @@ def _check_controller(controller: Controller) -> None:
 
 
 def _limit(scene: Scene, controller: Controller, limit: float) -> None:
-    """Make the group, and move every process of the node into it until none is outside that could start another one."""
+    """Repeat until no process outside the group is left that could start another one."""
     top = cgroups.find_top(controller)
     if top is None:
         return
@@ -174,11 +176,10 @@ def _limit(scene: Scene, controller: Controller, limit: float) -> None:
             return
         for pid in outside:
             cgroups.move_process(pid, group / "cgroup.procs")
-    raise NodeFailed("its processes cannot be held: new ones come all the time", node=scene.node.name)
+    raise NodeFailed("its processes cannot be stopped: new ones keep starting", node=scene.node.name)
 
 
 def _unlimit(scene: Scene, controller: Controller) -> None:
-    """Let its processes have what they had: all, or what another fault of this kind leaves them."""
     top = cgroups.find_top(controller)
     if top is None:
         return
@@ -198,6 +199,5 @@ def _unlimit(scene: Scene, controller: Controller) -> None:
 
 
 def _shares(top: Top, controller: Controller) -> bool:
-    """Whether what is in force by this controller is in the same tree."""
     other = cgroups.find_top(controller)
     return other is not None and other.place == top.place

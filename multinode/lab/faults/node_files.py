@@ -76,7 +76,6 @@ def restore(path: Path, kept: Path) -> None:
 
 
 def _kept(path: Path, number: int) -> Path:
-    """Where it is kept: below the root of the disk that it is on, so that moving it copies nothing."""
     disk = Path(os.path.realpath(path.parent))
     while not os.path.ismount(disk):
         disk = disk.parent

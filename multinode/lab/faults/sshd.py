@@ -33,10 +33,10 @@ from multinode.lab.state import Lab, LabNode, ProcessRef
 
 _SSHD_WORDS = {
     "stop": "is stopped",
-    "freeze": "is frozen: it accepts and says nothing",
-    "new-host-key": "has another host key than known_hosts says",
+    "freeze": "is frozen: it accepts connections but does not answer",
+    "new-host-key": "has a host key that differs from known_hosts",
     "refuse-key": "authorises no key",
-    "crowded": "drops new connections: all its places are taken",
+    "crowded": "drops new connections because it is full",
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEADLINE_S = 10.0
@@ -122,7 +122,7 @@ class Variable(_Configured, frozen=True, kw_only=True, tag="variable"):
 
     def __post_init__(self) -> None:
         require(_NAME.fullmatch(self.name), f"{self.name!r} is not the name of a variable", "for example RANK=3")
-        require("\n" not in self.value, f"the value of {self.name} has more than one line", "sshd takes one line")
+        require("\n" not in self.value, f"the value of {self.name} has more than one line", "use a single line")
 
     def describe(self) -> str:
         return f"{self.name}={self.value} in SSH sessions"
@@ -202,7 +202,6 @@ def find_clock_library() -> str:
 
 
 def _apply(node: LabNode, faults: tuple[AnyFault, ...]) -> None:
-    """Write the configuration, and have a daemon that runs read it."""
     text = fault_config(node.management_addr, faults)
     run_in_node(node, ["sh", "-c", f"cat > {SSHD_CONFIG} && {SSHD} -t"], stdin=text)
     holders = [pid for pid in node_processes(node) if has_environment(pid, _HOLDER_MARK.encode())]
@@ -219,7 +218,6 @@ def _apply(node: LabNode, faults: tuple[AnyFault, ...]) -> None:
 
 
 def _restart(node: LabNode) -> None:
-    """Have it read its configuration; asked again where a busy machine let a child of it hear the signal instead."""
     for last in (False, False, True):
         seen = _log_size(node)
         signal_all([_need_listener(node).pid], signal.SIGHUP)
@@ -235,7 +233,7 @@ def _restart(node: LabNode) -> None:
 def _take_all_places(node: LabNode) -> None:
     hold = ["python3", "-I", "-S", "-c", _HOLDER, node.management_addr]
     if run_in_node(node, ["sh", "-c", f'env {_HOLDER_MARK} "$@" &', "sh", *hold]) != "held":
-        raise NodeFailed("its sshd does not accept a connection to hold", node=node.name)
+        raise NodeFailed("its sshd does not accept connections", node=node.name)
 
 
 def _stop(node: LabNode) -> None:
@@ -245,11 +243,10 @@ def _stop(node: LabNode) -> None:
     for _ in poll(_DEADLINE_S):
         if not is_alive(daemon):
             return
-    raise NodeFailed("its sshd does not end", node=node.name)
+    raise NodeFailed("its sshd does not exit", node=node.name)
 
 
 def _start(node: LabNode) -> LabNode:
-    """Start it unless it runs; an orphan of the shell's, it becomes a child of the node's first process."""
     if _listener(node) is None:
         seen = _log_size(node)
         with log_path(node.name).open("ab") as log:
@@ -275,7 +272,6 @@ def _need_listener(node: LabNode) -> ProcessRef:
 
 
 def _listener(node: LabNode) -> ProcessRef | None:
-    """The daemon itself; those of its children that serve a session are called sshd, too."""
     # In the order of their ids: a child that was forked this moment has its title still.
     for pid in sorted(node_processes(node)):
         try:
@@ -292,10 +288,9 @@ def _log_size(node: LabNode) -> int:
 
 
 def _wait_until_listening(node: LabNode, seen: int) -> None:
-    """Wait until it says so: a connection would not tell whether the old or the new configuration answers."""
     said = ""
     for _ in poll(_DEADLINE_S):
         said = log_path(node.name).read_bytes()[seen:].decode(errors="replace")
         if "Server listening on" in said:
             return
-    raise NodeFailed("its sshd does not come back", node=node.name, detail=said.strip())
+    raise NodeFailed("its sshd does not restart", node=node.name, detail=said.strip())
