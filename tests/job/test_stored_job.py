@@ -6,8 +6,9 @@ import pytest
 
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import parse_deepspeed_edits
-from multinode.job.job import job_paths
-from multinode.job.stored_job import load_job
+from multinode.job.job import ScriptJob, job_paths
+from multinode.job.node_groups import node_groups_of
+from multinode.job.stored_job import load_job, load_script
 
 TRAINING = "model_name_or_path: models/tiny\nstage: sft\n"
 
@@ -127,3 +128,19 @@ def test_a_missing_job_is_told_how_a_script_is_launched(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"the job .*/gone\.yaml does not exist") as caught:
         load_job(folder / "gone.yaml")
     assert "your own script goes after --" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("options", [("--deepspeed", "{}"), ("--lr=1", "--deepspeed_config={}"), ("--deepspeed={}",)])
+def test_the_deepspeed_json_of_a_script_is_read_where_it_is_here(tmp_path: Path, options: tuple[str, ...]) -> None:
+    path = tmp_path / "ds.json"
+    argv = ("train.py", *(option.format(path) for option in options))
+    assert load_script(argv) == ScriptJob(argv=argv)
+    path.write_text('{"zero_optimization": {"mics_shard_size": 4}}')
+    job = load_script(argv)
+    assert (job.argv, job.deepspeed_text) == (argv, path.read_text())
+    assert node_groups_of(job, {}, {}) == "mics_shard_size: 4"
+
+
+def test_a_script_that_names_no_json_has_none() -> None:
+    for argv in (("train.py",), ("train.py", "--deepspeed"), ("train.py", "--deepspeed", "a\0b")):
+        assert load_script(argv).deepspeed_text is None
