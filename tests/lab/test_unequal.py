@@ -186,17 +186,17 @@ def test_ctrl_c_ends_the_workers_of_both_nodes(command: Command, hosts: Hosts) -
 def test_what_is_predicted_of_another_link_is_what_a_bare_run_takes(
     command: Command, hosts: Hosts, module_lab: Lab
 ) -> None:
-    """Of unequal nodes at 1 Gbit/s, and of one with as many workers: what 200 Mbit/s make of it."""
-    training = ("--", SCRIPT, "--steps", "20", "--width", "1024", "--timed")
+    """Of unequal nodes at 1 Gbit/s, and of one with as many workers: what 100 Mbit/s make of it."""
+    training = ("--", SCRIPT, "--steps", "20", "--width", "1024", "--batch", "16", "--timed")
     for where in hosts:
         launch(command, where, *training)
     scan = ("--like", YAML, "--hosts", hosts.unequal, "-n", "8", "--json", *REAL_TORCH)
     assert command.document("nccl-test", *scan)["workers"] == [2, 1]
     runs = [path.parent.name for path in sorted(command.runs.glob("*/run.json"))]
-    predicted = command.document("predict", *runs, "--link", "0.2", "--nodes", "2", "--json")
+    predicted = command.document("predict", *runs, "--link", "0.1", "--nodes", "2", "--json")
     (scenario,) = predicted["scenarios"]
     assert scenario["unequal"] == [2, 1]
-    set_rate([node.name for node in module_lab.nodes], 0.2)
+    set_rate([node.name for node in module_lab.nodes], 0.1)
     try:
         bare = launch(command, hosts.unequal, "--no-profile", *training)
     finally:
