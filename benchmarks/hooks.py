@@ -1,6 +1,6 @@
 """Host time of a worker's hooks in a step, of this tree and of another, in turns in one process, without a GPU.
 
-Trainings are replays of the order of calls (tests/agent/cuda_replays.py) on torch.cuda's stand-in, whose own time is
+Trainings are replays of the order of calls (tests/worker/cuda_replays.py) on torch.cuda's stand-in, whose own time is
 measured without hooks and taken off. Time of the one thread, the best of the rounds. What the driver takes is not in
 it: of that the stand-in counts the calls.
 
@@ -32,7 +32,7 @@ import torch.nn.parallel.distributed  # noqa: E402
 from torch.optim import optimizer  # noqa: E402
 
 from tests import cuda_stand_in  # noqa: E402
-from tests.agent import cuda_replays  # noqa: E402
+from tests.worker import cuda_replays  # noqa: E402
 
 _STEPS = 20
 _UNIT = (2.0, 4.0, 1.0, 3.0)
@@ -125,10 +125,13 @@ def _measure(step: Callable[[], None], tree: Tree) -> tuple[float, float]:
 
 def _load(root: Path, folder: str, owners: tuple[Any, ...], pristine: dict[Any, dict[str, Any]]) -> Tree:
     """The hooks of a tree, taken off again."""
-    sys.path.insert(0, str(root / "multinode" / "agent" / "instrument"))
+    package = Path(folder) / root.name / "multinode_agent"
+    package.parent.mkdir()
+    package.symlink_to(root / "multinode")
+    sys.path.insert(0, str(package.parent))
     names = ("batches", "collectives", "compiler", "ddp", "guard", "phases", "recorder", "steps", "traffic")
-    own = {name: importlib.import_module(f"multinode_{name}") for name in names}
-    recorder = own["recorder"].Recorder(f"{folder}/{root.name}", 0)
+    own = {name: importlib.import_module(f"multinode_agent.worker.{name}") for name in names}
+    recorder = own["recorder"].Recorder(str(package.parent), 0)
     guard = own["guard"].Guard(recorder)
     steps = own["steps"].Steps(recorder, guard)
     traffic = own["traffic"].Traffic(steps, guard)
@@ -156,7 +159,7 @@ def _load(root: Path, folder: str, owners: tuple[Any, ...], pristine: dict[Any, 
     added = tuple({k: v for k, v in new.items() if k not in old} for old, new in zip(before, after, strict=True))
     tree = Tree(hooked, (added[0], added[1]), functools.partial(steps.step, "optimizer"))
     _switch(Tree([], ({}, {}), lambda: None), pristine)
-    for name in [name for name in sys.modules if name.startswith("multinode_")]:
+    for name in [name for name in sys.modules if name.startswith("multinode_agent")]:
         del sys.modules[name]
     sys.path.pop(0)
     return tree

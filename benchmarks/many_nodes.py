@@ -30,7 +30,7 @@ from multinode.cluster.hostfile import render_hostfile
 from multinode.job.engine_commands import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
-from multinode.lab.cluster import lab_hostfile
+from multinode.lab.state import load_lab
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import launch
 from multinode.launch.request import ExecuteOptions, StopRequest
@@ -171,11 +171,11 @@ def _measure(kind: str, count: int, follow_s: float) -> dict[str, float]:
 
 
 def _lab(count: int) -> tuple[Cluster, Transport]:
-    path = lab_hostfile()
-    if path is None:
+    lab = load_lab()
+    if lab is None:
         raise SystemExit("no lab is up: multinode lab up --nodes 32")
     transport = OpensshTransport()
-    return load_hostfile(path)[0].first(count), transport
+    return load_hostfile(Path(lab.hostfile))[0].first(count), transport
 
 
 def _local(count: int, folder: Path) -> tuple[Cluster, Transport]:

@@ -16,7 +16,6 @@ _GENERATED = {
     "bandwidth",
     "checks",
     "cli",
-    "cli-lab-fault",
     "figures",
     "imported-columns",
     "json",

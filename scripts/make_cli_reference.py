@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md and cli-lab-fault.md from the command itself; with --check, says if they are current.
+"""Writes docs/reference/cli.md from the command itself; with --check, says if it is current.
 
 Reads the parameters, not the help text: that depends on the terminal's width and on the release of Typer.
 """
@@ -33,18 +33,6 @@ help of a long verb shows everyday options; `--help-all` shows all. Exit codes:
 | 2 | the command line or a configuration is wrong |
 | 3 | a node could not be reached |
 | 130 | interrupted |
-
-`multinode lab fault` has [a page of its own](cli-lab-fault.md).
-"""
-
-_FAULT = "multinode lab fault"
-_FAULT_HEADER = """\
-# Faults of the lab
-
-<!-- Written by scripts/make_cli_reference.py. -->
-
-About [the lab](../explanation/lab.md). What happens to a run: [faults](../explanation/faults.md). All other commands:
-[the command line](cli.md).
 """
 
 
@@ -54,11 +42,8 @@ def main() -> int:
 
 
 def render_files() -> dict[Path, str]:
-    """The reference, and that of the lab's faults, by their paths."""
-    pages = {"cli.md": [_HEADER], "cli-lab-fault.md": [_FAULT_HEADER]}
-    for name, command in walk_commands():
-        pages["cli-lab-fault.md" if name.startswith(_FAULT) else "cli.md"].append(_render(name, command))
-    return {REFERENCE / name: "".join(parts) for name, parts in pages.items()}
+    """The reference by its path."""
+    return {REFERENCE / "cli.md": "".join([_HEADER, *(_render(name, command) for name, command in walk_commands())])}
 
 
 def walk_commands() -> Iterator[tuple[str, Any]]:

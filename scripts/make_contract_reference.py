@@ -63,8 +63,8 @@ _FOOTER = """
 `multinode show --json` (`multinode.show/1`) puts together what a run has: `run` ([run](schemas/run-1.json)),
 `directory`, and of `summary`, `contrast`, `nccl_test`, `advice`, `sweep`, `bench`, `tune`, `tuning` and `early_verdict`
 those that there are.
-`multinode logs --json`, `multinode report --json`, `multinode init --json`, `multinode clean --json` and
-`multinode lab fault list --json` print small documents of their own: names, paths and what was done.
+`multinode logs --json`, `multinode report --json`, `multinode init --json` and `multinode clean --json` print small
+documents of their own: names, paths and what was done.
 """
 
 
@@ -111,7 +111,7 @@ def _schema_files() -> dict[str, dict[str, Any]]:
 def _structs() -> list[type[msgspec.Struct]]:
     """Those with a schema, in the order of their names."""
     for module in pkgutil.walk_packages(multinode.__path__, "multinode."):
-        if not module.name.startswith("multinode.agent") and not module.name.endswith("__main__"):
+        if not module.name.startswith(("multinode.node", "multinode.worker")) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     return sorted({one for one in _below(msgspec.Struct) if _schema_name(one)}, key=lambda one: one.__name__)
 

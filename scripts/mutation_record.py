@@ -107,7 +107,8 @@ class Recorded:
 
 def _is_left_out(item: pytest.Item) -> bool:
     markers = {marker.name for marker in item.iter_markers()}
-    return not markers.isdisjoint(_LEFT_OUT) or ("torch" in markers and item.nodeid.startswith("tests/agent/"))
+    is_of_nodes = item.nodeid.startswith(("tests/node/", "tests/worker/"))
+    return not markers.isdisjoint(_LEFT_OUT) or ("torch" in markers and is_of_nodes)
 
 
 if __name__ == "__main__":

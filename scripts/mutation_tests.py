@@ -15,52 +15,50 @@ from mutation_record import Recorded
 # `*` as in a shell; {name} is the module's name.
 _AREAS = (
     (
-        r"agent/instrument/multinode_(collectives|traffic)",
-        ("agent/test_instrument_traffic*", "agent/test_instrument", "lab/test_profile"),
+        r"worker/(collectives|traffic)",
+        ("worker/test_traffic*", "worker/test_hooks", "lab/test_profile"),
     ),
     (
-        r"agent/instrument/multinode_(stacks|compiler)",
-        ("agent/test_diagnose", "agent/test_instrument_timing", "agent/test_instrument", "lab/test_stall"),
+        r"worker/(stacks|compiler)",
+        ("node/test_diagnose", "worker/test_timing", "worker/test_hooks", "lab/test_stall"),
     ),
-    (r"agent/instrument/multinode_cards", ("agent/test_instrument_cards",)),
+    (r"worker/nics", ("worker/test_nics",)),
     (
-        r"agent/instrument/multinode_(phases|forward|steps)",
-        ("agent/test_instrument_timing", "agent/test_instrument"),
-    ),
-    (
-        r"agent/instrument/",
-        ("agent/test_{name}*", "agent/test_instrument", "agent/test_instrument_robust", "lab/test_profile"),
+        r"worker/(phases|forward|steps)",
+        ("worker/test_timing", "worker/test_hooks"),
     ),
     (
-        r"agent/(?:\w+/)?(supervis|lease|sentinel|rundir|runs|status|job|stop|processes)",
+        r"worker/",
+        ("worker/test_{name}*", "worker/test_hooks", "worker/test_robust", "lab/test_profile"),
+    ),
+    (
+        r"node/(?:\w+/)?(supervis|lease|sentinel|rundir|runs|status|job|stop|processes)",
         (
-            "agent/test_{name}*",
-            "agent/test_supervis*",
-            "agent/test_stop",
-            "agent/test_runs",
-            "agent/test_prelude",
+            "node/test_{name}*",
+            "node/test_supervis*",
+            "node/test_stop",
+            "node/test_runs",
+            "node/test_prelude",
             "lab/test_lifecycle",
             "lab/test_launch_faults",
         ),
     ),
     (
-        r"agent/(?:\w+/)?(collectives|collective_ops|nccl_)",
-        ("agent/test_{name}*", "agent/test_collectives", "lab/test_nccl_test"),
+        r"node/(?:\w+/)?(collectives|collective_ops|nccl_)",
+        ("node/test_{name}*", "node/test_collectives", "lab/test_nccl_test"),
     ),
-    (r"agent/bench/device_", ("agent/test_{name}*", "agent/test_device_bench", "lab/test_bench")),
-    (r"agent/(?:\w+/)?(diagnose|stacks)", ("agent/test_{name}*", "agent/test_diagnose", "lab/test_stall")),
-    (r"agent/(?:\w+/)?connect", ("agent/test_{name}*", "agent/test_connectivity", "lab/test_connectivity")),
+    (r"node/bench/device_", ("node/test_{name}*", "node/test_device_bench", "lab/test_bench")),
+    (r"node/(?:\w+/)?(diagnose|stacks)", ("node/test_{name}*", "node/test_diagnose", "lab/test_stall")),
+    (r"node/(?:\w+/)?connect", ("node/test_{name}*", "node/test_connectivity", "lab/test_connectivity")),
     (
-        r"agent/(?:\w+/)?(main|channel|follow|sampler|fetch)",
-        ("agent/test_{name}*", "agent/test_main", "agent/test_follow", "agent/test_sampler", "lab/test_launch"),
+        r"node/(?:\w+/)?(main|channel|follow|sampler|fetch)",
+        ("node/test_{name}*", "node/test_main", "node/test_follow", "node/test_sampler", "lab/test_launch"),
     ),
-    (r"agent/", ("agent/test_{name}*", "agent/test_probe", "lab/test_check_faults")),
+    (r"node/", ("node/test_{name}*", "node/test_probe", "lab/test_check_faults")),
     (
         r"launch/",
         ("launch/test_*", "lab/test_launch", "lab/test_launch_faults", "lab/test_stall", "lab/test_lifecycle"),
     ),
-    (r"lab/faults/", ("lab/test_lab_fault*", "lab/test_fault_table")),
-    (r"lab/cgroups", ("lab/test_lab_cgroups", "lab/test_lab_fault_limits")),
     (r"lab/network", ("lab/test_lab_rate", "lab/test_lab_shaping", "lab/test_lab_lifecycle")),
     (r"lab/", ("lab/test_lab_{name}*", "lab/test_lab_nodes", "lab/test_lab_lifecycle")),
     (r"cli/lab", ("lab/test_lab_*", "lab/test_fault_table")),
@@ -102,11 +100,9 @@ def choose(mutant: Mutant, recorded: Recorded, root: Path, *, most: int, most_s:
 
 def area_files(root: Path, path: str) -> list[str]:
     """The test files of the area, as far as this checkout has them."""
-    name = Path(path).stem.removeprefix("multinode_")
+    name = Path(path).stem
     below = path.partition("/")[2]
     patterns = next((patterns for part, patterns in _AREAS if re.match(part, below)), ())
-    if "agent/instrument/" in below:
-        name = f"instrument_{name}"
     found = (
         file.relative_to(root).as_posix()
         for pattern in patterns

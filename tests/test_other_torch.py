@@ -20,19 +20,19 @@ NEEDED_GB = 12
 DEADLINE_S = 800.0
 # What waits for what, on torch.cuda's stand-in; the rest in real trainings over gloo. Left out are trainings of
 # DeepSpeed, which these environments are without, and what is compared with torch's profiler
-# (test_instrument_ddp.py), which loses events of gloo now and then in both.
+# (test_ddp.py), which loses events of gloo now and then in both.
 TESTS = (
-    "tests/agent/test_instrument.py",
-    "tests/agent/test_instrument_batches.py",
-    "tests/agent/test_instrument_cards.py",
-    "tests/agent/test_instrument_timing.py",
-    "tests/agent/test_instrument_traffic.py",
-    "tests/agent/test_instrument_exposed.py",
-    "tests/agent/test_instrument_compress.py",
-    "tests/agent/test_instrument_power_sgd.py",
-    "tests/agent/test_instrument_sync.py",
-    "tests/agent/test_instrument_sequence.py",
-    "tests/agent/test_instrument_robust.py",
+    "tests/worker/test_hooks.py",
+    "tests/worker/test_batches.py",
+    "tests/worker/test_nics.py",
+    "tests/worker/test_timing.py",
+    "tests/worker/test_traffic.py",
+    "tests/worker/test_exposed.py",
+    "tests/worker/test_compress.py",
+    "tests/worker/test_power_sgd.py",
+    "tests/worker/test_sync.py",
+    "tests/worker/test_sequence.py",
+    "tests/worker/test_robust.py",
 )
 # fully_shard of torch 2.4 needs a GPU, whatever its mesh is of: its order of calls is replayed. Beside the CUDA build
 # stands no transformers.

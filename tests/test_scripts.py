@@ -48,7 +48,23 @@ esac
 """
 _SMI = '#!/bin/bash\nexit "${NO_GPU:-0}"\n'
 # What setup itself calls, for a PATH on which there is nothing else.
-_TOOLS = ("bash", "cat", "chmod", "cmp", "cp", "dirname", "env", "id", "mkdir", "mktemp", "mv", "rm", "tail", "touch")
+_TOOLS = (
+    "bash",
+    "cat",
+    "chmod",
+    "cmp",
+    "cp",
+    "dirname",
+    "env",
+    "id",
+    "mkdir",
+    "mktemp",
+    "mv",
+    "rm",
+    "sed",
+    "tail",
+    "touch",
+)
 
 
 class Checkout:

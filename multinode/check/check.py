@@ -28,7 +28,6 @@ from multinode.job.planning import LaunchOptions, argument_names, plan_launch
 from multinode.job.rendezvous import candidate_ports, choose_master_port
 from multinode.job.stored_job import absent_files
 from multinode.job.training import with_accelerate
-from multinode.lab.cluster import refresh_lab
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
@@ -97,8 +96,6 @@ def check_cluster(
 ) -> CheckReport:
     """Check the nodes, and the job if given. Never raises because of a node; that is a finding."""
     began = time.monotonic()
-    if agent.has_asked:
-        refresh_lab(cluster)
     say(f"probing {len(cluster.nodes)} nodes")
     run_id, asked = make_run_id(), options.launch.master_port
     outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, asked)))

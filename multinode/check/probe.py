@@ -73,6 +73,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
 
 def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outcomes[NodeFacts]:
     """The facts of every node, or the error, in node-rank order."""
+    agent.refresh()
     return gather(cluster.nodes, lambda node: _probe_node(agent, node, questions), deadline_s=PROBE_DEADLINE_S)
 
 

@@ -72,10 +72,11 @@ def check(
 ) -> None:
     """Check every node and the network between them for problems that would break a training, with fixes."""
     from multinode import api
-    from multinode.lab.cluster import require_idle
 
     cluster, _ = read_cluster(hosts, nodes)
-    if hosts is None and not force:
+    if hosts is None and not force and cluster.nodes[0].is_virtual:
+        from multinode.lab.cluster import require_idle
+
         require_idle(cluster)
     options = training.with_environment(LaunchOptions(workers_per_node=workers_per_node))
     what: Job | None = None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from multinode.cli import lab_fault
 from multinode.cli.inputs import parse_option
 from multinode.cli.options import Json
 from multinode.cli.output import note, print_document
@@ -27,8 +25,6 @@ from multinode.lab.cluster import (
     set_rate,
     up_lab,
 )
-from multinode.lab.faults import list_faults
-from multinode.lab.gpus import count_gpus, gpu_files
 from multinode.lab.network import LinkSpeed, parse_lab_rate, rate_text
 from multinode.lab.state import LabSpec, load_lab
 from multinode.units import parse_size
@@ -39,8 +35,6 @@ app = PanelApp(
     rich_markup_mode=None,
     help="Virtual nodes on this machine, each with its own sshd, disk, hostname and shaped NIC.",
 )
-
-app.add_typer(lab_fault.app, name="fault")
 
 
 def register(main: typer.Typer) -> None:
@@ -58,9 +52,7 @@ def up(
     rate: Annotated[
         str, typer.Option(help="Line rate of the training network, such as 100mbit, 1gbit or none.")
     ] = "1gbit",
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Workers per node. Default: 2, or one per GPU with --gpus.")
-    ] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Workers per node.")] = 2,
     cores_per_node: Annotated[
         int | None, typer.Option(min=1, help="Pin each node to its own cores. Default: nodes share all cores.")
     ] = None,
@@ -69,39 +61,20 @@ def up(
         typer.Option(metavar="PATH", help="Interpreter of the training environment. Default: that of this command."),
     ] = None,
     disk: Annotated[str, typer.Option(metavar="SIZE", help="Size of each node's writable disk, in memory.")] = "4G",
-    gpus: Annotated[
-        Literal["none", "share"],
-        typer.Option(
-            help="share: all nodes see this machine's NVIDIA GPUs, and NCCL treats the nodes as different hosts."
-        ),
-    ] = "none",
     network: Annotated[str, typer.Option(metavar="NET/23", help="Private network for the lab.")] = ("10.213.0.0/23"),
     ipv6: Annotated[bool, typer.Option("--ipv6", help="Use only IPv6 addresses in the training network.")] = False,
-    slurm: Annotated[
-        bool,
-        typer.Option("--slurm", help="Run Slurm on the nodes, with slurmctld on node0. Each slot counts as a GPU."),
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Start the lab, and measure its links."""
-    there = count_gpus() if gpus == "share" else None
-    if there is not None and slots is not None and slots > there:
-        raise UsageError(
-            f"--slots {slots}, but this machine has {there} GPU{'s' if there > 1 else ''}: NCCL refuses two "
-            "workers of one node on one GPU",
-            hint=f"use --slots {there} and more --nodes",
-        )
     spec = LabSpec(
         node_count=nodes,
         rate_gbit_per_s=parse_option("--rate", rate, parse_lab_rate),
-        slots=slots or there or 2,
+        slots=slots,
         cores_per_node=cores_per_node,
         python=python or sys.executable,
         disk_bytes=parse_option("--disk", disk, parse_size),
         network=network,
         ipv6=ipv6,
-        gpu_files=gpu_files(Path("/"), Path("/proc/self/mounts").read_text()) if there is not None else (),
-        slurm=slurm,
     )
     links: list[LinkSpeed] = []
     lab = up_lab(spec, note, links.append if as_json else lambda link: _print_link(link, links))
@@ -124,8 +97,6 @@ def status(as_json: Json = False) -> None:
         raise MultinodeError(message, hint=hint)
     if not as_json:
         _print_status(described)
-    if faults := list_faults():
-        note(f"active faults: {len(faults)}; list them: multinode lab fault list")
 
 
 @app.command()

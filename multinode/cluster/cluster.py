@@ -21,6 +21,10 @@ _JumpHost = Annotated[str, Meta(pattern=r"\A(?:[^\s@-][^\s@]*@)?[A-Za-z0-9_.:][A
 _Price = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
+LAB_SSH_CONFIG = "/run/multinode/lab/ssh_config"
+"""What the hostfile of `multinode lab up` names for each of its nodes."""
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of the hostfile. None means not specified.
 
@@ -65,6 +69,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     price_purchase: _Price | None = None
     price_purchase_gpu: _Price | None = None
     env: dict[str, str] = {}
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it is one of the lab's, which share this machine's processors; also of a lab that is down."""
+        return self.ssh_config == LAB_SSH_CONFIG
 
     @property
     def ifnames(self) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from multinode.errors import UsageError
 from multinode.job.engine_commands import JOB_FILE
 from multinode.job.job import override_text
 from multinode.job.workload import Workload
-from multinode.lab.cluster import is_lab_node
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
@@ -110,7 +109,7 @@ def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
 def _cores(directory: RunDirectory, nodes: Mapping[str, Node]) -> Mapping[str, int | None]:
     """Nodes of a lab share one machine, so the work of another node is not foreign load there."""
     facts = directory.read("facts.json", list[NodeFacts]) or []
-    return {one.node: one.cores for one in facts if one.node in nodes and not is_lab_node(nodes[one.node])}
+    return {one.node: one.cores for one in facts if one.node in nodes and not nodes[one.node].is_virtual}
 
 
 def _job(directory: RunDirectory) -> str:

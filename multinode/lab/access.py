@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
-from multinode.lab.gpus import GPU_ENVIRONMENT
+from multinode.cluster.cluster import LAB_SSH_CONFIG
 from multinode.lab.processes import run_all
-from multinode.lab.state import STATE_DIR, LabSpec, NodeAddresses, node_addresses, node_dir, node_name
-from multinode.records.files import replace_file
+from multinode.lab.state import STATE_DIR, LabSpec, NodeAddresses, NodeFile, node_addresses, node_dir, node_name
+from multinode.node.own_files import replace_file
 
 HOSTFILE = STATE_DIR / "hostfile"
-SSH_CONFIG = STATE_DIR / "ssh_config"
+SSH_CONFIG = Path(LAB_SSH_CONFIG)
 
 # On a node.
 SSHD_CONFIG = "/etc/ssh/sshd_config"
@@ -46,18 +44,8 @@ _HOSTFILE_HEAD = """\
 # The nodes of `multinode lab up`; gone after `multinode lab down`.
 # OMP_NUM_THREADS: nodes share the cores; threads that wait for a core would be taken for a slow network.
 # DISABLE_VERSION_CHECK: LLaMA-Factory 0.9.5 refuses the DeepSpeed that is installed beside it otherwise.
+# DS_ACCELERATOR: DeepSpeed would guess from what is installed; these nodes train on the CPU.
 """
-_ON_CPU = "# DS_ACCELERATOR: DeepSpeed would guess from what is installed; these nodes train on the CPU.\n"
-_ON_GPU = "# NCCL_*: these nodes share the GPUs of one machine, and nothing but their network shall be between them.\n"
-_JOB_ENV = {"OMP_NUM_THREADS": "1", "DISABLE_VERSION_CHECK": "1"}
-
-
-class NodeFile(msgspec.Struct, frozen=True):
-    """A file that a node has of its own."""
-
-    path: str
-    text: str
-    mode: int = 0o644
 
 
 def make_keys(spec: LabSpec) -> None:
@@ -108,9 +96,8 @@ def sshd_config(address: str) -> str:
 
 def hostfile_text(spec: LabSpec) -> str:
     """The nodes, a line each."""
-    lines = [_HOSTFILE_HEAD, _ON_GPU if spec.gpu_files else _ON_CPU]
-    variables = _JOB_ENV | (GPU_ENVIRONMENT if spec.gpu_files else {"DS_ACCELERATOR": "cpu"})
-    job_env = " ".join(f"env.{name}={value}" for name, value in variables.items())
+    lines = [_HOSTFILE_HEAD]
+    job_env = " ".join(f"env.{name}={value}" for name, value in spec.job_env.items())
     for name, addresses in _nodes(spec):
         where = f"addr={addresses.data} ssh_config={SSH_CONFIG} python={spec.python}"
         lines.append(f"{name} slots={spec.slots} {where} {job_env}\n")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
-from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.cluster import Cluster
 from multinode.errors import Interrupted, NodeFailed, UsageError
-from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, SSH_CONFIG, make_keys, write_access_files
-from multinode.lab.cgroups import join_command
+from multinode.lab.access import HOSTFILE, REFRESH_SCRIPT, make_keys, write_access_files
 from multinode.lab.network import LinkSpeed, make_links, make_namespaces, measure_links, rate_text, shape_node
 from multinode.lab.nodes import start_nodes, write_speed
 from multinode.lab.processes import is_alive, run_all, runs_of
 from multinode.lab.requirements import check_free_network, check_requirements
-from multinode.lab.slurm import make_slurm_key, start_slurm
 from multinode.lab.state import (
     STATE_DIR,
     Lab,
@@ -32,12 +29,14 @@ from multinode.lab.state import (
     node_name,
     save_lab,
 )
-from multinode.lab.teardown import Remains, find_remains, sweep
+from multinode.lab.teardown import Remains, find_groups, find_remains, sweep
 from multinode.units import format_list
 
 _DIR_MODE = 0o700
 _DOWN_HINT = "take it down first: multinode lab down"
 _SIGNAL_EXIT = 128
+# Enters the control groups before `--`, then runs what is after it.
+_JOIN_GROUPS = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit; shift; done; shift; exec "$@"'
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +109,7 @@ def up_lab(
         NodeFailed, MultinodeError: something did not work.
         Interrupted: Ctrl-C.
     """
-    check_requirements(slurm=spec.slurm)
+    check_requirements()
     _check_spec(spec)
     with lock_lab():
         _check_nothing_stands(spec)
@@ -231,7 +230,9 @@ def ns_command(node: LabNode) -> tuple[str, ...]:
     """What goes before a command to run it in all of a node's namespaces, on its cores, in its control group if any."""
     enter = ("nsenter", "--target", str(node.init.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--")
     pin = ("taskset", "--cpu-list", ",".join(map(str, node.cores))) if node.cores else ()
-    return (*join_command(node.name), *pin, *enter)
+    groups = [str(group / "cgroup.procs") for group in find_groups(node.name)]
+    join = ("sh", "-c", _JOIN_GROUPS, "sh", *groups, "--") if groups else ()
+    return (*join, *pin, *enter)
 
 
 def login_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -329,35 +330,9 @@ def _make_lab(spec: LabSpec, say: Callable[[str], None]) -> Lab:
         node_dir(node_name(rank)).mkdir(mode=_DIR_MODE, parents=True)
     say("creating keys and links")
     make_keys(spec)
-    if spec.slurm:
-        make_slurm_key()
     write_access_files(spec)
     make_namespaces(spec)
     make_links(spec)
     say("starting nodes")
     nodes = start_nodes(spec, range(spec.node_count))
-    if spec.slurm:
-        say("starting Slurm")
-        start_slurm(nodes, spec.slots, ns_command)
     return Lab(spec=spec, controller_boot_id=controller_boot_id(), hostfile=str(HOSTFILE), nodes=nodes)
-
-
-def lab_hostfile() -> Path | None:
-    """The hostfile of the running lab; None where there is none."""
-    lab = load_lab()
-    return Path(lab.hostfile) if lab is not None else None
-
-
-def refresh_lab(cluster: Cluster) -> None:
-    """Where the cluster is the lab: drop what its nodes remember of files that the controller has made since.
-
-    An SSH session does so when it begins; an agent that has answered before, and is asked again, does not.
-    """
-    lab = load_lab()
-    if lab is not None and cluster.source == lab.hostfile:
-        refresh(lab)
-
-
-def is_lab_node(node: Node) -> bool:
-    """Whether it is one of a lab's, which share this machine's processors; also of a lab that is down."""
-    return node.ssh_config == str(SSH_CONFIG)

@@ -11,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import socket
+import secrets
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from multinode.errors import NodeFailed
-from multinode.lab.processes import run_batch, run_program
+from multinode.lab.processes import run_batch
 from multinode.lab.state import (
     DATA_IFNAME,
     MANAGEMENT_IFNAME,
@@ -32,7 +32,10 @@ from multinode.lab.state import (
     node_addresses,
     node_name,
 )
+from multinode.node.connectivity.connections import Connections, Listener, Stream
 from multinode.units import goodput_gb_per_s, parse_rate
+
+T = TypeVar("T")
 
 SWITCH_NAMESPACE = "mn-switch"
 CONTROLLER_IFNAME = "mn-mgmt"
@@ -55,11 +58,9 @@ _VETH_SPEED = "10000"
 
 # Below this part of what the rate leaves for payload, the link is not what was asked for.
 _ENOUGH = 0.95
-# Not measured: slow start.
-_SKIP_S = 0.12
 _WINDOW_S = 0.3
 _STREAM_DEADLINE_S = 10.0
-_CHUNK_BYTES = 1 << 20
+_TURN_S = 0.05
 _CLONE_NEWNET = 0x40000000
 _BITS_PER_BYTE = 8
 
@@ -102,35 +103,18 @@ def shape_node(node_rank: int, rate_gbit_per_s: float | None) -> None:
     Raises:
         MultinodeError: `tc` refused, or the namespace is gone.
     """
-    _shape_end(f"mn-{node_name(node_rank)}", DATA_IFNAME, rate_gbit_per_s)
-    _shape_end(SWITCH_NAMESPACE, f"data{node_rank}", rate_gbit_per_s)
+    shape_end(f"mn-{node_name(node_rank)}", DATA_IFNAME, rate_gbit_per_s)
+    shape_end(SWITCH_NAMESPACE, f"data{node_rank}", rate_gbit_per_s)
 
 
-def shape_link(node: LabNode, ifname: str, rate_gbit_per_s: float | None, way: str) -> None:
-    """Give one of a node's links this rate, for now; None takes the shaping away.
-
-    Args:
-        node: whose link.
-        ifname: the node's end of it.
-        rate_gbit_per_s: line rate.
-        way: what is shaped: `send`, which passes the node's end first, `receive`, the switch's end first, or `both`.
+def shape_end(namespace: str, end: str, rate_gbit_per_s: float | None) -> None:
+    """Give what an interface in this namespace sends this rate; None takes the shaping away.
 
     Raises:
         MultinodeError: `tc` refused, or the namespace is gone.
     """
-    if way != "receive":
-        _shape_end(node.namespace, ifname, rate_gbit_per_s)
-    if way != "send":
-        _shape_end(SWITCH_NAMESPACE, node.port_of(ifname), rate_gbit_per_s)
-
-
-def set_port(node: LabNode, ifname: str, *, up: bool) -> None:
-    """Set the switch's end of one of a node's links up or down; down takes the carrier from the node's end.
-
-    Raises:
-        MultinodeError: `ip` refused, or the namespace is gone.
-    """
-    run_program(["ip", "-netns", SWITCH_NAMESPACE, "link", "set", node.port_of(ifname), "up" if up else "down"])
+    # Either end shapes what it sends; nothing shapes what arrives.
+    run_batch(["tc", "-netns", namespace], shape_lines(end, rate_gbit_per_s))
 
 
 def parse_lab_rate(text: str) -> float | None:
@@ -162,7 +146,8 @@ def shape_lines(ifname: str, rate_gbit_per_s: float | None) -> list[str]:
         # Deleting fails where there is nothing to delete: put something there first.
         return [f"qdisc replace dev {ifname} root pfifo", f"qdisc del dev {ifname} root"]
     bits_per_s = round(rate_gbit_per_s * 1e9 * _COUNTED_BYTES / _ON_THE_WIRE_BYTES)
-    bucket = f"rate {bits_per_s}bit burst {_burst_bytes(rate_gbit_per_s)}b latency {_QUEUE_MS}ms"
+    burst_bytes = max(_LEAST_BURST_BYTES, round(rate_gbit_per_s * 1e9 / 8 * _BURST_S))
+    bucket = f"rate {bits_per_s}bit burst {burst_bytes}b latency {_QUEUE_MS}ms"
     return [f"qdisc replace dev {ifname} root tbf {bucket}"]
 
 
@@ -206,88 +191,67 @@ def measure_links(lab: Lab) -> Iterator[LinkSpeed]:
 
 
 def measure_stream(source: LabNode, target: LabNode) -> LinkSpeed:
-    """Send from one node to another for a moment.
+    """Send from one node to another for a moment, as agents do for `check`.
 
     Both ends are sockets of this process, each made in its node's network namespace.
 
     Raises:
         NodeFailed: no connection came about.
     """
-    rates = [node.rate_gbit_per_s for node in (source, target) if node.rate_gbit_per_s is not None]
-    rate = min(rates, default=None)
-    # Two buckets lie on the way, and both begin full.
-    skip_bytes = 0 if rate is None else 4 * _burst_bytes(rate)
-    try:
-        with _socket_in(target) as server, _socket_in(source) as sender:
-            server.bind((target.addr, 0))
-            server.listen()
-            sender.connect(server.getsockname())
-            receiver, _ = server.accept()
-            with receiver:
-                threading.Thread(target=_send, args=(sender,), daemon=True).start()
-                goodput = _receive(receiver, skip_bytes)
-    except OSError as error:
+    rate = min((node.rate_gbit_per_s for node in (source, target) if node.rate_gbit_per_s is not None), default=None)
+    found = _stream(source, target)
+    if found["error"] is not None or not found["time_s"]:
         raise NodeFailed(
-            f"no stream from {source.name} to {target.addr}: {error}",
+            f"no stream from {source.name} to {target.addr}: {found['error'] or 'nothing arrived'}",
             node=target.name,
             hint="restart the lab: multinode lab down",
-        ) from error
+        )
     return LinkSpeed(
         source=source.name,
         target=target.name,
         rate_gbit_per_s=rate,
         expected_gbit_per_s=None if rate is None else goodput_gb_per_s(rate) * _BITS_PER_BYTE,
-        goodput_gbit_per_s=goodput,
+        goodput_gbit_per_s=found["size_bytes"] * _BITS_PER_BYTE / found["time_s"] / 1e9,
     )
 
 
-def _socket_in(node: LabNode) -> socket.socket:
-    """A TCP socket in the node's namespace, created by a thread that enters it and ends."""
+def _stream(source: LabNode, target: LabNode) -> dict[str, Any]:
+    """The record of a `Stream`: `size_bytes` that arrived in `time_s`, or an `error`."""
+    token = secrets.token_hex(16)
+    with contextlib.closing(Connections()) as served, contextlib.closing(Connections()) as calling:
+        over = threading.Event()
+        server = threading.Thread(target=_serve, args=(served, over), daemon=True)
+        with contextlib.closing(Listener(served, token, target.addr)) as listener:
+            (port,) = _in_network_of(target, lambda: listener.open_ephemeral(1)) or (0,)
+            server.start()
+            try:
+                where = {"addr": target.addr, "port": port, "seconds": _WINDOW_S}
+                call = _in_network_of(source, lambda: Stream(where, token, _STREAM_DEADLINE_S))
+                calling.begin(call)
+                while call.result is None:
+                    calling.turn(_TURN_S)
+            finally:
+                over.set()
+                server.join()
+        return call.result
 
-    def make() -> socket.socket:
+
+def _serve(connections: Connections, over: threading.Event) -> None:
+    while not over.is_set():
+        connections.turn(_TURN_S)
+
+
+def _in_network_of(node: LabNode, make: Callable[[], T]) -> T:
+    """What a thread makes that enters the node's network namespace, and then ends; sockets stay where they are made."""
+
+    def enter() -> T:
         with Path("/run/netns", node.namespace).open("rb") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        made = socket.socket(socket.AF_INET6 if ":" in node.addr else socket.AF_INET)
-        made.settimeout(_STREAM_DEADLINE_S)
-        return made
+        return make()
 
     with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(make).result()
-
-
-def _send(connection: socket.socket) -> None:
-    chunk = bytes(_CHUNK_BYTES)
-    with contextlib.suppress(OSError):
-        while True:
-            connection.sendall(chunk)
-
-
-def _receive(connection: socket.socket, skip_bytes: int) -> float:
-    """What arrives, in Gbit/s, after `_SKIP_S` seconds and `skip_bytes` bytes, whichever takes longer."""
-    connection.settimeout(_STREAM_DEADLINE_S)
-    buffer = bytearray(_CHUNK_BYTES)
-    began = time.monotonic()
-    total = counted_from = 0
-    window_began = None
-    while size := connection.recv_into(buffer):
-        now = time.monotonic()
-        total += size
-        if window_began is None:
-            if now - began >= _SKIP_S and total >= skip_bytes:
-                window_began, counted_from = now, total
-        elif now - window_began >= _WINDOW_S:
-            return (total - counted_from) * _BITS_PER_BYTE / (now - window_began) / 1e9
-    raise ConnectionAbortedError("it ended early")
-
-
-def _burst_bytes(rate_gbit_per_s: float) -> int:
-    return max(_LEAST_BURST_BYTES, round(rate_gbit_per_s * 1e9 / 8 * _BURST_S))
-
-
-def _shape_end(namespace: str, end: str, rate_gbit_per_s: float | None) -> None:
-    # Either end shapes what it sends; nothing shapes what arrives.
-    run_batch(["tc", "-netns", namespace], shape_lines(end, rate_gbit_per_s))
+        return thread.submit(enter).result()
 
 
 def _switch_lines(spec: LabSpec) -> Iterator[str]:

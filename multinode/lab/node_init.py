@@ -1,7 +1,7 @@
 """Process 1 of a lab node, run as a program: takes its namespaces, mounts its root, starts sshd, reaps orphans.
 
 Reads one JSON object on stdin and answers with one on stdout, `{"pid": ...}` or `{"error": ...}`. Standard library
-only, and nothing of ours: it runs as `python -I -S` to be small, and lives as long as its node.
+and `node/` alone: it runs as `python -I -S` to be small, and lives as long as its node.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+
+from multinode.node.facts.cgroups import find_hierarchy
+from multinode.node.kernel_files import read_mounts
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUTS = 0x04000000
@@ -189,14 +192,11 @@ def mount_overlay(layer: Path, disk: str, root: Path, *, needed: bool) -> None:
 def mount_cgroups(target: Path) -> None:
     """Show the node which control groups hold its processors and memory, as containers do; it may change none."""
     trees: dict[str, str] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        place, (kind, _, options) = before.split()[4], after.split()[:3]
-        # Version 1 has a tree for each controller.
-        names = {"unified"} if kind == "cgroup2" else {"cpu", "memory"} & set(options.split(","))
-        # A mount that another one hides has no such file to be seen.
-        if kind in {"cgroup", "cgroup2"} and Path(place, "cgroup.procs").exists():
-            trees |= dict.fromkeys(names, place)
+    for controller in ("cpu", "memory"):
+        tree = find_hierarchy(controller)
+        if tree is not None:
+            # Version 1 has a tree for each controller.
+            trees["unified" if tree.unified else controller] = tree.place
     if not trees or not target.is_dir():
         return
     if trees.keys() == {"unified"}:
@@ -233,13 +233,11 @@ def share_file(path: str, root: Path) -> None:
 
 def submounts() -> Iterator[str]:
     """Further disks that the controller has mounted, such as /home: an overlay of / does not see into them."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        place, kind = before.split()[4], after.split()[0]
-        own = place.startswith(_OWN_PLACES) or (kind in _NO_DISKS and place != _TMP)
-        # A colon, a comma or an escaped character would have to be escaped again; no disk is mounted at such a place.
-        if place != "/" and not own and not set(place) & set(":,\\") and Path(place).is_dir():
-            yield place
+    for mount in read_mounts():
+        own = mount.place.startswith(_OWN_PLACES) or (mount.filesystem in _NO_DISKS and mount.place != _TMP)
+        # These would have to be escaped as overlay's options; no disk is mounted at such a place.
+        if mount.place != "/" and not own and not set(mount.place) & set(":,\\ \t\n") and Path(mount.place).is_dir():
+            yield mount.place
 
 
 def write_file(path: Path, text: str, mode: int) -> None:
@@ -269,7 +267,3 @@ def _check(result: int, what: str) -> None:
     if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
-
-
-if __name__ == "__main__":
-    main()

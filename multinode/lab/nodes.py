@@ -15,14 +15,23 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import NodeFailed
-from multinode.lab.access import NodeFile, node_files
+from multinode.lab.access import node_files
 from multinode.lab.network import speed_text
 from multinode.lab.processes import children_of, init_environment, poll, process_ref
 from multinode.lab.requirements import SSHD
-from multinode.lab.slurm import slurm_files
-from multinode.lab.state import DATA_IFNAME, LabNode, LabSpec, assign_cores, node_addresses, node_dir, node_name
+from multinode.lab.state import (
+    DATA_IFNAME,
+    LabNode,
+    LabSpec,
+    NodeFile,
+    assign_cores,
+    node_addresses,
+    node_dir,
+    node_name,
+)
 
-_INIT_PROGRAM = Path(__file__).with_name("node_init.py")
+_INIT_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from multinode.lab.node_init import main; main()"
+_ROOT = Path(__file__).parents[2]
 # What the kernel would say of the whole machine, or of a veth, and says otherwise on a node.
 BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 SPEED_FILE = f"/sys/class/net/{DATA_IFNAME}/speed"
@@ -102,9 +111,9 @@ def _order(spec: LabSpec, node_rank: int) -> _Order:
         cores=assign_cores(spec, tuple(sorted(os.sched_getaffinity(0))), node_rank),
         boot_id=(boot_id := str(uuid.uuid4())),
         kernel_files={BOOT_ID_FILE: boot_id, SPEED_FILE: speed_text(spec.rate_gbit_per_s)},
-        files=[*node_files(spec, node_rank, uuid.uuid4().hex), *slurm_files(spec)],
+        files=[*node_files(spec, node_rank, uuid.uuid4().hex), *spec.files],
         executables=(SSHD, spec.python),
-        shared_files=spec.gpu_files,
+        shared_files=spec.shared_files,
     )
 
 
@@ -128,7 +137,7 @@ def _start_init(order: _Order) -> subprocess.Popen[bytes]:
     Path(order.store).mkdir(mode=0o700, exist_ok=True)
     with log_path(order.name).open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_INIT_PROGRAM)],
+            [sys.executable, "-I", "-S", "-c", _INIT_PROGRAM, str(_ROOT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

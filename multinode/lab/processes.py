@@ -1,26 +1,28 @@
-"""Run the system's programs (ip, tc, ssh-keygen), and see the processes of the lab as /proc shows them.
+"""The system's programs (ip, tc, ssh-keygen), and the processes of the lab's nodes as this machine has them.
 
 Programs are run by argv with a deadline, and their failures become our errors.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shlex
 import signal
-import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import psutil
 
 from multinode.errors import MultinodeError, printable_line
 from multinode.lab.state import LabNode, ProcessRef
+from multinode.node.processes import find_process, is_running
+from multinode.node.programs import Query, QueryFailed
 from multinode.secret_values import redact_words
 from multinode.units import format_duration
 
 _MARKER = "MULTINODE_LAB_OF"
-_RUN_MARKER = b"MULTINODE_RUN_ID="
 
 _PROC = Path("/proc")
 _POLL_S = 0.01
@@ -54,24 +56,17 @@ def run_all(commands: Sequence[Sequence[str]], *, stdin: str = "") -> list[str]:
     Raises:
         MultinodeError: the first that failed, after all have ended.
     """
-    started: list[subprocess.Popen[str]] = []
-    failures: list[MultinodeError] = []
     outputs: list[str] = []
-    try:
-        for argv in commands:
-            started.append(_start(argv))  # noqa: PERF401 - those before one that fails must be known to `finally`
-        for argv, process in zip(commands, started, strict=True):
-            stdout, stderr = process.communicate(stdin, timeout=_PROGRAM_DEADLINE_S)
-            outputs.append(stdout)
-            if process.returncode != 0:
-                failures.append(_failure(argv, stderr, f"ended with {process.returncode}"))
-    except subprocess.TimeoutExpired as error:
-        raise _failure(error.cmd, "", f"did not end within {_PROGRAM_DEADLINE_S:.0f} s") from error
-    finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-                process.wait(timeout=_PROGRAM_DEADLINE_S)
+    failures: list[MultinodeError] = []
+    with contextlib.ExitStack() as started:
+        queries = [Query(list(argv), deadline_s=_PROGRAM_DEADLINE_S, stdin=stdin) for argv in commands]
+        for query in queries:
+            started.callback(query.close)
+        for argv, query in zip(commands, queries, strict=True):
+            try:
+                outputs.append(query.answer())
+            except QueryFailed as error:
+                failures.append(MultinodeError(str(error), ran=shlex.join(argv), detail=error.detail))
     if failures:
         raise failures[0]
     return outputs
@@ -96,34 +91,31 @@ def namespace_id(path: Path) -> NamespaceId | None:
 
 def process_ref(pid: int) -> ProcessRef | None:
     """This process and when it started; None when it is gone or has ended."""
-    found = _read_stat(pid)
-    return None if found is None or found.state in "ZX" else ProcessRef(pid=pid, start_ticks=found.start_ticks)
+    found = find_process(pid)
+    return ProcessRef(pid=pid, start_ticks=found.start_ticks) if found is not None and found.alive else None
 
 
 def is_alive(process: ProcessRef) -> bool:
     """Whether the very process is still there."""
-    return process_ref(process.pid) == process
+    return is_running(process.pid, process.start_ticks)
 
 
-def children_of(parents: set[int], name: str) -> dict[int, ProcessRef]:
+def children_of(parents: Collection[int], name: str) -> dict[int, ProcessRef]:
     """For each of these processes that has one, a child of this name."""
-    found = {}
-    for pid in _pids():
-        stat, child = _read_stat(pid), process_ref(pid)
-        if stat is not None and child is not None and stat.name == name and stat.parent in parents:
-            found[stat.parent] = child
-    return found
+    children = (one for one in psutil.process_iter(["ppid", "name"]) if one.info["name"] == name)
+    found = {one.info["ppid"]: process_ref(one.pid) for one in children if one.info["ppid"] in parents}
+    return {parent: child for parent, child in found.items() if child is not None}
 
 
-def processes_of_lab(network_namespaces: set[NamespaceId]) -> list[int]:
+def processes_of_lab(network_namespaces: Collection[NamespaceId]) -> list[int]:
     """Every process in one of these network namespaces, and every first process of a lab node, wherever it is."""
     own = namespace_id(_PROC / "self/ns/pid")
-    marker = b"".join(f"{name}={value}".encode() for name, value in init_environment().items())
+    ((name, value),) = init_environment().items()
     return [
         pid
-        for pid in _pids()
+        for pid in psutil.pids()
         if namespace_id(_PROC / str(pid) / "ns/net") in network_namespaces
-        or (namespace_id(_PROC / str(pid) / "ns/pid") not in {None, own} and has_environment(pid, marker))
+        or (namespace_id(_PROC / str(pid) / "ns/pid") not in {None, own} and environment_of(pid).get(name) == value)
     ]
 
 
@@ -133,7 +125,7 @@ def processes_in(kind: Literal["net", "pid"], namespace: NamespaceId | None) -> 
         return []
     return [
         pid
-        for pid in _pids()
+        for pid in psutil.pids()
         if namespace_id(_PROC / str(pid) / "ns" / kind) == namespace and process_ref(pid) is not None
     ]
 
@@ -145,53 +137,41 @@ def node_processes(node: LabNode) -> list[int]:
 
 def runs_of(node: LabNode) -> dict[str, str]:
     """Ids of the runs that have processes on a node, whoever started them: when the oldest began, and what it is."""
-    oldest: dict[str, tuple[int, int]] = {}
+    oldest: dict[str, psutil.Process] = {}
     for pid in node_processes(node):
-        found = _read_stat(pid)
-        for entry in _environment(pid) if found is not None else ():
-            if entry.startswith(_RUN_MARKER) and found is not None:
-                # On a node a run is called with its node rank behind a dot.
-                run = entry.removeprefix(_RUN_MARKER).decode(errors="replace").rpartition(".")[0]
-                oldest[run] = min(oldest.get(run, (found.start_ticks, pid)), (found.start_ticks, pid))
-    return {run: _describe(pid, start_ticks) for run, (start_ticks, pid) in oldest.items()}
+        run_id = environment_of(pid).get("MULTINODE_RUN_ID")
+        if run_id is not None:
+            # On a node a run is called with its node rank behind a dot.
+            run = run_id.rpartition(".")[0]
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                oldest[run] = min(oldest.get(run, process), process, key=psutil.Process.create_time)
+    return {run: _describe(process) for run, process in oldest.items()}
 
 
-def _describe(pid: int, start_ticks: int) -> str:
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+def _describe(process: psutil.Process) -> str:
+    age_s = time.time() - process.create_time()
     try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
+        words = process.cmdline()
+    except psutil.Error:
         words = []
     # What it is given may be a secret.
     return f"for {format_duration(max(0.0, age_s))}: {printable_line(' '.join(redact_words(words)))[:_SHOWN].strip()}"
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, or gone."""
-    found = _read_stat(pid)
-    return found is None or found.state in "TZX"
-
-
-def has_environment(pid: int, entry: bytes) -> bool:
-    """Whether a process was started with this `NAME=value`."""
-    return entry in _environment(pid)
-
-
-def _environment(pid: int) -> list[bytes]:
-    """`NAME=value` of each variable that a process was started with; none of one that is gone."""
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none of one that is gone."""
     try:
-        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+        return psutil.Process(pid).environ()
+    except psutil.Error:
+        return {}
 
 
-def signal_all(pids: list[int], number: signal.Signals) -> None:
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
     """A signal to each; those that have gone meanwhile are passed over."""
     for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).send_signal(number)
 
 
 def poll(seconds: float) -> Iterator[None]:
@@ -200,42 +180,3 @@ def poll(seconds: float) -> Iterator[None]:
     while time.monotonic() < deadline:
         yield
         time.sleep(_POLL_S)
-
-
-class _Stat(NamedTuple):
-    """Of /proc/PID/stat."""
-
-    name: str
-    state: str
-    parent: int
-    start_ticks: int
-
-
-def _read_stat(pid: int) -> _Stat | None:
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    # The second field, the name, may hold anything; the fields after it are counted from its closing parenthesis.
-    before, _, after = text.rpartition(")")
-    fields = after.split()
-    return _Stat(before.partition("(")[2], fields[0], int(fields[1]), int(fields[19]))
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
-
-
-def _start(argv: Sequence[str]) -> subprocess.Popen[str]:
-    try:
-        return subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-        )
-    except OSError as error:
-        raise _failure(argv, "", f"cannot be started: {error.strerror}") from error
-
-
-def _failure(argv: Sequence[str], stderr: str, otherwise: str) -> MultinodeError:
-    lines = stderr.strip().splitlines()
-    said = lines[-1] if lines else otherwise
-    return MultinodeError(f"{argv[0]}: {said}", ran=shlex.join(argv), detail=stderr)

@@ -13,7 +13,6 @@ import msgspec
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.lab.processes import run_program
-from multinode.lab.slurm import SLURM_INSTALL, SLURM_PROGRAMS
 from multinode.lab.state import LabSpec
 
 # sshd insists on being started by its full path.
@@ -32,11 +31,8 @@ class _Route(msgspec.Struct):
     dev: str | None = None
 
 
-def check_requirements(*, slurm: bool = False) -> None:
+def check_requirements() -> None:
     """See that this is Linux, that we are root, and that the programs and the kernel's overlay are there.
-
-    Args:
-        slurm: whether Slurm's programs are needed, too.
 
     Raises:
         UsageError: something is missing; the message lists all of it.
@@ -47,10 +43,8 @@ def check_requirements(*, slurm: bool = False) -> None:
         )
     missing = [name for name in _PROGRAMS if shutil.which(name, path=_search_path()) is None]
     missing += [] if os.access(SSHD, os.X_OK) else ["sshd"]
-    without = [name for name in SLURM_PROGRAMS if shutil.which(name, path=_search_path()) is None] if slurm else []
-    lacks = [f"missing: {', '.join([*missing, *without])}"] if missing or without else []
+    lacks = [f"missing: {', '.join(missing)}"] if missing else []
     hints = [f"install: {_INSTALL}"] if missing else []
-    hints += [f"install: {SLURM_INSTALL}"] if without else []
     if os.geteuid() != 0:
         lacks.append("not root")
         hints.append("run it with sudo")

@@ -17,7 +17,8 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.records.files import replace_file
+from multinode.node.own_files import replace_file
+from multinode.node.processes import boot_id
 
 STATE_DIR = Path("/run/multinode/lab")
 
@@ -27,12 +28,24 @@ MANAGEMENT_IFNAME = "eth0"
 DATA_IFNAME = "ens1f0"
 DEFAULT_NETWORK = "10.213.0.0/23"
 
+# Nodes share the cores, and threads that wait for a core would be taken for a slow network; LLaMA-Factory 0.9.5 refuses
+# the DeepSpeed that is installed beside it otherwise; and that would guess from what is installed what to train on.
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DISABLE_VERSION_CHECK": "1", "DS_ACCELERATOR": "cpu"}
+
 _PREFIX_LENGTH = 23
 # Of the nodes alone: the controller is not on the training network, so it need not be free there.
 _DATA_IPV6 = ipaddress.IPv6Network("fd6d:6e00::/64")
 _MAX_NODES = 200
 _GIB = 1 << 30
 _LOCK_POLL_S = 0.05
+
+
+class NodeFile(msgspec.Struct, frozen=True):
+    """A file that a node has of its own."""
+
+    path: str
+    text: str
+    mode: int = 0o644
 
 
 class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,8 +60,9 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         disk_bytes: what a node may write, in memory; its /dev/shm is as large again.
         network: an IPv4 /23 of the lab's own; the lower half is management, the upper half training.
         ipv6: whether the training network has IPv6 addresses in place of that upper half.
-        gpu_files: device and driver files of the GPUs that the nodes share; empty where they have none.
-        slurm: whether Slurm runs on its nodes.
+        job_env: what the hostfile has jobs on the nodes find in their environment.
+        files: further files that each node has of its own.
+        shared_files: devices and files that the nodes see as they are here, whatever they are mounted over.
     """
 
     node_count: int = 2
@@ -59,8 +73,9 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     disk_bytes: int = 4 * _GIB
     network: str = DEFAULT_NETWORK
     ipv6: bool = False
-    gpu_files: tuple[str, ...] = ()
-    slurm: bool = False
+    job_env: dict[str, str] = msgspec.field(default_factory=lambda: dict(CPU_ENVIRONMENT))
+    files: tuple[NodeFile, ...] = ()
+    shared_files: tuple[str, ...] = ()
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,10 +128,6 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Its network namespace, as `ip netns` names it."""
         return f"mn-{self.name}"
 
-    def port_of(self, ifname: str) -> str:
-        """The switch's end of the link of one of its cards, in the namespace `mn-switch`."""
-        return f"{'data' if ifname == self.ifname else 'mgmt'}{self.node_rank}"
-
 
 class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A lab that stands.
@@ -144,11 +155,6 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 return node
         names = f"{self.nodes[0].name} to {self.nodes[-1].name}"
         raise UsageError(f"the lab has no node {name!r}", hint=f"its nodes are {names}")
-
-    def with_node(self, node: LabNode) -> Lab:
-        """The same lab with this node in place of the one of its name."""
-        nodes = tuple(node if one.name == node.name else one for one in self.nodes)
-        return msgspec.structs.replace(self, nodes=nodes)
 
 
 def node_name(node_rank: int) -> str:
@@ -200,7 +206,7 @@ def node_dir(name: str) -> Path:
 
 def controller_boot_id() -> str:
     """This boot of the controller; what a lab left behind before a reboot is known by another one."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return boot_id() or ""
 
 
 def load_lab() -> Lab | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -13,14 +14,15 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import MultinodeError
-from multinode.lab.cgroups import find_groups, remove_group
 from multinode.lab.network import CONTROLLER_IFNAME, SWITCH_NAMESPACE
 from multinode.lab.processes import NamespaceId, namespace_id, poll, processes_of_lab, run_program, signal_all
 from multinode.lab.state import STATE_DIR
+from multinode.node.kernel_files import list_names, read_mounts
 
 _NETNS_DIR = Path("/run/netns")
 _OUR_NAMESPACE = re.compile(rf"{SWITCH_NAMESPACE}|mn-node\d+")
 _DEADLINE_S = 20.0
+_GROUP_DEADLINE_S = 10.0
 
 
 class Remains(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,39 @@ def sweep() -> Remains:
     return found
 
 
+def find_groups(node: str | None = None) -> list[Path]:
+    """The control groups of our lab's nodes, or of this one, in all trees; their names say whose they are."""
+    name = re.compile(rf"mn-{node or 'node[0-9]+'}-{our_mark()}")
+    places = {mount.place for mount in read_mounts() if mount.filesystem in {"cgroup", "cgroup2"}}
+    found = (Path(place, entry) for place in sorted(places) for entry in list_names(place) if name.fullmatch(entry))
+    return [path for path in found if (path / "cgroup.procs").exists()]
+
+
+def our_mark() -> int:
+    """Names our network namespace, as a lab does: one inside a container is none of the machine's around it."""
+    return Path("/proc/self/ns/net").stat().st_ino
+
+
+def remove_group(group: Path) -> None:
+    """Remove a control group whose processes are gone or going; one that is not there is fine.
+
+    Raises:
+        MultinodeError: it does not get empty.
+    """
+    error: OSError | None = None
+    for _ in poll(_GROUP_DEADLINE_S):
+        try:
+            for folder, _, _ in os.walk(group, topdown=False):
+                Path(folder).rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as busy:
+            error = busy
+        else:
+            return
+    raise MultinodeError(f"the control group {group} cannot be removed: {error}")
+
+
 def _kill(namespaces: frozenset[NamespaceId]) -> None:
     """The end of a node's first process ends all its processes."""
     for _ in poll(_DEADLINE_S):
@@ -122,24 +157,13 @@ def _namespaces() -> list[str]:
 
 
 def _mounts() -> list[str]:
-    places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [place for place in places if place.startswith(f"{STATE_DIR}/")]
+    return [mount.place for mount in read_mounts() if mount.place.startswith(f"{STATE_DIR}/")]
 
 
 def _forget_netns_dir() -> None:
     """Undo what the first `ip netns add` on a machine does to this directory, once it is empty again."""
     if _NETNS_DIR.is_dir() and not any(_NETNS_DIR.iterdir()):
-        while _is_mount_point(_NETNS_DIR):
-            run_program(["umount", str(_NETNS_DIR)])
+        with contextlib.suppress(MultinodeError):
+            while True:
+                run_program(["umount", str(_NETNS_DIR)])
         _NETNS_DIR.rmdir()
-
-
-def _is_mount_point(path: Path) -> bool:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
-    finally:
-        os.close(fd)
-    number = next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
-    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return any(mount[0] == number and mount[4] == str(path) for mount in mounts)

@@ -57,7 +57,7 @@ def connect(
         # A login takes as long as the remaining imports: both run in parallel.
         from multinode.transport.agent import AgentTransport  # noqa: PLC0415
 
-        agent = AgentTransport(transport)
+        agent = AgentTransport(transport, refresh=_refresher(cluster))
         if not local:
             # A Slurm step needs to know its purpose, and each costs slurmctld work.
             agent.start_early([node for node in cluster.nodes if node.slurm_job is None])
@@ -72,6 +72,14 @@ def connect(
             agent.close()
     finally:
         transport.close()
+
+
+def _refresher(cluster: Cluster) -> Callable[[], None]:
+    if any(node.is_virtual for node in cluster.nodes):
+        from multinode.lab.cluster import refresh  # noqa: PLC0415 - nothing else of a launch is about the lab
+
+        return refresh
+    return lambda: None
 
 
 def _open_transport(cluster: Cluster, *, local: bool) -> Transport:

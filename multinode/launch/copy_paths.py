@@ -15,7 +15,6 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
-from multinode.lab.cluster import refresh_lab
 from multinode.launch.context import RunContext
 from multinode.launch.copy_chain import CopyProgress, CopyRound, Participant, find_failures, make_credentials
 from multinode.transport.agent import AgentTransport
@@ -133,7 +132,7 @@ def copy_paths(
         Interrupted: Ctrl-C; what has come is kept.
     """
     began = time.monotonic()
-    refresh_lab(cluster)
+    context.agent.refresh()
     survey = _survey(context, cluster, request)
     local = AgentTransport(here or LocalTransport())
     try:

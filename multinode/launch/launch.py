@@ -31,7 +31,6 @@ from multinode.job.rendezvous import candidate_ports
 from multinode.job.stored_job import absent_files
 from multinode.job.training import with_accelerate
 from multinode.job.workload import read_workload
-from multinode.lab.cluster import refresh_lab
 from multinode.launch.code import copy_code
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
@@ -68,8 +67,6 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
         NodeError: a node could not be reached.
         NodeFailed: a check found what would break the run, or a node could not take the code.
     """
-    if context.agent.has_asked:
-        refresh_lab(what.cluster)
     if isinstance(what.job, Benchmark):
         # Which the workers run in the place of a training.
         options = msgspec.structs.replace(what.options, agent=load_archive().path)

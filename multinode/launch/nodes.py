@@ -19,7 +19,6 @@ from multinode.cluster.cluster import Cluster, local_cluster
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
-from multinode.lab.cluster import lab_hostfile
 from multinode.launch.context import Prepared, RunContext
 from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile
 from multinode.records.plan import LaunchPlan
@@ -47,7 +46,7 @@ def load_nodes(
     Raises:
         UsageError: no hostfile, an invalid one, or fewer nodes than asked for.
     """
-    path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), lab_hostfile())
+    path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), _lab_hostfile)
     cluster, text = load_allocation(os.environ, note) if path is None else load_hostfile(path, note)
     if hosts is None:
         note(f"hostfile: {cluster.source} ({named_by})")
@@ -56,6 +55,13 @@ def load_nodes(
     if count is not None and count > len(cluster.nodes):
         raise UsageError(f"{count} nodes are requested, but {cluster.source} has {len(cluster.nodes)}")
     return Nodes(cluster if count is None else cluster.first(count), text)
+
+
+def _lab_hostfile() -> Path | None:
+    from multinode.lab.state import load_lab  # noqa: PLC0415 - nothing else of a launch is about the lab
+
+    lab = load_lab()
+    return Path(lab.hostfile) if lab is not None else None
 
 
 def local_nodes(workers: int, python: str = sys.executable) -> Nodes:

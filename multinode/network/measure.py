@@ -14,7 +14,6 @@ from multinode.job.job import Job
 from multinode.job.job_files import job_files
 from multinode.job.planning import workers_of_nodes
 from multinode.job.step_messages import StepMessages, messages_to_test, step_messages
-from multinode.lab.cluster import refresh_lab
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.network.raw_ring import read_ring
@@ -123,7 +122,6 @@ def _load(runs: Path, name: str) -> ScanReport:
 
 def _ask_for_model(job: Job, what: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
     """The layout of the training, and its model's config.json, which node 0 must have too."""
-    refresh_lab(what.cluster)
     questions = Questions(controller_cwd=str(Path.cwd()), packages=False, model=job_files(job).model)
     facts = probe(context.agent, what.cluster, questions).require()
     by_name = {one.node: one for one in facts}

@@ -1,6 +1,6 @@
 """Levers: traffic and compute of averaging every H steps and of PowerSGD, instead of DDP's gradients. Pure.
 
-`multinode_sync` and `multinode_power_sgd` implement them on the nodes; see ADR 0033.
+`worker/sync.py` and `worker/power_sgd.py` implement them on the nodes; see ADR 0033.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multinode.records.averaging import Averaging
 from multinode.traffic.traffic import GroupScope, TrafficInputs
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
-# `multinode_sync` flattens parameters into buckets of this size.
+# `worker/sync.py` flattens parameters into buckets of this size.
 _BUCKET_BYTES = 64 << 20
 # fp16 changes have a scale that all nodes agree on: one number per bucket.
 _SCALE_BYTES = 4

@@ -111,7 +111,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             settings = read_settings(self.job)
         else:
             settings = Settings(method="script", command=self.plan.job)
-        # A worker says so, as multinode_compress does where the training has a hook of its own.
+        # A worker says so, as `worker/compress.py` does where the training has a hook of its own.
         told = self.summary.missing.values() if self.summary is not None else ()
         stepped_aside = any(_NOT_COMPRESSED in said for said in told)
         return msgspec.structs.replace(settings, grad_compress=None) if stepped_aside else settings

@@ -33,7 +33,7 @@ _LEAST_EVENT_BYTES = 64
 _FEW_EVENTS = 1000
 # Tolerance by which the end of a span may follow the end of its wait.
 _LATE_END = 0.1
-# multinode_trace writes these marks.
+# `worker/trace.py` writes these marks.
 _MARK = re.compile(r"multinode step (\d{1,15}) ends")
 _GLOO = "gloo:"
 _DEVICE_COMMUNICATION = ("nccl", "rccl", "oneccl")

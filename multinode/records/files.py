@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import grp
 import os
-import pwd
 import shlex
-import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from multinode.errors import MultinodeError, UsageError
+from multinode.node.own_files import user_name
 from multinode.strict_yaml import decode_yaml
 
 DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file atomically, even if several processes do so: the last one wins.
-
-    Raises:
-        OSError: it cannot be written; nothing is left behind.
-    """
-    fd, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, _FILE_MODE)
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        Path(partial).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(partial).unlink()
-        raise
 
 
 @contextlib.contextmanager
@@ -157,48 +134,7 @@ def _write(path: Path, mode: str, text: str, hint: str) -> None:
         raise UsageError(f"{path} cannot be written: {reason}", hint=hint) from None
 
 
-def describe_stranger(path: Path) -> str | None:
-    """Who else could have written a file, as in `is owned by alice, mode 0644`; None if only we or root.
-
-    The owner's private group may write, as some systems create one per user. Under sudo, the invoking user counts
-    as
-    us. Of a symbolic link both it and its target count.
-
-    Raises:
-        OSError: it does not exist.
-    """
-    us = {os.getuid(), 0} | _sudo_user()
-    link, target = path.lstat(), path.stat()
-    for status in (link, target):
-        if status.st_uid not in us:
-            return f"is owned by {_user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}"
-    if target.st_mode & stat.S_IWOTH or (target.st_mode & stat.S_IWGRP and not _is_private(target)):
-        mode = stat.S_IMODE(target.st_mode)
-        return f"is writable by others: owned by {_user_name(target.st_uid)}, mode {mode:04o}"
-    return None
-
-
 def ownership_fix(path: Path) -> str:
     """The command that makes a file or directory ours alone."""
     whole = shlex.quote(str(path))
-    return f"if you trust its content: sudo chown -R {_user_name(os.getuid())} {whole} && chmod -R go-w {whole}"
-
-
-def _sudo_user() -> set[int]:
-    text = os.environ.get("SUDO_UID", "")
-    return {int(text)} if os.getuid() == 0 and text.isdecimal() else set()
-
-
-def _is_private(status: os.stat_result) -> bool:
-    try:
-        user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
-    except KeyError:
-        return False
-    return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return f"if you trust its content: sudo chown -R {user_name(os.getuid())} {whole} && chmod -R go-w {whole}"

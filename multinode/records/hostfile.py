@@ -16,7 +16,8 @@ from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostf
 from multinode.cluster.inventory import is_inventory, parse_inventory
 from multinode.cluster.prices import Prices, parse_prices
 from multinode.errors import HostfileError, UsageError, printable
-from multinode.records.files import MAX_BYTES, describe_stranger, read_text
+from multinode.node.own_files import describe_stranger
+from multinode.records.files import MAX_BYTES, read_text
 from multinode.records.settings import Settings
 from multinode.transport.local import ask_program
 from multinode.transport.slurm import read_allocation
@@ -188,7 +189,7 @@ def _read_stdin(note: Callable[[str], None]) -> str:
 
 
 def find_hosts(
-    option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Path | None
+    option: str | None, environ: Mapping[str, str], settings: Settings, lab_hostfile: Callable[[], Path | None]
 ) -> tuple[Path | None, str]:
     """The hostfile: `--hosts`, $MULTINODE_HOSTS, multinode.toml or the running lab's, in this order.
 
@@ -206,16 +207,15 @@ def find_hosts(
         "multinode.toml": settings.defaults.hosts,
     }
     by, named = next(((by, named) for by, named in ways.items() if named), ("the running lab", None))
-    if named == _LAB:
-        if lab_hostfile is None:
-            raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
-        return lab_hostfile, by
+    lab = lab_hostfile() if named in {None, _LAB} else None
+    if named == _LAB and lab is None:
+        raise UsageError("no lab is running", hint="multinode lab up --nodes 2 --rate 1gbit")
+    if lab is not None:
+        return lab, by
     if named == _AUTO:
         return None, by
     if named:
         return Path(named).expanduser(), by
-    if lab_hostfile is not None:
-        return lab_hostfile, by
     raise UsageError(
         "no hostfile was given, and no lab is running",
         hint="use --hosts FILE, $MULTINODE_HOSTS, hosts= under [defaults] in multinode.toml, or: multinode lab up",

@@ -22,13 +22,13 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import redact_hostfile
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
+from multinode.node.kernel_files import read_end
+from multinode.node.own_files import describe_stranger, replace_file
 from multinode.records.files import (
     DIRECTORY_MODE,
     append,
-    describe_stranger,
     open_private,
     ownership_fix,
-    replace_file,
     writing,
 )
 from multinode.records.run import match_runs
@@ -188,7 +188,7 @@ class RunDirectory:
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a file atomically."""
         with writing(self.path / name):
-            replace_file(self.path / name, data)
+            replace_file(self.path / name, data, sync=True)
 
     def write_cluster(self, cluster: Cluster, hostfile: str) -> None:
         """Write the nodes, and the text of their hostfile."""
@@ -292,10 +292,7 @@ class RunDirectory:
     def log_tail(self, node_rank: int, size_bytes: int = 1 << 16) -> str:
         """The end of a node's log."""
         try:
-            with self.log_path(node_rank).open("rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - size_bytes))
-                return file.read().decode(errors="replace")
+            return read_end(self.log_path(node_rank), size_bytes).decode(errors="replace")
         except FileNotFoundError:
             return ""
 

@@ -13,7 +13,8 @@ import msgspec
 
 from multinode.decoding import convert
 from multinode.errors import UsageError
-from multinode.records.files import describe_stranger, ownership_fix, read_text
+from multinode.node.own_files import describe_stranger
+from multinode.records.files import ownership_fix, read_text
 
 _LOG = logging.getLogger(__name__)
 _FILE = "multinode.toml"

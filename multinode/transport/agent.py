@@ -1,6 +1,6 @@
 """Talking to the agent on a node: one JSON request, JSON records in answer; the archive is sent if missing.
 
-The archive is a zipapp of the agent's sources, reproducible byte for byte and named by its digest.
+The archive is a zipapp of `node` and `worker`, reproducible byte for byte and named by its digest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, overload
@@ -38,9 +38,10 @@ Record = dict[str, Any]
 _Kind = TypeVar("_Kind")
 
 _PACKAGE = "multinode_agent"
+_PARTS = ("node", "worker")
 _NAME_DIGITS = 16
 # The first lines run on any Python 3, to report one that is too old. A compiled copy beside the archive is preferred.
-# Either is known to be complete: the copy ends with its digest (agent/compiled.py), and the archive is named by its
+# Either is known to be complete: the copy ends with its digest (node/compiled.py), and the archive is named by its
 # own.
 _MAIN = f"""\
 import hashlib, os, sys
@@ -75,7 +76,7 @@ if is_whole(copy):
 elif len(name) == {_NAME_DIGITS} and not digest(read(archive)).startswith(name):
     sys.exit(archive + " is damaged")
 
-from {_PACKAGE}.main import main
+from {_PACKAGE}.node.main import main
 
 main()
 """
@@ -170,15 +171,16 @@ def load_archive() -> AgentArchive:
 
 
 def build_archive() -> bytes:
-    """Pack `multinode/agent` (and pynvml, one pure-Python module, if installed) into a zipapp.
+    """Pack `node` and `worker` (and pynvml, one pure-Python module, if installed) into a zipapp.
 
     Files are stored uncompressed: a worker imports from it before zlib is available, and it is small.
     """
-    source = Path(multinode.__file__).parent / "agent"
+    source = Path(multinode.__file__).parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         _add(archive, "__main__.py", _MAIN.encode())
-        for path in sorted(source.rglob("*.py")):
+        _add(archive, f"{_PACKAGE}/__init__.py", b"")
+        for path in sorted(path for part in _PARTS for path in (source / part).rglob("*.py")):
             _add(archive, f"{_PACKAGE}/{path.relative_to(source).as_posix()}", path.read_bytes())
         pynvml = importlib.util.find_spec("pynvml")
         if pynvml is not None and pynvml.origin is not None:
@@ -193,12 +195,17 @@ class AgentTransport:
         transport: runs the commands.
         archive: the agent; default: that of this multinode.
         patience_s: if the agent has not started by then, test for as long again whether the shell runs anything.
-
-    Attributes:
-        has_asked: whether any node was contacted.
+        refresh: makes new files of this machine visible to agents that run already.
     """
 
-    def __init__(self, transport: Transport, archive: AgentArchive | None = None, *, patience_s: float = 8.0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        archive: AgentArchive | None = None,
+        *,
+        patience_s: float = 8.0,
+        refresh: Callable[[], None] = lambda: None,
+    ) -> None:
         self._transport = transport
         self._patience_s = patience_s
         self._archive = archive or load_archive()
@@ -206,7 +213,8 @@ class AgentTransport:
         self._kept: dict[tuple[str, str], AgentStream] = {}
         self._early: dict[str, threading.Thread] = {}
         self._is_closed = False
-        self.has_asked = False
+        self._refresh = refresh
+        self._has_asked = False
         self._failed: dict[str, Exception] = {}
 
     def start_early(self, nodes: Sequence[Node]) -> None:
@@ -218,6 +226,11 @@ class AgentTransport:
             thread = threading.Thread(target=self._start_early, args=(node,), name=f"start-{node.name}", daemon=True)
             self._early[node.name] = thread
             thread.start()
+
+    def refresh(self) -> None:
+        """Before nodes are asked anew: let them see files that were made here since."""
+        if self._has_asked:
+            self._refresh()
 
     def verifies(self, node: Node) -> bool:
         """Whether a node may receive a secret. See `Transport.verifies`."""
@@ -260,7 +273,7 @@ class AgentTransport:
         return self._open(node, verb, request, _Expected(verb), deadline_s)
 
     def _open(self, node: Node, verb: str, request: Record, expected: _Expected, deadline_s: float) -> AgentStream:
-        self.has_asked = True
+        self._has_asked = True
         end = time.monotonic() + deadline_s
         early = self._early.pop(node.name, None)
         if early is not None:

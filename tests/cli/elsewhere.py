@@ -22,7 +22,7 @@ import multinode
 # Of the standard library: what is built otherwise there, and loads libraries when it is imported.
 OTHERS = (
     "ctypes urllib.request",
-    "fabric paramiko msgspec rich.console rich.live rich.markup typer yaml plotly.subplots plotly.offline",
+    "fabric paramiko msgspec psutil rich.console rich.live rich.markup typer yaml plotly.subplots plotly.offline",
 )
 GONE: dict[ModuleType, str] = {
     os: "O_DIRECT O_NOATIME O_PATH O_RSYNC O_TMPFILE copy_file_range eventfd getrandom getresuid getxattr listxattr "
@@ -34,7 +34,7 @@ GONE: dict[ModuleType, str] = {
     "TCP_CONGESTION TCP_CORK TCP_INFO TCP_KEEPIDLE TCP_QUICKACK TCP_USER_TIMEOUT",
     resource: "RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_SIGPENDING prlimit",
 }
-NODE_INIT = "multinode.lab.node_init"
+ON_NODES = ("multinode.node", "multinode.worker", "multinode.lab.node_init")
 REFUSED = {"ctypes.dlopen", "subprocess.Popen", "os.system", "socket.connect"}
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         module.name
         for module in pkgutil.walk_packages(multinode.__path__, "multinode.")
         # These run on nodes, the lab's among them, and nodes are Linux machines.
-        if not module.name.startswith("multinode.agent") and module.name not in {"multinode.__main__", NODE_INIT}
+        if not module.name.startswith(ON_NODES) and module.name != "multinode.__main__"
     ]
     for name in modules:
         importlib.import_module(name)

@@ -8,7 +8,7 @@ from multinode.diagnose.stall import parse_main_thread, standpoint
 SITE = "/env/lib/python3.11/site-packages"
 ALL_REDUCE = f"""\
 Thread 0x00007f625502e6c0 (most recent call first):
-  File "/root/.multinode/agent/bdc0.pyz/multinode_agent/instrument/multinode_recorder.py", line 52 in _drain
+  File "/root/.multinode/agent/bdc0.pyz/multinode_agent/worker/recorder.py", line 52 in _drain
   File "/usr/lib/python3.11/threading.py", line 982 in run
 
 Current thread 0x00007f627d35fb80 (most recent call first):

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.agent.hang.diagnose import list_flight_records
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
@@ -26,6 +25,7 @@ from multinode.job.engine_commands import (
     reads_rank,
 )
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.node.hang.diagnose import list_flight_records
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.strict_yaml import parse_yaml
 

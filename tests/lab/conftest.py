@@ -14,12 +14,12 @@ from typing import Any, get_args
 import pytest
 
 from multinode.lab.access import REFRESH_SCRIPT, SSH_CONFIG
-from multinode.lab.cgroups import Controller, find_top
 from multinode.lab.cluster import down_lab, login_environment, ns_command, require_lab, up_lab
-from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.processes import is_alive, poll
 from multinode.lab.state import Lab, LabSpec, load_lab
 from multinode.lab.teardown import Remains, find_remains
+from tests.equipment.cgroups import Controller, find_top
+from tests.equipment.faults import Fault, clear_faults, make_fault
 
 from . import launching
 from .supervised import GoFile
@@ -45,8 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
-def stand_lab(spec: LabSpec) -> Lab:
-    """A lab of this kind, whole and without faults: the one that stands, or else a new one in its place."""
+def stand_lab(spec: LabSpec, prepare: Callable[[Lab], None] = lambda _: None) -> Lab:
+    """A lab of this kind, whole and without faults: the one that stands, or else a new one that was prepared."""
     lab = load_lab()
     if lab is not None and lab.spec == spec:
         clear_faults(lab)
@@ -58,6 +58,7 @@ def stand_lab(spec: LabSpec) -> Lab:
     for node in lab.nodes:
         # A node has the start-up files of this machine's root, and bash reads this one for every command over SSH.
         subprocess.run([*ns_command(node), "truncate", "-s", "0", "/root/.bashrc"], check=True)
+    prepare(lab)
     return lab
 
 

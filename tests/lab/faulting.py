@@ -10,8 +10,8 @@ from subprocess import CompletedProcess
 
 from multinode.lab.access import SSH_CONFIG
 from multinode.lab.cluster import require_lab
-from multinode.lab.faults import Fault, clear_faults, make_fault
 from multinode.lab.state import LabNode
+from tests.equipment.faults import Fault, clear_faults, make_fault
 
 from .conftest import DEADLINE_S
 

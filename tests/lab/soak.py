@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from multinode.lab.cluster import down_lab, ns_command
-from multinode.lab.faults import Clock, LinkDown, clear_faults, make_fault
-from multinode.lab.faults.sshd import INSTALL_CLOCK, find_clock_library
 from multinode.lab.state import MANAGEMENT_IFNAME, Lab
+from tests.equipment.faults import Clock, LinkDown, clear_faults, make_fault
+from tests.equipment.faults.sshd import INSTALL_CLOCK, find_clock_library
 from tests.lab.conftest import SHARED, stand_lab
 from tests.lab.launching import MULTINODE, REPOSITORY, agents, processes_of, wait_for
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from multinode.lab.cluster import ns_command
-from multinode.lab.faults import Cpu, SshdState, make_fault
 from multinode.lab.state import Lab, LabNode
+from tests.equipment.faults import Cpu, SshdState, make_fault
 from tests.lab.faulting import Make
 from tests.lab.launching import DEADLINE_S, Command, assert_no_agents
 from tests.lab.supervised import REAL_TORCH

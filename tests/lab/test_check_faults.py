@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.faults import (
+from multinode.lab.state import Lab
+from tests.equipment.faults import (
     Address,
     Clock,
     DiskFull,
@@ -28,7 +29,6 @@ from multinode.lab.faults import (
     Route,
     Variable,
 )
-from multinode.lab.state import Lab
 from tests.lab.faulting import faults
 from tests.lab.launching import REPOSITORY, Command, assert_no_agents, listener
 

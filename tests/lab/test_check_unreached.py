@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from multinode.lab.cluster import up_lab
-from multinode.lab.faults import Fault, LinkDown, NodeState, SshdState, make_fault
 from multinode.lab.state import Lab, LabSpec
+from tests.equipment.faults import Fault, LinkDown, NodeState, SshdState, make_fault
 from tests.lab.launching import Command, assert_no_agents
 
 pytestmark = [pytest.mark.lab]

@@ -7,10 +7,10 @@ import pytest
 
 from multinode.check.connection_test import ConnectivityPlan, ConnectivityTest
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.lab.faults import LinkSlow
 from multinode.lab.state import Lab
 from multinode.transport.agent import AgentTransport
 from multinode.transport.openssh import OpensshTransport
+from tests.equipment.faults import LinkSlow
 
 from .faulting import Make
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from multinode.lab.cluster import ns_command, set_rate
-from multinode.lab.faults import Cpu, Fault
 from multinode.lab.state import Lab
+from tests.equipment.faults import Cpu, Fault
 from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, wait_for
 from tests.lab.supervised import REAL_TORCH, STAND_IN, TRAIN
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import MultinodeError
-from multinode.lab.cgroups import (
+from multinode.node.facts.cgroups import Hierarchy
+from tests.equipment.cgroups import (
     Controller,
-    Top,
     find_top,
     group_path,
     is_disabled,
@@ -19,22 +19,22 @@ from multinode.lab.cgroups import (
 LIMIT = 700 << 20
 
 
-def top_of(place: Path, controller: Controller, *, unified: bool) -> Top:
+def top_of(place: Path, controller: Controller, *, unified: bool) -> Hierarchy:
     (place / "cgroup.procs").write_text("")
     if unified:
         (place / "cgroup.controllers").write_text("cpu io memory pids\n")
         (place / "cgroup.subtree_control").write_text("pids\n")
-    return Top(controller=controller, unified=unified, root="/", place=place)
+    return Hierarchy(controller, unified, "/", str(place))
 
 
 def texts(group: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in group.iterdir()}
 
 
-def mountinfo(folder: Path, *lines: str) -> Path:
+def mountinfo(folder: Path, *lines: str) -> str:
     path = folder / "mountinfo"
     path.write_text("".join(f"31 22 0:27 / {line}\n" for line in lines))
-    return path
+    return str(path)
 
 
 def test_version_2_has_both_limits_in_one_group_and_takes_one_of_them_off(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_group_that_is_not_there_has_no_limit_to_lift(tmp_path: Path) -> None:
 
 
 def test_a_refusal_names_the_group_and_what_mends_it(tmp_path: Path) -> None:
-    top = Top(controller="memory", unified=False, root="/", place=tmp_path / "nowhere")
+    top = Hierarchy("memory", unified=False, root="/", place=str(tmp_path / "nowhere"))
     with pytest.raises(MultinodeError, match=r"nowhere/mn-node0-\d+ cannot be changed: No such file") as refused:
         set_limit(top, "node0", LIMIT)
     assert "--privileged" in str(refused.value.hint)
@@ -91,8 +91,8 @@ def test_the_tree_that_has_the_controller_is_taken(tmp_path: Path) -> None:
     memory, cpu = find_top("memory", mounts), find_top("cpu", mounts)
     assert memory is not None
     assert cpu is not None
-    assert (memory.unified, memory.place) == (False, tmp_path / "memory")
-    assert (cpu.unified, cpu.place) == (True, tmp_path / "unified")
+    assert (memory.unified, memory.place) == (False, str(tmp_path / "memory"))
+    assert (cpu.unified, cpu.place) == (True, str(tmp_path / "unified"))
     alone = mountinfo(tmp_path, f"{tmp_path}/unified rw - cgroup2 cgroup2 rw")
     assert find_top("memory", alone) is None
 

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
-import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from multinode.errors import NodeFailed, UsageError
 from multinode.lab.cluster import down_lab
-from multinode.lab.faults import (
+from multinode.lab.network import measure_stream
+from multinode.lab.processes import is_alive
+from multinode.lab.state import STATE_DIR, Lab, load_lab
+from multinode.lab.teardown import find_remains
+from tests.equipment.command import main
+from tests.equipment.faults import (
     Address,
     Clock,
     Cpu,
@@ -30,13 +38,8 @@ from multinode.lab.faults import (
     list_faults,
     make_fault,
 )
-from multinode.lab.network import measure_stream
-from multinode.lab.processes import is_alive
-from multinode.lab.state import STATE_DIR, Lab, load_lab
-from multinode.lab.teardown import find_remains
 
 from .faulting import Command, Make, quick_ssh
-from .launching import call_here
 
 pytestmark = pytest.mark.lab
 
@@ -117,66 +120,43 @@ def test_the_record_is_for_root_alone(fault: Make) -> None:
     assert (STATE_DIR / "faults.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_command_makes_lists_and_clears(lab: Lab, shell: Command) -> None:
+def test_the_script_makes_lists_and_clears(
+    lab: Lab, shell: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lab-fault", "fault", *words])
+        return main(), *capsys.readouterr()
+
+    made = "".join(f"{node.name}: /etc/nccl.conf is 'NCCL_DEBUG=INFO'\n" for node in lab.nodes)
     try:
-        made = call_here("lab", "fault", "file", "all", "/etc/nccl.conf", "--text", "NCCL_DEBUG=INFO")
-        assert made.returncode == 0, made.stderr
-        assert made.stdout.count("/etc/nccl.conf is 'NCCL_DEBUG=INFO\\n'") == len(lab.nodes)
-        assert shell("node1", "cat /etc/nccl.conf").stdout == "NCCL_DEBUG=INFO\n"
-        again = call_here("lab", "fault", "file", "node0", "/etc/nccl.conf", "--text", "NCCL_DEBUG=INFO")
-        assert again.returncode == 2
-        assert "is in force" in again.stderr
-        assert call_here("lab", "fault").stdout == made.stdout
-        assert "active faults: 2" in call_here("lab", "status").stderr
-        listed = json.loads(call_here("lab", "fault", "list", "--json").stdout)
-        assert listed["schema"] == "multinode.lab-fault/1"
-        assert [(one["kind"], one["node"]) for one in listed["faults"]] == [
-            ("file-text", "node0"),
-            ("file-text", "node1"),
-        ]
-        cleared = json.loads(call_here("lab", "fault", "clear", "node1", "--json").stdout)
-        assert [one["node"] for one in cleared["cleared"]] == ["node1"]
-        assert [one["node"] for one in cleared["faults"]] == ["node0"]
+        assert call("all", "file-text", "path=/etc/nccl.conf", "text=NCCL_DEBUG=INFO") == (0, made, "")
+        assert shell("node1", "cat /etc/nccl.conf").stdout == "NCCL_DEBUG=INFO"
+        assert call() == (0, made, "")
+        again = call("node0", "file-text", "path=/etc/nccl.conf", "text=NCCL_DEBUG=INFO")
+        assert (again[0], "is in force" in again[2]) == (2, True)
     finally:
-        assert call_here("lab", "fault", "clear").returncode == 0
-    assert "there was no active fault" in call_here("lab", "fault", "clear").stderr
+        assert call("clear") == (0, "".join(reversed(made.splitlines(keepends=True))), "")
     assert shell("node0", "test -e /etc/nccl.conf").returncode == 1
+    assert call("node0", "sshd", "how=slow")[0] == 2
+    assert "link-down ifname=" in call("--help")[1]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("kind", "fields", "said"),
     [
-        ("ports node7 --drop 80", "the lab has no node 'node7'"),
-        ("ports node0 --drop 80-20", "80-20 is not a range of ports"),
-        ("ports node0 --drop http", "'http' is not a range of ports"),
-        ("ports node0 --drop 80 --reject 80", "--drop and --reject was given"),
-        ("link node0", "nothing was given"),
-        ("link node0 --down --interface lo", "a node has no interface 'lo'"),
-        ("mtu node0 1500", "an MTU of 1500 is not a fault here"),
-        ("sshd node0 slow", "'slow' is not one of 'stop', 'freeze'"),
-        ("node node0 sleep", "'sleep' is not one of 'kill', 'freeze'"),
-        ("cpu node0 --share 0.01", "a node cannot run with 0.01 of a core"),
-        ("cpu node0 --share 100000", "of them is no limit"),
-        ("disk node0 half", "'half' is not one of 'full'"),
-        ("package node0 torch", "'torch' has no name and value"),
-        ("package node0 torch=new", "'new' is not a version"),
-        ("package node0 no-such-package=1.0", "no-such-package is not installed for"),
-        ("file node0 etc/hosts --missing", "'etc/hosts' is not an absolute path"),
-        ("variable node0 1A=x", "'1A' is not the name of a variable"),
-        ("clock node0 90", "'90' is not a clock offset"),
-        ("address node0 10.213.1.2/24", "10.213.1.2 is an address of node1"),
-        ("address node0 10.213.1.300/24", "'10.213.1.300/24' is not an address"),
-        ("interface node0 ens1f0", "node0 has an interface ens1f0 already"),
-        ("route node0 node0", "node0 has no route to itself"),
-        ("route node0 node7", "the lab has no node 'node7'"),
+        (Ports, {"node": "node7", "first": 80, "last": 80, "action": "drop"}, "the lab has no node 'node7'"),
+        (LinkDown, {"ifname": "lo"}, "a node has no interface 'lo'"),
+        (Cpu, {"share": 0.01}, "a node cannot run with 0.01 of a core"),
+        (Cpu, {"share": 100000.0}, "of them is no limit"),
+        (Package, {"name": "no-such-package", "version": "1.0"}, "no-such-package is not installed for"),
+        (Route, {"peer": "node7"}, "the lab has no node 'node7'"),
     ],
 )
-def test_what_cannot_be_asked_for_is_one_clear_line(lab: Lab, arguments: str, said: str) -> None:
-    del lab
-    done = call_here("lab", "fault", *arguments.split())
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    lab: Lab, kind: Callable[..., Fault], fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        make_fault(lab, kind(**{"node": "node0", **fields}))
     assert list_faults() == ()
 
 
@@ -215,6 +195,5 @@ def test_down_takes_faults_along(small: Lab) -> None:
     assert down_lab()
     assert not find_remains()
     assert list_faults() == ()
-    refused = call_here("lab", "fault", "clear")
-    assert refused.returncode == 2
-    assert "no lab is up" in refused.stderr
+    with pytest.raises(UsageError, match="no lab is "):
+        clear_faults(small)

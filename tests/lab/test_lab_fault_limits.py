@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -16,13 +15,13 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.lab.access import SSH_CONFIG
-from multinode.lab.cgroups import Controller, find_groups, find_top
 from multinode.lab.cluster import down_lab, exec_in_node
-from multinode.lab.faults import Cpu, Fault, Memory, NodeState, SshdState, clear_faults, make_fault
 from multinode.lab.processes import is_alive
 from multinode.lab.state import STATE_DIR, Lab
-from multinode.lab.teardown import find_remains
+from multinode.lab.teardown import find_groups, find_remains
 from multinode.records.samples import CgroupSample, CpuSample, Sample, parse_samples
+from tests.equipment.cgroups import Controller, find_top
+from tests.equipment.faults import Cpu, Fault, Memory, NodeState, SshdState, clear_faults, make_fault
 
 from . import launching
 from .conftest import DEADLINE_S
@@ -267,30 +266,12 @@ def test_a_killed_node_comes_back_without_its_limit(made: Lab, shell: Command, c
     assert take(shell, "node1", MUCH) == "0"
 
 
-def test_the_command_makes_it_and_status_says_so(made: Lab) -> None:
-    done = launching.call_here("lab", "fault", "memory", "all", "--limit", "700MiB")
-    assert done.stdout.splitlines() == [f"{node.name}: its processes share 700 MiB of memory" for node in made.nodes]
-    listed = json.loads(launching.call_here("lab", "fault", "list", "--json").stdout)["faults"]
-    assert listed[1] == {"kind": "memory", "node": "node1", "limit_bytes": 700 * MIB}
-    assert "active faults: 2" in launching.call_here("lab", "status").stderr
-
-
-@pytest.mark.parametrize(
-    ("limit", "said"),
-    [("1M", "a node cannot run with 1 MiB"), ("100000G", "is no limit"), ("much", "is not a size")],
-)
-def test_a_limit_that_is_none_is_refused(made: Lab, limit: str, said: str) -> None:
-    done = launching.call_here("lab", "fault", "memory", made.nodes[0].name, "--limit", limit)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-    assert find_groups() == []
-
-
 def test_a_machine_without_the_controller_says_so_in_a_line(made: Lab) -> None:
     top = find_top("memory")
     assert top is not None
     # A mount over it hides it, for this command alone.
     hide = f'mount -t tmpfs none {top.place} && exec "$@"'
-    command = [sys.executable, "-m", "multinode", "lab", "fault", "memory", made.nodes[0].name, "--limit", "700MiB"]
+    command = ["scripts/lab-fault", made.nodes[0].name, "memory", "limit_bytes=734003200"]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", hide, "sh", *command],
         cwd=launching.REPOSITORY,

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.faults import (
+from multinode.lab.network import measure_stream
+from multinode.lab.state import Lab, LabNode
+from tests.equipment.faults import (
     Address,
     Interface,
     LinkDown,
@@ -14,11 +16,8 @@ from multinode.lab.faults import (
     Route,
     clear_faults,
 )
-from multinode.lab.network import measure_stream
-from multinode.lab.state import Lab, LabNode
 
 from .faulting import CONNECTED, DROPPED, REFUSED, Command, Make, connect, quick_ssh, send, server
-from .launching import call_here
 
 pytestmark = pytest.mark.lab
 
@@ -84,22 +83,6 @@ def test_both_ways_of_a_link_may_be_slow_each_in_its_own_way(lab: Lab, fault: Ma
     assert len(clear_faults(lab)) == 2
     for source, target in ((node0, node1), (node1, node0)):
         assert is_fast(source, target)
-
-
-@pytest.mark.timing
-def test_the_command_slows_a_link_one_way(lab: Lab) -> None:
-    node0, node1 = lab.nodes
-    try:
-        made = call_here("lab", "fault", "link", "node0", "--rate", "100mbit", "--way", "receive")
-        assert (made.returncode, made.stdout) == (0, "node0: ens1f0 receives 100mbit\n")
-        assert measure_stream(node1, node0).goodput_gbit_per_s < 0.12
-        assert is_fast(node0, node1)
-        for wrong in (["--rate", "100mbit", "--way", "up"], ["--down", "--way", "send"]):
-            refused = call_here("lab", "fault", "link", "node1", *wrong)
-            assert refused.returncode == 2
-            assert "--way" in refused.stderr or "send, receive" in refused.stderr
-    finally:
-        clear_faults(lab)
 
 
 def test_large_frames_vanish_where_both_cards_have_a_larger_mtu(lab: Lab, fault: Make) -> None:

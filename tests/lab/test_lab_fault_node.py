@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.faults import (
+from multinode.lab.processes import poll
+from multinode.lab.state import Lab
+from tests.equipment.faults import (
     Clock,
     DiskFull,
     FileMissing,
@@ -18,8 +20,6 @@ from multinode.lab.faults import (
     Variable,
     clear_faults,
 )
-from multinode.lab.processes import poll
-from multinode.lab.state import Lab
 
 from .conftest import DEADLINE_S
 from .faulting import Command, Make, quick_ssh

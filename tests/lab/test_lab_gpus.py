@@ -15,10 +15,11 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
 from multinode.lab.access import hostfile_text
 from multinode.lab.cluster import require_lab, up_lab
-from multinode.lab.gpus import count_gpus, gpu_files
+from multinode.lab.state import CPU_ENVIRONMENT
+from tests.equipment.command import up
+from tests.equipment.gpus import GPU_ENVIRONMENT, count_gpus, gpu_files
 
 from .conftest import SMALL
-from .launching import call_here
 
 Command = Callable[..., CompletedProcess[str]]
 
@@ -94,11 +95,13 @@ def test_each_line_of_nvidia_smi_is_a_gpu() -> None:
     assert count_gpus(["printf", "GPU-5fd9\nGPU-77ab\n"]) == 2
 
 
-@pytest.mark.parametrize(("files", "said"), [((), ("cpu", None)), (("/dev/nvidia0",), (None, "Socket"))])
+@pytest.mark.parametrize(
+    ("environment", "said"), [(CPU_ENVIRONMENT, ("cpu", None)), (GPU_ENVIRONMENT, (None, "Socket"))]
+)
 def test_nodes_that_share_a_gpu_have_the_network_alone_between_them(
-    files: tuple[str, ...], said: tuple[str | None, str | None]
+    environment: dict[str, str], said: tuple[str | None, str | None]
 ) -> None:
-    cluster = parse_hostfile(hostfile_text(msgspec.structs.replace(SMALL, gpu_files=files)), "hosts")
+    cluster = parse_hostfile(hostfile_text(msgspec.structs.replace(SMALL, job_env=environment)), "hosts")
     assert [(node.env.get("DS_ACCELERATOR"), node.env.get("NCCL_NET")) for node in cluster.nodes] == [said] * 2
 
 
@@ -112,7 +115,7 @@ def test_a_mounted_file_and_a_device_are_on_each_node_what_they_are_here(shell: 
     os.mknod(device, 0o666 | 0o020000, os.makedev(1, 5))
     subprocess.run(["mount", "--bind", str(shared_dir / "driver"), str(library)], check=True)
     try:
-        up_lab(msgspec.structs.replace(SMALL, gpu_files=(str(device), str(library), "/dev/zero")), measure=False)
+        up_lab(msgspec.structs.replace(SMALL, shared_files=(str(device), str(library), "/dev/zero")), measure=False)
         for name in ("node0", "node1"):
             said = shell(name, f"cat {library}; head -c 3 {device} | od -An -tx1; test -c /dev/zero && hostname").stdout
             assert said.split() == ["driver", "00", "00", "00", name]
@@ -126,6 +129,5 @@ def test_a_lab_of_gpus_on_a_machine_without_one_is_refused(tmp_path: Path, monke
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho No devices were found; exit 6\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    done = call_here("lab", "up", "--gpus", "share")
-    assert done.returncode == 2
-    assert "no NVIDIA GPU answers on this machine (No devices were found)" in done.stderr
+    with pytest.raises(UsageError, match=r"no NVIDIA GPU answers on this machine \(No devices"):
+        up(["--gpus"])

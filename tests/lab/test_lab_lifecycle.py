@@ -36,7 +36,7 @@ def _machine() -> dict[str, list[str]]:
         "namespaces": sorted(path.name for path in netns.iterdir()) if netns.is_dir() else [],
         "interfaces": sorted(path.name for path in Path("/sys/class/net").iterdir()),
         "mounts": [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()],
-        "processes": [line.decode() for line in cmdlines if b"node_init.py" in line],
+        "processes": [line.decode() for line in cmdlines if b"node_init" in line],
         "directories": sorted(path.name for path in Path("/run").iterdir() if path.name == "multinode"),
     }
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from multinode.lab.faults import Fault, LinkDown, NodeState
 from multinode.records.log import clean_log
+from tests.equipment.faults import Fault, LinkDown, NodeState
 from tests.lab.launching import DEADLINE_S, MULTINODE, REPOSITORY, Command, processes_of, wait_for
 from tests.lab.supervised import STAND_IN, TRAIN
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.faults import LinkSlow, NodeState
 from multinode.lab.state import Lab
 from multinode.units import goodput_gb_per_s
+from tests.equipment.faults import LinkSlow, NodeState
 from tests.lab.faulting import Make
 from tests.lab.launching import Command, assert_no_agents, call_here, processes_of, wait_for
 from tests.lab.supervised import REAL_TORCH

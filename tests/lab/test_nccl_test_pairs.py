@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from multinode.lab.cluster import down_lab
-from multinode.lab.faults import LinkSlow, clear_faults, make_fault
 from multinode.lab.state import Lab, LabSpec
+from tests.equipment.faults import LinkSlow, clear_faults, make_fault
 from tests.lab.conftest import stand_lab
 from tests.lab.launching import Command, assert_no_agents
 from tests.lab.supervised import REAL_TORCH

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from multinode.job.step_messages import step_messages
-from multinode.lab.faults import LinkSlow, clear_faults, make_fault
 from multinode.lab.state import Lab
 from multinode.launch.observe import observe_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
+from tests.equipment.faults import LinkSlow, clear_faults, make_fault
 from tests.job.trainings import FULL, TINY, training_job
 from tests.lab.launching import Command, call_here
 from tests.lab.supervised import LAUNCH as QUICK

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from multinode.lab.cluster import require_lab
-from multinode.lab.faults import DiskFull, NodeState
+from tests.equipment.faults import DiskFull, NodeState
 from tests.lab.faulting import faults
 from tests.lab.launching import (
     DEADLINE_S,

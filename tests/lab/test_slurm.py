@@ -15,10 +15,11 @@ import pytest
 
 from multinode.lab.access import REFRESH_SCRIPT
 from multinode.lab.cluster import login_environment, ns_command
-from multinode.lab.faults import clear_faults, make_fault
-from multinode.lab.faults.sshd import SshdState
 from multinode.lab.state import Lab, LabSpec
 from multinode.units import goodput_gb_per_s
+from tests.equipment.faults import clear_faults, make_fault
+from tests.equipment.faults.sshd import SshdState
+from tests.equipment.slurm import start_slurm, with_slurm
 
 from .conftest import stand_lab
 from .launching import DEADLINE_S, REPOSITORY, RUN_DEADLINE_S, assert_no_agents, kill, processes_of, wait_for
@@ -26,7 +27,7 @@ from .supervised import STAND_IN, TRAIN
 
 pytestmark = [pytest.mark.lab]
 
-SPEC = LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30, slurm=True)
+SPEC = LabSpec(node_count=2, rate_gbit_per_s=1.0, python=sys.executable, disk_bytes=2 << 30)
 # On node 0's own disk, which is where it has its home directory, too.
 RUNS = "/var/tmp/runs"
 LAUNCH = ("launch", "--hosts", "auto", "--json", "--no-check", "--env", f"PYTHONPATH={STAND_IN}")
@@ -111,7 +112,7 @@ class Login:
 
 @pytest.fixture(scope="module")
 def login(_clean_machine: None) -> Iterator[Login]:
-    lab = stand_lab(SPEC)
+    lab = stand_lab(with_slurm(SPEC), start_slurm)
     for node in lab.nodes:
         make_fault(lab, SshdState(node=node.name, how="stop"))
     yield Login(lab)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from multinode.lab.cluster import ns_command
-from multinode.lab.faults import Fault, NodeState, clear_faults
 from multinode.lab.state import Lab
+from tests.equipment.faults import Fault, NodeState, clear_faults
 from tests.lab.launching import Command, processes_of, wait_for
 from tests.lab.supervised import LAUNCH, read_document
 

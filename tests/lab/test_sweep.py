@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from multinode.lab.cluster import ns_command, up_lab
-from multinode.lab.faults import Memory, make_fault
 from multinode.lab.state import Lab, LabSpec
+from tests.equipment.faults import Memory, make_fault
 from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, kill, wait_for
 from tests.lab.supervised import REAL_TORCH, STAND_IN
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from multinode.agent.copies.manifest import BLOCK_BYTES
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeFailed, UsageError
 from multinode.launch.context import RunContext
@@ -27,6 +26,7 @@ from multinode.launch.copy_chain import (
 )
 from multinode.launch.copy_paths import CONTROLLER, CopiedNode, CopyReport, CopyRequest, Look, choose_source, copy_paths
 from multinode.launch.copy_screen import copy_parts, progress_text
+from multinode.node.copies.manifest import BLOCK_BYTES
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Stream, Transport
 from multinode.transport.fake import FakeTransport

@@ -12,7 +12,7 @@ from multinode.errors import ContactLost
 from multinode.launch.hang_watch import StallClock
 from multinode.launch.session import Chunk, Ended, Event, Hello, Message, Status
 from multinode.records.run import Run, Stall, StallRecord
-from tests.agent.localnode import wait_until
+from tests.node.localnode import wait_until
 
 from .scripted import DEADLINE_S, HELLO, RUNNING, Execution, Talk
 

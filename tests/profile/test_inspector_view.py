@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.agent.sample.nccl_inspector import shorten
+from multinode.node.nccl_files import shorten
 from multinode.profile.in_training import in_training
 from multinode.profile.inspector_view import busbw_gb_per_s, total_bytes, view_inspector
 from multinode.profile.observed import Observed, ObservedNode, observe

@@ -198,7 +198,7 @@ def test_a_missing_hostfile_is_told_what_one_is(tmp_path: Path) -> None:
 def test_the_nearest_word_wins(
     option: str | None, environ: dict[str, str], settings: Settings, lab: Path | None, expected: tuple[Path | None, str]
 ) -> None:
-    assert find_hosts(option, environ, settings, lab) == expected
+    assert find_hosts(option, environ, settings, lambda: lab) == expected
 
 
 def test_what_a_scheduler_gave_is_shown_as_a_hostfile() -> None:
@@ -219,18 +219,18 @@ def test_without_a_scheduler_every_place_that_was_looked_at_is_named() -> None:
 
 
 def test_the_home_directory_may_be_written_short() -> None:
-    assert find_hosts("~/hosts.txt", {}, NOTHING, None)[0] == Path.home() / "hosts.txt"
+    assert find_hosts("~/hosts.txt", {}, NOTHING, lambda: None)[0] == Path.home() / "hosts.txt"
 
 
 def test_the_lab_is_named_but_does_not_run() -> None:
     with pytest.raises(UsageError, match="no lab is running") as caught:
-        find_hosts("lab", {}, TOML, None)
+        find_hosts("lab", {}, TOML, lambda: None)
     assert caught.value.hint == "multinode lab up --nodes 2 --rate 1gbit"
 
 
 def test_without_any_the_error_lists_every_way_to_give_one() -> None:
     with pytest.raises(UsageError, match="no hostfile was given") as caught:
-        find_hosts(None, {}, NOTHING, None)
+        find_hosts(None, {}, NOTHING, lambda: None)
     for way in ("--hosts", "$MULTINODE_HOSTS", "multinode.toml", "multinode lab up"):
         assert way in str(caught.value.hint)
 

@@ -65,7 +65,7 @@ def test_an_agent_that_stays_missing_is_no_endless_loop() -> None:
 
 
 def test_an_agent_that_broke_in_our_own_code_is_not_asked_again() -> None:
-    traceback = f'File "/root/{ARCHIVE.path}/multinode_agent/main.py", line 1: a defect'.encode()
+    traceback = f'File "/root/{ARCHIVE.path}/multinode_agent/node/main.py", line 1: a defect'.encode()
     broken = Completed(exit_code=1, stdout=b"", stderr=traceback)
     answers: Iterator[Answer] = iter([broken])
     with pytest.raises(NodeFailed, match="a defect"):
@@ -332,11 +332,14 @@ EARLY = f"python3 -I -S ~/{ARCHIVE.path}"
 
 def test_an_agent_that_was_started_early_takes_the_first_verb() -> None:
     fake = FakeTransport(lambda *_: [FACTS])
-    agent = AgentTransport(fake, ARCHIVE)
+    refreshed: list[bool] = []
+    agent = AgentTransport(fake, ARCHIVE, refresh=lambda: refreshed.append(True))
     agent.start_early([NODE])
-    asked = [agent.has_asked]
+    agent.refresh()
+    assert not refreshed
     assert agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)["cores"] == 2
-    assert [*asked, agent.has_asked] == [False, True]
+    agent.refresh()
+    assert refreshed == [True]
     ((_, command, stdin),) = fake.ran
     assert command == EARLY
     assert json.loads(stdin) == {"schema": 1, "then": True, "verb": "probe"}
@@ -384,4 +387,3 @@ def test_a_defect_while_an_agent_is_started_early_is_raised_at_the_first_use() -
     agent.start_early([NODE])
     with pytest.raises(ZeroDivisionError):
         agent.call(NODE, "probe", {"schema": 1}, deadline_s=5)
-    assert agent.has_asked

@@ -36,8 +36,9 @@ def test_it_is_the_same_byte_for_byte_each_time_and_named_by_its_content() -> No
 
 
 def test_it_holds_all_of_the_agent_uncompressed_and_nothing_else_of_ours() -> None:
-    source = Path(__file__).parents[2] / "multinode" / "agent"
-    expected = {f"multinode_agent/{path.relative_to(source)}" for path in source.rglob("*.py")}
+    source = Path(__file__).parents[2] / "multinode"
+    parts = [path.relative_to(source) for part in ("node", "worker") for path in (source / part).rglob("*.py")]
+    expected = {f"multinode_agent/{path}" for path in (*parts, "__init__.py")}
     with zipfile.ZipFile(io.BytesIO(build_archive())) as archive:
         names = set(archive.namelist())
         assert all(info.compress_type == zipfile.ZIP_STORED for info in archive.infolist())
@@ -54,7 +55,11 @@ def test_a_copy_with_compiled_modules_is_kept_beside_it_and_goes_before_it(tmp_p
     assert copy.stat().st_mode & 0o777 == 0o600
     with zipfile.ZipFile(copy) as compiled:
         names = set(compiled.namelist())
-    assert {"multinode_agent/main.py", "multinode_agent/main.pyc", "multinode_agent/run/follow.pyc"} <= names
+    assert {
+        "multinode_agent/node/main.py",
+        "multinode_agent/node/main.pyc",
+        "multinode_agent/worker/hooks.pyc",
+    } <= names
     # Of the archive itself the first module alone is left.
     with zipfile.ZipFile(io.BytesIO(build_archive())) as whole, zipfile.ZipFile(path, "w") as rest:
         rest.writestr("__main__.py", whole.read("__main__.py"))

@@ -17,7 +17,7 @@ from multinode.job.planning import LaunchOptions, plan_launch
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.transport.agent import AgentStream, AgentTransport, load_archive
 from multinode.transport.local import LocalTransport
-from tests.agent.localnode import LocalNode, wait_until
+from tests.node.localnode import LocalNode, wait_until
 
 DEADLINE_S = 20.0
 RUN_ID = "20260101-000000-abcd"

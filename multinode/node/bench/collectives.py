@@ -1,0 +1,232 @@
+"""Collective benchmark: a worker under torchrun that times collectives and records every iteration, raw.
+
+Needs torch, so it runs in the job's environment, as `torchrun <agent.pyz> collectives`; MULTINODE_REQUEST says what.
+Measures only; the controller computes bandwidths. Every message is warmed up first: connecting is not timed. Iterations
+follow each other without a barrier between them, whose skew would be timed as well. A message may be measured in turns
+with raw TCP between the nodes, so that both see the same of what else the machines and the network do.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import json
+import os
+import re
+import time
+from typing import Any, Optional, Union
+
+from ..facts.nics import Counters, added, grown, read_cards
+from ..own_files import append_lines
+from .collective_ops import Operation, make_operation
+from .device_ops import find_device, time_events
+from .rings import RawRing, RdmaRing, used_ports
+
+# Printed once for a communicator or a connection under NCCL_DEBUG=INFO (NCCL's init.cc, net_socket.cc, net_ib.cc).
+_TELLING = re.compile(
+    r"NCCL version|Bootstrap ?:|NET/|NET plugin|Using network| via |Channel \d+/\d+ :|Trees \[|coll channels"
+)
+_MOST_LINES = 400
+_MOST_BYTES = 4 << 20
+# Torch's names of the devices that a backend needs.
+_DEVICE_KINDS = {"nccl": "cuda", "xccl": "xpu", "hccl": "npu"}
+# TCP over one connection may be bound by a processor, and over several not.
+_CONNECTIONS = (1, 4)
+
+
+def main() -> None:
+    """Run the size scan that the request asks for, and write one record a message to this worker's samples."""
+    import torch
+    import torch.distributed as dist
+
+    request = json.loads(os.environ["MULTINODE_REQUEST"])
+    backend = request["backend"] or ("nccl" if torch.cuda.is_available() else "gloo")
+    if backend == "hccl":
+        # It registers the device and the backend.
+        importlib.import_module("torch_npu")
+    need = f"the {backend} backend needs a GPU for each worker"
+    device = find_device(torch, kind=_DEVICE_KINDS.get(backend), need=need)
+    join_group(dist, backend, device)
+    worker = _Worker(torch, device, request)
+    worker.record(
+        {
+            "kind": "benchmark",
+            "world_size": dist.get_world_size(),
+            "backend": backend,
+            "timer": device.type if worker.module is not None else "clock",
+            "device": worker.module.get_device_name(device) if worker.module is not None else None,
+        }
+    )
+    if any(message["turns"] for message in request["messages"]):
+        worker.join_ring()
+    for index, message in enumerate(request["messages"]):
+        worker.record({"kind": "collective", "index": index, **worker.measure(index, message)})
+    if backend == "nccl":
+        lines = read_nccl_log(os.environ["MULTINODE_RUN_DIR"], os.getpid())
+        worker.record({"kind": "nccl", "lines": lines})
+    # Not after an error: the others sit in a collective, this one would wait for them, and nobody would hear why.
+    dist.destroy_process_group()
+
+
+def join_group(dist: Any, backend: str, device: Any) -> None:
+    """Join the process group; NCCL gets the worker's GPU, which it would else guess from the global rank.
+
+    With `device_id` its communicator is made at once, so that no collective that is timed waits for it.
+    """
+    dist.init_process_group(backend, **({"device_id": device} if backend == "nccl" else {}))
+
+
+class _Worker:
+    """This process among the workers.
+
+    Args:
+        torch: the module; its process group stands.
+        device: where the buffers are.
+        request: the size scan.
+    """
+
+    def __init__(self, torch: Any, device: Any, request: dict[str, Any]) -> None:
+        # Torch's of the device; None of a processor.
+        self.module = getattr(torch, device.type) if device.type != "cpu" else None
+        self._torch = torch
+        self._dist = torch.distributed
+        self._device = device
+        self._request = request
+        self._rank = self._dist.get_rank()
+        self._local_rank = int(os.environ["LOCAL_RANK"])
+        self._ring: Optional[RawRing] = None
+
+    def join_ring(self) -> None:
+        """Let the first workers of the nodes know each other, and time round trips."""
+        ring = RawRing(self._request["addr"]) if self._local_rank == 0 else None
+        places = self._gather_places(ring)
+        if ring is not None:
+            ring.join(places)
+            self._ring = ring
+            for result in ring.ping():
+                self.record({"kind": "ping", "times_us": result["times_us"], "error": result["error"]})
+        self._dist.barrier()
+
+    def measure(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Verify, warm up, time: the record of one message."""
+        operation = make_operation(self._torch, {**self._request, **message}, self._device)
+        checks = self._request["check"]
+        wrong = sum(operation.count_wrong() for _ in range(checks)) if checks else None
+        operation.clear()
+        before = self._read_cards() if message["turns"] else None
+        iters = self._agree_iters(self._time(operation, self._request["warmup_iters"]))
+        if message["turns"]:
+            self._write_rdma(index, before)
+        turns = min(message["turns"], iters)
+        parts = [iters] if not turns else [iters // turns + (turn < iters % turns) for turn in range(turns)]
+        times_us: list[float] = []
+        cards: Optional[Counters] = {} if self._local_rank == 0 else None
+        for part in parts:
+            if turns:
+                self._stream(index)
+            before = self._read_cards()
+            # Who left the barrier first would wait in it for the others: it is run once more and not timed.
+            operation.run()
+            times_us += self._time(operation, part)
+            after = self._read_cards()
+            if cards is not None and before is not None and after is not None:
+                cards = added(cards, grown(before, after))
+        return {
+            "collective": message["collective"],
+            "dtype": operation.dtype_name,
+            "redop": operation.redop if operation.reduces else "none",
+            "size_bytes": operation.size_bytes,
+            "count": operation.count,
+            "time_s": time.time(),
+            "times_us": times_us,
+            "num_wrong": wrong,
+            "cards": cards,
+            "card_iters": iters + len(parts),
+        }
+
+    def record(self, fields: dict[str, Any]) -> None:
+        """Append a record to this worker's samples."""
+        path = os.path.join(os.environ["MULTINODE_RUN_DIR"], "samples", f"rank-{self._rank}.jsonl")
+        line = json.dumps({**fields, "rank": self._rank, "local_rank": self._local_rank}).encode() + b"\n"
+        append_lines(path, line)
+
+    def _stream(self, index: int) -> None:
+        """Before a turn; no more after a stream that failed, whose deadline all workers wait out."""
+        for count in _CONNECTIONS:
+            results = self._ring.stream(count) if self._ring is not None else []
+            if results:
+                told = [{name: one.get(name) for name in ("size_bytes", "time_s", "error")} for one in results]
+                self.record({"kind": "stream", "index": index, "results": told})
+            if any(one["error"] is not None for one in results):
+                self._ring = None
+
+    def _write_rdma(self, index: int, before: Optional[Counters]) -> None:
+        """Over the ports that the warm-up went over, where there are such on every node, and the program for it."""
+        after = self._read_cards()
+        ring: Optional[RdmaRing] = None
+        if before is not None and after is not None and self._request["addr"] is not None:
+            ring = RdmaRing(self._request["addr"], used_ports(before, after))
+        places = self._gather_places(ring)
+        if None in places or len(places) < 2:  # noqa: PLR2004 - somebody, and another
+            return
+        if ring is not None:
+            ring.serve(places)
+        self._dist.barrier()
+        results = ring.write() if ring is not None else []
+        if results:
+            self.record({"kind": "stream", "index": index, "network": "rdma", "results": results})
+        # Nobody ends a server that is written to.
+        self._dist.barrier()
+        if ring is not None:
+            ring.close()
+
+    def _gather_places(self, ring: Union[RawRing, RdmaRing, None]) -> list[Any]:
+        """Of all nodes, in node-rank order; None of one that has none to offer."""
+        # Of the other workers of a node an empty answer.
+        places: list[Any] = [()] * self._dist.get_world_size()
+        mine = None if ring is None else ring.place
+        self._dist.all_gather_object(places, mine if self._local_rank == 0 else ())
+        return [place for place in places if place != ()]
+
+    def _time(self, operation: Operation, iters: int) -> list[float]:
+        """Microseconds of each of so many calls, one after the other."""
+        if self.module is not None:
+            return [seconds * 1e6 for seconds in time_events(self.module, operation.run, 1, iters)]
+        times_us = []
+        for _ in range(iters):
+            began = time.perf_counter_ns()
+            operation.run()
+            times_us.append((time.perf_counter_ns() - began) / 1000)
+        return times_us
+
+    def _agree_iters(self, warm_us: list[float]) -> int:
+        """As many iterations as asked for, fewer where they would take too long; the same on all workers."""
+        slowest = self._torch.tensor([min(warm_us, default=0.0)], dtype=self._torch.float32, device=self._device)
+        self._dist.all_reduce(slowest, op=self._dist.ReduceOp.MAX)
+        if slowest.item() <= 0:
+            return int(self._request["iters"])
+        affordable = int(self._request["max_seconds"] * 1e6 / slowest.item())
+        return int(min(self._request["iters"], max(self._request["min_iters"], affordable)))
+
+    def _read_cards(self) -> Optional[Counters]:
+        """The node's counters while nothing moves; its first worker reads them for all."""
+        if self.module is not None:
+            self.module.synchronize()
+        self._dist.barrier()
+        cards = read_cards() if self._local_rank == 0 else None
+        # Nobody sends before all have read.
+        self._dist.barrier()
+        return cards
+
+
+def read_nccl_log(directory: str, pid: int) -> list[str]:
+    """The telling lines of the log that process `pid` writes there (NCCL_DEBUG_FILE ends in `.PID.log`), in order."""
+    lines: list[str] = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(directory), f"nccl.*.{pid}.log"))):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read(_MOST_BYTES)
+        except OSError:
+            continue
+        lines += [line[:400] for line in text.splitlines() if _TELLING.search(line)]
+    return lines[:_MOST_LINES]

@@ -1,0 +1,441 @@
+"""Connections between two agents: the ports that one opens for a moment, and the calls of the other at them.
+
+Who knows the token is answered, and large packets, a short stream or round trips are tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import socket
+import struct
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from typing import Optional, Union
+
+from ..channel import Record
+from ..facts.network import address_family, read_port_range
+from ..facts.sockets import find_port_users
+
+_READ = selectors.EVENT_READ
+_WRITE = selectors.EVENT_WRITE
+_MAX_LINE_BYTES = 200
+# What is said to who knows the token.
+_ANSWER = b"multinode\n"
+# What the caller sends after the word `whole`: more than fits into one packet of any NIC.
+_WHOLE_BYTES = 1 << 16
+# What goes to and fro after the word `ping`.
+_PING_BYTES = 8
+# The beginning of a stream is not measured: slow start, and buffers that are still empty.
+_STREAM_SKIP_S = 0.1
+
+_TOKEN_S = 2.0
+_CALL_S = 30.0
+_BACKLOG = 128
+_CHUNK_BYTES = 1 << 18
+_TRIES = 20
+# Linger for 0 s: a connection that the caller has not closed is reset, and leaves nothing behind on the port.
+_RESET = struct.pack("ii", 1, 0)
+_ERRORS = {
+    errno.ECONNREFUSED: "refused",
+    errno.ETIMEDOUT: "timed out",
+    errno.EHOSTUNREACH: "no route",
+    errno.ENETUNREACH: "no route",
+}
+_WRONG = "wrong answer"
+# IP_MTU (linux/in.h) and IPV6_MTU (linux/in6.h).
+_PATH_MTU = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPPROTO_IPV6, 24)}
+_TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
+_CHUNK = bytes(1 << 17)
+_MAX_PINGS = 100
+# Not timed: caches, and the congestion window of a new connection.
+_WARM_PINGS = 5
+_NS_PER_US = 1000
+
+
+class Connection(ABC):
+    """One connection, served as a generator that yields what it waits for.
+
+    Args:
+        sock: becomes non-blocking, and is closed when the connection is over.
+        deadline: when it must be over, on the monotonic clock.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        sock.settimeout(0)
+        self.socket = sock
+        self.deadline = deadline
+        self.awaited = 0
+        self.turns = self.steps()
+
+    @abstractmethod
+    def steps(self) -> Iterator[int]:
+        """What happens, yielding _READ or _WRITE where the socket has to be ready first. Raises OSError, EOFError."""
+
+    @abstractmethod
+    def over(self, error: Optional[Exception]) -> None:
+        """Told once at the end: None is a good one; TimeoutError says that the deadline has passed."""
+
+
+class Connections:
+    """All connections of a verb, served side by side in one thread, and what else it waits for."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.PollSelector()
+        self._open: list[Connection] = []
+
+    def watch(self, source: Union[int, socket.socket], ready: Callable[[], None]) -> None:
+        """Call `ready` whenever there is something to read."""
+        self._selector.register(source, _READ, ready)
+
+    def begin(self, connection: Connection) -> None:
+        """Serve one more."""
+        self._open.append(connection)
+        self._advance(connection)
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait at most that long for something to happen, and let it go on; end what has passed its deadline."""
+        for key, _ in self._selector.select(timeout_s):
+            if not isinstance(key.data, Connection):
+                key.data()
+            elif key.data in self._open:
+                self._advance(key.data)
+        now = time.monotonic()
+        for connection in [connection for connection in self._open if now > connection.deadline]:
+            self._end(connection, TimeoutError())
+
+    def close(self) -> None:
+        """End all of them."""
+        for connection in list(self._open):
+            self._end(connection, TimeoutError())
+        self._selector.close()
+
+    def _advance(self, connection: Connection) -> None:
+        try:
+            awaited = next(connection.turns)
+        except StopIteration:
+            self._end(connection, None)
+        except (OSError, EOFError) as error:
+            self._end(connection, error)
+        else:
+            self._await(connection, awaited)
+
+    def _await(self, connection: Connection, awaited: int) -> None:
+        if connection.awaited == 0:
+            self._selector.register(connection.socket, awaited, connection)
+        elif connection.awaited != awaited:
+            self._selector.modify(connection.socket, awaited, connection)
+        connection.awaited = awaited
+
+    def _end(self, connection: Connection, error: Optional[Exception]) -> None:
+        self._open.remove(connection)
+        if connection.awaited:
+            self._selector.unregister(connection.socket)
+        connection.over(error)
+        with contextlib.suppress(OSError):
+            connection.socket.close()
+
+
+class Call(Connection):
+    """One connection to a listener; `result` is its record at the end.
+
+    Args:
+        target: where to: `addr`, an IP address, and `port`.
+        token: what the listener wants to hear.
+        timeout_s: how long it may take.
+    """
+
+    def __init__(self, target: Record, token: str, timeout_s: float) -> None:
+        self.result: Optional[Record] = None
+        self._found: Record = {}
+        self._target = target
+        self._token = token.encode()
+        self._began = time.monotonic()
+        self._connected_ms: Optional[float] = None
+        super().__init__(socket.socket(address_family(target["addr"]), socket.SOCK_STREAM), self._began + timeout_s)
+
+    def over(self, error: Optional[Exception]) -> None:
+        """Make the result."""
+        ms = self._elapsed_ms() if self._connected_ms is None else self._connected_ms
+        where = {"addr": self._target["addr"], "port": self._target["port"]}
+        self.result = {**where, "error": self._explain(error), "ms": round(ms, 3), **self._found}
+
+    def _greet(self, word: bytes) -> Iterator[int]:
+        try:
+            number = self.socket.connect_ex((self._target["addr"], self._target["port"]))
+        except OverflowError as error:
+            raise OSError(str(error)) from error
+        if number == errno.EINPROGRESS:
+            yield _WRITE
+            number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            raise OSError(number, os.strerror(number))
+        self._connected_ms = self._elapsed_ms()
+        yield from _write_all(self.socket, self._token + b" " + word + b"\n")
+        yield from self._expect(_ANSWER)
+
+    def _expect(self, answer: bytes) -> Iterator[int]:
+        line = yield from _read_line(self.socket)
+        if line != answer:
+            raise EOFError
+
+    def _explain(self, error: Optional[Exception]) -> Optional[str]:
+        if error is None:
+            return None
+        if self._connected_ms is not None:
+            # The connection was made: who then resets it, closes it or keeps silent is somebody else.
+            return _WRONG
+        if isinstance(error, TimeoutError) and error.errno is None:
+            return "timed out"
+        number = error.errno if isinstance(error, OSError) else None
+        return str(error) if number is None else _ERRORS.get(number, os.strerror(number))
+
+    def _elapsed_ms(self) -> float:
+        return (time.monotonic() - self._began) * 1000
+
+
+class Attempt(Call):
+    """Connects, says the token, compares the answer; where `whole` is asked for, sends more than a packet holds."""
+
+    _answered = False
+
+    def steps(self) -> Iterator[int]:
+        """Greet; send a payload and hear that it came."""
+        self._found = {"path_mtu": None}
+        whole = bool(self._target.get("whole"))
+        yield from self._greet(b"whole" if whole else b"hello")
+        self._answered = True
+        if whole:
+            yield from _write_all(self.socket, bytes(_WHOLE_BYTES))
+            yield from self._expect(_ANSWER)
+        with contextlib.suppress(OSError):
+            self._found["path_mtu"] = self.socket.getsockopt(*_PATH_MTU[self.socket.family])
+
+    def _explain(self, error: Optional[Exception]) -> Optional[str]:
+        if isinstance(error, TimeoutError) and self._answered:
+            return "large packets lost"
+        return super()._explain(error)
+
+
+class Stream(Call):
+    """Sends for a moment; the listener tells what arrived after the beginning."""
+
+    def steps(self) -> Iterator[int]:
+        """Greet; send for the time that was asked for; hear how much arrived in which time."""
+        self._found = {"size_bytes": None, "time_s": None}
+        yield from self._greet(b"stream")
+        # Little is kept waiting in the kernel, so that the stream ends soon after its time.
+        self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, len(_CHUNK))
+        end = time.monotonic() + _STREAM_SKIP_S + float(self._target["seconds"])
+        while time.monotonic() < end:
+            yield _WRITE
+            with contextlib.suppress(BlockingIOError):
+                self.socket.send(_CHUNK)
+        self.socket.shutdown(socket.SHUT_WR)
+        line = yield from _read_line(self.socket)
+        answer = json.loads(line)
+        self._found = {name: answer[name] for name in self._found}
+
+
+class Ping(Call):
+    """Sends a small message to and fro, one after the other, and times each; what both agents take is part of it."""
+
+    _greeted = False
+
+    def steps(self) -> Iterator[int]:
+        """Greet; as many round trips as were asked for, at most 100."""
+        times_us: list[float] = []
+        self._found = {"times_us": times_us}
+        yield from self._greet(b"ping")
+        self._greeted = True
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        count = min(int(self._target["count"]), _MAX_PINGS)
+        for number in range(-_WARM_PINGS, count):
+            message = os.urandom(_PING_BYTES)
+            began_ns = time.perf_counter_ns()
+            yield from _write_all(self.socket, message)
+            yield from self._hear(message)
+            if number >= 0:
+                times_us.append((time.perf_counter_ns() - began_ns) / _NS_PER_US)
+
+    def _hear(self, message: bytes) -> Iterator[int]:
+        heard = b""
+        while len(heard) < len(message):
+            yield _READ
+            data = self.socket.recv(len(message) - len(heard))
+            if not data:
+                raise ConnectionAbortedError
+            heard += data
+        if heard != message:
+            raise EOFError
+
+    def _explain(self, error: Optional[Exception]) -> Optional[str]:
+        if self._greeted and isinstance(error, OSError):
+            return "stopped answering"
+        return super()._explain(error)
+
+
+class Listener:
+    """Listens on ports of one address.
+
+    Args:
+        connections: where its callers are served.
+        token: what they must know.
+        addr: IP address.
+    """
+
+    def __init__(self, connections: Connections, token: str, addr: str) -> None:
+        self._connections = connections
+        self._token = token.encode()
+        self._addr = addr
+        self._sockets: list[socket.socket] = []
+
+    def open(self, port: int) -> Optional[str]:
+        """Open one port; the reason where it cannot be."""
+        opened = listen(self._addr, port)
+        if isinstance(opened, str):
+            return opened
+        self._sockets.append(opened)
+        self._connections.watch(opened, lambda: self._accept(opened))
+        return None
+
+    def open_ephemeral(self, count: int) -> list[int]:
+        """Open free ports, spread over the range from which the kernel takes those of outgoing connections."""
+        first, last = read_port_range()
+        size = (last - first + 1) // max(1, count)
+        opened = []
+        for part in range(count):
+            for _ in range(_TRIES):
+                port = first + part * size + int.from_bytes(os.urandom(4), "big") % max(1, size)
+                if self.open(port) is None:
+                    opened.append(port)
+                    break
+        return opened
+
+    def close(self) -> None:
+        """Close all ports."""
+        for opened in self._sockets:
+            opened.close()
+
+    def _accept(self, opened: socket.socket) -> None:
+        # It may have been closed again before we got to it.
+        with contextlib.suppress(OSError):
+            accepted, _ = opened.accept()
+            self._connections.begin(_Caller(accepted, self._token))
+
+
+class _Caller(Connection):
+    """Hears `TOKEN WORD`, answers, and does what the word says. Who does not know the token hears nothing."""
+
+    def __init__(self, accepted: socket.socket, token: bytes) -> None:
+        self._token = token
+        super().__init__(accepted, time.monotonic() + _TOKEN_S)
+
+    def steps(self) -> Iterator[int]:
+        greeting = yield from _read_line(self.socket)
+        token, _, word = greeting.rstrip(b"\n").partition(b" ")
+        if token != self._token:
+            return
+        self.deadline = time.monotonic() + _CALL_S
+        yield from _write_all(self.socket, _ANSWER)
+        if word == b"whole":
+            yield from self._hear_whole()
+        elif word == b"stream":
+            yield from self._hear_stream()
+        elif word == b"ping":
+            yield from self._hear_pings()
+        # Who was answered closes first: the port that waits out the connection (TIME_WAIT) is then not ours.
+        while True:
+            yield _READ
+            if not self.socket.recv(1):
+                return
+
+    def over(self, error: Optional[Exception]) -> None:  # noqa: ARG002 - whatever it was, the caller is sent away
+        with contextlib.suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+    def _hear_whole(self) -> Iterator[int]:
+        left = _WHOLE_BYTES
+        while left:
+            yield _READ
+            data = self.socket.recv(min(left, _CHUNK_BYTES))
+            if not data:
+                raise EOFError
+            left -= len(data)
+        yield from _write_all(self.socket, _ANSWER)
+
+    def _hear_pings(self) -> Iterator[int]:
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            yield _READ
+            data = self.socket.recv(_PING_BYTES)
+            if not data:
+                return
+            yield from _write_all(self.socket, data)
+
+    def _hear_stream(self) -> Iterator[int]:
+        buffer = bytearray(_CHUNK_BYTES)
+        size_bytes, began, first, last = 0, 0.0, 0.0, 0.0
+        while True:
+            yield _READ
+            count = self.socket.recv_into(buffer)
+            if not count:
+                break
+            last = time.monotonic()
+            began = began or last
+            if first:
+                size_bytes += count
+            elif last - began >= _STREAM_SKIP_S:
+                # What this reading brought had arrived before it: it only sets the time.
+                first = last
+        answer = json.dumps({"size_bytes": size_bytes, "time_s": last - first if first else 0.0}).encode() + b"\n"
+        yield from _write_all(self.socket, answer)
+
+
+def listen(addr: str, port: int) -> Union[socket.socket, str]:
+    """A socket that listens there and does not block; the reason where it cannot."""
+    opened = socket.socket(address_family(addr), socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.settimeout(0)
+        opened.bind((addr, port))
+        opened.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        opened.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            return f"in use by {find_port_users([port])[port]}"
+        return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    return opened
+
+
+def _read_line(sock: socket.socket) -> Generator[int, None, bytes]:
+    """Read one line, byte by byte so that nothing after it is taken; the generator's value is the line.
+
+    Raises:
+        EOFError: the peer closed, or its line is longer than any of ours.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        yield _READ
+        with contextlib.suppress(BlockingIOError):
+            # The lines are short, and come once a connection.
+            while not line.endswith(b"\n"):
+                byte = sock.recv(1)
+                line += byte
+                if not byte or len(line) > _MAX_LINE_BYTES:
+                    raise EOFError
+    return line
+
+
+def _write_all(sock: socket.socket, data: bytes) -> Iterator[int]:
+    """Write all of it; nothing is waited for as long as the kernel takes it."""
+    rest = memoryview(data)
+    while rest:
+        with contextlib.suppress(BlockingIOError):
+            rest = rest[sock.send(rest) :]
+        if rest:
+            yield _WRITE

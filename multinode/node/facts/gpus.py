@@ -1,0 +1,251 @@
+"""The GPUs of this node and the processes that hold their memory, as nvidia-smi lists them, and other accelerators.
+
+Those are listed by their vendors' programs; what a program has no word for is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from ..channel import Record
+from ..own_files import user_name
+from ..processes import command_of
+from ..programs import Query
+
+# Without its persistence daemon the driver is loaded anew for each call, which takes seconds for each GPU.
+_DEADLINE_S = 30.0
+_FIELDS = "index,name,memory.total,memory.used,driver_version,uuid"
+_PROCESS_FIELDS = "gpu_uuid,pid,used_memory"
+_FORMAT = "--format=csv,noheader,nounits"
+_MAX_PROCESSES = 64
+# What /proc/self/ns/pid leads to where pids are the machine's own: PROC_PID_INIT_INO of linux/proc_ns.h.
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+
+
+class Holder(NamedTuple):
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        pid: the process's, as the driver knows it.
+        memory_mib: how much it holds; None where the driver does not tell.
+    """
+
+    uuid: str
+    pid: int
+    memory_mib: Optional[float]
+
+
+def query_gpus(nvidia_smi: str) -> Query:
+    """Ask nvidia-smi for the GPUs."""
+    return Query([nvidia_smi, f"--query-gpu={_FIELDS}", _FORMAT], deadline_s=_DEADLINE_S)
+
+
+def query_processes(nvidia_smi: str) -> Query:
+    """Ask it for the processes; it has no one query for both."""
+    return Query([nvidia_smi, f"--query-compute-apps={_PROCESS_FIELDS}", _FORMAT], deadline_s=_DEADLINE_S)
+
+
+def parse_gpus(text: str) -> list[Record]:
+    """One record for each line of its CSV.
+
+    Raises:
+        ValueError: a line is something else.
+    """
+    gpus: list[Record] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        index, name, total, used, driver, uuid = _split(line, _FIELDS)
+        gpus.append(
+            {
+                "index": int(index),
+                "name": name,
+                "memory_total_mib": _number(total),
+                "memory_used_mib": _number(used),
+                "driver": driver,
+                "uuid": uuid,
+            }
+        )
+    return gpus
+
+
+def parse_processes(text: str) -> list[Holder]:
+    """One for each line of its CSV; empty text is no process.
+
+    Raises:
+        ValueError: a line is something else.
+    """
+    rows = [_split(line, _PROCESS_FIELDS) for line in filter(None, map(str.strip, text.splitlines()))]
+    return [Holder(uuid, int(pid), _number(memory)) for uuid, pid, memory in rows]
+
+
+def join_processes(gpus: Iterable[Record], holders: Iterable[Holder], run_ids: Mapping[int, str]) -> list[Record]:
+    """The GPUs, each with the processes on it; `run_ids` has the run by pid, of the processes of our runs."""
+    by_uuid: dict[str, list[Holder]] = {}
+    for holder in holders:
+        by_uuid.setdefault(holder.uuid, []).append(holder)
+    return [{**gpu, "processes": _describe(by_uuid.get(gpu["uuid"], ()), run_ids)} for gpu in gpus]
+
+
+def _describe(holders: Iterable[Holder], run_ids: Mapping[int, str]) -> list[Record]:
+    return [
+        {"pid": holder.pid, "memory_mib": holder.memory_mib, **_identify(holder.pid, run_ids)}
+        for holder in list(holders)[:_MAX_PROCESSES]
+    ]
+
+
+def _identify(pid: int, run_ids: Mapping[int, str]) -> dict[str, Any]:
+    """Who the process is; in a container the driver's pid may be nobody's, or somebody else's."""
+    who: dict[str, Any] = {"user": None, "command": None, "run_id": None}
+    if not _is_the_drivers(pid):
+        return who
+    with contextlib.suppress(OSError):
+        who["user"] = user_name(os.stat(f"/proc/{pid}").st_uid)
+    return {**who, "command": command_of(pid), "run_id": run_ids.get(pid)}
+
+
+def _is_the_drivers(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        if os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE:
+            return True
+    return uses_gpu(pid)
+
+
+def uses_gpu(pid: int) -> bool:
+    """Whether the process has one of the NVIDIA driver's devices open."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        return any(os.readlink(f"{folder}/{fd}").startswith("/dev/nvidia") for fd in os.listdir(folder))
+    return False
+
+
+def _split(line: str, fields: str) -> list[str]:
+    columns = [column.strip() for column in line.split(",")]
+    if len(columns) != fields.count(",") + 1:
+        raise ValueError(f"not a line of nvidia-smi's table: {line}")
+    return columns
+
+
+def _number(text: str) -> Optional[float]:
+    # [N/A], [Not Supported] and [Insufficient Permissions] stand for what a card does not tell.
+    return None if text.startswith("[") else float(text)
+
+
+_BYTES_PER_MIB = 1 << 20
+_MOST = 256
+_CARD = re.compile(r"card(\d+)")
+_HEX = re.compile(r"0x([0-9A-Fa-f]{1,16})")
+# `| 0     910B4               | OK  ...`, and below it `| 0     2   | 0000:99:00.0  | 0   0 / 0   3415 / 65536 |`.
+_NPU_NAME = re.compile(r"\|\s*\d+\s+(\S.*?)\s*\|")
+_NPU_CHIP = re.compile(
+    r"\|\s*\d+(?:\s+(\d+))?\s*\|\s*[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:\S+\s*\|.*?(\d+)\s*/\s*(\d+)\s*\|\s*$"
+)
+_NPU_DRIVER = re.compile(r"Version:\s*(\S+)")
+
+
+def parse_rocm(text: str) -> List[Record]:
+    """One record for each line of rocm-smi's CSV, whose columns differ in place and case from release to release.
+
+    Raises:
+        ValueError: it has no such table.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    start = next((place for place, line in enumerate(lines) if line.lower().startswith("device,")), None)
+    if start is None:
+        raise ValueError("rocm-smi printed no table")
+    found = []
+    for row in csv.DictReader(lines[start:]):
+        fields = {(name or "").strip().lower(): (value or "").strip() for name, value in row.items() if name}
+        card = _CARD.fullmatch(fields.get("device", ""))
+        if card is None:
+            continue
+        unique = _HEX.fullmatch(fields.get("unique id", ""))
+        found.append(
+            _device(
+                int(card[1]),
+                fields.get("card series") or fields.get("card model") or "AMD GPU",
+                memory_total_mib=_mib(fields.get("vram total memory (b)")),
+                memory_used_mib=_mib(fields.get("vram total used memory (b)")),
+                # As ROCR_VISIBLE_DEVICES names it.
+                uuid=f"GPU-{unique[1].lower().zfill(16)}" if unique is not None else None,
+            )
+        )
+    return found[:_MOST]
+
+
+def parse_xpu(text: str) -> List[Record]:
+    """One record for each device of `xpu-smi discovery -j`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    document = json.loads(text)
+    devices = document.get("device_list") if isinstance(document, dict) else None
+    if not isinstance(devices, list):
+        raise ValueError("xpu-smi printed no list of devices")  # noqa: TRY004 - it is what the program said
+    return [
+        _device(int(one["device_id"]), str(one.get("device_name") or "Intel GPU"), uuid=one.get("uuid"))
+        for one in devices[:_MOST]
+        if isinstance(one, dict) and one.get("device_type", "GPU") == "GPU" and "device_id" in one
+    ]
+
+
+def parse_npu(text: str) -> List[Record]:
+    """One record for each chip of `npu-smi info`, which has two lines for it; each chip of a card is a device.
+
+    Raises:
+        ValueError: it lists none.
+    """
+    driver = _NPU_DRIVER.search(text)
+    found: List[Record] = []
+    name = "Ascend NPU"
+    for line in text.splitlines():
+        chip = _NPU_CHIP.search(line)
+        if chip is not None:
+            index = int(chip[1]) if chip[1] is not None else len(found)
+            found.append(
+                _device(
+                    index,
+                    name,
+                    memory_total_mib=float(chip[3]),
+                    memory_used_mib=float(chip[2]),
+                    driver=driver[1] if driver is not None else None,
+                )
+            )
+        elif (named := _NPU_NAME.match(line)) is not None:
+            name = named[1]
+        if "Process id" in line:
+            break
+    if not found:
+        raise ValueError("npu-smi listed no chip")
+    return found[:_MOST]
+
+
+def _device(index: int, name: str, uuid: Any = None, **known: Any) -> Record:
+    unknown: Record = {"memory_total_mib": None, "memory_used_mib": None, "driver": None, "processes": []}
+    uuid = uuid if isinstance(uuid, str) else None
+    return {"index": index, "name": name[:200], "uuid": uuid, **unknown, **known}
+
+
+def _mib(size_bytes: Optional[str]) -> Optional[float]:
+    return int(size_bytes) / _BYTES_PER_MIB if size_bytes is not None and size_bytes.isdigit() else None
+
+
+class Tool(NamedTuple):
+    """How one vendor's devices are listed."""
+
+    program: str
+    arguments: List[str]
+    parse: Callable[[str], List[Dict[str, Any]]]
+
+
+TOOLS = {
+    "rocm": Tool("rocm-smi", ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--csv"], parse_rocm),
+    "xpu": Tool("xpu-smi", ["discovery", "-j"], parse_xpu),
+    "npu": Tool("npu-smi", ["info"], parse_npu),
+}
+"""By kind, as cluster/accelerators.py has them."""

@@ -1,0 +1,347 @@
+"""Network interfaces of this node, the fastest that each could do, and the ways to the peers.
+
+Sends no packet, and changes no setting. Routes are asked of the kernel, as `ip route get` does (rtnetlink(7)): rules
+that choose among tables of routes, as nodes with several networks and VRFs have them, are its own.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+from typing import Optional
+
+from ..channel import Record
+from ..kernel_files import read_number, read_text, try_read
+from ..programs import Query, QueryFailed, find_program
+
+_IP_DEADLINE_S = 5.0
+_SBIN = ("/usr/sbin", "/sbin")
+_MBIT_PER_GBIT = 1000
+_UNKNOWN_MBIT = 1 << 31
+
+_SIOCGIFCONF = 0x8912
+_SIOCGIFFLAGS = 0x8913
+_SIOCGIFNETMASK = 0x891B
+_IFREQ_BYTES = 40
+_MAX_ADDRESSES = 1024
+_IFF_UP = 1
+# Of /proc/net/if_inet6 (linux/if_addr.h, net/ipv6.h): temporary, dadfailed, deprecated, tentative.
+_SCOPE_GLOBAL = 0
+_PASSING_FLAGS = 0x01 | 0x08 | 0x20 | 0x40
+_IFF_RUNNING = 0x40
+_IFREQ_FLAGS = "16sH22x"
+
+# Of a card's link modes, as its driver tells them (linux/ethtool.h).
+_SIOCETHTOOL = 0x8946
+_GSET = 0x01
+_GLINKSETTINGS = 0x4C
+# struct ethtool_link_settings, and room for its three masks of at most 127 words each.
+_SETTINGS = "II7Bb4B28x"
+_SETTINGS_BYTES = struct.calcsize(_SETTINGS)
+_WORDS_AT = 9
+_MOST_WORDS = 127
+_WORD_BYTES = 4
+_IFREQ_POINTER = "16sP16x"
+
+# Bits of the link modes by Mbit/s (enum ethtool_link_mode_bit_indices). Those of 20 and 56 Gbit/s are left out: they
+# are of back planes, and of one maker's cards with the same maker's switches; a card that could is not held back.
+_MODES_MBIT = {
+    10: (0, 1, 92),
+    100: (2, 3, 67, 90, 91),
+    1_000: (4, 5, 17, 41, 68),
+    2_500: (15, 47),
+    5_000: (48,),
+    10_000: (12, 18, 19, 20, *range(42, 47)),
+    25_000: (31, 32, 33),
+    40_000: tuple(range(23, 27)),
+    50_000: (34, 35, 40, *range(52, 57)),
+    100_000: (*range(36, 40), *range(57, 62), *range(75, 80)),
+    200_000: (*range(62, 67), *range(80, 85)),
+    400_000: (*range(69, 74), *range(85, 90)),
+}
+
+# ARPHRD numbers in /sys/class/net/X/type (linux/if_arp.h).
+_HARDWARE_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
+# What `ip -details` and DEVTYPE call devices that end in software. veth, bond, vlan and macvlan carry Ethernet to
+# somewhere else, and count as what they imitate.
+_BRIDGES = {"bridge", "openvswitch"}
+_CARD_TYPES = {"", "wlan", "wwan"}
+_TUNNELS = {"tun", "tap", "wireguard", "dummy", "vxlan", "geneve", "gre", "gretap", "ipip", "sit", "ifb", "vrf"}
+
+
+def list_interfaces() -> list[Record]:
+    """All interfaces, in the kernel's order, each by the names of its fact.
+
+    Raises:
+        OSError: neither iproute2 nor the kernel's own calls told them.
+    """
+    program = find_program("ip", os.pathsep.join((os.environ.get("PATH", os.defpath), *_SBIN)))
+    if program is not None:
+        # BusyBox's ip knows no -json, an old one prints what is no JSON: the kernel is asked instead.
+        with contextlib.suppress(QueryFailed, ValueError, KeyError):
+            return parse_ip_addr(
+                Query([program, "-details", "-json", "address", "show"], deadline_s=_IP_DEADLINE_S).answer()
+            )
+    return read_interfaces_by_ioctl()
+
+
+def parse_ip_addr(text: str) -> list[Record]:
+    """What `ip -details -json address show` printed.
+
+    Raises:
+        ValueError, KeyError: it is something else.
+    """
+    return [
+        _describe(
+            link["ifname"],
+            [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if _is_usable(item)],
+            link.get("linkinfo", {}).get("info_kind"),
+        )
+        # Some versions print an empty object for what they filter out.
+        for link in json.loads(text)
+        if link
+    ]
+
+
+def _is_usable(item: Record) -> bool:
+    """All of IPv4; of IPv6 the global addresses that last: no temporary (RFC 8981), deprecated or tentative ones."""
+    if item["family"] == "inet":
+        return True
+    passing = any(item.get(flag) for flag in ("temporary", "deprecated", "tentative", "dadfailed"))
+    return item["family"] == "inet6" and item.get("scope") == "global" and not passing
+
+
+def read_interfaces_by_ioctl() -> list[Record]:
+    """The same from the kernel (netdevice(7), proc(5)), where there is no iproute2."""
+    addresses: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for label, address in _list_addresses(query):
+            mask = fcntl.ioctl(query, _SIOCGIFNETMASK, struct.pack("40s", os.fsencode(label)))
+            # A second address may carry a label of its own, eth0:1.
+            addresses.setdefault(label.split(":")[0], []).append(f"{address}/{prefix_length(mask[20:24])}")
+    for name, address in parse_if_inet6(try_read("/proc/net/if_inet6") or ""):
+        addresses.setdefault(name, []).append(address)
+    return [_describe(name, found, None) for name, found in addresses.items()]
+
+
+def parse_if_inet6(text: str) -> list[tuple[str, str]]:
+    """Interface and address with its prefix length of each line of /proc/net/if_inet6 that is usable as above."""
+    rows = [line.split() for line in text.splitlines()]
+    return [
+        (row[5], f"{socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))}/{int(row[2], 16)}")
+        for row in rows
+        if len(row) > 5 and int(row[3], 16) == _SCOPE_GLOBAL and not int(row[4], 16) & _PASSING_FLAGS  # noqa: PLR2004
+    ]
+
+
+def parse_speed(text: Optional[str]) -> Optional[float]:
+    """Gbit/s from the Mbit/s of /sys/class/net/X/speed; a card without a link says -1, an old kernel 4294967295."""
+    speed_mbit = int(text or "-1")
+    return speed_mbit / _MBIT_PER_GBIT if 0 < speed_mbit < _UNKNOWN_MBIT else None
+
+
+def read_card_speed(ifname: str) -> Optional[float]:
+    """Gbit/s of the fastest mode that the card supports; None where its driver names none, as in virtual machines."""
+    try:
+        return fastest_mode(_read_modes(ifname))
+    except OSError:
+        return None
+
+
+def fastest_mode(supported: bytes) -> Optional[float]:
+    """Gbit/s of the fastest mode in a mask of link modes, little-endian; None where it has none that is known."""
+    mask = int.from_bytes(supported, "little")
+    speeds = [speed for speed, bits in _MODES_MBIT.items() if any(mask >> bit & 1 for bit in bits)]
+    return max(speeds) / _MBIT_PER_GBIT if speeds else None
+
+
+def prefix_length(mask: bytes) -> int:
+    """24 for the four bytes of 255.255.255.0."""
+    return bin(int.from_bytes(mask, "big")).count("1")
+
+
+def read_port_range() -> tuple[int, int]:
+    """First and last of the ephemeral ports.
+
+    Raises:
+        OSError, ValueError: the kernel does not tell them.
+    """
+    first, last = read_text("/proc/sys/net/ipv4/ip_local_port_range").split()
+    return int(first), int(last)
+
+
+def _read_modes(ifname: str) -> bytes:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        try:
+            words = -_words(_ask(query, ifname, _settings(0)))
+            answer = _ask(query, ifname, _settings(words))
+            return _little(answer[_SETTINGS_BYTES : _SETTINGS_BYTES + words * _WORD_BYTES])
+        except OSError:
+            # Kernels before 4.6 have the older question alone, with 32 bits in the second word of its answer.
+            answer = _ask(query, ifname, struct.pack("I40x", _GSET))
+            return _little(answer[_WORD_BYTES : 2 * _WORD_BYTES])
+
+
+def _settings(words: int) -> bytes:
+    # Asked with no words, the kernel answers with their number, negative; asked with as many, with the masks.
+    fields = [0] * 14
+    fields[0], fields[_WORDS_AT] = _GLINKSETTINGS, words
+    return struct.pack(_SETTINGS, *fields) + bytes(3 * _MOST_WORDS * _WORD_BYTES)
+
+
+def _words(answer: bytes) -> int:
+    words: int = struct.unpack(_SETTINGS, answer[:_SETTINGS_BYTES])[_WORDS_AT]
+    return words
+
+
+def _ask(query: socket.socket, ifname: str, question: bytes) -> bytes:
+    buffer = array.array("B", question)
+    fcntl.ioctl(query, _SIOCETHTOOL, struct.pack(_IFREQ_POINTER, os.fsencode(ifname), buffer.buffer_info()[0]))
+    return buffer.tobytes()
+
+
+def _little(words: bytes) -> bytes:
+    return struct.pack(f"<{len(words) // _WORD_BYTES}I", *struct.unpack(f"={len(words) // _WORD_BYTES}I", words))
+
+
+def _list_addresses(query: socket.socket) -> list[tuple[str, str]]:
+    buffer = array.array("B", bytes(_IFREQ_BYTES * _MAX_ADDRESSES))
+    address, size = buffer.buffer_info()
+    answer = fcntl.ioctl(query, _SIOCGIFCONF, struct.pack("iL", size, address))
+    used = struct.unpack("iL", answer)[0]
+    data = buffer.tobytes()
+    return [
+        (os.fsdecode(data[at : at + 16].split(b"\0", 1)[0]), socket.inet_ntoa(data[at + 20 : at + 24]))
+        for at in range(0, used, _IFREQ_BYTES)
+    ]
+
+
+def _describe(name: str, addresses: list[str], info_kind: Optional[str]) -> Record:
+    folder = f"/sys/class/net/{name}"
+    flags = _read_flags(name)
+    driver = _find_driver(folder, info_kind)
+    duplex = try_read(f"{folder}/duplex")
+    return {
+        "name": name,
+        "addresses": addresses,
+        "up": bool((flags or 0) & _IFF_UP) and try_read(f"{folder}/operstate") in ("up", "unknown"),
+        "mtu": read_number(f"{folder}/mtu"),
+        "speed_gbit_per_s": parse_speed(try_read(f"{folder}/speed")),
+        "kind": _find_kind(folder, driver),
+        "driver": driver,
+        "running": None if flags is None else bool(flags & _IFF_RUNNING),
+        "duplex": duplex if duplex in ("full", "half") else None,
+        "card_gbit_per_s": read_card_speed(name) if os.path.exists(f"{folder}/device") else None,
+        "errors": _count(folder, "errors"),
+        "packets": _count(folder, "packets"),
+    }
+
+
+def _read_flags(name: str) -> Optional[int]:
+    # The file `flags` below /sys lacks what the kernel works out when it is asked, RUNNING among it.
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+            answer = fcntl.ioctl(query, _SIOCGIFFLAGS, struct.pack(_IFREQ_FLAGS, os.fsencode(name), 0))
+    except OSError:
+        return None
+    flags: int = struct.unpack(_IFREQ_FLAGS, answer)[1]
+    return flags
+
+
+def _find_driver(folder: str, info_kind: Optional[str]) -> Optional[str]:
+    if info_kind:
+        return info_kind
+    for mark, driver in (("tun_flags", "tun"), ("bonding", "bond"), ("bridge", "bridge")):
+        if os.path.exists(f"{folder}/{mark}"):
+            return driver
+    device = dict(line.split("=", 1) for line in (try_read(f"{folder}/uevent") or "").splitlines() if "=" in line)
+    kind = device.get("DEVTYPE", "")
+    return None if kind in _CARD_TYPES else kind
+
+
+def _find_kind(folder: str, driver: Optional[str]) -> str:
+    if driver in _BRIDGES:
+        return "bridge"
+    if driver in _TUNNELS:
+        return "virtual"
+    if any(os.path.exists(f"{folder}/{mark}") for mark in ("wireless", "phy80211")):
+        return "wireless"
+    return _HARDWARE_KINDS.get(read_number(f"{folder}/type") or 0, "virtual")
+
+
+def _count(folder: str, what: str) -> Optional[int]:
+    both = [read_number(f"{folder}/statistics/{way}_{what}") for way in ("rx", "tx")]
+    return None if None in both else sum(filter(None, both))
+
+
+_DISCARD_PORT = 9
+_ANSWER_S = 2.0
+_ANSWER_BYTES = 1 << 16
+# linux/netlink.h, linux/rtnetlink.h.
+_RTM_GETROUTE, _RTM_NEWROUTE = 26, 24
+_NLM_F_REQUEST = 1
+_RTA_DST, _RTA_OIF = 1, 4
+_MESSAGE, _ROUTE, _ATTRIBUTE, _NUMBER = (struct.Struct(form) for form in ("=IHHII", "=8BI", "=HH", "=I"))
+_ALIGNED = 4
+
+
+def address_family(address: str) -> socket.AddressFamily:
+    """Of an IP address as text."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def find_routes(peers: list[str], interfaces: list[Record]) -> list[Record]:
+    """For each peer the source address that the kernel picks, and the interface over which it sends."""
+    owners = {address.split("/")[0]: link["name"] for link in interfaces for address in link["addresses"]}
+    return [_find_route(peer, owners) for peer in peers]
+
+
+def _find_route(peer: str, owners: dict[str, str]) -> Record:
+    route: Record = {"peer": peer, "source": None, "ifname": None, "error": None}
+    family = address_family(peer)
+    try:
+        # Names are for the controller to resolve: a resolver may take longer than all of the probe.
+        packed = socket.inet_pton(family, peer)
+        with socket.socket(family, socket.SOCK_DGRAM) as datagrams:
+            datagrams.connect((peer, _DISCARD_PORT))
+            source = datagrams.getsockname()[0]
+    except OSError as error:
+        route["error"] = error.strerror or "not an IP address"
+        return route
+    # A route may name another source than the address of the card it leaves by; to itself a node needs no route.
+    sender = None if source == peer else sending_interface(family, packed)
+    route.update(source=source, ifname=owners.get(source) if sender is None else sender)
+    return route
+
+
+def sending_interface(family: int, packed: bytes) -> Optional[str]:
+    """The interface over which the kernel would send to an address; None where it does not tell."""
+    destination = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _RTA_DST) + packed
+    route = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0) + destination
+    request = _MESSAGE.pack(_MESSAGE.size + len(route), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + route
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+            kernel.settimeout(_ANSWER_S)
+            kernel.sendto(request, (0, 0))
+            return _interface_of(kernel.recv(_ANSWER_BYTES))
+    except (OSError, struct.error):
+        # A sandbox may have no such sockets.
+        return None
+
+
+def _interface_of(answer: bytes) -> Optional[str]:
+    length, kind, _, _, _ = _MESSAGE.unpack_from(answer)
+    if kind != _RTM_NEWROUTE:
+        return None
+    at = _MESSAGE.size + _ROUTE.size
+    while at + _ATTRIBUTE.size <= length:
+        size, name = _ATTRIBUTE.unpack_from(answer, at)
+        if name == _RTA_OIF:
+            return socket.if_indextoname(_NUMBER.unpack_from(answer, at + _ATTRIBUTE.size)[0])
+        at += max(_ATTRIBUTE.size, (size + _ALIGNED - 1) // _ALIGNED * _ALIGNED)
+    return None

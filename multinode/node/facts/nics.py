@@ -1,0 +1,240 @@
+"""NICs and ports of RDMA cards, InfiniBand and RoCE: their state, their counters, and what these grew by.
+
+And what stands between an RDMA card and the GPUs on its PCIe switch: access control (ACS), and an IOMMU. That is read
+as far as the kernel lets: who may not administer the machine sees the beginning of a bridge's configuration alone,
+without ACS. Where an IOMMU is on, its groups tell that ACS kept two devices apart when the machine started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import struct
+from collections.abc import Iterator
+from typing import Optional
+
+from ..channel import Record
+from ..kernel_files import counter_paths, list_names, rdma_ports, read_number, try_read
+
+_CLASSES = "/sys/class"
+_MAX_PORTS = 64
+_RATE = re.compile(r"(?P<gbit>[\d.]+) Gb/sec")
+_MAX_GIDS = 256
+_IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
+_PCIE_SPEED = re.compile(r"([\d.]+) GT/s")
+_OLD_PCIE = 5.0
+_FAULT_FIELDS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+# Documentation/ABI/stable/sysfs-class-infiniband. A port counts how often its link went down, or had to be recovered.
+_RDMA_FAULT_FIELDS = {
+    "rx_errors": "port_rcv_errors",
+    "tx_dropped": "port_xmit_discards",
+    "symbol_errors": "symbol_error",
+    "carrier_changes": "link_downed",
+    "link_recoveries": "link_error_recovery",
+}
+
+Counters = dict[str, dict[str, Optional[int]]]
+
+
+def list_rdma_ports(classes: str = _CLASSES) -> list[Record]:
+    """One record a port; a node without such cards has none.
+
+    Args:
+        classes: where the kernel lists devices by class.
+    """
+    return [_describe(name, folder, classes) for name, folder in list(rdma_ports(classes))[:_MAX_PORTS]]
+
+
+def read_cards(classes: str = _CLASSES) -> Counters:
+    """Bytes and packets by interface name, or `device/port` of an RDMA port; one that cannot be read is left out."""
+    names = (*list_names(f"{classes}/net"), *(name for name, _ in rdma_ports(classes)))
+    cards = {name: _read(name, classes) for name in names}
+    return {name: counters for name, counters in cards.items() if None not in counters.values()}
+
+
+def read_card(name: str, classes: str = _CLASSES) -> dict[str, Optional[int]]:
+    """One of them, with its errors and drops, and how often an interface's link went or came; None is not counted.
+
+    Raises:
+        OSError: what it carried cannot be read.
+    """
+    counters = _read(name, classes)
+    if None in counters.values():
+        raise OSError(f"{name} has no traffic counters")
+    device, _, port = name.rpartition("/")
+    if device:
+        place = f"{classes}/infiniband/{device}/ports/{port}/counters"
+        return {**counters, **{field: read_number(f"{place}/{file}") for field, file in _RDMA_FAULT_FIELDS.items()}}
+    place = f"{classes}/net/{name}"
+    faults = {field: read_number(f"{place}/statistics/{field}") for field in _FAULT_FIELDS}
+    return {"carrier_changes": read_number(f"{place}/carrier_changes"), **counters, **faults}
+
+
+def grown(before: Counters, after: Counters) -> Counters:
+    """What each card that is in both counted between the two."""
+    return {
+        name: {field: (now or 0) - (before[name].get(field) or 0) for field, now in counters.items()}
+        for name, counters in after.items()
+        if name in before
+    }
+
+
+def added(counters: Counters, more: Counters) -> Counters:
+    """What each card of `more` counted in both; one that was not always there is left out once it was missing."""
+    if not counters:
+        return more
+    return {
+        name: {field: (count or 0) + (more[name].get(field) or 0) for field, count in fields.items()}
+        for name, fields in counters.items()
+        if name in more
+    }
+
+
+def _read(name: str, classes: str) -> dict[str, Optional[int]]:
+    paths, unit = counter_paths(name, classes)
+    counts = {field: read_number(path) for field, path in paths.items()}
+    return {field: None if count is None else count * unit for field, count in counts.items()}
+
+
+def _describe(name: str, folder: str, classes: str) -> Record:
+    device, _, port = name.rpartition("/")
+    state = try_read(f"{folder}/state")
+    rate = _RATE.match(try_read(f"{folder}/rate") or "")
+    card = f"{classes}/infiniband/{device}"
+    more = {
+        "board": try_read(f"{card}/board_id") or None,
+        "firmware": try_read(f"{card}/fw_ver") or None,
+        **_find_gid(folder),
+        **_read_pcie(f"{card}/device"),
+        **read_pcie_path(f"{card}/device", f"{os.path.dirname(classes)}/bus/pci/devices"),
+    }
+    return {
+        "device": device,
+        "port": int(port),
+        # `4: ACTIVE`: the number is InfiniBand's, the word says the same.
+        "state": None if state is None else state.rpartition(":")[2].strip(),
+        "link_layer": try_read(f"{folder}/link_layer"),
+        "rate_gbit_per_s": float(rate["gbit"]) if rate else None,
+        # What not every card has.
+        **{name: value for name, value in more.items() if value not in (None, [])},
+    }
+
+
+def _find_gid(folder: str) -> Record:
+    """Of the GIDs by which RoCE v2 is addressed, the first of an IPv4 address, else the first; and whose it is.
+
+    Documentation/ABI/testing/sysfs-class-infiniband. One that is not used is all zeros, and its type cannot be read.
+    """
+    found = None
+    for index in range(_MAX_GIDS):
+        gid = try_read(f"{folder}/gids/{index}")
+        if gid is None:
+            break
+        if gid.strip("0:") and try_read(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
+            is_ipv4 = gid.startswith(_IPV4_MAPPED)
+            found = index if found is None or is_ipv4 else found
+            if is_ipv4:
+                break
+    ifname = None if found is None else try_read(f"{folder}/gid_attrs/ndevs/{found}")
+    # Without any, the first place names the interface all the same.
+    return {"gid_index": found, "ifname": ifname or try_read(f"{folder}/gid_attrs/ndevs/0") or None}
+
+
+def _read_pcie(folder: str) -> Record:
+    """What goes through the card's slot in each direction, now and at the most that both ends could."""
+    speeds = {name: _read_lanes(folder, name) for name in ("current", "max")}
+    return {"pcie_gbit_per_s": speeds["current"], "pcie_max_gbit_per_s": speeds["max"]}
+
+
+def _read_lanes(folder: str, name: str) -> Optional[float]:
+    # `16.0 GT/s PCIe`; older kernels leave the last word out. Up to 5 GT/s eight bits take ten, then 128 take 130.
+    speed = _PCIE_SPEED.match(try_read(f"{folder}/{name}_link_speed") or "")
+    width = read_number(f"{folder}/{name}_link_width")
+    if speed is None or not width:
+        return None
+    transfers = float(speed[1])
+    return round(transfers * width * (0.8 if transfers <= _OLD_PCIE else 128 / 130), 1)
+
+
+_GPU_VENDORS = ("0x10de", "0x1002")
+# Displays, 3D controllers and other accelerators, by the first byte of the class (linux/pci_ids.h).
+_GPU_CLASSES = ("0x03", "0x12")
+# linux/pci_regs.h: extended capabilities begin there, and one of this kind has its control word there.
+_CAPABILITIES_AT, _CONFIG_BYTES = 0x100, 0x1000
+_ACS, _ACS_CONTROL = 0x0D, 6
+_REQUESTS_REDIRECTED, _COMPLETIONS_REDIRECTED = 0x04, 0x08
+_MOST_CAPABILITIES = 64
+_MOST_BRIDGES = 16
+
+
+def read_pcie_path(device: str, pci: str) -> Record:
+    """`acs`, the bridges that send up to the CPU what the device and a GPU below one switch exchange; and `iommu`.
+
+    Args:
+        device: the card's folder below /sys/devices, or a link to it.
+        pci: where the kernel lists the PCI devices.
+    """
+    card = _chain(device)
+    bridges: dict[str, None] = {}
+    for gpu in _gpus(pci):
+        other = _chain(gpu)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(card, other)))
+        between = [*card[shared:-1], *other[shared:-1]] if shared else []
+        controls = {bridge: _redirects(f"{pci}/{bridge}") for bridge in between}
+        bridges.update(dict.fromkeys(bridge for bridge, redirects in controls.items() if redirects))
+        groups = {_group(device), _group(gpu)}
+        if None in controls.values() and None not in groups and len(groups) > 1:
+            bridges.update(dict.fromkeys(between))
+    return {"acs": list(bridges)[:_MOST_BRIDGES], "iommu": _translator(device)}
+
+
+def _chain(folder: str) -> list[str]:
+    """The devices from the root port down to this one: `pci0000:80/0000:80:01.0/...` without its beginning."""
+    _, _, below = os.path.realpath(folder).partition("/pci")
+    return below.split("/")[1:]
+
+
+def _gpus(pci: str) -> Iterator[str]:
+    for name in list_names(pci):
+        vendor, kind = (try_read(f"{pci}/{name}/{file}") or "" for file in ("vendor", "class"))
+        if vendor in _GPU_VENDORS and kind.startswith(_GPU_CLASSES):
+            yield f"{pci}/{name}"
+
+
+def _redirects(bridge: str) -> Optional[bool]:
+    """Whether its ACS redirects; None where that cannot be read."""
+    try:
+        with open(f"{bridge}/config", "rb") as file:
+            config = file.read(_CONFIG_BYTES)
+    except OSError:
+        return None
+    if len(config) < _CONFIG_BYTES:
+        return None
+    at = _CAPABILITIES_AT
+    for _ in range(_MOST_CAPABILITIES):
+        if not _CAPABILITIES_AT <= at <= _CONFIG_BYTES - 8:
+            break
+        (head,) = struct.unpack_from("<I", config, at)
+        if head & 0xFFFF == _ACS:
+            (control,) = struct.unpack_from("<H", config, at + _ACS_CONTROL)
+            return bool(control & (_REQUESTS_REDIRECTED | _COMPLETIONS_REDIRECTED))
+        at = head >> 20
+    return False
+
+
+def _group(device: str) -> Optional[str]:
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"{device}/iommu_group"))
+    return None
+
+
+def _translator(device: str) -> Optional[str]:
+    """The IOMMU that translates the addresses of what the device sends, `dmar1`; None of none, or one that does not."""
+    kind = try_read(f"{device}/iommu_group/type") or ""
+    if not kind.startswith("DMA"):
+        return None
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"{device}/iommu"))
+    return None

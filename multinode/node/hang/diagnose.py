@@ -1,0 +1,301 @@
+"""The verb `diagnose`: what each worker of a run that hangs is doing right now, where it stands, and what NCCL tells.
+
+NCCL's RAS service is asked, and dumps of PyTorch's flight recorder are listed. Reads only, but for the signal that an
+instrumented worker registered to show its stacks. Which rank is behind is not for a node to say: that takes the
+answers of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable
+from typing import NamedTuple, Optional
+
+from ..channel import Channel, Record
+from ..facts.gpus import uses_gpu
+from ..facts.sockets import describe_connections
+from ..kernel_files import list_names, read_end, try_read
+from ..nccl_files import read_nccl_warnings
+from ..processes import Family, Process, environ_of, find_process, stat_fields
+from ..rundir import RunDir, open_run
+from .stacks import Mark, StackReader, read_marks
+
+_LOOK_S = 0.3
+_STACKS_S = 2.0
+# RAS asks its peers in two legs, and waits for as long in each (ras_internal.h: 5 s by default).
+_RAS_LEG_S = 2
+_RAS_S = 2 * _RAS_LEG_S + 1.0
+_MOST_PROCESSES = 64
+_MOST_LAUNCHERS = 4
+# NCCL 2.24 and later listen here unless NCCL_RAS_ADDR says otherwise (NCCL documentation, "RAS").
+_RAS_PORT = 28028
+_RAS_CONNECT_S = 1.0
+_MOST_RAS_BYTES = 1 << 16
+_FLIGHT_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_FLIGHT_NAME = "nccl_trace_rank_"
+_MOST_FLIGHT_RECORDS = 64
+_SHORT_CHARACTERS = 4096
+_TAIL_BYTES = 1 << 16
+_VARIABLES = frozenset({"LOCAL_RANK", "RANK", "NCCL_RAS_ADDR", "PATH", *_FLIGHT_VARIABLES})
+_WORDS = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "uninterruptible sleep",
+    "I": "idle",
+    "T": "stopped",
+    "t": "held by a debugger",
+    "Z": "zombie",
+    "X": "dead",
+}
+
+
+class _Member(NamedTuple):
+    """A process of the run that is looked at.
+
+    Attributes:
+        environ: some of the variables it was started with; none of a zombie.
+        rank: global rank; None of a launcher, which is whatever stands above the workers.
+    """
+
+    process: Process
+    environ: dict[str, str]
+    rank: Optional[int]
+    local_rank: Optional[int]
+
+
+def ras_target(addr: Optional[str]) -> tuple[str, int]:
+    """Where NCCL's RAS service listens for these workers, by their NCCL_RAS_ADDR: on the first address of `localhost`.
+
+    That is often ::1. Only the port is taken, since no other node is asked.
+    """
+    port = (addr or "").rpartition(":")[2]
+    return "localhost", int(port) if port.isdecimal() and int(port) < 1 << 16 else _RAS_PORT
+
+
+class _RasQuestion:
+    """`verbose status`, asked early and read late: the service may have to wait for peers that are stuck.
+
+    Args:
+        addr: NCCL_RAS_ADDR of the workers.
+    """
+
+    def __init__(self, addr: Optional[str]) -> None:
+        self._missing: Optional[str] = None
+        self._socket: Optional[socket.socket] = None
+        target = ras_target(addr)
+        try:
+            self._socket = socket.create_connection(target, _RAS_CONNECT_S)
+            self._socket.sendall(b"timeout %d\nverbose status\n" % _RAS_LEG_S)
+        except OSError as error:
+            self._missing = f"no NCCL RAS on port {target[1]}: {error.strerror or error}"
+            self.close()
+
+    def answer(self, deadline_s: float) -> Record:
+        """`ras` and `ras_missing`; what has come by the deadline is kept, finished or not."""
+        data = b""
+        end = time.monotonic() + deadline_s
+        while self._socket is not None and len(data) < _MOST_RAS_BYTES and (left_s := end - time.monotonic()) > 0:
+            self._socket.settimeout(left_s)
+            try:
+                piece = self._socket.recv(_MOST_RAS_BYTES - len(data))
+            except OSError:
+                break
+            if not piece:
+                break
+            data += piece
+        self.close()
+        # What `timeout` is answered with; releases that do not know it say so, and answer the rest.
+        text = re.sub(r"\A(OK|ERROR: Unknown command .*)\n", "", data.decode(errors="replace"))
+        return {"ras": text or None, "ras_missing": None if text else self._missing or "NCCL RAS gave no answer"}
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class _Look(NamedTuple):
+    """One look at a process: its state's letter, and seconds of CPU used since it began."""
+
+    state: str
+    cpu_s: float
+
+
+def run(request: Record, channel: Channel) -> None:
+    """One record `diagnosis`.
+
+    Raises:
+        AgentError: no such run.
+    """
+    run_dir = open_run(request["run_id"])
+    marks = read_marks(run_dir)
+    members = _find_members(run_dir, marks)
+    ras = _RasQuestion(_variable(members, "NCCL_RAS_ADDR"))
+    first = {member.process.pid: _look(member.process.pid) for member in members}
+    began = time.monotonic()
+    time.sleep(_LOOK_S)
+    second = {member.process.pid: _look(member.process.pid) for member in members}
+    looked_s = time.monotonic() - began
+    stacks = _read_stacks(run_dir, marks, members, second)
+    channel.emit(
+        {
+            "kind": "diagnosis",
+            "schema": 1,
+            "run_id": run_dir.run_id,
+            "time_s": time.time(),
+            "processes": [
+                {
+                    **_describe(member, first[member.process.pid], second[member.process.pid]),
+                    "collectives": _read_sequence(run_dir, member),
+                    "looked_s": looked_s,
+                    **stacks.get(member.process.pid, {}),
+                }
+                for member in members
+            ],
+            "last_steps": _last_steps(run_dir),
+            "flight_records": list_flight_records(run_dir.path, [member.environ for member in members]),
+            "nccl_warnings": read_nccl_warnings(run_dir.path),
+            **ras.answer(_RAS_S),
+        }
+    )
+
+
+def _find_members(run_dir: RunDir, marks: dict[int, Mark]) -> list[_Member]:
+    """The workers, and what started them.
+
+    A worker's data loaders inherit its variables: of those with one rank, the one that registered is the worker, else
+    the one whose parent has none.
+    """
+    family = Family(run_dir.run_id).find()
+    environs = {process.pid: _read_environ(process.pid) for process in family}
+    marked = {mark.rank for mark in marks.values()}
+    members = []
+    for process in family:
+        environ = environs[process.pid]
+        rank = _number(environ.get("RANK", environ.get("LOCAL_RANK")))
+        if "LOCAL_RANK" not in environ:
+            members.append(_Member(process, environ, None, None))
+        elif process.pid in marks or (rank not in marked and "LOCAL_RANK" not in environs.get(process.ppid, {})):
+            members.append(_Member(process, environ, rank, _number(environ["LOCAL_RANK"])))
+    known = {member.process.pid for member in members}
+    # A zombie has no environment any more: its mark still says which worker it was.
+    gone = ((find_process(pid), mark) for pid, mark in marks.items() if pid not in known)
+    members += [_Member(process, {}, mark.rank, None) for process, mark in gone if process is not None]
+    workers = sorted((one for one in members if one.rank is not None), key=lambda one: one.rank or 0)
+    launchers = [one for one in members if one.rank is None]
+    return launchers[:_MOST_LAUNCHERS] + workers[:_MOST_PROCESSES]
+
+
+def _read_stacks(
+    run_dir: RunDir, marks: dict[int, Mark], members: list[_Member], looks: dict[int, Optional[_Look]]
+) -> dict[int, Record]:
+    path = os.pathsep.join(filter(None, [os.environ.get("PATH"), _variable(members, "PATH")]))
+    reader = StackReader(run_dir, marks, path)
+    for member in members:
+        look = looks[member.process.pid]
+        if look is not None:
+            reader.ask(member.process, look.state)
+    return reader.answers(_STACKS_S)
+
+
+def _describe(member: _Member, first: Optional[_Look], second: Optional[_Look]) -> Record:
+    pid = member.process.pid
+    state = second.state if second is not None else "X"
+    return {
+        "role": "launcher" if member.rank is None else "worker",
+        "rank": member.rank,
+        "local_rank": member.local_rank,
+        "pid": pid,
+        "command": _short(f"/proc/{pid}/comm"),
+        "state": state,
+        "state_words": _WORDS.get(state, "unknown"),
+        "state_before": first.state if first is not None else state,
+        "cpu_s": second.cpu_s - first.cpu_s if first is not None and second is not None else None,
+        "wchan": _short(f"/proc/{pid}/wchan"),
+        # Only root may read it.
+        "kernel_stack": _short(f"/proc/{pid}/stack"),
+        "sockets": _sockets(pid) if member.rank is not None else None,
+        "gpu": member.rank is not None and uses_gpu(pid),
+    }
+
+
+def _look(pid: int) -> Optional[_Look]:
+    fields = stat_fields(pid)
+    if fields is None:
+        return None
+    return _Look(fields[0].decode(), sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK"))
+
+
+def _sockets(pid: int) -> Optional[Record]:
+    try:
+        return describe_connections(pid)
+    except (OSError, ValueError):
+        return None
+
+
+def _last_steps(run_dir: RunDir) -> list[Record]:
+    """The last step of each rank that has recorded one, whether its process lives or not."""
+    found = []
+    names = [name for name in list_names(run_dir.samples) if name.startswith("rank-")]
+    for name in names[:_MOST_PROCESSES]:
+        with contextlib.suppress(OSError):
+            step = _last_step(os.path.join(run_dir.samples, name))
+            if step is not None:
+                found.append({"rank": step.get("rank"), "step": step.get("step"), "time_s": step.get("time_s")})
+    return found
+
+
+def _last_step(path: str) -> Optional[Record]:
+    for line in reversed(read_end(path, _TAIL_BYTES).splitlines()):
+        # The first line may be the end of one, the last one is perhaps being written.
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and record.get("kind") == "step":
+                return record
+    return None
+
+
+def _read_sequence(run_dir: RunDir, member: _Member) -> Optional[int]:
+    """Collectives that the worker has launched, as its instrumentation keeps them."""
+    words = (try_read(os.path.join(run_dir.path, "stacks", f"rank-{member.rank}.sequence")) or "").split()
+    if len(words) != 2 or words[0] != str(member.process.pid):  # noqa: PLR2004 - its pid and the number
+        return None
+    return _number(words[1])
+
+
+def list_flight_records(run_dir: str, environs: Iterable[dict[str, str]]) -> list[Record]:
+    """Name and size of each dump that workers wrote, where their variables say, or in the run directory."""
+    prefixes = {environ[name] for environ in environs for name in _FLIGHT_VARIABLES if environ.get(name)}
+    prefixes = {prefix for prefix in prefixes if os.path.isabs(prefix)} | {os.path.join(run_dir, _FLIGHT_NAME)}
+    found = []
+    paths = sorted({path for prefix in prefixes for path in glob.glob(glob.escape(prefix) + "*")})
+    for path in paths[:_MOST_FLIGHT_RECORDS]:
+        with contextlib.suppress(OSError):
+            found.append({"path": path, "size_bytes": os.stat(path).st_size})
+    return found
+
+
+def _read_environ(pid: int) -> dict[str, str]:
+    pairs = (os.fsdecode(entry).partition("=") for entry in environ_of(pid).split(b"\0"))
+    return {name: value for name, _, value in pairs if name in _VARIABLES}
+
+
+def _variable(members: list[_Member], name: str) -> Optional[str]:
+    return next((member.environ[name] for member in members if name in member.environ), None)
+
+
+def _short(path: str) -> Optional[str]:
+    """What a file of /proc says; None where it may not be read, or says nothing (`0` is the kernel's nothing)."""
+    text = (try_read(path) or "")[:_SHORT_CHARACTERS]
+    return text if text not in {"", "0"} else None
+
+
+def _number(text: Optional[str]) -> Optional[int]:
+    return int(text) if text is not None and text.isdecimal() else None

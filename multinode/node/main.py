@@ -1,0 +1,126 @@
+"""Verb dispatch: reads the request, imports the one verb that was asked for, and turns its AgentError into a record.
+
+Owns the process: umask, exit code, what happens when the reader goes away. What a verb does is in its own module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+from typing import Callable, NoReturn
+
+from .channel import SCHEMA, AgentError, Channel, Record
+from .rundir import check_home
+
+# Imported only when asked for: start-up is paid on every node for every call.
+_VERBS = {
+    "checkpoints": ".run.checkpoints:run",
+    "clean": ".run.runs:clean",
+    "code": ".run.code:run",
+    "copy": ".copies.session:run",
+    "diagnose": ".hang.diagnose:run",
+    "fetch": ".run.runs:fetch",
+    "follow": ".run.follow:run",
+    "connectivity": ".connectivity.connectivity:run",
+    "look": ".copies.session:look",
+    "probe": ".probe:run",
+    "relay": ".copies.session:relay",
+    "runs": ".run.runs:run",
+    "stop": ".run.stop:run",
+    "supervise": ".run.supervise:run",
+}
+# No verbs: they run as part of a job, so they have no channel, and their errors are their own.
+_PROGRAMS = {
+    # torchrun starts it as a worker.
+    "collectives": ".bench.collectives:main",
+    # Likewise.
+    "devices": ".bench.device_bench:main",
+    # A prelude's shell turns into it.
+    "become-job": ".run.job:become_job",
+}
+# Set where we are the first process of a Slurm step: seconds between its SIGTERM and its SIGKILL.
+_KILL_WAIT = "MULTINODE_KILL_WAIT_S"
+
+
+def main() -> NoReturn:
+    """Run the verb named on the command line and exit: 0 done, 1 it failed and said so in a record."""
+    if len(sys.argv) == 2 and sys.argv[1] in _PROGRAMS:  # noqa: PLR2004 - a program's name and nothing else
+        _find(_PROGRAMS[sys.argv[1]])()
+        sys.exit(0)
+    channel = Channel(umask=os.umask(0o077))
+    # The job is no step of its own.
+    kill_wait = os.environ.pop(_KILL_WAIT, None)
+    if kill_wait is None:
+        sys.exit(_answer(channel))
+    from .run.step import stay_in_step, take_signals
+
+    take_signals(kill_wait)
+    try:
+        code = _answer(channel)
+    finally:
+        stay_in_step()
+    sys.exit(code)
+
+
+def _answer(channel: Channel) -> int:
+    """Run the verbs; returns the exit code."""
+    try:
+        check_home()
+        _run_verbs(sys.argv[1:], channel)
+        # Nobody waits for us any more.
+        importlib.import_module(".compiled", __package__).keep_compiled()
+    except AgentError as error:
+        with contextlib.suppress(BrokenPipeError):
+            channel.emit({"kind": "error", "message": error.message, "hint": error.hint})
+        return 1
+    except BrokenPipeError:
+        # Nobody reads any more, so there is nobody left to tell.
+        return 1
+    return 0
+
+
+def _run_verbs(arguments: list[str], channel: Channel) -> None:
+    """Run the verb, and those that the controller asks for after it on the same channel, which saves it a login.
+
+    Without a verb on the command line the first request names it: the controller starts us before it knows what to ask.
+    """
+    if arguments:
+        request = _parse_request(channel.first_line())
+        _run_verb(arguments, request, channel)
+    while not arguments or request.get("then"):
+        try:
+            line = channel.first_line()
+        except AgentError:
+            # Nothing was asked in time. What we said now would be taken for the answer to what is asked too late.
+            return
+        if not line and channel.closed:
+            # Nothing more is wanted of us.
+            return
+        request = _parse_request(line)
+        arguments = [str(request.get("verb"))]
+        _run_verb(arguments, request, channel)
+
+
+def _run_verb(arguments: list[str], request: Record, channel: Channel) -> None:
+    if len(arguments) != 1 or arguments[0] not in _VERBS:
+        raise AgentError(f"no such verb: {' '.join(arguments) or '(none)'}", hint=f"one of {', '.join(_VERBS)}")
+    _find(_VERBS[arguments[0]])(request, channel)
+
+
+def _find(place: str) -> Callable[..., None]:
+    module, _, name = place.partition(":")
+    function: Callable[..., None] = getattr(importlib.import_module(module, __package__), name)
+    return function
+
+
+def _parse_request(line: bytes) -> Record:
+    try:
+        request = json.loads(line)
+    except ValueError as error:
+        raise AgentError(f"the request is not JSON: {error}") from error
+    if not isinstance(request, dict) or request.get("schema") != SCHEMA:
+        raise AgentError(f"the request is not of schema {SCHEMA}", hint="controller and agent differ in version")
+    return request

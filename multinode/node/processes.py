@@ -1,0 +1,207 @@
+"""Processes of this node, from /proc: who they are, which belong to a run, how to signal them safely, how to fork one.
+
+A process is a pid together with its start time: a pid alone may mean another process a moment later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, Optional
+
+from .kernel_files import try_read
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process(NamedTuple):
+    """One process.
+
+    Attributes:
+        start_ticks: when it started, in clock ticks since boot.
+        alive: False for a zombie, which only waits to be reaped.
+    """
+
+    pid: int
+    ppid: int
+    start_ticks: int
+    alive: bool
+
+    def send(self, number: int) -> None:
+        """Signal it, if it is still the same process; one that is gone or belongs to another user is passed over."""
+        with contextlib.suppress(OSError):
+            # A descriptor is held first, so that the process that is looked at is the one that is signalled. Python
+            # may be built without it, and a kernel before 5.3 has none: there the time between look and kill remains.
+            fd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+            try:
+                if not self._is_there():
+                    return
+                if fd is None or not hasattr(signal, "pidfd_send_signal"):
+                    os.kill(self.pid, number)
+                else:
+                    signal.pidfd_send_signal(fd, number)
+            finally:
+                if fd is not None:
+                    os.close(fd)
+
+    def _is_there(self) -> bool:
+        now = find_process(self.pid)
+        return now is not None and now.start_ticks == self.start_ticks
+
+
+class Family:
+    """The processes of one run: descendants of a root, and whoever carries the run's id in the environment.
+
+    Args:
+        run_id: the value of MULTINODE_RUN_ID.
+        root: whose descendants count; None leaves it at the environment.
+        spare: pids that do not count, beside our own.
+
+    Attributes:
+        spared: all pids that do not count; may be changed.
+    """
+
+    def __init__(self, run_id: str, *, root: Optional[int] = None, spare: Collection[int] = ()) -> None:
+        self._marker = b"\0MULTINODE_RUN_ID=" + os.fsencode(run_id) + b"\0"
+        self._root = root
+        self.spared = {os.getpid(), *spare}
+
+    def find(self) -> list[Process]:
+        """The living ones. A process that is born while we look may be missed: look again until none is found."""
+        processes = list_processes()
+        related = set() if self._root is None else _descendants(self._root, processes)
+        return [
+            process
+            for process in processes
+            if process.alive
+            and process.pid not in self.spared
+            and (process.pid in related or self._carries_id(process.pid))
+        ]
+
+    def _carries_id(self, pid: int) -> bool:
+        return self._marker in b"\0" + environ_of(pid) + b"\0"
+
+
+def list_pids() -> set[int]:
+    """All processes that /proc shows.
+
+    Raises:
+        OSError: /proc cannot be listed.
+    """
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def list_processes() -> list[Process]:
+    """The same, each as far as it is still there; raises likewise."""
+    found = map(find_process, sorted(list_pids()))
+    return [process for process in found if process is not None]
+
+
+def find_process(pid: int) -> Optional[Process]:
+    """The process with this id now; None when there is none."""
+    fields = stat_fields(pid)
+    return None if fields is None else parse_process(pid, fields)
+
+
+def stat_fields(pid: int) -> Optional[list[bytes]]:
+    """What /proc/PID/stat (proc(5)) says after the name, the state first; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return split_stat(file.read())
+    except OSError:
+        return None
+
+
+def split_stat(data: bytes) -> list[bytes]:
+    """Those fields of that file's line; the name in parentheses may hold anything, parentheses included."""
+    return data.rpartition(b")")[2].split()
+
+
+def parse_process(pid: int, fields: list[bytes]) -> Process:
+    """The process that has these fields."""
+    state, ppid, threads, start_ticks = fields[0], int(fields[1]), int(fields[17]), int(fields[19])
+    # A leader that has left while other threads run on looks like a zombie and is none.
+    alive = state not in (b"Z", b"X", b"x") or (state == b"Z" and threads > 1)
+    return Process(pid, ppid, start_ticks, alive)
+
+
+def environ_of(pid: int) -> bytes:
+    """The environment that a process of our own user was started with, each entry but the last before a zero byte.
+
+    Empty where it shows none: it belongs to somebody else, is a zombie, or is gone.
+    """
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+            return b""
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def command_of(pid: int) -> Optional[str]:
+    """The short name of a process's program; None where it is gone."""
+    return try_read(f"/proc/{pid}/comm")
+
+
+def boot_id() -> Optional[str]:
+    """The kernel's id of this boot; start times mean nothing in another one."""
+    return try_read("/proc/sys/kernel/random/boot_id")
+
+
+def is_running(pid: int, start_ticks: Optional[int]) -> bool:
+    """Whether this very process lives."""
+    process = find_process(pid)
+    return process is not None and process.alive and process.start_ticks == start_ticks
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of every descendant that loses its own (prctl(2)); False where that cannot be had."""
+    try:
+        import ctypes
+    except ImportError:
+        return False
+    zero = ctypes.c_ulong(0)
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), zero, zero, zero) == 0)
+
+
+def reap_children() -> Iterator[tuple[int, int]]:
+    """Pid and wait status of each of our children that is dead by now."""
+    with contextlib.suppress(ChildProcessError):
+        while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+            yield reaped
+
+
+def fork_child(body: Callable[[], None]) -> int:
+    """Run `body` in a forked child and return the child's pid. The caller must have no threads.
+
+    What `body` raises is printed to the child's stderr, and its exit code is 1.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        except BaseException:  # noqa: BLE001 - whatever it is, it must not unwind into the parent's frames
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def _descendants(root: int, processes: list[Process]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for process in processes:
+        children.setdefault(process.ppid, []).append(process.pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        new = [pid for pid in children.get(waiting.pop(), []) if pid not in found]
+        found.update(new)
+        waiting.extend(new)
+    return found

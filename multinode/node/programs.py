@@ -1,0 +1,107 @@
+"""Programs of the node: finding one as a shell would, and asking several at once, each with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Optional
+
+
+def find_program(name: str, path: str, cwd: str = "/") -> Optional[str]:
+    """Absolute path of the program `name`, looked for along `path`, or from `cwd` when it holds a slash."""
+    folders = [cwd] if "/" in name else [os.path.join(cwd, folder) for folder in path.split(os.pathsep)]
+    candidates = (os.path.join(folder, name) for folder in folders)
+    return next(filter(is_program, candidates), None)
+
+
+def is_program(path: str) -> bool:
+    """Whether it is a file that may be executed."""
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+_READY_S = 1.0
+
+
+class QueryFailed(Exception):
+    """The program gave no answer; the message is the reason, the detail all that it said."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class Query:
+    """One program that has been started; it reads `stdin`."""
+
+    def __init__(self, argv: list[str], *, deadline_s: float, cwd: Optional[str] = None, stdin: str = "") -> None:
+        self._name = os.path.basename(argv[0])
+        self._deadline_s = deadline_s
+        self._deadline = time.monotonic() + deadline_s
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._text: Optional[str] = None
+        self._stdin = stdin.encode()
+        self._trouble: Optional[QueryFailed] = None
+        self.waited_s: Optional[float] = None
+        """Seconds since its start when it answered, where it had to be waited for."""
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._trouble = QueryFailed(f"{argv[0]} could not be started: {error.strerror}")
+
+    def answer(self) -> str:
+        """Its standard output; asked again, the same.
+
+        Raises:
+            QueryFailed: it did not start, failed, or passed its deadline; it is gone then.
+        """
+        if self._text is None and self._trouble is None and self._process is not None:
+            try:
+                self._text = self._wait(self._process)
+            except QueryFailed as error:
+                self._trouble = error
+        if self._text is None:
+            raise self._trouble or QueryFailed(f"{self._name} was ended")
+        return self._text
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> str:
+        late = process.poll() is None
+        # Whoever asks after the deadline gets the answer that lies ready, more of it than a pipe holds included.
+        left_s = max(_READY_S, self._deadline - time.monotonic())
+        try:
+            stdout, stderr = process.communicate(self._stdin or None, timeout=left_s)
+        except subprocess.TimeoutExpired as error:
+            self._kill(process)
+            raise QueryFailed(f"{self._name} did not answer within {self._deadline_s:.0f} s") from error
+        if late:
+            self.waited_s = self._deadline_s - (self._deadline - time.monotonic())
+        text = stdout.decode(errors="replace")
+        if process.returncode != 0:
+            detail = stderr.decode(errors="replace").strip() or text.strip()
+            said = detail.splitlines()[-1].strip() if detail else "no message"
+            raise QueryFailed(f"{self._name} ended with code {process.returncode}: {said}", detail)
+        return text
+
+    def close(self) -> None:
+        """End it, where it runs still; there is no answer then."""
+        if self._process is not None and self._process.poll() is None:
+            self._kill(self._process)
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        # Its session is its own: what a wrapper script started goes with it. It is not reaped yet, so the id is its.
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)

@@ -1,0 +1,217 @@
+"""The verb `follow`: streams a run's log, samples and status as they grow, and takes lease and stop orders meanwhile.
+
+A guest at the run: its death changes nothing. Only where supervisor and sentinel are both dead does it end the run.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import os
+import time
+from typing import Optional
+
+from ..channel import AgentError, Channel, Record
+from ..processes import Family
+from ..rundir import RunDir, is_samples_name, open_run
+from .job_log import KeptLog, open_own
+from .lease import renew_lease
+from .status import has_ended, is_lost, other_machine, read_status
+from .stop import Recovery, order_stop
+
+_POLL_S = 0.1
+_ALIVE_S = 0.9
+_CHUNK_BYTES = 1 << 16
+
+
+def run(request: Record, channel: Channel) -> None:
+    """Follow a run until its end, or until stdin closes.
+
+    Raises:
+        AgentError: no such run, or it goes on on another machine.
+    """
+    run_dir = open_run(request["run_id"])
+    machine = other_machine(run_dir)
+    if machine is not None and not has_ended(read_status(run_dir)):
+        raise AgentError(
+            f"run {run_dir.run_id} was started on {machine}; this machine, {os.uname().nodename}, has only its "
+            "directory and cannot see its processes",
+            hint="use the node that is that machine; if it no longer exists: rm -r " + run_dir.path,
+        )
+    Follower(run_dir, request, channel).follow()
+
+
+def say_hello(run_dir: RunDir, channel: Channel) -> None:
+    """The first record of a channel."""
+    channel.emit(
+        {
+            "kind": "hello",
+            "schema": 1,
+            "run_id": run_dir.run_id,
+            "run_dir": run_dir.path,
+            "supervisor_pid": (run_dir.read("supervisor.json") or {}).get("pid"),
+            "hostname": os.uname().nodename,
+            "time_s": time.time(),
+        }
+    )
+
+
+class Follower:
+    """One reader of a run.
+
+    Args:
+        request: `offsets`, the bytes of each file that the reader has already, by name relative to the run directory;
+            `poll_s`, how soon it hears what is new.
+    """
+
+    def __init__(self, run_dir: RunDir, request: Record, channel: Channel) -> None:
+        self._run = run_dir
+        self._offsets: dict[str, int] = request.get("offsets", {})
+        self._poll_s = float(request.get("poll_s", _POLL_S))
+        self._channel = channel
+        self._log = KeptLog(run_dir)
+        self._log_offset = self._offsets.get("log", 0)
+        self._tails: dict[str, Tail] = {}
+        self._status: Optional[Record] = None
+        self._recovery: Optional[Recovery] = None
+        self._alive_due = self._said = 0.0
+
+    def follow(self) -> None:
+        """Until the run has ended and all of it is sent, or the reader is gone."""
+        say_hello(self._run, self._channel)
+        while not self._channel.closed:
+            # The status is read first: what was written before the end is then sent before the end.
+            ended = self._tell_status()
+            sent = self._send_chunks(final=ended)
+            if ended and not sent:
+                self._emit({**(self._status or {}), "kind": "end"})
+                return
+            self._tell_alive()
+            # A whole chunk may not be all that is there; the rest of what is new can wait for what comes after it.
+            for line in self._channel.lines(0 if ended or sent == _CHUNK_BYTES else self._poll_s):
+                self._obey(line)
+
+    def _tell_status(self) -> bool:
+        status = self._recovery.status.copy() if self._recovery else read_status(self._run)
+        if status is not None and status != self._status:
+            self._status = status
+            self._emit({**status, "kind": "status"})
+        return has_ended(self._status)
+
+    def _send_chunks(self, *, final: bool) -> int:
+        """Send the next piece of every file; returns the bytes of the longest."""
+        gone, data = self._log.read(self._log_offset, _CHUNK_BYTES)
+        pieces = [("log", self._log_offset, data)]
+        if gone:
+            self._emit({"kind": "gone", "file": "log", "offset": self._log_offset, "size_bytes": gone})
+        self._log_offset += gone + len(data)
+        pieces += [(tail.name, *tail.read(final=final)) for tail in self._find_tails()]
+        chunks = [
+            {
+                "kind": "chunk",
+                "file": name,
+                "offset": offset,
+                "data": binascii.b2a_base64(data, newline=False).decode(),
+            }
+            for name, offset, data in pieces
+            if data
+        ]
+        if chunks:
+            self._emit(*chunks)
+        return max(_CHUNK_BYTES if gone else 0, *(len(data) for _, _, data in pieces))
+
+    def _emit(self, *records: Record) -> None:
+        self._said = time.monotonic()
+        self._channel.emit(*records)
+
+    def _find_tails(self) -> list[Tail]:
+        try:
+            names = sorted(os.listdir(self._run.samples))
+        except OSError:
+            names = []
+        for name in names:
+            path = f"samples/{name}"
+            if path not in self._tails and is_samples_name(name):
+                self._tails[path] = Tail(self._run, path, self._offsets.get(path, 0))
+        return list(self._tails.values())
+
+    def _obey(self, line: bytes) -> None:
+        try:
+            order = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(order, dict):
+            return
+        if order.get("op") == "lease":
+            try:
+                renew_lease(self._run, order["lease_s"])
+            except OSError as error:
+                self._emit({"kind": "note", "message": f"the lease could not be renewed: {error}"})
+        elif order.get("op") == "stop":
+            order_stop(self._run, order["grace_s"], order.get("order"))
+            # Somebody waits for the end now.
+            self._poll_s = min(self._poll_s, _POLL_S)
+            if self._recovery is not None:
+                self._recovery.shorten(order["grace_s"])
+
+    def _tell_alive(self) -> None:
+        if self._recovery is not None:
+            self._recovery.step()
+        now = time.monotonic()
+        if now < self._alive_due:
+            return
+        self._alive_due = now + _ALIVE_S
+        # Whoever wants to hear from us seldom knows by what we say that we live.
+        if self._poll_s <= _POLL_S or now - self._said >= _ALIVE_S:
+            self._emit({"kind": "alive", "time_s": time.time()})
+        if self._recovery is None and is_lost(self._run):
+            family = Family(self._run.run_id)
+            self._recovery = Recovery(self._run, family, "supervisor and sentinel are both dead")
+
+
+class Tail:
+    """The part of a file of samples that has not been sent yet.
+
+    Args:
+        name: relative to the run directory.
+        offset: bytes that were sent before.
+    """
+
+    def __init__(self, run_dir: RunDir, name: str, offset: int) -> None:
+        self.name = name
+        self._path = os.path.join(run_dir.path, name)
+        self._offset = offset
+        self._searched = offset
+        self._line_end = offset
+
+    def read(self, *, final: bool) -> tuple[int, bytes]:
+        """The next piece and its offset; empty when there is nothing to send yet.
+
+        It is read up to its last newline, so that no record is sent in part; `final` lifts that.
+        """
+        offset = self._offset
+        try:
+            if os.lstat(self._path).st_size <= offset:
+                return offset, b""
+            # The job may put a link in its place, to a file that is not the run's.
+            with open(open_own(self._path, os.O_RDONLY), "rb", buffering=0) as file:
+                limit = _CHUNK_BYTES
+                if not final:
+                    self._search_line_end(file.fileno())
+                    limit = min(limit, self._line_end - offset)
+                data = os.pread(file.fileno(), limit, offset)
+        except OSError:
+            return offset, b""
+        self._offset += len(data)
+        return offset, data
+
+    def _search_line_end(self, fd: int) -> None:
+        # Each byte is looked at once; no more than one block is in memory.
+        while True:
+            block = os.pread(fd, _CHUNK_BYTES, self._searched)
+            newline = block.rfind(b"\n")
+            if newline >= 0:
+                self._line_end = self._searched + newline + 1
+            self._searched += len(block)
+            if len(block) < _CHUNK_BYTES:
+                return

@@ -1,0 +1,253 @@
+"""The job on this node: from the request to argv, environment, files and directory, and from there to a process.
+
+A prelude is the user's shell text, which a login bash runs before the job; then our own code becomes the job. What the
+user asked for is applied once more after it: profiles set PATH anew, and variables too. Knows nothing of who watches.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+from typing import NamedTuple, NoReturn, Optional
+
+from ..channel import AgentError, Record
+from ..programs import find_program
+from ..rundir import RunDir
+
+# Where a program finds what it is handed beside its environment.
+_HANDED_FD = 9
+_RUN_DIR_MARK = "{run_dir}"
+_ERROR_BYTES = 4096
+_PRELUDE_FILE = "prelude.json"
+# What of the request is applied again after it.
+_AFTER_PRELUDE = frozenset(
+    {"run_id", "argv", "env", "unset", "cwd", "path_first", "instrument", "sample_ifnames", "failures_only", "trace"}
+)
+_NOT_FOUND = 127
+# Nothing is pasted into the script: words come as arguments, and the text, which may hold secrets, before the request,
+# where no list of processes shows it. The prelude, and what it may leave in the background, does not see the request.
+_PRELUDE_SCRIPT = f'IFS= read -r -d "" <&{_HANDED_FD}; eval "$REPLY" {_HANDED_FD}<&- || exit; exec "$@"'
+
+
+class Job(NamedTuple):
+    """What is going to be executed.
+
+    Attributes:
+        handed: what it can read from `_HANDED_FD`; empty is nothing.
+    """
+
+    program: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    log: str
+    umask: int
+    handed: bytes = b""
+
+
+def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
+    """The job of a supervise request; where that has a prelude, a bash that runs it and then becomes the job.
+
+    Raises:
+        AgentError: the directory does not exist, there is no program, or a string cannot be handed to the kernel.
+    """
+    prelude: Optional[str] = request.get("prelude")
+    if not prelude:
+        return _prepare(request, run, umask)
+    shell = _prepare({**request, "argv": ["bash"]}, run, umask)
+    # argv[0] is the agent's archive, as the channel's command line has it.
+    become = [sys.executable, "-I", os.path.abspath(sys.argv[0]), "become-job"]
+    asked = {name: value for name, value in request.items() if name in _AFTER_PRELUDE}
+    return shell._replace(
+        argv=["bash", "-l", "-c", _PRELUDE_SCRIPT, "bash", *become],
+        handed=f"{prelude}\0{json.dumps(asked)}".encode(),
+    )
+
+
+def start_job(job: Job) -> int:
+    """Start it in a session of its own, with stdout and stderr in its log, and return its pid.
+
+    Raises:
+        AgentError: it could not be started.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become(job, writer)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        # The writer's end closes when the program replaces our code, or says why it did not.
+        trouble = pipe.read(_ERROR_BYTES)
+    if trouble:
+        os.waitpid(pid, 0)
+        raise AgentError(f"the job could not be started: {trouble.decode(errors='replace')}")
+    return pid
+
+
+def become_job() -> NoReturn:
+    """Turn this process, which the prelude's bash has become, into the job."""
+    with open(_HANDED_FD, "rb") as file:
+        request: Record = json.loads(file.read())
+    run = RunDir(request["run_id"])
+    try:
+        umask = os.umask(0o077)
+        job = _prepare(request, run, umask)
+        run.write(_PRELUDE_FILE, {"schema": 1, "trouble": None})
+        os.umask(umask)
+        _execute(job)
+    except (AgentError, OSError) as error:
+        trouble = f"{error.message} after the setup" if isinstance(error, AgentError) else str(error)
+        hint = f": {error.hint}" if isinstance(error, AgentError) and error.hint else ""
+        run.write(_PRELUDE_FILE, {"schema": 1, "trouble": trouble + hint})
+        sys.stderr.write(f"multinode: {trouble}{hint}\n")
+    sys.exit(_NOT_FOUND)
+
+
+def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
+    """Why a job that has ended never began: its prelude failed, or left no program to start; None where it did begin.
+
+    `how` is how the process ended, in words.
+    """
+    if not request.get("prelude"):
+        return None
+    found = run.read(_PRELUDE_FILE)
+    if found is None:
+        return f"the setup {how}, and the job was not started"
+    trouble: Optional[str] = found["trouble"]
+    return trouble
+
+
+def hold_files(run: RunDir, files: list[Record]) -> None:
+    """Hold the texts of those that are marked so in this process, with which they are gone: they may be secrets.
+
+    The workers open them by their place in the run directory, as often as they like.
+
+    Raises:
+        AgentError: a path leads out of the run directory.
+        OSError: there is no memory, or no place for the link.
+    """
+    for file in files:
+        if file.get("in_memory"):
+            fd = open_unnamed()
+            with open(fd, "wb", closefd=False) as held:
+                held.write(file["text"].encode())
+            # Whoever follows it opens the file anew, and reads from its beginning.
+            run.add_link(file["path"], f"/proc/{os.getpid()}/fd/{fd}")
+
+
+def _prepare(request: Record, run: RunDir, umask: int) -> Job:
+    argv = [_expand_home(word.replace(_RUN_DIR_MARK, run.path)) for word in request["argv"]]
+    env = _environment(request, run)
+    _check_strings(argv, env)
+    cwd = os.path.abspath(_expand_home(request.get("cwd") or "~"))
+    if not os.path.isdir(cwd):
+        raise AgentError(f"the directory {cwd} does not exist", hint="set another with workdir= in the hostfile")
+    program = find_program(argv[0], env["PATH"], cwd) if argv else None
+    if program is None:
+        raise AgentError(
+            f"the program {argv[0] if argv else '(none)'} was not found or is not executable",
+            hint=f"looked in {cwd}" if argv and "/" in argv[0] else f"PATH is {env['PATH']}",
+        )
+    return Job(program, argv, env, cwd, run.log, umask)
+
+
+def _execute(job: Job) -> NoReturn:
+    """Replace this process by the job's program; raises OSError where the kernel refuses."""
+    _reset_signals()
+    os.chdir(job.cwd)
+    os.execve(job.program, job.argv, job.env)  # noqa: S606 - argv comes as data; a shell would reinterpret it
+
+
+def _environment(request: Record, run: RunDir) -> dict[str, str]:
+    unset: list[str] = request.get("unset", [])
+    prefixes = tuple(name[:-1] for name in unset if name.endswith("*"))
+    env = {name: value for name, value in os.environ.items() if name not in unset and not name.startswith(prefixes)}
+    env.update({name: _expand_home(value.replace(_RUN_DIR_MARK, run.path)) for name, value in request["env"].items()})
+    env.update(MULTINODE_RUN_ID=run.run_id, MULTINODE_RUN_DIR=run.path)
+    path_first: Optional[str] = request.get("path_first")
+    env["PATH"] = _prepend(_expand_home(path_first) if path_first else None, env.get("PATH") or os.defpath)
+    if request.get("instrument"):
+        env["PYTHONPATH"] = _prepend(_instrument_path(), env.get("PYTHONPATH"))
+        env["MULTINODE_SAMPLES"] = run.samples
+        env["MULTINODE_IFNAMES"] = ",".join(request.get("sample_ifnames", []))
+        if request.get("failures_only"):
+            env["MULTINODE_FAILURES_ONLY"] = "1"
+        if request.get("trace"):
+            env["MULTINODE_TRACE"] = json.dumps(request["trace"])
+    return env
+
+
+def _instrument_path() -> str:
+    # A directory inside the archive: Python imports from it as it stands.
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return os.path.join(package, "worker", "start")
+
+
+def _prepend(first: Optional[str], rest: Optional[str]) -> str:
+    return os.pathsep.join(part for part in (first, rest) if part)
+
+
+def _expand_home(text: str) -> str:
+    return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
+
+
+def _check_strings(argv: list[str], env: dict[str, str]) -> None:
+    if any("\0" in text for text in (*argv, *env, *env.values())):
+        raise AgentError("an argument or variable contains a NUL character")
+    bad = [name for name in env if not name or "=" in name]
+    if bad:
+        raise AgentError(f"not a variable name: {bad[0]!r}")
+
+
+def _become(job: Job, writer: int) -> NoReturn:
+    """Turn this forked child into the job; the reason goes to `writer` when that fails."""
+    try:
+        os.setsid()
+        os.umask(job.umask)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if job.handed:
+            writer = _hand_over(job, writer)
+        _execute(job)
+    except OSError as error:
+        os.write(writer, os.fsencode(f"{error.strerror}: {error.filename}")[:_ERROR_BYTES])
+    finally:
+        os._exit(_NOT_FOUND)
+
+
+def _hand_over(job: Job, writer: int) -> int:
+    """Put what is handed where the program finds it; returns `writer`, which may have had to make room."""
+    moved = os.dup(writer) if writer == _HANDED_FD else writer
+    # No pipe: nobody would read while we write. No file of a disk either: it may hold secrets.
+    with open(open_unnamed(), "wb") as file:
+        file.write(job.handed)
+        file.seek(0)
+        # The file may itself have the number that it shall get, which closing it would close.
+        copy = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, _HANDED_FD + 1)
+    os.dup2(copy, _HANDED_FD)
+    os.close(copy)
+    return moved
+
+
+def _reset_signals() -> None:
+    # What we block or ignore (and what Python ignores: SIGPIPE) would otherwise be inherited by the job.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def open_unnamed() -> int:
+    """A descriptor that no program inherits, of a file that has no name."""
+    try:
+        return os.memfd_create("multinode")
+    except (AttributeError, OSError):
+        # The kernel, or the C library that Python was built for, is without it.
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())

@@ -1,0 +1,384 @@
+"""The log of a run, kept within a limit while the job itself goes on writing it, and read by the job's own offsets.
+
+The beginning, and what tells of errors, are copied to `log.kept`; then the oldest blocks are given back to the file
+system, which leaves every offset as it is (fallocate(2), FALLOC_FL_PUNCH_HOLE). Where it cannot do that the file is
+cut, its last words go to `log.tail`, and the job's descriptor appends at the file's new end. What is kept are pieces,
+each behind its offset and length; `log.json` says from which offset on the log has everything, and which its first byte
+has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Optional
+
+from ..channel import Record
+from ..rundir import RunDir
+
+INDEX = "log.json"
+KEPT = "log.kept"
+TAIL = "log.tail"
+PIECE = struct.Struct("<QQ")
+"""Before each piece: its offset in the log, and its length."""
+
+
+class LogIndex(NamedTuple):
+    """What log.json says.
+
+    Attributes:
+        base: offset of the first byte of the file.
+        whole_from: from there on the file has all that the job has written.
+        busy: the file is just being cut, and cannot be read.
+    """
+
+    base: int = 0
+    whole_from: int = 0
+    busy: bool = False
+
+    def record(self) -> Record:
+        """It, as log.json has it."""
+        return {"schema": 1, "base_bytes": self.base, "whole_from_bytes": self.whole_from, "busy": self.busy}
+
+
+class _Piece(NamedTuple):
+    name: str
+    offset: int
+    length: int
+    place: int
+
+
+class KeptLog:
+    """Reads the log of one run."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._seen: Optional[tuple[int, int, int]] = None
+        self._index = LogIndex()
+        self._states: tuple[Optional[tuple[int, int, int]], ...] = ()
+        self._pieces: list[_Piece] = []
+
+    def read(self, offset: int, most: int) -> tuple[int, bytes]:
+        """How many bytes from `offset` on are gone; where none are, what is there, empty at the end and for now."""
+        index = self._read_index()
+        if index.busy:
+            return 0, b""
+        if offset >= index.whole_from:
+            gone, data = 0, _read_file(self._run.log, offset - index.base, most)
+        else:
+            gone, data = self._read_aside(offset, most, index.whole_from)
+        # What was read while that changed may be something else.
+        return (gone, data) if self._read_index() == index else (0, b"")
+
+    def gone_bytes(self) -> int:
+        """How much of it is gone."""
+        index = self._read_index()
+        gone = at = 0
+        for piece in sorted(self._list_pieces(), key=lambda piece: piece.offset):
+            gone += max(0, min(piece.offset, index.whole_from) - at)
+            at = max(at, piece.offset + piece.length)
+        return gone + max(0, index.whole_from - at)
+
+    def _read_index(self) -> LogIndex:
+        seen = _state(os.path.join(self._run.path, INDEX))
+        if seen is not None and seen != self._seen:
+            record = self._run.read(INDEX)
+            if record is None:
+                return LogIndex(busy=True)
+            self._seen = seen
+            self._index = LogIndex(record["base_bytes"], record["whole_from_bytes"], record["busy"])
+        return self._index
+
+    def _read_aside(self, offset: int, most: int, whole_from: int) -> tuple[int, bytes]:
+        next_offset = whole_from
+        for piece in self._list_pieces():
+            end = piece.offset + piece.length
+            if piece.offset <= offset < end:
+                place = piece.place + offset - piece.offset
+                path = os.path.join(self._run.path, piece.name)
+                return 0, _read_file(path, place, min(most, end - offset, whole_from - offset))
+            if piece.offset > offset:
+                next_offset = min(next_offset, piece.offset)
+        return next_offset - offset, b""
+
+    def _list_pieces(self) -> list[_Piece]:
+        paths = {name: os.path.join(self._run.path, name) for name in (TAIL, KEPT)}
+        states = tuple(map(_state, paths.values()))
+        if states != self._states:
+            self._states = states
+            self._pieces = [piece for name, path in paths.items() for piece in _pieces(name, path)]
+        return self._pieces
+
+
+def _read_file(path: str, place: int, most: int) -> bytes:
+    try:
+        fd = open_own(path, os.O_RDONLY)
+        try:
+            return os.pread(fd, most, place)
+        finally:
+            os.close(fd)
+    except OSError:
+        return b""
+
+
+def _pieces(name: str, path: str) -> Iterator[_Piece]:
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        place = 0
+        while len(head := os.pread(file.fileno(), PIECE.size, place)) == PIECE.size:
+            offset, length = PIECE.unpack(head)
+            yield _Piece(name, offset, length, place + PIECE.size)
+            place += PIECE.size + length
+
+
+def _state(path: str) -> Optional[tuple[int, int, int]]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open a file of the run; a link or a device that the job has put in its place is none.
+
+    Raises:
+        OSError: it is not there, or no file.
+    """
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise FileNotFoundError(f"{path} is no file")
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
+_HEAD_BYTES = 16 << 20
+_TAIL_BYTES = 16 << 20
+# Beginning and passages have so much of the limit at the most, each.
+_SHARE = 4
+# So much of it is given back at a time.
+_STEP_SHARE = 16
+_BLOCK_BYTES = 4096
+_READ_BYTES = 1 << 20
+# A look at the log keeps the supervisor from nothing else for longer than this takes.
+_LOOK_BYTES = 64 << 20
+# What begins a passage, and how much of what follows belongs to it.
+_MARKS = {b"Traceback (most recent call last)": 16 << 10, b"terminate called": 4 << 10, b"NCCL WARN": 1 << 10}
+_LONGEST_MARK = max(map(len, _MARKS))
+_LINE_BYTES = 256
+_OVERLAP_BYTES = _LINE_BYTES + _LONGEST_MARK
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Give blocks of a file back to its file system; they read as zeros then, and its size stays.
+
+    Raises:
+        OSError: the file system cannot do that.
+    """
+    try:
+        import ctypes
+    except ImportError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    libc = ctypes.CDLL(None, use_errno=True)
+    fallocate = getattr(libc, "fallocate64", None) or libc.fallocate
+    if fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+class LogLimit:
+    """The log of one run. Call `look` again and again while the job lives.
+
+    Args:
+        limit_bytes: what the log may take on the disk, all in all; None is without end.
+        punch: gives back blocks of a file.
+
+    Attributes:
+        gone_bytes: how much of the log is gone.
+    """
+
+    def __init__(
+        self, run: RunDir, limit_bytes: Optional[int], punch: Callable[[int, int, int], None] = punch_hole
+    ) -> None:
+        self.gone_bytes = 0
+        self._run = run
+        self._limit = limit_bytes
+        self._punch: Optional[Callable[[int, int, int], None]] = punch
+        self._index = LogIndex()
+        self._size = 0
+        # Aside: bytes of the files, and up to which offset of the log there is a copy, or was looked for passages.
+        self._aside = self._passages = 0
+        self._kept_to = self._looked_to = 0
+
+    def look(self) -> bool:
+        """Whether more of the log is gone now."""
+        before = self.gone_bytes
+        # A disk that is full, or a directory that was removed, is looked at again later.
+        with contextlib.suppress(OSError):
+            self._look()
+        return self.gone_bytes != before
+
+    def _look(self) -> None:
+        fd = open_own(self._run.log, os.O_RDWR)
+        try:
+            size = os.fstat(fd).st_size
+            if size < self._size:
+                # The job has cut it; what was in it is gone, and what it writes now comes behind that.
+                self._cut_at(self._index.base + self._size)
+            self._size = size
+            if self._limit is not None and (over := self._used() - self._limit) > 0:
+                self._give_back(fd, self._limit, over)
+        finally:
+            os.close(fd)
+
+    @property
+    def _end(self) -> int:
+        return self._index.base + self._size
+
+    def _used(self) -> int:
+        """What it takes, and what the copy of its beginning will."""
+        head = 0 if self._kept_to else self._head_bytes()
+        return self._end - self._index.whole_from + self._aside + head
+
+    def _head_bytes(self) -> int:
+        return min(_HEAD_BYTES, (self._limit or _HEAD_BYTES) // _SHARE)
+
+    def _give_back(self, fd: int, limit: int, over: int) -> None:
+        if self._kept_to == 0:
+            self._keep(fd, 0, self._head_bytes())
+            self._looked_to = self._kept_to = max(self._kept_to, 1)
+        wanted = self._index.whole_from + over + limit // _STEP_SHARE
+        begin = max(self._looked_to, self._index.whole_from)
+        if self._punch is None:
+            wanted = self._end
+        to = min(wanted, begin + _LOOK_BYTES, self._end)
+        self._keep_passages(fd, begin, to)
+        self._looked_to = to
+        if self._punch is not None:
+            # A mark that begins before `to` and ends behind it is looked for once more.
+            place = (to - _OVERLAP_BYTES - self._index.base) // _BLOCK_BYTES * _BLOCK_BYTES
+            self._punch_to(fd, self._index.base + place, self._punch)
+        if self._punch is None and self._looked_to >= self._end:
+            self._cut(fd)
+
+    def _punch_to(self, fd: int, to: int, punch: Callable[[int, int, int], None]) -> None:
+        begin = self._index.whole_from
+        if to <= begin:
+            return
+        # First said, then done: nobody takes a hole for what the job has written.
+        self._set_index(self._index._replace(whole_from=to))
+        try:
+            punch(fd, begin - self._index.base, to - begin)
+        except OSError:
+            self._punch = None
+            self._set_index(self._index._replace(whole_from=begin))
+
+    def _cut(self, fd: int) -> None:
+        """Cut the file to nothing; its last words are copied before."""
+        tail = min(_TAIL_BYTES, self._end - self._index.whole_from, (self._limit or _TAIL_BYTES) // _SHARE)
+        offset = self._end - tail
+        pieces = [data for _, data in _read(fd, offset - self._index.base, self._end - self._index.base)]
+        self._set_index(self._index._replace(busy=True))
+        # What has come meanwhile.
+        size = os.fstat(fd).st_size
+        pieces += [data for _, data in _read(fd, self._size, size)]
+        os.ftruncate(fd, 0)
+        before = self._tail_bytes()
+        data = b"".join(pieces)
+        try:
+            with self._open_aside(TAIL, os.O_TRUNC) as file:
+                file.write(PIECE.pack(offset, len(data)) + data)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(self._path(TAIL), 0)
+        self._aside += self._tail_bytes() - before
+        self._cut_at(self._index.base + size)
+        self._size = 0
+
+    def _tail_bytes(self) -> int:
+        try:
+            return os.stat(self._path(TAIL)).st_size
+        except OSError:
+            return 0
+
+    def _cut_at(self, offset: int) -> None:
+        self._looked_to = max(self._looked_to, offset)
+        self._set_index(LogIndex(base=offset, whole_from=offset))
+
+    def _set_index(self, index: LogIndex) -> None:
+        self._run.write(INDEX, index.record())
+        self._index = index
+        self.gone_bytes = KeptLog(self._run).gone_bytes()
+
+    def _keep_passages(self, fd: int, begin: int, to: int) -> None:
+        """Copy what begins in this part of the log."""
+        base = self._index.base
+        floor = max(begin - _OVERLAP_BYTES, self._index.whole_from) - base
+        for place, block in _read(fd, floor, to - base, overlap=_OVERLAP_BYTES):
+            for start, end in _find_passages(block):
+                self._keep(fd, base + place + start, base + place + end, is_passage=True)
+
+    def _keep(self, fd: int, begin: int, end: int, *, is_passage: bool = False) -> None:
+        """Copy a part of the log aside, as far as there is no copy of it yet and there is room."""
+        begin, end = max(begin, self._kept_to), min(end, self._end)
+        if is_passage and self._limit is not None:
+            end = min(end, begin + self._limit // _SHARE - self._passages - PIECE.size)
+        length = end - begin
+        if length <= 0:
+            return
+        # On a full disk it fails; what is given back now makes room for the next piece.
+        try:
+            self._append(fd, begin, length)
+        except OSError:
+            return
+        self._kept_to = end
+        self._aside += PIECE.size + length
+        self._passages += PIECE.size + length if is_passage else 0
+
+    def _append(self, fd: int, begin: int, length: int) -> None:
+        place = begin - self._index.base
+        with self._open_aside(KEPT, os.O_APPEND) as file:
+            before = os.fstat(file.fileno()).st_size
+            try:
+                file.write(PIECE.pack(begin, length))
+                for _, data in _read(fd, place, place + length):
+                    file.write(data)
+            except OSError:
+                os.ftruncate(file.fileno(), before)
+                raise
+
+    def _open_aside(self, name: str, flags: int) -> io.FileIO:
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        return open(os.open(self._path(name), flags, 0o600), "wb", buffering=0)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._run.path, name)
+
+
+def _read(fd: int, begin: int, end: int, *, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Blocks of a file and their places; each but the first repeats the end of the one before."""
+    place = begin
+    while place < end and (data := os.pread(fd, min(_READ_BYTES, end - place), place)):
+        yield place, data
+        if place + len(data) >= end:
+            return
+        place += max(1, len(data) - overlap)
+
+
+def _find_passages(block: bytes) -> list[tuple[int, int]]:
+    """Where passages begin and end, in order; the end may lie behind that of the block."""
+    found = []
+    for mark, length in _MARKS.items():
+        at = block.find(mark)
+        while at >= 0:
+            found.append((max(block.rfind(b"\n", 0, at) + 1, at - _LINE_BYTES), at + length))
+            at = block.find(mark, at + 1)
+    passages: list[tuple[int, int]] = []
+    for start, end in sorted(found):
+        if passages and start <= passages[-1][1]:
+            passages[-1] = (passages[-1][0], max(end, passages[-1][1]))
+        else:
+            passages.append((start, end))
+    return passages

@@ -1,0 +1,201 @@
+"""The runs of this node: the verbs `runs`, `clean` and `fetch`, and the processes of runs, by their environment."""
+
+from __future__ import annotations
+
+import binascii
+import itertools
+import os
+import stat
+import time
+from collections.abc import Iterator
+from typing import NamedTuple, Optional
+
+from ..channel import AgentError, Channel, Record
+from ..processes import Family, command_of, environ_of, find_process, list_pids
+from ..rundir import RunDir, is_run_id
+from .lease import read_lease_s
+from .status import has_ended, is_watched, other_machine, read_status
+
+_MOST_RUNS = 1000
+_MOST_FILES = 100_000
+_MOST_PROCESSES = 256
+
+
+class _Mark(NamedTuple):
+    """What a job's environment says of its run: its id, and where its directory is."""
+
+    run_id: str
+    run_dir: Optional[str]
+
+
+def run(request: Record, channel: Channel) -> None:
+    """One record `runs`: every run, newest first, and those of which processes live; with `run_id` that one alone."""
+    wanted: Optional[str] = request.get("run_id")
+    found = [_describe(one) for one in list_runs() if wanted in (None, one.run_id)]
+    plan = RunDir(wanted).read("plan.json") if wanted is not None else None
+    living = sorted({process["run_id"] for process in find_run_processes()}) if wanted is None else []
+    channel.emit({"kind": "runs", "runs": found, "plan": plan, "living": living})
+
+
+def clean(request: Record, channel: Channel) -> None:
+    """One record `cleaned`: which runs were removed, and which are not over and so were not; likewise of their code."""
+    # Whoever asks for the processes alone does not pay for it.
+    import shutil
+
+    from .code import clean_code
+
+    wanted: Optional[list[str]] = request.get("run_ids")
+    before_s = time.time() - float(request.get("older_s", 0.0))
+    removed: list[Record] = []
+    kept: list[Record] = []
+    for one in list_runs():
+        if wanted is not None and one.run_id not in wanted:
+            continue
+        record = {**_describe(one), "size_bytes": _size_bytes(one.path)}
+        if wanted is None and record["created_s"] > before_s:
+            continue
+        if _is_over(one):
+            shutil.rmtree(one.path, ignore_errors=True)
+        (kept if one.exists() else removed).append(record)
+    code = clean_code(None if wanted is None else request.get("code", []), before_s)
+    channel.emit({"kind": "cleaned", "removed": removed, "kept": kept, **code})
+
+
+def find_run_processes() -> list[Record]:
+    """One record for each process; our own, and those that it descends from, do not count.
+
+    Raises:
+        OSError: /proc cannot be listed.
+    """
+    found = ((pid, _read_mark(pid)) for pid in sorted(list_pids() - _lineage()))
+    marks = dict(itertools.islice(((pid, mark) for pid, mark in found if mark is not None), _MOST_PROCESSES))
+    supervised = {mark: _is_supervised(mark) for mark in set(marks.values())}
+    return [
+        {"pid": pid, "run_id": mark.run_id, "command": command_of(pid), "supervised": supervised[mark]}
+        for pid, mark in marks.items()
+    ]
+
+
+def list_runs() -> list[RunDir]:
+    """The runs that have a directory on this node, newest first."""
+    folder = os.path.dirname(RunDir("x").path)
+    try:
+        names = sorted(os.listdir(folder), reverse=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    # What else lies there, such as a file server's own directories, is none of ours.
+    ours = (name for name in names if is_run_id(name) and os.path.isdir(os.path.join(folder, name)))
+    return [RunDir(name) for name in itertools.islice(ours, _MOST_RUNS)]
+
+
+def _describe(one: RunDir) -> Record:
+    status = read_status(one) or {}
+    return {
+        "run_id": one.run_id,
+        "state": status.get("state"),
+        "cause": status.get("cause"),
+        "exit_code": status.get("exit_code"),
+        "watched": is_watched(one),
+        "machine": other_machine(one),
+        "created_s": one.created_s(),
+        "lease_s": read_lease_s(one),
+    }
+
+
+def _is_over(one: RunDir) -> bool:
+    """Whether it has ended, or nobody watches it and nothing of it lives: the directory is then all there is.
+
+    Of a run of another machine its status alone tells that.
+    """
+    if is_watched(one) and not has_ended(read_status(one)):
+        return False
+    return not Family(one.run_id).find()
+
+
+def _size_bytes(path: str) -> int:
+    total = count = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            count += 1
+            if count > _MOST_FILES:
+                return total
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _lineage() -> set[int]:
+    """Ourselves and our ancestors, as far as this process namespace shows them."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid and pid not in found:
+        found.add(pid)
+        process = find_process(pid)
+        pid = process.ppid if process is not None else 0
+    return found
+
+
+def _read_mark(pid: int) -> Optional[_Mark]:
+    env = dict(entry.split(b"=", 1) for entry in environ_of(pid).split(b"\0") if b"=" in entry)
+    run_id, run_dir = env.get(b"MULTINODE_RUN_ID"), env.get(b"MULTINODE_RUN_DIR")
+    if run_id is None:
+        return None
+    return _Mark(run_id.decode(errors="replace"), None if run_dir is None else os.fsdecode(run_dir))
+
+
+def _is_supervised(mark: _Mark) -> bool:
+    if not is_run_id(mark.run_id):
+        return False
+    one = RunDir(mark.run_id)
+    # The run may belong to another home directory than ours, as where several nodes are one machine.
+    one.path = mark.run_dir or one.path
+    return is_watched(one)
+
+
+_CHUNK_BYTES = 1 << 18
+
+
+def fetch(request: Record, channel: Channel) -> None:
+    """One record `files` with names and sizes; `data` records with `file` (its number) and base64; then `fetched`.
+
+    Raises:
+        AgentError: a path is not there, or holds too many files.
+    """
+    cwd = os.path.expanduser(request.get("cwd") or "~")
+    files = [found for path in request["paths"] for found in _find(cwd, path)]
+    if len(files) > _MOST_FILES:
+        raise AgentError(f"more than {_MOST_FILES} files were asked for", hint="name the directory that matters")
+    listed: list[Record] = [{"name": name, "size_bytes": os.stat(path).st_size} for name, path in files]
+    channel.emit({"kind": "files", "files": listed})
+    for number, (_, path) in enumerate(files):
+        # A file that grows while it is sent is told as it was when it was listed.
+        for data in _read(path, listed[number]["size_bytes"]):
+            text = binascii.b2a_base64(data, newline=False).decode()
+            channel.emit({"kind": "data", "file": number, "data": text})
+    channel.emit({"kind": "fetched"})
+
+
+def _find(cwd: str, asked: str) -> list[tuple[str, str]]:
+    """Name, beginning with the last part of what was asked for, and absolute path of each regular file."""
+    start = os.path.normpath(os.path.join(cwd, os.path.expanduser(asked)))
+    base = os.path.dirname(start)
+    if os.path.isfile(start):
+        return [(os.path.relpath(start, base), start)]
+    if not os.path.isdir(start):
+        raise AgentError(f"{asked} is not there", hint=f"looked for {start}")
+    found = []
+    for folder, _, names in os.walk(start):
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                found.append((os.path.relpath(path, base), path))
+    return found
+
+
+def _read(path: str, size_bytes: int) -> Iterator[bytes]:
+    with open(path, "rb", buffering=0) as file:
+        while data := file.read(min(_CHUNK_BYTES, size_bytes)):
+            size_bytes -= len(data)
+            yield data

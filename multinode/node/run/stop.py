@@ -1,0 +1,220 @@
+"""Stopping a run: the order that a supervisor obeys, the verb that gives it and waits, and how processes are ended.
+
+They get TERM, a time of grace, and KILL until none is left. Where the supervisor is dead, the sentinel ends the run, or
+else whoever follows or stops it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Optional
+
+from ..channel import AgentError, Channel, Record
+from ..processes import Family, Process, find_process
+from ..rundir import RunDir
+from .status import has_ended, is_lost, new_status, note_exit, other_machine, read_status, write_status
+
+STEP_S = 0.05
+"""How long to wait between two steps of an ending."""
+
+_FILE = "stop.json"
+_PATIENCE_S = 15.0
+_WAIT_S = 0.1
+_KILL_S = 10.0
+# Two looks in a row, because a child that is born during one look can be missed by it.
+_QUIET_LOOKS = 2
+_LOST_GRACE_S = 10.0
+# Before the names of their fields in supervisor.json.
+_WATCHERS = ("", "sentinel_")
+
+
+def run(request: Record, channel: Channel) -> None:
+    """The verb `stop`: one record `stopped` with the final status, and how many processes are left."""
+    run_dir = RunDir(request["run_id"])
+    grace_s = float(request["grace_s"])
+    status = _stop_known(run_dir, grace_s) if run_dir.exists() else _unknown()
+    # The status tells what was left then; what is left now is seen, and ended, here.
+    status["processes_left"] = _sweep(run_dir.run_id, grace_s)
+    channel.emit({**status, "kind": "stopped", "run_id": run_dir.run_id})
+
+
+def order_stop(run_dir: RunDir, grace_s: float, order: Optional[str] = None) -> None:
+    """Tell the supervisor to stop the run; TERM after which `grace_s` seconds pass until KILL.
+
+    `order` names who ordered it, in the status of the run.
+    """
+    watchers = _find_watchers(run_dir)
+    try:
+        run_dir.write(_FILE, {"schema": 1, "grace_s": grace_s, "order": order or "stop", "time_s": time.time()})
+    except OSError:
+        # A full disk: TERM says the same, with the grace of the request.
+        for process in watchers:
+            # The sentinel ignores it.
+            process.send(signal.SIGTERM)
+    for process in watchers:
+        # One that is suspended sees no order.
+        process.send(signal.SIGCONT)
+
+
+def _find_watchers(run_dir: RunDir) -> list[Process]:
+    """Supervisor and sentinel, as far as they live and are to be seen from here."""
+    watcher = run_dir.read("supervisor.json") or {}
+    if other_machine(run_dir) is not None:
+        return []
+    found = [
+        (find_process(watcher.get(f"{which}pid") or -1), watcher.get(f"{which}start_ticks")) for which in _WATCHERS
+    ]
+    return [process for process, start_ticks in found if process is not None and process.start_ticks == start_ticks]
+
+
+class StopOrders:
+    """The supervisor's view of the orders."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run = run_dir
+        self._path = os.path.join(run_dir.path, _FILE)
+        self._seen: Optional[tuple[int, int]] = None
+
+    def latest(self) -> Optional[tuple[float, str]]:
+        """The grace of an order that has come since the last call, and its name; None when there is none."""
+        with contextlib.suppress(OSError):
+            stat = os.stat(self._path)
+            order = self._run.read(_FILE)
+            if order is not None and (stat.st_ino, stat.st_mtime_ns) != self._seen:
+                self._seen = (stat.st_ino, stat.st_mtime_ns)
+                return float(order["grace_s"]), str(order.get("order"))
+        return None
+
+
+class Ending:
+    """One stop of a run, one look a step, so that nobody blocks on it. Call `step` until it returns True.
+
+    Args:
+        find: the living processes of the run, at each call.
+        grace_s: time from TERM to KILL.
+
+    Attributes:
+        left: how many processes the last look found.
+    """
+
+    def __init__(self, find: Callable[[], list[Process]], grace_s: float) -> None:
+        self.left = 0
+        self._find = find
+        self._kill_at = time.monotonic() + grace_s
+        self._asked: set[tuple[int, int]] = set()
+        self._quiet_looks = 0
+
+    def shorten(self, grace_s: float) -> None:
+        """KILL in `grace_s` seconds from now, if that is earlier than planned."""
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+
+    def step(self) -> bool:
+        """Look once and signal whom it finds; True when all are gone, or KILL has not helped for 10 s."""
+        found = self._find()
+        self.left = len(found)
+        self._quiet_looks = 0 if found else self._quiet_looks + 1
+        for process in found:
+            self._ask(process)
+        now = time.monotonic()
+        if now >= self._kill_at:
+            for process in found:
+                process.send(signal.SIGKILL)
+        return self._quiet_looks >= _QUIET_LOOKS or now >= self._kill_at + _KILL_S
+
+    def _ask(self, process: Process) -> None:
+        identity = (process.pid, process.start_ticks)
+        if identity not in self._asked:
+            self._asked.add(identity)
+            process.send(signal.SIGTERM)
+            # A process that is suspended takes TERM only once it goes on.
+            process.send(signal.SIGCONT)
+
+
+class Recovery:
+    """The end of a run whose supervisor is dead. Call `step` until it returns True.
+
+    Args:
+        family: its processes, as far as the caller can see them.
+        message: what became of the supervisor.
+
+    Attributes:
+        status: the run's status as it should be on disk; a full disk may keep it from there.
+    """
+
+    def __init__(self, run: RunDir, family: Family, message: str) -> None:
+        self._run = run
+        request = run.read("request.json") or {}
+        self._ending = Ending(family.find, request.get("grace_s", _LOST_GRACE_S))
+        self.status: Record = read_status(run) or new_status()
+        self._change(state="stopping", cause="supervisor_lost", message=message)
+
+    def shorten(self, grace_s: float) -> None:
+        """Someone is in a hurry: KILL in `grace_s` seconds at the latest."""
+        self._ending.shorten(grace_s)
+
+    def step(self, job_status: Optional[int] = None) -> bool:
+        """Look once; True when the run has ended.
+
+        Args:
+            job_status: the job's wait status, where the caller has just reaped it.
+        """
+        if job_status is not None:
+            note_exit(self.status, job_status)
+        if not self._ending.step():
+            return False
+        self._change(state="ended", ended_s=time.time(), processes_left=self._ending.left)
+        return True
+
+    def _change(self, **changes: object) -> None:
+        self.status.update(changes)
+        # The processes come first; a status that cannot be written stops nothing.
+        with contextlib.suppress(OSError):
+            write_status(self._run, self.status)
+
+
+def _unknown() -> Record:
+    return {"schema": 1, "state": "ended", "cause": "unknown", "message": "no such run on this node"}
+
+
+def _stop_known(run_dir: RunDir, grace_s: float) -> Record:
+    deadline = time.monotonic() + grace_s + _PATIENCE_S
+    status = read_status(run_dir)
+    if not has_ended(status):
+        order_stop(run_dir, grace_s)
+    while status is None or not has_ended(status):
+        if not os.path.exists(os.path.join(run_dir.path, "supervisor.json")):
+            # Somebody has taken it away, or all of the directory: its processes are ended one by one.
+            return _unknown()
+        if is_lost(run_dir):
+            return recover(run_dir, "neither supervisor nor sentinel was running when the run was stopped", grace_s)
+        if time.monotonic() > deadline:
+            pid, machine = (run_dir.read("supervisor.json") or {}).get("pid"), other_machine(run_dir)
+            where = f"pid {pid}" if machine is None else f"pid {pid} on the machine {machine}"
+            raise AgentError(
+                f"the supervisor ({where}) has not ended run {run_dir.run_id} within {grace_s + _PATIENCE_S:.0f} s",
+                hint=f"kill -9 {pid} on {'the node' if machine is None else machine}: the sentinel then ends the run",
+            )
+        time.sleep(_WAIT_S)
+        status = read_status(run_dir)
+    return status
+
+
+def recover(run_dir: RunDir, message: str, grace_s: float = math.inf) -> Record:
+    """End a run that nobody watches, with the grace of its request or this one; its status then."""
+    recovery = Recovery(run_dir, Family(run_dir.run_id), message)
+    recovery.shorten(grace_s)
+    while not recovery.step():
+        time.sleep(STEP_S)
+    return recovery.status
+
+
+def _sweep(run_id: str, grace_s: float) -> int:
+    ending = Ending(Family(run_id).find, grace_s)
+    while not ending.step():
+        time.sleep(STEP_S)
+    return ending.left

@@ -1,0 +1,357 @@
+"""Samples of the node itself: NICs, processors, memory, kernel log, read in the caller's own loop.
+
+Processor time is that of all cores, and of all processes of a job together, those that have ended included.
+
+Never raises: what fails is noted once in the samples, and the job goes on. GPUs are in gpu_sampler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import NamedTuple, Optional
+
+from ..channel import Record
+from ..facts.cgroups import GroupFinder, read_cpu_limit
+from ..facts.memory import Memory, MemoryReader
+from ..facts.nics import list_rdma_ports, read_card
+from ..kernel_files import read_text
+from ..nccl_files import InspectorReader
+from ..own_files import append_lines
+from ..processes import list_pids, stat_fields
+from ..rundir import RunDir, is_samples_name
+
+_GIB = 1 << 30
+_LEAST_INTERVAL_S = 0.1
+# What the cards carry before the first worker begins, some seconds from now, is nobody's of this job.
+_IDLE_INTERVAL_S, _IDLE_LOOK_S = 0.2, 2.0
+# Of all but the cards: the kernel takes a while to write down what each of many cores did, and means need no more.
+_SLOW_INTERVAL_S = 1.0
+# The controller knows what these mean; here they only keep the rest of a talkative log away.
+_TELLING = re.compile(
+    r"NVRM: Xid|amdgpu.*(?:ring \w+ timeout|GPU reset|uncorrectable)|EDAC .*UE|Hardware Error|Machine check"
+    r"|I/O error|(?:EXT4|XFS|BTRFS).*(?:error|corruption)|[Rr]emounting filesystem read-only"
+)
+_KERNEL_RECORD_BYTES = 8192
+# A disk that dies repeats itself; the first lines are the ones that count.
+_MOST_KERNEL_LINES = 100
+_MOST_KERNEL_CHARACTERS = 300
+
+
+class SampleFile:
+    """A JSONL file of samples that one process appends to."""
+
+    def __init__(self, run: RunDir, name: str) -> None:
+        self._path = os.path.join(run.samples, name)
+        self._noted: set[str] = set()
+
+    def append(self, records: list[Record]) -> None:
+        """Write the records, each stamped with wall clock and monotonic clock, unless it is.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        stamp: Record = {"schema": 1, "time_s": time.time(), "mono_ns": time.monotonic_ns()}
+        data = b"".join(json.dumps({**stamp, **record}).encode() + b"\n" for record in records)
+        append_lines(self._path, data)
+
+    def note(self, message: str) -> None:
+        """Record a failure, once; one that cannot be recorded is let go."""
+        if message not in self._noted:
+            self._noted.add(message)
+            with contextlib.suppress(OSError):
+                self.append([{"kind": "note", "message": message}])
+
+
+class KernelLog:
+    """Follows from now on what the kernel logs about failing hardware; readable for root, elsewhere often not.
+
+    Args:
+        path: the device that has one record a read (Documentation/ABI/testing/dev-kmsg).
+    """
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self._left = _MOST_KERNEL_LINES
+        self._fd: Optional[int] = None
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError:
+            self.close()
+
+    def read(self) -> list[Record]:
+        """`kernel` records of what came since the last call."""
+        found: list[Record] = []
+        while self._fd is not None and self._left:
+            try:
+                text = os.read(self._fd, _KERNEL_RECORD_BYTES).decode(errors="replace")
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    # Overwritten before it was read: the next read goes on behind the gap.
+                    continue
+                if error.errno != errno.EAGAIN:
+                    self.close()
+                break
+            message = text.partition(";")[2].partition("\n")[0]
+            if not text:
+                break
+            if _TELLING.search(message):
+                self._left -= 1
+                found.append({"kind": "kernel", "message": message[:_MOST_KERNEL_CHARACTERS]})
+        return found
+
+    def close(self) -> None:
+        """Follow no more."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class NodeSampler:
+    """Samples cards at an interval and the rest once a second, and never disturbs its caller.
+
+    Args:
+        run: whose samples; they go to samples/node.jsonl.
+        ifnames: the NICs to read; RDMA ports that are active are read as well.
+        interval_s: from one sample of the cards to the next.
+        spared: children of the caller that are none of the job's.
+
+    Attributes:
+        job_pid: the job, once it has been started.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        ifnames: list[str],
+        interval_s: float,
+        spared: Collection[int],
+        memory: Optional[MemoryReader] = None,
+    ) -> None:
+        self._folder = run.samples
+        self._file = SampleFile(run, "node.jsonl")
+        self._ifnames = ifnames
+        self._rdma_ports = [f"{one['device']}/{one['port']}" for one in list_rdma_ports() if one["state"] == "ACTIVE"]
+        self._interval_s = max(interval_s, _LEAST_INTERVAL_S)
+        self._due = self._slow_due = time.monotonic()
+        self._idle_until = self._due + _IDLE_LOOK_S
+        self._ticks: Optional[Ticks] = None
+        self._clock = JobClock(os.getpid(), spared)
+        self._groups = GroupFinder("cpu")
+        self._memory = MemoryReader() if memory is None else memory
+        self._kernel_log = KernelLog()
+        self._inspector = InspectorReader(run.path)
+        self.job_pid: Optional[int] = None
+
+    def due_in_s(self) -> float:
+        """Time until the next sample is due."""
+        return max(0.0, self._due - time.monotonic())
+
+    def tick(self) -> None:
+        """Take a sample if one is due."""
+        now = time.monotonic()
+        if now >= self._due:
+            interval_s = min(_IDLE_INTERVAL_S, self._interval_s) if now < self._idle_until else self._interval_s
+            self._due += interval_s
+            if self._due <= now:
+                # After a pause of the node, samples that were missed are not made up for.
+                self._due = now + interval_s
+            self._sample(is_slow_due=now >= self._slow_due)
+
+    def sample_last(self) -> None:
+        """Take the last sample, of all there is, now; and say what beside it does not go home."""
+        self._sample(is_slow_due=True)
+        with contextlib.suppress(OSError):
+            names = sorted(name for name in os.listdir(self._folder) if name.endswith(".jsonl"))
+            strange = [name for name in names if not is_samples_name(name)]
+            if strange:
+                others = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+                self._file.note(f"samples in {strange[0][:100]!r}{others} are passed over: no name of such a file")
+
+    def _sample(self, *, is_slow_due: bool) -> None:
+        readers: list[Callable[[], Record]] = [
+            partial(_read_card, name) for name in (*self._ifnames, *self._rdma_ports)
+        ]
+        if is_slow_due:
+            # Half an interval early: a sample that comes a little before the second must not make it two.
+            self._slow_due = time.monotonic() + _SLOW_INTERVAL_S - self._interval_s / 2
+            readers += [self._read_processors, lambda: parse_snmp(read_text("/proc/net/snmp"))]
+        records = [record for read in readers for record in self._try(read)]
+        if is_slow_due:
+            records += [*self._read_limit(), *self._kernel_log.read(), *self._inspector.read()]
+        self._try(partial(self._file.append, records))
+
+    def _try(self, action: Callable[[], Optional[Record]]) -> list[Record]:
+        try:
+            record = action()
+        except (OSError, ValueError, KeyError) as error:
+            self._file.note(f"a sample could not be taken: {error}")
+            return []
+        return [] if record is None else [record]
+
+    def _read_processors(self) -> Record:
+        before, self._ticks = self._ticks, read_ticks()
+        return {
+            "kind": "cpu",
+            **_shares(before, self._ticks),
+            "job_cores": self._clock.read_cores(),
+            **_in_gib(self._memory.read(self.job_pid)),
+        }
+
+    def _read_limit(self) -> list[Record]:
+        try:
+            return [read_cpu_limit(self._groups.find(self.job_pid))]
+        except (OSError, ValueError) as error:
+            self._file.note(f"no cgroup samples: {error}")
+            return []
+
+
+def parse_snmp(text: str) -> Record:
+    """A `tcp` record from the text of /proc/net/snmp: a line of names, then a line of values, for each protocol.
+
+    It tells the segments sent, and sent again, in the network namespace that we are in.
+
+    Raises:
+        KeyError, ValueError: it is something else.
+    """
+    names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
+    counters = dict(zip(names, values))
+    return {
+        "kind": "tcp",
+        "sent_segments": int(counters["OutSegs"]),
+        "retransmitted_segments": int(counters["RetransSegs"]),
+    }
+
+
+def _read_card(name: str) -> Record:
+    # Stamped here: rates are made of these, and other records are read before they are written.
+    return {"kind": "nic", "ifname": name, "mono_ns": time.monotonic_ns(), **read_card(name)}
+
+
+def _shares(before: Optional[Ticks], now: Ticks) -> Record:
+    """In percent of all cores' time since the sample before; the kernel's counts of idle time may go back a little."""
+    total = 0 if before is None else now.all - before.all
+    if before is None or total <= 0:
+        return {"busy_percent": None, "iowait_percent": None, "steal_percent": None}
+
+    def percent(ticks: int) -> float:
+        return round(100 * min(1.0, max(0.0, ticks / total)), 1)
+
+    return {
+        "busy_percent": percent(total - (now.idle - before.idle)),
+        "iowait_percent": percent(now.iowait - before.iowait),
+        "steal_percent": percent(now.steal - before.steal),
+    }
+
+
+def _in_gib(memory: Memory) -> Record:
+    return {"memory_available_gib": memory.available / _GIB, "memory_total_gib": memory.total / _GIB}
+
+
+# Columns of the first line of /proc/stat (proc(5)). Guest time, after these, is counted in the first two already.
+_IDLE, _IOWAIT, _STEAL, _COLUMNS = 3, 4, 7, 8
+# Fields after the name in /proc/PID/stat (proc(5)): the parent; user and system time, then both of children waited for.
+_PARENT = 1
+_TIMES = slice(11, 15)
+_LOOK_AGAIN_S = 30.0
+# Clock ticks are 10 ms: over less time than this they say little.
+_LEAST_SPAN_S = 0.5
+
+
+class Ticks(NamedTuple):
+    """Clock ticks of all cores since boot.
+
+    Attributes:
+        idle: in which nothing ran; `iowait` those of them in which a disk was waited for.
+        steal: taken by the hypervisor.
+    """
+
+    all: int
+    idle: int
+    iowait: int
+    steal: int
+
+
+def read_ticks(path: str = "/proc/stat") -> Ticks:
+    """What the cores did so far.
+
+    Raises:
+        OSError, ValueError: the kernel does not tell.
+    """
+    columns = [int(word) for word in read_text(path).partition("\n")[0].split()[1:]][:_COLUMNS]
+    if len(columns) < _COLUMNS:
+        raise ValueError(f"{path} does not begin with the times of all cores")
+    return Ticks(sum(columns), columns[_IDLE] + columns[_IOWAIT], columns[_IOWAIT], columns[_STEAL])
+
+
+class JobClock:
+    """Processor seconds of all descendants of a process that adopts its orphans.
+
+    Of strangers no more is read than their names: whose child a process is, is asked once. As its number may come to
+    mean another process, all are asked again every half minute.
+
+    Args:
+        root: the process, which is the caller: it has waited for those of its children that are gone.
+        spared: pids that do not count, nor do their children; may change.
+    """
+
+    def __init__(self, root: int, spared: Collection[int]) -> None:
+        self._root = root
+        self._spared = spared
+        self._members: set[int] = set()
+        self._strangers: set[int] = set()
+        self._look_again = 0.0
+        self._before: Optional[tuple[float, float]] = None
+
+    def read_cores(self) -> Optional[float]:
+        """Cores used since this was asked before; None at first, or where that is too short a time.
+
+        Raises:
+            OSError: /proc cannot be read.
+        """
+        before, now = self._before, time.monotonic()
+        if before is not None and now - before[0] < _LEAST_SPAN_S:
+            return None
+        self._before = (now, self.read_s())
+        # A process that ends between two looks may be missing for a moment.
+        return None if before is None else round(max(0.0, self._before[1] - before[1]) / (now - before[0]), 3)
+
+    def read_s(self) -> float:
+        """Processor seconds so far.
+
+        Raises:
+            OSError: /proc cannot be read.
+        """
+        self._meet()
+        own = os.times()
+        ticks = 0
+        for pid in sorted(self._members):
+            fields = stat_fields(pid)
+            ticks += sum(map(int, fields[_TIMES])) if fields else 0
+        return own.children_user + own.children_system + ticks / os.sysconf("SC_CLK_TCK")
+
+    def _meet(self) -> None:
+        """Tell new processes apart: ours and strangers."""
+        there = list_pids()
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + _LOOK_AGAIN_S
+            self._members, self._strangers = set(), set()
+        self._members &= there - set(self._spared)
+        self._strangers &= there
+        new = {}
+        for pid in there - self._members - self._strangers - {self._root, *self._spared}:
+            fields = stat_fields(pid)
+            if fields:
+                new[pid] = int(fields[_PARENT])
+        ours = {self._root, *self._members}
+        while found := {pid for pid, parent in new.items() if parent in ours} - ours:
+            ours |= found
+        self._members = ours - {self._root}
+        self._strangers |= new.keys() - ours

@@ -1,0 +1,1 @@
+"""What runs inside a training process. Its entry is `hooks.install`, which `start/sitecustomize.py` calls."""

@@ -1,0 +1,682 @@
+"""Collectives: which functions of torch.distributed communicate, what a call carries, and who waits how long in them.
+
+S is counted as nccl-tests does: of an all-gather, a gather and a scatter what all workers have together, of a
+reduce-scatter and an all-to-all what one worker puts in, of all else the tensor.
+
+On the CPU the host waits, in the phase `comm`. On a GPU the computing stream does, timed by pairs of CUDA events, and
+nothing is synchronised: events are asked at later steps whether they have come to pass. FSDP and DeepSpeed call
+collectives on streams of their own, which the computing stream waits for by events, or the host, which then gives it
+nothing to compute: that wait is timed in their place. What waits elsewhere is not seen: DDP's reducer waits in C++.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import sys
+import threading
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+
+from . import compiler
+from .guard import Guard, Hooks
+from .steps import Steps
+
+_MOST_PAIRS = 512
+# The host is never so far ahead of the device; were a device stuck, nothing would pile up.
+_MOST_PENDING = 64
+# Of an event: the stream that it was recorded on, and how many calls had gone there; None where none had.
+_MARK = "_multinode_mark"
+
+_Reader = Callable[[Tuple[Any, ...], Dict[str, Any]], Any]
+_Ended = Callable[[], None]
+_GroupOf = Callable[[Any, Any], Any]
+_Count = Callable[[str, Any, float], None]
+
+
+class _Kind(NamedTuple):
+    """What a function does, and which of its parameters says how much.
+
+    Attributes:
+        op: the collective, as CallCount names it.
+        sized: the parameter that holds the tensor, or the tensors; none for a barrier, which carries nothing.
+        shared: whether that is one worker's share of S.
+    """
+
+    op: str
+    sized: str = ""
+    shared: bool = False
+    group: str = "group"
+
+
+# Not here, because they call others of these for each of their parts: batch_isend_irecv, the collectives of objects.
+_PROCESS_GROUP: Dict[str, _Kind] = {
+    "all_reduce": _Kind("all_reduce", "tensor"),
+    "all_reduce_coalesced": _Kind("all_reduce", "tensors"),
+    "all_gather": _Kind("all_gather", "tensor_list"),
+    "all_gather_into_tensor": _Kind("all_gather", "output_tensor"),
+    "all_gather_single": _Kind("all_gather", "output_tensor"),
+    "_all_gather_base": _Kind("all_gather", "output_tensor"),
+    "all_gather_coalesced": _Kind("all_gather", "output_tensor_lists"),
+    "reduce_scatter": _Kind("reduce_scatter", "input_list"),
+    "reduce_scatter_tensor": _Kind("reduce_scatter", "input"),
+    "reduce_scatter_single": _Kind("reduce_scatter", "input"),
+    "_reduce_scatter_base": _Kind("reduce_scatter", "input"),
+    "broadcast": _Kind("broadcast", "tensor"),
+    "all_to_all": _Kind("all_to_all", "input_tensor_list"),
+    "all_to_all_single": _Kind("all_to_all", "input"),
+    "reduce": _Kind("reduce", "tensor"),
+    "gather": _Kind("gather", "tensor", shared=True),
+    "scatter": _Kind("scatter", "tensor", shared=True),
+    "send": _Kind("send", "tensor"),
+    "isend": _Kind("send", "tensor"),
+    "recv": _Kind("recv", "tensor"),
+    "irecv": _Kind("recv", "tensor"),
+    "barrier": _Kind("barrier"),
+    "monitored_barrier": _Kind("barrier"),
+}
+"""Of torch.distributed.distributed_c10d, which torch.distributed hands on."""
+
+_PACKAGE: Dict[str, _Kind] = {"_broadcast_coalesced": _Kind("broadcast", "tensors", group="process_group")}
+"""Of torch.distributed itself: DDP's buffers and its first parameters. Flattened to buckets inside; counted as one."""
+
+_FUNCTIONAL: Dict[str, _Kind] = {
+    "all_reduce": _Kind("all_reduce", "self"),
+    "all_reduce_coalesced": _Kind("all_reduce", "self"),
+    "all_gather_single": _Kind("all_gather", "self", shared=True),
+    "all_gather_single_coalesced": _Kind("all_gather", "self", shared=True),
+    "all_gather_tensor": _Kind("all_gather", "self", shared=True),
+    "all_gather_tensor_autograd": _Kind("all_gather", "self", shared=True),
+    "all_gather_into_tensor_coalesced": _Kind("all_gather", "self", shared=True),
+    "reduce_scatter_single": _Kind("reduce_scatter", "self"),
+    "reduce_scatter_single_coalesced": _Kind("reduce_scatter", "inputs"),
+    "reduce_scatter_tensor": _Kind("reduce_scatter", "self"),
+    "reduce_scatter_tensor_autograd": _Kind("reduce_scatter", "self"),
+    "reduce_scatter_tensor_coalesced": _Kind("reduce_scatter", "inputs"),
+    "all_to_all_single": _Kind("all_to_all", "self"),
+    "all_to_all_single_autograd": _Kind("all_to_all", "self"),
+    "broadcast": _Kind("broadcast", "self"),
+}
+"""Of torch.distributed._functional_collectives: what DTensor calls."""
+
+# pybind11's functions have no signature that Python can read.
+_BUILTIN_PARAMETERS = {"_broadcast_coalesced": ["process_group", "tensors", "buffer_size", "src"]}
+
+
+class _Nesting(threading.local):
+    inside = False
+
+
+class CollectiveHooks:
+    """Replaces functions of torch.distributed by ones that count and time their outermost calls.
+
+    Args:
+        steps: whose phases the host's waits are.
+        count: called with a collective's name, the process group (None: the default one) and S in bytes.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        guard: Guard,
+        count: _Count,
+        device: DeviceWaits,
+    ) -> None:
+        self._phases = steps.phases
+        self._guard = guard
+        self._count = count
+        self._device = device
+        self._nesting = _Nesting()
+
+    def hooks(self) -> Hooks:
+        """Modules to wait for, and what is then done with each.
+
+        The first of them is wrapped before anybody has copied its functions: torch.distributed, torch.compile's table
+        of collectives (which knows them by identity) and DeepSpeed all take ours.
+        """
+        return [
+            ("torch.distributed.distributed_c10d", self._hook_process_groups),
+            ("torch.distributed", self._hook_package),
+            ("torch.distributed._functional_collectives", self._hook_functional),
+            ("torch.cuda.streams", self._hook_events),
+            ("torch.cuda", self._hook_device),
+            ("torch.accelerator", self._hook_device),
+        ]
+
+    def _hook_process_groups(self, module: Any) -> None:
+        self._replace(module, _PROCESS_GROUP)
+        module.Work.wait = self._timed(module.Work.wait)
+
+    def _hook_package(self, module: Any) -> None:
+        self._replace(module, _PACKAGE)
+
+    def _hook_functional(self, module: Any) -> None:
+        self._replace(module, _FUNCTIONAL, functools.partial(_group_of, module))
+        module.wait_tensor = self._timed(module.wait_tensor)
+
+    def _hook_events(self, module: Any) -> None:
+        """Stream.wait_event, Stream.wait_stream and Stream.record_event all call the first two."""
+        record, wait, device = module.Event.record, module.Event.wait, self._device
+        mark, begin = device.mark, device.begin_event
+
+        @functools.wraps(record)
+        def recorded(event: Any, stream: Any = None) -> None:
+            record(event, stream)
+            if compiler.is_compiling() or not device.outstanding:
+                return
+            try:
+                mark(event, stream)
+            except Exception as error:  # noqa: BLE001 - see _counted
+                self._guard.tell("marking an event", error)
+
+        @functools.wraps(wait)
+        def waited(event: Any, stream: Any = None) -> None:
+            if compiler.is_compiling() or not device.outstanding:
+                wait(event, stream)
+                return
+            ended = None
+            try:
+                ended = begin(event, stream)
+            except Exception as error:  # noqa: BLE001 - see _counted
+                self._guard.tell("timing a wait for an event", error)
+            if ended is None:
+                wait(event, stream)
+                return
+            try:
+                wait(event, stream)
+            finally:
+                self._end(ended)
+
+        module.Event.record, module.Event.wait = recorded, waited
+        self._time_waits(module.Event, "synchronize", device.begin_event_on_host)
+        self._time_waits(getattr(module, "Stream", None), "synchronize", device.begin_stream_on_host)
+
+    def _hook_device(self, module: Any) -> None:
+        self._time_waits(module, "synchronize", self._device.begin_device_on_host)
+
+    def _time_waits(self, owner: Any, name: str, begin: Callable[..., Optional[_Ended]]) -> None:
+        """Time a function by which the host waits for streams, where nobody has waited for calls on them."""
+        device, function = self._device, getattr(owner, name, None)
+        if function is None:
+            return
+
+        @functools.wraps(function)
+        def awaiting(*args: Any, **kwargs: Any) -> Any:
+            if compiler.is_compiling() or not device.outstanding:
+                return function(*args, **kwargs)
+            ended = None
+            try:
+                ended = begin(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - see _counted
+                self._guard.tell("timing a wait for a stream", error)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if ended is not None:
+                    self._end(ended)
+
+        setattr(owner, name, awaiting)
+
+    def _replace(self, module: Any, kinds: Dict[str, _Kind], group_of: Optional[_GroupOf] = None) -> None:
+        for name, kind in _present(module, kinds).items():
+            function = getattr(module, name)
+            try:
+                setattr(module, name, self._counted(function, _Call(function, kind), group_of))
+            except Exception as error:  # noqa: BLE001 - the other functions can be counted all the same
+                self._guard.tell("counting the calls of %s.%s" % (module.__name__, name), error)
+
+    def _counted(self, function: Callable[..., Any], call: _Call, group_of: Optional[_GroupOf]) -> Callable[..., Any]:
+        """The function, with its outermost calls counted and timed."""
+        nesting = self._nesting
+
+        @functools.wraps(function)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if compiler.is_compiling() or nesting.inside:
+                return function(*args, **kwargs)
+            nesting.inside = True
+            ended = None
+            try:
+                tensors = call.tensors(args, kwargs)
+                ended = self._begin(call, tensors, args, kwargs)
+                result = function(*args, **kwargs)
+            finally:
+                nesting.inside = False
+                if ended is not None:
+                    self._end(ended)
+            try:
+                group = call.group(args, kwargs)
+                if group_of is not None:
+                    group = group_of(group, call.tag(args, kwargs))
+                size_bytes = _size_bytes(tensors)
+                self._count(call.op, group, size_bytes * _workers(group) if call.shared else size_bytes)
+            except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
+                self._guard.tell("counting a collective", error)
+            return result
+
+        return counted
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that waits for a collective, timed unless a collective that is timed already calls it."""
+        nesting = self._nesting
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if compiler.is_compiling() or nesting.inside:
+                return function(*args, **kwargs)
+            ended = self._begin_wait()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if ended is not None:
+                    self._end(ended)
+
+        return timed
+
+    def _begin(self, call: _Call, tensors: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[_Ended]:
+        try:
+            while isinstance(tensors, (list, tuple)) and tensors:
+                tensors = tensors[0]
+            # On a GPU the host goes on at once, and its time says nothing.
+            if getattr(tensors, "is_cuda", False):
+                return self._device.begin() if call.waits(args, kwargs) else None
+            return self._phases.leave if self._phases.enter("comm") else None
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("timing a collective", error)
+            return None
+
+    def _begin_wait(self) -> Optional[_Ended]:
+        # A Work does not say which device it is of: both are timed, and one of the two waits for next to nothing. Where
+        # another stream waits, the host does not.
+        try:
+            device_ended = self._device.begin()
+            if device_ended is _on_another_stream or not self._phases.enter("comm"):
+                return device_ended
+            if device_ended is None:
+                return self._phases.leave
+            return functools.partial(_end_both, self._phases.leave, device_ended)
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("timing a wait", error)
+            return None
+
+    def _end(self, ended: _Ended) -> None:
+        try:
+            ended()
+        except Exception as error:  # noqa: BLE001 - see _counted
+            self._guard.tell("timing a collective", error)
+
+
+class CudaStream:
+    """The stream that torch computes on unless told otherwise, of the current GPU.
+
+    As cheap as torch lets it be: `torch.cuda.current_stream()` makes an object and asks much before, and a training of
+    many small steps waits hundreds of times in each.
+    """
+
+    def __init__(self) -> None:
+        self._in_use = False
+        self._current: Optional[Callable[[], int]] = None
+        self._event: Optional[Callable[[], Any]] = None
+        self._streams: Dict[Tuple[int, int], Any] = {}
+
+    def in_use(self) -> bool:
+        """Whether this worker uses a GPU at all; asking starts nothing."""
+        if not self._in_use:
+            self._in_use = bool(sys.modules["torch"].cuda.is_initialized())
+        return self._in_use
+
+    def current(self) -> int:
+        """The handle of the stream that what is called now goes to: 0 is this one.
+
+        It never is while a CUDA graph is captured, which needs another stream.
+        """
+        if self._current is None:
+            self._current = _current_handle(sys.modules["torch"])
+        return self._current()
+
+    def here(self, device: Any) -> Any:
+        """The stream of this GPU, the current one, that what is called now goes to, as torch has it."""
+        torch = sys.modules["torch"]
+        quick = _quick(torch)
+        if quick is None:
+            return torch.cuda.current_stream(device)
+        index_of, handle_of = quick
+        index = index_of()
+        key = (index, handle_of(index))
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = torch.cuda.current_stream(device)
+        return stream
+
+    def event(self) -> Any:
+        """A new event that keeps the time, and whose `record` is of this stream, whichever is the current one."""
+        if self._event is None:
+            self._event = _event_of_computing(sys.modules["torch"])
+        return self._event()
+
+
+def _quick(torch: Any) -> Optional[Tuple[Callable[[], int], Callable[[int], int]]]:
+    """The current GPU, and the handle of its current stream, by what torch's compiler uses; None in a torch without."""
+    core = getattr(torch, "_C", None)
+    index_of, handle_of = (getattr(core, name, None) for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"))
+    return None if index_of is None or handle_of is None else (index_of, handle_of)
+
+
+def _current_handle(torch: Any) -> Callable[[], int]:
+    quick = _quick(torch)
+    if quick is None:
+        return lambda: int(torch.cuda.current_stream().cuda_stream)
+    index_of, handle_of = quick
+    return lambda: handle_of(index_of())
+
+
+def _event_of_computing(torch: Any) -> Callable[[], Any]:
+    cuda, quick = torch.cuda, _quick(torch)
+    event, base = cuda.Event, getattr(getattr(torch, "_C", None), "_CudaEventBase", None)
+    # What torch's own calls in the end; else torch's own, without our hook.
+    below = base if base is not None and issubclass(event, base) else None
+    record = getattr(event.record, "__wrapped__", event.record) if below is None else below.record
+    streams: Dict[int, Any] = {}
+
+    def record_on_computing(self: Any) -> None:
+        if quick is None:
+            stream = cuda.current_stream()
+            record(self, cuda.default_stream() if stream.cuda_stream else stream)
+            return
+        index = quick[0]()
+        stream = streams.get(index)
+        if stream is None:
+            stream = streams[index] = cuda.default_stream()
+        record(self, stream)
+
+    methods = {"record": record_on_computing}
+    if below is not None:
+        methods.update(query=below.query, elapsed_time=below.elapsed_time)
+    return functools.partial(type("ComputingEvent", (event,), methods), enable_timing=True)
+
+
+class _OtherStream:
+    """What was called on a stream that is not the computing one.
+
+    Attributes:
+        issued: calls so far; `awaited` of them are waited for, and `before` of them were called in an earlier step.
+    """
+
+    __slots__ = ("awaited", "before", "handle", "issued")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.issued = self.awaited = self.before = 0
+
+
+class _Wait:
+    """A pair of events around a wait, and how many calls of the step it times."""
+
+    __slots__ = ("_waits", "calls", "end", "start")
+
+    def __init__(self, waits: DeviceWaits, start: Any, end: Any) -> None:
+        self._waits = waits
+        self.start = start
+        self.end = end
+        self.calls = 0
+
+    def over(self) -> None:
+        """The wait ends."""
+        self._waits.end(self)
+
+
+class _StepWaits(NamedTuple):
+    """What the computing stream waited for in a step.
+
+    Attributes:
+        calls: calls of the step whose waits the pairs time. One of an earlier step is none of them: who waits for it
+            may have waited before, where it was not seen.
+        of_calls: all of this step.
+    """
+
+    step: int
+    pairs: List[_Wait]
+    calls: int
+    of_calls: int
+
+
+def _on_another_stream() -> None:
+    """What ends a wait that delays no computation."""
+
+
+class DeviceWaits:
+    """Records an event before and one after each wait, and adds up the time between them.
+
+    The sum is of stretches that the stream passed waiting: from the last computation before the call to the end of the
+    collective. It holds what was transferred as well as what was waited for a slower peer.
+
+    Attributes:
+        outstanding: calls on other streams that nobody has waited for yet; with none there is nothing to be marked.
+    """
+
+    def __init__(self, steps: Steps, stream: Any) -> None:
+        self.outstanding = 0
+        self._steps = steps
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._pairs: List[_Wait] = []
+        self._calls = 0
+        self._of_calls = 0
+        self._others: Dict[int, _OtherStream] = {}
+        self._unused: List[_Wait] = []
+        self._pending: Deque[_StepWaits] = collections.deque(maxlen=_MOST_PENDING)
+        steps.meters.append(self.close)
+
+    def begin(self) -> Optional[_Ended]:
+        """A wait begins; returns what ends it, or None where it is not timed.
+
+        On another stream than the computing one it delays no computation until that, or the host, waits for the other.
+        """
+        if not self._stream.in_use():
+            return None
+        current = self._stream.current()
+        with self._lock:
+            self._of_calls += 1
+            if current:
+                self._issue(current, 1)
+                return _on_another_stream
+        return self._begin_pair(1)
+
+    def mark(self, event: Any, stream: Any) -> None:
+        """An event was recorded on a stream (None: the current one), after the calls that went there so far."""
+        other = self._others.get(self._handle(stream))
+        if other is not None and other.issued > other.awaited:
+            setattr(event, _MARK, (other, other.issued))
+        elif getattr(event, _MARK, None) is not None:
+            setattr(event, _MARK, None)
+
+    def begin_event(self, event: Any, stream: Any = None) -> Optional[_Ended]:
+        """A stream (None: the current one) begins to wait for an event; returns as `begin`.
+
+        Where it is not the computing one, what it waits for is waited for again when that waits for it.
+        """
+        mark = getattr(event, _MARK, None)
+        if mark is None:
+            return None
+        other, issued = mark
+        if issued <= other.awaited:
+            return None
+        handle = self._handle(stream)
+        if handle == other.handle:
+            return None
+        with self._lock:
+            calls, late = self._take(other, issued)
+            if handle:
+                self._issue(handle, calls + late, late)
+                return None
+        return self._begin_pair(calls)
+
+    def begin_event_on_host(self, event: Any) -> Optional[_Ended]:
+        """The host begins to wait for an event, and gives the computing stream nothing to do; returns as `begin`."""
+        mark = getattr(event, _MARK, None)
+        return self._begin_on_host([mark] if mark is not None else [])
+
+    def begin_stream_on_host(self, stream: Any) -> Optional[_Ended]:
+        """Likewise for a stream."""
+        other = self._others.get(int(stream.cuda_stream))
+        return self._begin_on_host([(other, other.issued)] if other is not None else [])
+
+    def begin_device_on_host(self, *_: Any, **__: Any) -> Optional[_Ended]:
+        """Likewise for all streams."""
+        return self._begin_on_host([(other, other.issued) for other in list(self._others.values())])
+
+    def _begin_on_host(self, awaited: List[Tuple[_OtherStream, int]]) -> Optional[_Ended]:
+        with self._lock:
+            taken = [self._take(other, issued) for other, issued in awaited if issued > other.awaited]
+        return self._begin_pair(sum(calls for calls, _late in taken)) if taken else None
+
+    def _issue(self, handle: int, calls: int, late: int = 0) -> None:
+        other = self._others.get(handle)
+        if other is None:
+            other = self._others[handle] = _OtherStream(handle)
+        other.issued += calls
+        other.before += late
+        self.outstanding += calls
+
+    def _take(self, other: _OtherStream, issued: int) -> Tuple[int, int]:
+        """Calls on a stream, up to so many, are waited for: how many of this step, and of earlier ones."""
+        calls = issued - other.awaited
+        late = min(calls, max(0, other.before - other.awaited))
+        other.awaited = issued
+        self.outstanding -= calls
+        return calls - late, late
+
+    def _handle(self, stream: Any) -> int:
+        return self._stream.current() if stream is None else int(stream.cuda_stream)
+
+    def _begin_pair(self, calls: int) -> Optional[_Ended]:
+        with self._lock:
+            if len(self._pairs) >= _MOST_PAIRS:
+                return None
+            wait = self._unused.pop() if self._unused else None
+        wait = wait or _Wait(self, self._stream.event(), self._stream.event())
+        wait.calls = calls
+        wait.start.record()
+        return wait.over
+
+    def close(self, step: int) -> Dict[str, Any]:
+        """A step ends: those before it whose waits are over by now are recorded."""
+        with self._lock:
+            ended = _StepWaits(step, self._pairs, self._calls, self._of_calls)
+            self._pairs, self._calls, self._of_calls = [], 0, 0
+            for other in self._others.values():
+                other.before = other.issued
+        # Of a step whose calls were not timed, that is told as well: it is not the same as no calls.
+        if ended.of_calls or ended.pairs:
+            self._pending.append(ended)
+        while self._pending and _are_over(self._pending[0]):
+            self._record(self._pending.popleft())
+        return {}
+
+    def end(self, wait: _Wait) -> None:
+        """A wait that began ends."""
+        # In the order of the stream: the last is over last.
+        with self._lock:
+            wait.end.record()
+            self._pairs.append(wait)
+            self._calls += wait.calls
+
+    def _record(self, waits: _StepWaits) -> None:
+        wait_ms = sum(wait.start.elapsed_time(wait.end) for wait in waits.pairs)
+        calls, of_calls = waits.calls, waits.of_calls
+        self._steps.note("device_wait", step=waits.step, wait_us=wait_ms * 1000, calls=calls, of_calls=of_calls)
+        with self._lock:
+            self._unused.extend(waits.pairs)
+
+
+class _Call:
+    """Reads the arguments of one function's calls.
+
+    Attributes:
+        tensors: of a call's args and kwargs, the tensor or the tensors that say how much; None of a barrier.
+        group: likewise the process group as it was given; None is the default group.
+        tag: likewise what a functional collective tells groups of the same ranks apart by.
+
+    Raises:
+        ValueError: it has no parameter of that name.
+    """
+
+    def __init__(self, function: Callable[..., Any], kind: _Kind) -> None:
+        name = function.__name__
+        parameters = _BUILTIN_PARAMETERS.get(name) or list(inspect.signature(function).parameters)
+        for wanted in (kind.sized, kind.group):
+            if wanted and wanted not in parameters:
+                raise ValueError("%s has no parameter %s" % (name, wanted))
+        self.op = kind.op
+        self.shared = kind.shared
+        self.tensors = _reader(parameters, kind.sized)
+        self.group = _reader(parameters, kind.group)
+        self.tag = _reader(parameters, "tag")
+        self._asynchronous = _reader(parameters, "async_op")
+        # These two return while their work goes on, and say so by their names alone.
+        self._never_waits = name in ("isend", "irecv")
+
+    def waits(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+        """Whether what follows it waits for it: it is not asynchronous."""
+        return not (self._never_waits or self._asynchronous(args, kwargs))
+
+
+def _reader(parameters: List[str], name: str) -> _Reader:
+    position = parameters.index(name) if name in parameters else len(parameters)
+
+    def read(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        return args[position] if position < len(args) else kwargs.get(name)
+
+    return read
+
+
+def _present(module: Any, kinds: Dict[str, _Kind]) -> Dict[str, _Kind]:
+    """Those functions that this torch has; of two names of one function, where the older warns, only the newer."""
+    return {name: kind for name, kind in kinds.items() if hasattr(module, name) and not _hands_on(module, name)}
+
+
+def _hands_on(module: Any, name: str) -> bool:
+    # Such a functional collective warns of its age, pointing at its caller, and calls the newer one: were it wrapped,
+    # the warning would point at us.
+    newer = name.replace("_into_tensor", "_single").replace("_tensor", "_single")
+    return module.__name__.endswith("_functional_collectives") and newer != name and hasattr(module, newer)
+
+
+def _end_both(first: _Ended, second: _Ended) -> None:
+    try:
+        first()
+    finally:
+        second()
+
+
+def _size_bytes(tensors: Any) -> int:
+    if isinstance(tensors, (list, tuple)):
+        return sum(map(_size_bytes, tensors))
+    return 0 if tensors is None else tensors.nbytes
+
+
+def _workers(group: Any) -> int:
+    """How many are in a group; 0 in one that this worker is not in, for which a number stands."""
+    return int(sys.modules["torch"].distributed.get_world_size(group)) if not isinstance(group, int) else 0
+
+
+def _group_of(functional: Any, group: Any, tag: Any) -> Any:
+    """The process group that a functional collective was given in one of its many ways.
+
+    What is only traced calls them too, without anything being sent: then, as for groups without this worker, a number.
+    """
+    c10d = functional.c10d
+    if functional._are_we_tracing():  # noqa: SLF001 - torch asks itself so
+        return c10d.GroupMember.NON_GROUP_MEMBER
+    if isinstance(group, str):
+        return c10d._resolve_process_group(group)  # noqa: SLF001 - a name is resolved so
+    if isinstance(group, tuple):
+        mesh, dimension = group
+        return mesh.get_group(dimension)
+    if isinstance(group, list):
+        return c10d._find_pg_by_ranks_and_tag(tag or "", group)  # noqa: SLF001 - ranks are resolved so
+    return group.get_group() if hasattr(group, "get_group") else group
+
+
+def _are_over(waits: _StepWaits) -> bool:
+    # They stand in the order of one stream.
+    return not waits.pairs or bool(waits.pairs[-1].end.query())

@@ -1,0 +1,87 @@
+"""Keeps torch.compile away from the instrumentation: it compiles the training as it would without us.
+
+Left to itself the compiler traces what of ours the training calls, or takes up our functions where a graph breaks, and
+compiles them anew whenever a count in them changes. There are four ways, each for another kind of function:
+
+- A function that stands around one of the user's asks `is_compiling` first, and then only hands on the call: the
+  tracer knows that function by identity, drops the branch that it guards, and looks through to what is behind.
+- Modules that are only called from there are never traced (`_NEVER_TRACED`): the graph breaks instead.
+- What is traced through may not be taken up for itself between two graphs (`_ONLY_THROUGH`).
+- A single function that the compiler meets first is marked (`never_compiled`, `run_by_python`).
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any, Callable, Iterator, List, Tuple
+
+_NEVER_TRACED = ("batches", "nics", "hooks", "phases", "recorder", "steps", "sync", "sync_trainer")
+_ONLY_THROUGH = ("collectives", "phases", "recorder", "steps", "traffic")
+
+
+def _never() -> bool:
+    return False
+
+
+# torch.compiler's own, once that is imported.
+is_compiling: Callable[[], bool] = _never
+
+
+def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function of ours that the compiler calls as it stands."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no other that imports nothing
+    return function
+
+
+def run_by_python(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in the place of one of torch's that its own compiler would compile, and anew for each count in it.
+
+    The public name of this imports the compiler at once; this one does so at the first call.
+    """
+    wrapped: Callable[..., Any] = sys.modules["torch"]._disable_dynamo(function)  # noqa: SLF001 - see above
+    return wrapped
+
+
+def _notice_compiler(module: Any) -> None:
+    global is_compiling  # noqa: PLW0603 - a global is what the tracer looks up at the time it traces
+    is_compiling = getattr(module, "is_compiling", _never)
+
+
+def _spare_tracer(rules: Any) -> None:
+    for name in map(_full_name, _NEVER_TRACED):
+        if name in sys.modules:
+            rules.add(name)
+
+
+def _skip_frames(eval_frame: Any) -> None:
+    for module in filter(None, map(sys.modules.get, map(_full_name, _ONLY_THROUGH))):
+        for value in vars(module).values():
+            if getattr(value, "__module__", None) == module.__name__:
+                for code in _codes(value):
+                    eval_frame.skip_code(code)
+
+
+def _full_name(module: str) -> str:
+    return "%s.%s" % (__package__, module)
+
+
+def _codes(value: Any) -> Iterator[types.CodeType]:
+    """The code of a function, or of a class's methods, and of what is defined inside."""
+    if isinstance(value, type):
+        for member in vars(value).values():
+            yield from _codes(member)
+    code = value if isinstance(value, types.CodeType) else getattr(value, "__code__", None)
+    if code is not None:
+        yield code
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                yield from _codes(constant)
+
+
+HOOKS: List[Tuple[str, Callable[[Any], None]]] = [
+    ("torch.compiler", _notice_compiler),
+    ("torch._dynamo.trace_rules", _spare_tracer),
+    ("torch._dynamo.eval_frame", _skip_frames),
+]
+"""Modules to wait for, and what is then done with each; to be in place before the first function is watched."""

@@ -1,0 +1,282 @@
+"""What DDP's reducer sends, and how long it takes: it is C++, and calls nothing of torch.distributed.
+
+Its own timers say how long (`_get_ddp_logging_data`); its buckets say what it sends. Buffers and Python comm hooks call
+torch.distributed and are `traffic`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+
+from . import compiler
+from .collectives import CudaStream
+from .guard import Guard, Hooks
+from .steps import Steps
+
+# While these run, torch collects whatever rate it is told.
+_ALWAYS_COLLECTED = 10
+_INT32_BYTES = 4
+# Python hooks that have the reducer's C++ send the bucket, as torch names them: that call is not seen either.
+_OPTIMIZER_IN_BACKWARD = "_apply_optim_in_backward_hook.<locals>.apply_optim_in_backward_hook"
+_MIXED_PRECISION = "_reducer_allreduce_and_upcast_hook"
+_FP16 = "BuiltinCommHookType.FP16_COMPRESS"
+_AS_IT_IS = ("", "BuiltinCommHookType.ALLREDUCE", _OPTIMIZER_IN_BACKWARD)
+
+
+def hooks(steps: Steps, guard: Guard, traffic: Any) -> Hooks:
+    """Follow the reducers of all DDP modules, and tell `traffic` what they send.
+
+    It is told by `add(op, group, size_bytes, count=1, source="ddp")`.
+    """
+    reductions = _Reductions(steps, guard, traffic)
+    # First of the meters: the one that takes the step's traffic has to find the last reduction in it.
+    steps.meters.insert(0, reductions.end_step)
+    before, after = guard.quietly(reductions.before_forward), guard.quietly(reductions.after_preparation)
+    return [("torch.nn.parallel.distributed", functools.partial(around_preparation, before=before, after=after))]
+
+
+def around_preparation(
+    module: Any, before: Callable[[Any], None], after: Optional[Callable[[Any], None]] = None
+) -> None:
+    """Have ours called before, and after, a DDP module prepares itself for a forward pass; neither may raise.
+
+    Args:
+        module: torch.nn.parallel.distributed.
+        before: given the DDP module.
+        after: likewise.
+    """
+    # The class is wrapped and no hook is registered on the module: that would be saved with it by torch.save.
+    prepare = module.DistributedDataParallel._pre_forward  # noqa: SLF001 - nothing public lies between the timers
+
+    @functools.wraps(prepare)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before(self)
+        result = prepare(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    module.DistributedDataParallel._pre_forward = compiler.run_by_python(watched)  # noqa: SLF001 - see above
+
+
+def sends_gradients(module: Any) -> bool:
+    """Whether the backward pass of this forward pass will send gradients."""
+    return bool(sys.modules["torch"].is_grad_enabled() and module.require_backward_grad_sync)
+
+
+class _Reduced:
+    """One module's reductions: a synchronised forward pass, and the backward pass that it announces, is an iteration.
+
+    Attributes:
+        iterations: begun, as DDP counts them.
+        is_open: whether what the last one sends has yet to be added.
+        ended: iterations that had begun when a step ended, and the last such step in which there was one.
+        started: when the last iteration that was measured had begun, by torch's clock.
+        done: CUDA event after an iteration's backward pass, and that iteration.
+    """
+
+    def __init__(self) -> None:
+        self.iterations = 0
+        self.is_open = False
+        self.is_rebuilt = False
+        self.ended = 0
+        self.step = 0
+        self.samples: List[Dict[str, Any]] = []
+        self.started = 0
+        self.done: Any = None
+        self.done_iteration = 0
+
+
+class _Reductions:
+    """Follows all DDP modules of this worker, which it does not keep alive."""
+
+    def __init__(self, steps: Steps, guard: Guard, traffic: Any) -> None:
+        self._steps = steps
+        self._guard = guard
+        self._traffic = traffic
+        self._is_marking = False
+        self._stream = CudaStream()
+        self._modules: weakref.WeakKeyDictionary[Any, _Reduced] = weakref.WeakKeyDictionary()
+
+    def before_forward(self, module: Any) -> None:
+        """A forward pass begins; torch is about to read its timers of the last iteration."""
+        if not _is_synchronised(module):
+            return
+        reduced = self._modules.get(module)
+        if reduced is None:
+            reduced = self._modules[module] = _Reduced()
+            self._begin_marking(module)
+        rate = _sample_rate(module, reduced)
+        if rate is not None:
+            module._set_ddp_runtime_logging_sample_rate(rate)  # noqa: SLF001 - torch has no other
+
+    def after_preparation(self, module: Any) -> None:
+        """Torch has read the timers of the last iteration, where it does, and the next has begun."""
+        reduced = self._modules.get(module)
+        if reduced is None or not _is_synchronised(module):
+            return
+        data = module._get_ddp_logging_data()  # noqa: SLF001 - torch has no other
+        timing = _read_timing(data, reduced)
+        if timing is None or timing.is_reduced:
+            self._add_sent(module, reduced, data)
+        if timing is not None and timing.is_reduced:
+            self._record(reduced, timing, data)
+        self._add_rebuilding(module, reduced, data)
+        reduced.iterations += 1
+        reduced.is_open = True
+
+    def _begin_marking(self, module: Any) -> None:
+        if module.device_type == "cuda" and not self._is_marking:
+            self._is_marking = True
+            optimizers = sys.modules["torch.optim.optimizer"]
+            optimizers.register_optimizer_step_pre_hook(self._guard.quietly(self._mark))
+
+    def _mark(self, *_: Any) -> None:
+        """An optimizer is about to step: the backward passes before it have been issued."""
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_current_stream_capturing():
+            return
+        for module, reduced in list(self._modules.items()):
+            if module.device_type == "cuda" and reduced.done_iteration != reduced.iterations:
+                reduced.done = reduced.done or cuda.Event()
+                reduced.done.record(self._stream.here(module.device))
+                reduced.done_iteration = reduced.iterations
+
+    def end_step(self, step: int) -> Dict[str, Any]:
+        """A meter: what was reduced since the last step is of this one."""
+        for module, reduced in list(self._modules.items()):
+            if reduced.is_open:
+                self._add_sent(module, reduced, module._get_ddp_logging_data())  # noqa: SLF001 - torch has no other
+            for sample in reduced.samples:
+                self._steps.note("ddp", step=step, **sample)
+            reduced.samples = []
+            if reduced.iterations > reduced.ended:
+                reduced.ended, reduced.step = reduced.iterations, step
+        return {}
+
+    def _record(self, reduced: _Reduced, timing: _Timing, data: Dict[str, Any]) -> None:
+        sample = {"bucket_sizes_bytes": _bucket_sizes(data), **timing.fields}
+        if reduced.iterations <= reduced.ended:
+            self._steps.note("ddp", step=reduced.step, **sample)
+        else:
+            reduced.samples.append(sample)
+
+    def _add_sent(self, module: Any, reduced: _Reduced, data: Dict[str, Any]) -> None:
+        """Add what an iteration sends, once.
+
+        In the iteration after the buckets were rebuilt torch does not tell their sizes yet: those before are taken,
+        whose sum is the same.
+        """
+        if not reduced.is_open:
+            return
+        reduced.is_open = False
+        part = _sent_part(module, data)
+        sizes = _bucket_sizes(data) if part is not None else []
+        for size in sorted(set(sizes)):
+            self._add(module, "all_reduce", size * (part or 0), sizes.count(size))
+        if _finds_unused(module, reduced):
+            self._add(module, "all_reduce", _INT32_BYTES * data["num_parameter_tensors"])
+
+    def _add_rebuilding(self, module: Any, reduced: _Reduced, data: Dict[str, Any]) -> None:
+        """Add the agreement on rebuilt buckets: the parameters' order and a count, then a size for each bucket.
+
+        How many buckets there are torch tells later: one is taken.
+        """
+        if module._has_rebuilt_buckets and not reduced.is_rebuilt:  # noqa: SLF001 - torch has no other
+            self._add(module, "broadcast", _INT32_BYTES * (data["num_parameter_tensors"] + 1))
+            self._add(module, "broadcast", _INT32_BYTES)
+        reduced.is_rebuilt = module._has_rebuilt_buckets  # noqa: SLF001 - see above
+
+    def _add(self, module: Any, op: str, size_bytes: float, count: int = 1) -> None:
+        self._traffic.add(op, module.process_group, size_bytes, count=count, source="ddp")
+
+
+class _Timing(NamedTuple):
+    """What torch measured of one iteration.
+
+    Attributes:
+        is_reduced: whether it had a backward pass; what torch says of one that had not is of an earlier one.
+    """
+
+    is_reduced: bool
+    fields: Dict[str, Any]
+
+
+def _read_timing(data: Dict[str, Any], reduced: _Reduced) -> Optional[_Timing]:
+    """The timing of the last iteration; None where torch has not measured that one."""
+    iteration, started = reduced.iterations, data.get("forward_compute_time_start", 0)
+    if iteration == 0 or data.get("iteration") != iteration or started <= reduced.started:
+        return None
+    reduced.started = started
+    return _Timing(
+        is_reduced=data["backward_comm_time_start"] > started,
+        fields={
+            "iteration": iteration,
+            "forward_us": data["forward_compute_time"] / 1000,
+            "backward_us": data["backward_compute_time"] / 1000,
+            "comm_us": data["backward_comm_time"] / 1000,
+            "overlap_us": data["backward_compute_comm_overlap_time"] / 1000,
+        },
+    )
+
+
+def _is_synchronised(module: Any) -> bool:
+    """Whether DDP counts this forward pass as an iteration: the reducer will send its gradients."""
+    # Both of the former leave the reducer alone; the second calls torch.distributed itself.
+    if module._use_python_reducer or module._delay_all_reduce_all_params:  # noqa: SLF001 - torch has no other
+        return False
+    return sends_gradients(module)
+
+
+def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
+    """Every how many iterations torch shall use its timers from now on; None leaves it as it is (100).
+
+    Torch reads the timers of iteration i, and starts those of i + 1, where the rate divides that number. On a CPU both
+    cost nothing. On a GPU starting is an event, and reading first waits for the last event of iteration i
+    (reducer_cuda.cpp): the host could no longer run ahead of the device. So every iteration is timed there, and it is
+    read only if the device is past it already, as it is where a loop looks at its loss. Whatever was captured in a CUDA
+    graph cannot be read at all.
+    """
+    begun = reduced.iterations
+    if module.device_type == "cpu":
+        return 1 if begun == 0 else None
+    if module.device_type != "cuda" or begun < _ALWAYS_COLLECTED:
+        return None
+    if sys.modules["torch"].cuda.is_current_stream_capturing():
+        return begun + 2
+    if reduced.done_iteration == begun and reduced.done.query():
+        return 1
+    return begun + 1
+
+
+def _bucket_sizes(data: Dict[str, Any]) -> List[int]:
+    text = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
+    return [int(size) for size in text.split(", ")]
+
+
+def _sent_part(module: Any, data: Dict[str, Any]) -> Optional[float]:
+    """What the reducer sends of a bucket's bytes; None where a comm hook sends it through torch.distributed."""
+    name = data.get("comm_hook", "")
+    if name in _AS_IT_IS:
+        return 1.0
+    if name == _FP16:
+        item_bytes = 2
+    elif name == _MIXED_PRECISION:
+        item_bytes = module.mixed_precision.reduce_dtype.itemsize
+    else:
+        return None
+    # Buckets hold one dtype each, and torch does not say which: with several the sum is right.
+    ignored: Set[str] = module.parameters_to_ignore
+    sent = [each for name, each in module.module.named_parameters() if each.requires_grad and name not in ignored]
+    sent_bytes = sum(each.numel() * each.element_size() for each in sent)
+    return float(item_bytes * sum(each.numel() for each in sent) / sent_bytes)
+
+
+def _finds_unused(module: Any, reduced: _Reduced) -> bool:
+    """Whether the workers tell each other which parameters had gradients, an int32 for each."""
+    if module.static_graph:
+        return reduced.iterations == 1
+    return bool(module.find_unused_parameters)

@@ -1,0 +1,74 @@
+"""Where forward passes of training models begin: at the call of what wraps a model (DDP, FSDP, DeepSpeed).
+
+What is done there is `phases`' and `batches`' business. Calls are watched and not `forward` itself:
+torch.compile decides by the function `forward` what it traces, and must find the one that it knows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Optional
+
+from .guard import Hooks
+
+_Watch = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# FSDPModule is fully_shard's; it lived in the second place in torch 2.4 and 2.5.
+_WRAPPERS = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
+    ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"),
+    ("torch.distributed._composable.fsdp.fully_shard", "FSDPModule"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"),
+)
+_NAMES = frozenset(name for _module, name in _WRAPPERS)
+
+
+def hooks(watch: _Watch) -> Hooks:
+    """Have the calls of wrapped models watched.
+
+    Args:
+        watch: given a class's `__call__`, returns what to put in its place. Wrapped models may hold others (FSDP's
+            units), whose calls are watched, too.
+    """
+    return [
+        *((module, functools.partial(_watch_calls, watch, name)) for module, name in _WRAPPERS),
+        ("torch._dynamo.eval_frame", functools.partial(_watch_compiled, watch)),
+    ]
+
+
+def _watch_calls(watch: _Watch, name: str, module: Any) -> None:
+    owner = getattr(module, name, None)
+    if owner is not None:
+        owner.__call__ = watch(_call_of(owner))
+
+
+def _watch_compiled(watch: _Watch, module: Any) -> None:
+    """Inside torch.compile(DDP(model)) nothing can be watched, so that the compiled module is."""
+    owner = getattr(module, "OptimizedModule", None)
+    if owner is None:
+        return
+    plain = _call_of(owner)
+    watched = watch(plain)
+
+    @functools.wraps(plain)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (watched if _is_wrapper(self) else plain)(self, *args, **kwargs)
+
+    owner.__call__ = call
+
+
+def _is_wrapper(compiled: Any) -> bool:
+    original = getattr(compiled, "_orig_mod", None)
+    return any(base.__name__ in _NAMES for base in type(original).__mro__)
+
+
+def _call_of(owner: Any) -> Callable[..., Any]:
+    own: Optional[Callable[..., Any]] = vars(owner).get("__call__")
+    if own is not None:
+        return own
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it becomes the class's
+        return super(owner, self).__call__(*args, **kwargs)
+
+    return __call__

@@ -1,0 +1,153 @@
+"""Guard and AfterImport: how hooks are put into a training so that nothing of ours stops it.
+
+Whatever fails is told once, on stderr and in the samples. Hooks wait until the user's code has imported what they hook,
+and import nothing themselves: importing torch early would precede the environment that user code sets.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
+
+from . import compiler
+from .recorder import Recorder
+
+_MOST_WORDS = 500
+
+Hooks = List[Tuple[str, Callable[[Any], None]]]
+"""Modules to wait for, and what is then done with each."""
+
+
+class Guard:
+    """Wraps functions so that nothing that is ours gets out of them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._told: Set[str] = set()
+
+    def quietly(self, function: Callable[..., None]) -> Callable[..., None]:
+        """The function, with whatever it raises swallowed after it was told."""
+
+        @functools.wraps(function, assigned=("__name__",), updated=())
+        def wrapped(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - a training never stops because it is being watched
+                self.tell(getattr(function, "__name__", "a hook"), error)
+
+        return compiler.never_compiled(wrapped)
+
+    def followed(self, function: Callable[..., Any], after: Callable[..., None]) -> Callable[..., Any]:
+        """A function of the user's libraries, after which ours is called with the same arguments."""
+        quietly = self.quietly(after)
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            quietly(*args, **kwargs)
+            return result
+
+        return watched
+
+    def around(
+        self, function: Callable[..., Any], before: Callable[..., bool], after: Callable[[], Any]
+    ) -> Callable[..., Any]:
+        """A function of the user's libraries, with ours around it; it gets and gives what it ever did.
+
+        `before` is called with the same arguments; where it says False, `after` is not called. Else that is called
+        however theirs ends.
+        """
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if compiler.is_compiling():
+                return function(*args, **kwargs)
+            begun = False
+            try:
+                begun = before(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - see `quietly`
+                self.tell(_name(before), error)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if begun:
+                    self._end(after)
+
+        return watched
+
+    def tell(self, what: str, error: Exception) -> None:
+        """Say that something of ours failed; only the first failure of each is told."""
+        if what in self._told:
+            return
+        self._told.add(what)
+        message = ("%s failed and is skipped: %r" % (what.strip("_"), error))[:_MOST_WORDS]
+        try:
+            sys.stderr.write("multinode: %s\n" % message)
+            self._recorder.write("note", {"message": message})
+        except Exception:  # noqa: BLE001, S110 - stderr may be closed, and there is nobody left to tell
+            pass
+
+    def _end(self, after: Callable[[], Any]) -> None:
+        try:
+            after()
+        except Exception as error:  # noqa: BLE001 - see `quietly`
+            self.tell(_name(after), error)
+
+
+class AfterImport(MetaPathFinder):
+    """Calls functions with a module once it has been imported.
+
+    Args:
+        actions: module's name and function; a function must not raise. Several of one module are called in order.
+    """
+
+    def __init__(self, actions: Iterable[Tuple[str, Callable[[Any], None]]]) -> None:
+        self._actions: Dict[str, List[Callable[[Any], None]]] = {}
+        for name, action in actions:
+            self._actions.setdefault(name, []).append(action)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Find the module as ever, and have its loader call us afterwards."""
+        actions = self._actions.pop(fullname, None)
+        if actions is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            for action in actions:
+                action(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # this one module's own loader
+        return spec
+
+
+def add_trainer_callback(guard: Guard, module: Any, handlers: Dict[str, Callable[..., None]]) -> None:
+    """Have each Trainer that is made call us, once transformers.trainer, the module, has been imported.
+
+    The handlers are named by the callback's method, and called with the Trainer's arguments, its state and its logs.
+    """
+    methods = {name: _method(guard.quietly(handler)) for name, handler in handlers.items()}
+    callback = type("MultinodeCallback", (module.TrainerCallback,), methods)
+
+    def add_callback(trainer: Any, *_: Any, **__: Any) -> None:
+        trainer.add_callback(callback)
+
+    module.Trainer.__init__ = guard.followed(module.Trainer.__init__, add_callback)
+
+
+def _method(handler: Callable[..., None]) -> Callable[..., None]:
+    def method(_self: Any, args: Any, state: Any, *_: Any, logs: Any = None, **__: Any) -> None:
+        handler(args, state, logs or {})
+
+    return method
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", "a hook"))

@@ -1,0 +1,106 @@
+"""What a diagnosis of a hang finds in the run directory: this worker's Python stacks, and its count of collectives.
+
+Stacks of all threads are written on one real-time signal: a worker that hangs in a C call, as those that wait for a
+peer do, could not be asked otherwise where it stands. On a GPU the host runs ahead of its collectives, and its stack
+does not say which of them it is at. Only groups of all workers are counted: of the others, ranks do not have the same
+number. A thread of its own reads what the process groups count anyway.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Optional
+
+from ..node.own_files import replace_file
+from ..node.processes import find_process
+
+# SIGUSR1 and SIGUSR2 belong to the user's code (job schedulers announce a preemption by them), which may claim them at
+# any later time; of the real-time signals the C library takes the first two, and hardly anybody takes one.
+_OFFSET = 12
+
+
+def register(run_dir: str, rank: int) -> None:
+    """Register the signal, and leave a mark that says so; whoever signals reads the mark first.
+
+    Nothing is done where the signal is taken already.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    number = _free_signal()
+    if number is None:
+        return
+    folder = os.path.join(run_dir, "stacks")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    name = "rank-%d" % rank
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    # Kept open for as long as the worker lives: a handler may not open files.
+    descriptor = os.open(os.path.join(folder, name + ".txt"), flags, 0o600)
+    faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
+    ourselves = find_process(os.getpid())
+    start_ticks = ourselves.start_ticks if ourselves is not None else None
+    mark = {"rank": rank, "pid": os.getpid(), "start_ticks": start_ticks, "signal": int(number)}
+    replace_file(os.path.join(folder, name + ".json"), json.dumps(mark).encode())
+
+
+def _free_signal() -> Optional[int]:
+    if not hasattr(signal, "SIGRTMIN"):
+        return None
+    number = signal.SIGRTMIN + _OFFSET
+    return number if signal.getsignal(number) == signal.SIG_DFL else None
+
+
+_INTERVAL_S = 1.0
+_JOIN_DEADLINE_S = 5.0
+
+
+def start_counting(run_dir: str, rank: int) -> None:
+    """Start the thread; it writes `<pid> <count>` into stacks/rank-N.sequence when the count has changed.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    folder = os.path.join(run_dir, "stacks")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(os.path.join(folder, "rank-%d.sequence" % rank), flags, 0o600)
+    stop = threading.Event()
+    thread = threading.Thread(target=_keep_count, args=(descriptor, stop), name="multinode-sequence", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        # torch takes Python's lock again in a C++ destructor; in an interpreter that is being finalized, that aborts.
+        stop.set()
+        thread.join(_JOIN_DEADLINE_S)
+
+    atexit.register(end)
+
+
+def _keep_count(descriptor: int, stop: threading.Event) -> None:
+    last: Optional[int] = None
+    # A backend that does not count, or a disk that is full: there is no count.
+    with contextlib.suppress(Exception):
+        while not stop.wait(_INTERVAL_S):
+            count = _count()
+            if count is not None and count != last:
+                # Of one length, so that a reader never sees the end of an older number.
+                os.pwrite(descriptor, b"%10d %20d\n" % (os.getpid(), count), 0)
+                last = count
+
+
+def _count() -> Optional[int]:
+    """Collectives of all groups that hold all workers; None before there is a group."""
+    # Before the training itself has imported it, there is none; importing it here would change when that happens.
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not getattr(c10d, "is_initialized", bool)():
+        return None
+    world = c10d.get_world_size()
+    groups = [group for group in list(c10d._world.pg_map) if group.size() == world]  # noqa: SLF001 - no public list
+    return sum(int(group._get_sequence_number_for_group()) for group in groups)  # noqa: SLF001 - torch has no other name

@@ -1,0 +1,174 @@
+"""Hooks that see a training's steps: the Trainer's callback, DeepSpeed's step counter, else the optimizer's step.
+
+They wait for the user's own import of these libraries (AfterImport). The first of the three that knows better
+silences the ones after it (`steps`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import time
+import weakref
+from typing import Any, Callable, Dict, Optional
+
+from . import batches, compiler, compress, ddp, hang, model, nics, phases, sync, sync_trainer, trace
+from .guard import AfterImport, Guard, Hooks, add_trainer_callback
+from .recorder import Recorder, record_exceptions
+from .steps import Steps, memory_meter
+from .traffic import Traffic
+
+
+def install() -> None:
+    """Put the hooks in place, to act when their libraries are imported."""
+    rank = int(os.environ.get("RANK", "0"))
+    recorder = Recorder(os.environ["MULTINODE_SAMPLES"], rank)
+    record_exceptions(recorder)
+    guard = Guard(recorder)
+    if "MULTINODE_RUN_DIR" in os.environ:
+        guard.quietly(hang.register)(os.environ["MULTINODE_RUN_DIR"], rank)
+        guard.quietly(hang.start_counting)(os.environ["MULTINODE_RUN_DIR"], rank)
+    resume: Hooks = [("torch.serialization", _hook_serialization)] if "MULTINODE_ATTEMPT" in os.environ else []
+    if "MULTINODE_FAILURES_ONLY" in os.environ:
+        sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in resume))
+        return
+    steps = Steps(recorder, guard)
+    traffic = Traffic(steps, guard)
+    steps.meters.append(memory_meter())
+    cards = nics.meter(guard, os.environ)
+    if cards is not None:
+        steps.meters.append(cards)
+    compression = os.environ.get(compress.VARIABLE)
+    before: Hooks = [
+        *resume,
+        *compiler.HOOKS,
+        *phases.hooks(steps.phases, guard),
+    ]
+    after: Hooks = [
+        *batches.hooks(steps, guard),
+        *traffic.hooks(),
+        *(compress.hooks(steps, guard, traffic, compression) if compression else []),
+        *ddp.hooks(steps, guard, traffic),
+        *model.hooks(steps, guard),
+        *trace.hooks(steps, guard),
+        ("transformers.trainer", functools.partial(_hook_trainer, steps, guard)),
+        ("deepspeed.runtime.engine", functools.partial(_hook_deepspeed, steps, guard)),
+        ("torch.optim.optimizer", functools.partial(_hook_optimizer, steps, guard)),
+    ]
+    quiet = [[(name, guard.quietly(action)) for name, action in each] for each in (before, after)]
+    # In the optimizer's phase no more, and not yet in the next step.
+    sys.meta_path.insert(0, AfterImport([*quiet[0], *_sync_hooks(steps, cards), *quiet[1]]))
+
+
+def _sync_hooks(steps: Steps, cards: Optional[nics.Cards]) -> Hooks:
+    """Averaging between nodes, if it was asked for; it is no observer, and the guard is not around it."""
+    text = os.environ.get(sync.VARIABLE)
+    if not text:
+        return []
+    averaging = sync.Averaging(sync.read_settings(text), steps)
+    if cards is not None:
+        # Between two averages the counters tell what a round sends.
+        averaging.listeners.append(cards.read_soon)
+    return [*sync.hooks(steps, averaging), *sync_trainer.hooks(averaging)]
+
+
+def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
+    def begin(*_: Any) -> None:
+        if steps.begin("trainer"):
+            steps.restart()
+
+    def end_step(args: Any, state: Any, _logs: Any) -> None:
+        samples = args.train_batch_size * args.gradient_accumulation_steps
+        steps.step("trainer", step=state.global_step, total_steps=state.max_steps, samples=samples)
+
+    def end_evaluation(*_: Any) -> None:
+        # Which is in no step's time.
+        steps.restart()
+
+    def log(_args: Any, state: Any, logs: Dict[str, Any]) -> None:
+        """The losses, and at the end the Trainer's own figures."""
+        for kind, name in (("loss", "loss"), ("evaluation", "eval_loss")):
+            if name in logs:
+                # JSON has no NaN: null says that the training has diverged.
+                loss = float(logs[name])
+                steps.note(kind, step=state.global_step, loss=loss if math.isfinite(loss) else None)
+        if "train_runtime" in logs:
+            steps.note(
+                "train_end",
+                time_s=time.time(),
+                train_runtime_s=float(logs["train_runtime"]),
+                train_samples_per_s=float(logs.get("train_samples_per_second", 0)) or None,
+            )
+
+    handlers = {"on_train_begin": begin, "on_step_end": end_step, "on_evaluate": end_evaluation, "on_log": log}
+    add_trainer_callback(guard, module, handlers)
+
+
+def _hook_deepspeed(steps: Steps, guard: Guard, module: Any) -> None:
+    step = module.DeepSpeedEngine.step
+
+    def record(engine: Any) -> None:
+        samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
+        steps.step("deepspeed", step=engine.global_steps, samples=samples)
+
+    @functools.wraps(step)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = getattr(self, "global_steps", None)
+        result = step(self, *args, **kwargs)
+        if getattr(self, "global_steps", None) != before:
+            guard.quietly(record)(self)
+        return result
+
+    module.DeepSpeedEngine.step = counted
+
+
+def _hook_serialization(module: Any) -> None:
+    """Have torch.load take `cpu:0` for the CPU, as the rest of torch does.
+
+    It is where accelerate puts a worker without a GPU, and where transformers has the optimizer's state loaded to when
+    a training of several workers goes on from a checkpoint (5.6: Trainer._load_optimizer_and_scheduler).
+    """
+
+    def take_cpu(storage: Any, location: str) -> Any:
+        return storage if location.startswith("cpu:") else None
+
+    # After the CPU's own, which is 10, and before any other.
+    module.register_package(11, lambda _storage: None, take_cpu)
+
+
+def _hook_optimizer(steps: Steps, guard: Guard, module: Any) -> None:
+    choice = _OneOptimizer()
+
+    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if choice.is_counted(optimizer):
+            steps.step("optimizer")
+
+    module.register_optimizer_step_post_hook(guard.quietly(after_step))
+
+
+class _OneOptimizer:
+    """Chooses the optimizer to count steps by: the first that steps, until it is gone or others step without it.
+
+    A training with two optimizers steps both; one of them is enough.
+    """
+
+    _PATIENCE = 50
+
+    def __init__(self) -> None:
+        self._chosen: Callable[[], Any] = lambda: None
+        self._others = 0
+
+    def is_counted(self, optimizer: Any) -> bool:
+        """Whether the step of this optimizer counts."""
+        chosen = self._chosen()
+        if chosen is optimizer:
+            self._others = 0
+            return True
+        self._others += 1
+        if chosen is not None and self._others <= self._PATIENCE:
+            return False
+        self._chosen = weakref.ref(optimizer)
+        self._others = 0
+        return True

@@ -1,0 +1,353 @@
+"""What is trained, and how it is spread over the workers: one record a worker, and another only when it has changed.
+
+Models are noticed where they are wrapped (DDP, DeepSpeed, FSDP) and held weakly. What each step then sends is not ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+
+from .guard import Guard, Hooks
+from .steps import Steps
+
+_MIB = 2**20
+# Endless data sets say that they have as many as can be counted.
+_MOST_SAMPLES = 2**60
+# Settings as DeepSpeed's JSON names them, and the engine's methods that say what they came to.
+_DEEPSPEED_SETTINGS = {
+    "overlap_comm": "zero_overlap_comm",
+    "reduce_bucket_size": "zero_reduce_bucket_size",
+    "allgather_bucket_size": "zero_allgather_bucket_size",
+    "use_multi_rank_bucket_allreduce": "zero_multi_rank_bucket_allreduce",
+    "reduce_scatter": "zero_reduce_scatter",
+    "contiguous_gradients": "zero_contiguous_gradients",
+    "stage3_max_reuse_distance": "zero_max_reuse_distance",
+    "zero_hpz_partition_size": "zero_hpz_partition_size",
+    "zero_quantized_weights": "zero_quantized_weights",
+    "zero_quantized_gradients": "zero_quantized_gradients",
+}
+
+
+def hooks(steps: Steps, guard: Guard) -> Hooks:
+    """What to do once which module has been imported."""
+    seen = _Seen()
+    steps.meters.append(_Teller(steps, seen).end_step)
+
+    def made(attribute: str, noticed: Callable[[Any], None]) -> Callable[[Any], None]:
+        return lambda module: _notice_made(guard, getattr(module, attribute), noticed)
+
+    sharding = functools.partial(_notice_sharded, guard, seen)
+    return [
+        ("torch.nn.parallel.distributed", made("DistributedDataParallel", seen.ddp.setdefault)),
+        ("deepspeed.runtime.engine", made("DeepSpeedEngine", seen.engines.setdefault)),
+        ("torch.distributed.fsdp.fully_sharded_data_parallel", made("FullyShardedDataParallel", seen.fsdp.setdefault)),
+        # Where the function is made: whoever imports it from elsewhere gets it from here. The second is torch 2.4's.
+        ("torch.distributed.fsdp._fully_shard._fully_shard", sharding),
+        ("torch.distributed._composable.fsdp.fully_shard", sharding),
+        ("torch.optim.optimizer", functools.partial(_notice_optimizers, guard, seen)),
+        ("transformers.trainer", made("Trainer", seen.trainers.setdefault)),
+    ]
+
+
+class _Seen:
+    """Who may say what is trained, in the order in which they were made; none of them is kept alive.
+
+    Attributes:
+        fsdp: FullyShardedDataParallel modules, the inner ones too.
+        sharded: modules given to `fully_shard`, the first given first, and with what arguments.
+    """
+
+    def __init__(self) -> None:
+        self.ddp: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self.engines: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self.fsdp: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self.sharded: weakref.WeakKeyDictionary[Any, Dict[str, Any]] = weakref.WeakKeyDictionary()
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.trainers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+
+
+def _notice_made(guard: Guard, kind: Any, noticed: Callable[[Any], None]) -> None:
+    def notice(made: Any, *_: Any, **__: Any) -> None:
+        noticed(made)
+
+    kind.__init__ = guard.followed(kind.__init__, notice)
+
+
+def _notice_sharded(guard: Guard, seen: _Seen, library: Any) -> None:
+    def note(module: Any, *_: Any, **arguments: Any) -> None:
+        settings = _fully_shard_settings(arguments)
+        for each in module if isinstance(module, (list, tuple)) else [module]:
+            seen.sharded[each] = settings
+
+    library.fully_shard = guard.followed(library.fully_shard, note)
+
+
+def _notice_optimizers(guard: Guard, seen: _Seen, module: Any) -> None:
+    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        seen.optimizers.add(optimizer)
+
+    module.register_optimizer_step_post_hook(guard.quietly(after_step))
+
+
+class _Teller:
+    """Writes the record when a step has ended, and again when it has become another."""
+
+    def __init__(self, steps: Steps, seen: _Seen) -> None:
+        self._steps = steps
+        self._seen = seen
+        self._asked = 0
+        self._told: Optional[Dict[str, Any]] = None
+
+    def end_step(self, _step: int) -> Dict[str, Any]:
+        """A meter: looks at all parameters after steps 1, 2, 4, 8 and so on, for what is frozen or made later."""
+        self._asked += 1
+        if self._asked & (self._asked - 1) == 0:
+            fields = _describe(self._seen)
+            if fields is not None and fields != self._told:
+                self._told = fields
+                self._steps.note("model", **fields)
+        return {}
+
+
+class _Parameter(NamedTuple):
+    """One parameter of the whole model, however it is stored."""
+
+    elements: int
+    dtype: str
+    is_trainable: bool
+    device: Any
+
+
+class _Spread(NamedTuple):
+    """A wrapper's account of the model; as ModelSample has it (records/samples.py)."""
+
+    wrapper: str
+    parameters: List[_Parameter]
+    settings: Dict[str, Any]
+    zero_stage: Optional[int] = None
+    accumulation: Optional[int] = None
+
+
+def _describe(seen: _Seen) -> Optional[Dict[str, Any]]:
+    """The record's fields; None where nothing that is trained has been seen."""
+    # What wraps the others first: an engine may hold a DDP module, and every one of them has an optimizer.
+    for spread_of in (_spread_of_deepspeed, _spread_of_fsdp, _spread_of_fully_shard, _spread_of_ddp, _spread_of_none):
+        spread = spread_of(seen)
+        if spread is not None and spread.parameters:
+            if spread.accumulation is None:
+                spread = spread._replace(accumulation=_accumulation(seen))
+            return {**_fields(spread), "dataset_samples": _dataset_samples(seen)}
+    return None
+
+
+def _fields(spread: _Spread) -> Dict[str, Any]:
+    trainable = [each for each in spread.parameters if each.is_trainable]
+    device = (trainable or spread.parameters)[0].device
+    is_cuda = device.type == "cuda"
+    return {
+        "wrapper": spread.wrapper,
+        "zero_stage": spread.zero_stage,
+        "parameters": sum(each.elements for each in spread.parameters),
+        "trainable": sum(each.elements for each in trainable),
+        "dtypes": _by_dtype(spread.parameters),
+        "trainable_dtypes": _by_dtype(trainable),
+        "accumulation": spread.accumulation,
+        "device": device.type,
+        "device_name": sys.modules["torch"].cuda.get_device_name(device) if is_cuda else None,
+        "mixed_precision": _mixed_precision(),
+        "tf32": _tf32(),
+        "settings": spread.settings,
+    }
+
+
+def _by_dtype(parameters: Iterable[_Parameter]) -> Dict[str, int]:
+    counts: Dict[str, int] = {}
+    for each in parameters:
+        counts[each.dtype] = counts.get(each.dtype, 0) + each.elements
+    return counts
+
+
+def _mixed_precision() -> Optional[str]:
+    state = sys.modules.get("accelerate.state")
+    # Making an AcceleratorState would start accelerate where it was imported and is not used.
+    told = None if state is None else state.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001 - see above
+    return None if told is None else str(getattr(told, "value", told))
+
+
+def _tf32() -> bool:
+    """Torch 2.9 refuses to read the older flag where the newer one was set, and shows what the older one set."""
+    matmul = sys.modules["torch"].backends.cuda.matmul
+    newer = getattr(matmul, "fp32_precision", None)
+    is_on = matmul.allow_tf32 if newer is None else newer == "tf32"
+    return bool(is_on) and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+
+
+def _accumulation(seen: _Seen) -> Optional[int]:
+    """Micro-batches per step, as the Trainer or accelerate was told; None where it was neither."""
+    for trainer in reversed(list(seen.trainers)):
+        return int(trainer.args.gradient_accumulation_steps)
+    state = sys.modules.get("accelerate.state")
+    if state is None:
+        return None
+    # Making a GradientState would start accelerate where it was imported and is not used.
+    told = state.GradientState._shared_state.get("plugin_kwargs", {}).get("num_steps")  # noqa: SLF001 - see above
+    return None if told is None else int(told)
+
+
+def _dataset_samples(seen: _Seen) -> Optional[int]:
+    """Samples of the training's data set, on all workers together; None where that has no length, or nobody tells."""
+    for trainer in reversed(list(seen.trainers)):
+        try:
+            samples = len(trainer.callback_handler.train_dataloader.dataset)
+        except Exception:  # noqa: BLE001 - a data set's length is the user's code; a stream has none
+            return None
+        return samples if samples <= _MOST_SAMPLES else None
+    return None
+
+
+def _spread_of_deepspeed(seen: _Seen) -> Optional[_Spread]:
+    engines = list(seen.engines)
+    # A model that another is compared with has an engine as well, which never steps.
+    engine = _largest([each for each in engines if each.global_steps] or engines)
+    if engine is None:
+        return None
+    settings = {
+        name: getattr(engine, method)() for name, method in _DEEPSPEED_SETTINGS.items() if hasattr(engine, method)
+    }
+    # With DeepSpeed's own autocast the buckets' dtypes are what travels, whatever the configuration says.
+    dtypes = getattr(engine.optimizer, "ipg_buckets", None) or [engine.communication_data_type]
+    settings["communication_dtype"] = ", ".join(sorted(_dtype_name(each) or "" for each in dtypes))
+    settings["offload_optimizer"] = _offload_device(engine.zero_offload_optimizer())
+    settings["offload_param"] = _offload_device(engine.zero_offload_param())
+    return _Spread(
+        wrapper="deepspeed",
+        # Parameters that are partitioned or swapped out stand elsewhere than where they are computed with.
+        parameters=[each._replace(device=engine.device) for each in _parameters(engine.module)],
+        settings=settings,
+        zero_stage=int(engine.zero_optimization_stage()),
+        accumulation=int(engine.gradient_accumulation_steps()),
+    )
+
+
+def _spread_of_fsdp(seen: _Seen) -> Optional[_Spread]:
+    units = list(seen.fsdp)
+    if not units:
+        return None
+    unit = units[0]
+    strategy = unit.sharding_strategy.name
+    return _Spread(
+        wrapper="fsdp",
+        parameters=[each for unit in units for each in _flat_parameters(unit)],
+        settings={
+            "sharding_strategy": strategy,
+            "reshard_after_forward": strategy in ("FULL_SHARD", "HYBRID_SHARD"),
+            "param_dtype": _dtype_name(unit.mixed_precision.param_dtype),
+            "reduce_dtype": _dtype_name(unit.mixed_precision.reduce_dtype),
+            "backward_prefetch": getattr(unit.backward_prefetch, "name", None),
+            "limit_all_gathers": unit.limit_all_gathers,
+            "offload_param": "cpu" if unit.cpu_offload.offload_params else "none",
+        },
+    )
+
+
+def _spread_of_fully_shard(seen: _Seen) -> Optional[_Spread]:
+    if not seen.sharded:
+        return None
+    # The first to be sharded is a layer, the last the root, which keeps its parameters after the forward pass.
+    settings = next(iter(seen.sharded.values()))
+    return _Spread(wrapper="fsdp2", parameters=_parameters(*seen.sharded), settings=settings)
+
+
+def _spread_of_ddp(seen: _Seen) -> Optional[_Spread]:
+    module = _largest(seen.ddp)
+    if module is None:
+        return None
+    return _Spread(
+        wrapper="ddp",
+        parameters=_parameters(*seen.ddp),
+        settings={
+            "bucket_cap_mb": module.bucket_bytes_cap / _MIB,
+            "find_unused_parameters": module.find_unused_parameters,
+            "static_graph": module.static_graph,
+            "gradient_as_bucket_view": module.gradient_as_bucket_view,
+            # The one place where a hook that torch has built in is named, too.
+            "comm_hooks": module._get_ddp_logging_data().get("comm_hook", ""),  # noqa: SLF001 - see above
+        },
+    )
+
+
+def _spread_of_none(seen: _Seen) -> Optional[_Spread]:
+    models = [trainer.model for trainer in list(seen.trainers) if getattr(trainer, "model", None) is not None]
+    # An optimizer knows nothing of what is frozen; it is asked where there is no more to be had.
+    groups = (group for optimizer in list(seen.optimizers) for group in optimizer.param_groups)
+    parameters = _parameters(*models) or list(_counted(each for group in groups for each in group["params"]))
+    return _Spread(wrapper="none", parameters=parameters, settings={})
+
+
+def _largest(modules: Iterable[Any]) -> Optional[Any]:
+    """The module with most parameters that are trained; of equals the one that was made last."""
+    return max(reversed(list(modules)), key=lambda module: _trainable_elements(_parameters(module)), default=None)
+
+
+def _trainable_elements(parameters: Iterable[_Parameter]) -> int:
+    return sum(each.elements for each in parameters if each.is_trainable)
+
+
+def _parameters(*modules: Any) -> List[_Parameter]:
+    return list(_counted(each for module in modules for each in module.parameters()))
+
+
+def _counted(parameters: Iterable[Any]) -> Iterator[_Parameter]:
+    met: Set[int] = set()
+    for each in parameters:
+        if id(each) not in met:
+            met.add(id(each))
+            yield _Parameter(_full_size(each), _dtype_name(each.dtype) or "", each.requires_grad, each.device)
+
+
+def _full_size(parameter: Any) -> int:
+    """Elements of a parameter before it was partitioned or packed; a DTensor's own count is that already."""
+    partitioned = getattr(parameter, "ds_numel", None)
+    if partitioned is not None:
+        return int(partitioned)
+    # bitsandbytes packs two weights of 4 bits into one byte.
+    packed = getattr(getattr(parameter, "quant_state", None), "shape", None)
+    return math.prod(packed) if packed is not None else int(parameter.numel())
+
+
+def _flat_parameters(unit: Any) -> Iterator[_Parameter]:
+    """The original parameters that an FSDP module has flattened into one of its own."""
+    if unit._handle is None:  # noqa: SLF001 - torch says it nowhere else
+        return
+    flat = unit._handle.flat_param  # noqa: SLF001 - see above
+    originals = flat._params or [flat] * len(flat._shapes)  # noqa: SLF001 - see above
+    for original, shape in zip(originals, flat._shapes):  # noqa: SLF001 - see above
+        dtype = _dtype_name(flat.dtype) or ""
+        yield _Parameter(math.prod(shape), dtype, original.requires_grad, unit.compute_device)
+
+
+def _fully_shard_settings(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    policy, mesh = arguments.get("mp_policy"), arguments.get("mesh")
+    reshard = arguments.get("reshard_after_forward")
+    offload = type(arguments.get("offload_policy")).__name__ == "CPUOffloadPolicy"
+    return {
+        "reshard_after_forward": True if reshard is None else reshard,
+        "param_dtype": _dtype_name(getattr(policy, "param_dtype", None)),
+        "reduce_dtype": _dtype_name(getattr(policy, "reduce_dtype", None)),
+        "mesh": None if mesh is None else "x".join(str(size) for size in mesh.shape),
+        "offload_param": "cpu" if offload else "none",
+    }
+
+
+def _offload_device(config: Any) -> str:
+    device = getattr(config, "device", None)
+    return "none" if device is None else str(getattr(device, "value", device))
+
+
+def _dtype_name(dtype: Any) -> Optional[str]:
+    return None if dtype is None else str(dtype).replace("torch.", "")

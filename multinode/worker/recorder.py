@@ -1,0 +1,143 @@
+"""Recorder: JSON lines from a training worker to its file in the run directory, by a background thread.
+
+It never blocks the training and never raises into it; a full disk loses records and nothing else, and is told once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Dict, List, Optional, Set, Union
+
+from ..node.own_files import open_lines, write_lines
+
+SCHEMA = 1
+_MAX_TRACEBACK = 16384
+_FLUSH_DEADLINE_S = 2.0
+# A worker whose disk hangs goes on training; its memory shall not grow by what it cannot write down.
+_MOST_QUEUED = 10_000
+_MOST_AT_ONCE = 256
+
+# What is queued is a record, or an event to set once all before it has been written.
+_Item = Union[Dict[str, Any], threading.Event]
+
+
+class Recorder:
+    """Writes records of this worker; `rank` is added to each.
+
+    Args:
+        folder: the run directory's `samples`; need not be there yet.
+        most_queued: records that wait to be written; what comes beyond is dropped, and counted in a note.
+    """
+
+    def __init__(self, folder: str, rank: int, most_queued: int = _MOST_QUEUED) -> None:
+        self._file = _Lines(os.path.join(folder, "rank-%d.jsonl" % rank))
+        self._rank = rank
+        self._pid = os.getpid()
+        self._queue: "queue.SimpleQueue[_Item]" = queue.SimpleQueue()
+        self._most_queued = most_queued
+        self._dropped = 0
+        self._thread: Optional[threading.Thread] = None
+
+    def write(self, kind: str, fields: Dict[str, Any]) -> None:
+        """Record one thing that happened."""
+        # A fork (a DataLoader's worker) has the queue and not the thread; it has nothing to say either.
+        if os.getpid() != self._pid:
+            return
+        if self._queue.qsize() >= self._most_queued:
+            self._dropped += 1
+            return
+        if self._dropped:
+            message = "%d records were dropped: they came faster than they could be written" % self._dropped
+            self._dropped = 0
+            self._put("note", {"message": message})
+        self._put(kind, fields)
+
+    def flush(self) -> None:
+        """Write what is queued; called at exit, waits a moment at most."""
+        if self._thread is not None and os.getpid() == self._pid:
+            written = threading.Event()
+            self._queue.put(written)
+            written.wait(_FLUSH_DEADLINE_S)
+
+    def _put(self, kind: str, fields: Dict[str, Any]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._drain, name="multinode-recorder", daemon=True)
+            self._thread.start()
+            atexit.register(self.flush)
+        self._queue.put({"schema": SCHEMA, "kind": kind, "rank": self._rank, **fields})
+
+    def _drain(self) -> None:
+        while True:
+            items: List[_Item] = [self._queue.get()]
+            while len(items) < _MOST_AT_ONCE and not self._queue.empty():
+                items.append(self._queue.get())
+            self._file.append([item for item in items if isinstance(item, dict)])
+            for item in items:
+                if isinstance(item, threading.Event):
+                    item.set()
+
+
+class _Lines:
+    """The file: whole lines or none. What cannot be written is lost and told once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor: Optional[int] = None
+        self._told: Set[str] = set()
+
+    def append(self, records: List[Dict[str, Any]]) -> None:
+        data = b"".join(map(self._encode, records))
+        if not data:
+            return
+        try:
+            if self._descriptor is None:
+                self._descriptor = open_lines(self._path)
+            write_lines(self._descriptor, data)
+        except OSError as error:
+            self._tell("records are lost, %s cannot be written: %s" % (self._path, error.strerror))
+            self._close()
+
+    def _encode(self, record: Dict[str, Any]) -> bytes:
+        try:
+            return json.dumps(record, allow_nan=False).encode() + b"\n"
+        except Exception as error:  # noqa: BLE001 - values are a stranger's; one record is lost and not the thread
+            self._tell("a %s record is lost: %r" % (record["kind"], error))
+            return b""
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            # stderr may be closed, and then there is nobody left to tell.
+            with contextlib.suppress(Exception):
+                sys.stderr.write("multinode: %s\n" % message)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def record_exceptions(recorder: Recorder) -> None:
+    """Note the exception that ends this worker, then let Python print it as ever."""
+    before = sys.excepthook
+
+    def hook(kind: Any, value: Any, trace: Any) -> None:
+        try:
+            text = "".join(traceback.format_exception(kind, value, trace))[-_MAX_TRACEBACK:]
+            fields = {"time_s": time.time(), "type": kind.__name__, "message": str(value)[:2000], "traceback": text}
+            recorder.write("exception", fields)
+            recorder.flush()
+        except Exception:  # noqa: BLE001, S110 - the user's own exception must reach the user
+            pass
+        before(kind, value, trace)
+
+    sys.excepthook = hook

@@ -1,0 +1,50 @@
+"""Python imports this at start-up: its folder, which holds nothing else, stands first on PYTHONPATH.
+
+It acts in training workers only. Whatever fails here is swallowed: a training never stops because it is being watched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _chain() -> None:
+    """Run the sitecustomize that ours stands in front of, if there is one."""
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+def _install() -> None:
+    """Import our package from its place, which is on no path: nothing of ours stands in the way of the training's."""
+    root, name = os.path.split(os.path.dirname(os.path.dirname(_HERE)))
+    spec = importlib.machinery.PathFinder.find_spec(name, [root])
+    if spec is None or spec.loader is None:
+        raise ImportError("there is no %s in %s" % (name, root))
+    package = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    importlib.import_module(name + ".worker.hooks").install()
+
+
+def _is_worker() -> bool:
+    # torchrun's own agent loads this file too, and so does whatever a worker starts: neither trains.
+    if "LOCAL_RANK" not in os.environ or "MULTINODE_SAMPLES" not in os.environ:
+        return False
+    return os.environ.setdefault("MULTINODE_WORKER_PID", str(os.getpid())) == str(os.getpid())
+
+
+try:
+    if _is_worker():
+        _install()
+except Exception as error:  # noqa: BLE001 - see above
+    sys.stderr.write("multinode: not recording this worker: %r\n" % (error,))
+# Every import of the training would look into the archive first, which costs a start-up of torch a third of a second.
+sys.path[:] = [entry for entry in sys.path if entry != _HERE]
+_chain()

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from .localnode import SLEEPER, LocalNode
+
+
+def test_a_job_runs_and_its_output_and_exit_code_arrive_exactly(node: LocalNode) -> None:
+    payload = bytes(range(256)) * 3
+    argv = node.script(f"import os, sys\nos.write(1, {payload!r})\nos.write(2, b'end')\nsys.exit(7)\n")
+    with node.supervise(argv) as talk:
+        records = talk.read_all()
+        assert talk.process.wait() == 0
+    assert talk.data("log") == payload + b"end"
+    hello, end = records[0], records[-1]
+    assert hello["kind"] == "hello"
+    assert hello["run_dir"] == str(node.run_dir())
+    assert hello["supervisor_pid"] == node.watcher()["pid"]
+    assert (end["kind"], end["cause"], end["exit_code"], end["signal"]) == ("end", "exited", 7, None)
+    assert end["processes_left"] == 0
+    assert end["ended_s"] >= end["started_s"]
+    assert (node.run_dir() / "agent.err").read_bytes() == b""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_nccl_warned_of_comes_home_where_the_job_did_not_end_well(node: LocalNode, code: int) -> None:
+    argv = node.script(
+        "import os, sys\n"
+        "with open(os.environ['MULTINODE_RUN_DIR'] + '/nccl.a.7.log', 'w') as file:\n"
+        "    file.write('a:7:9 [0] NCCL INFO ring\\na:7:9 [0] x.cc:1 NCCL WARN socket: refused\\n')\n"
+        f"sys.exit({code})\n"
+    )
+    with node.supervise(argv) as talk:
+        talk.read_all()
+    records = [json.loads(line) for line in talk.data("samples/nccl.jsonl").splitlines()]
+    told = [(record["kind"], record["message"]) for record in records]
+    assert told == ([("nccl_warning", "a:7:9 [0] x.cc:1 NCCL WARN socket: refused")] if code else [])
+
+
+def test_the_environment_is_what_was_asked_for(node: LocalNode) -> None:
+    argv = node.script("import json, os, sys\nprint(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n")
+    tricky = "a 'b' \"c\"\n$(touch injected) `id`; echo \\"
+    request = node.request(
+        [*argv, tricky, "--out={run_dir}/x"],
+        env={"TRICKY": tricky, "WHERE": "{run_dir}/cfg.yaml", "EMPTY": ""},
+        unset=["RANK", "PET_*"],
+        cwd="~/work",
+        path_first="~/bin",
+        instrument=True,
+    )
+    (node.home / "work").mkdir()
+    ssh_env = {"RANK": "3", "RANKING": "kept", "PET_NNODES": "9", "PYTHONPATH": "/mine"}
+    code, _ = node.call("supervise", {**request, "detach": True}, env=ssh_env)
+    assert code == 0
+    node.wait_for_end()
+    run_dir = str(node.run_dir())
+    env, arguments, cwd = json.loads((node.run_dir() / "log").read_text())
+    assert arguments == [tricky, f"--out={run_dir}/x"]
+    assert cwd == str(node.home / "work")
+    assert env["TRICKY"] == tricky
+    assert env["WHERE"] == f"{run_dir}/cfg.yaml"
+    assert env["EMPTY"] == ""
+    assert env["RANKING"] == "kept"
+    assert "RANK" not in env
+    assert "PET_NNODES" not in env
+    assert env["PATH"].split(":")[0] == str(node.home / "bin")
+    assert env["MULTINODE_RUN_ID"] == "r"
+    assert env["MULTINODE_RUN_DIR"] == run_dir
+    assert env["MULTINODE_SAMPLES"] == f"{run_dir}/samples"
+    assert "MULTINODE_FAILURES_ONLY" not in env
+    instrument, mine = env["PYTHONPATH"].split(":")
+    assert instrument.endswith(".pyz/multinode_agent/worker/start")
+    assert mine == "/mine"
+    assert not list(node.home.rglob("injected"))
+
+
+def test_without_instrumentation_the_interpreter_is_left_alone(node: LocalNode) -> None:
+    argv = node.script("import os\nprint(sorted(n for n in os.environ if n in ('PYTHONPATH', 'MULTINODE_SAMPLES')))\n")
+    assert node.run(argv).data("log") == b"[]\n"
+
+
+def test_a_measurement_of_ours_records_failures_alone(node: LocalNode) -> None:
+    argv = node.script("import os\nprint(os.environ['MULTINODE_FAILURES_ONLY'])\n")
+    assert node.run(argv, instrument=True, failures_only=True).data("log") == b"1\n"
+
+
+def test_a_program_is_found_along_path_first(node: LocalNode) -> None:
+    (node.home / "bin").mkdir()
+    program = node.home / "bin" / "trainer"
+    program.write_text("#!/bin/sh\necho mine\n")
+    program.chmod(0o755)
+    assert node.run(["trainer"], path_first="~/bin").data("log") == b"mine\n"
+
+
+def test_files_are_private_and_the_umask_of_the_job_is_the_users(node: LocalNode) -> None:
+    argv = node.script("open('checkpoint', 'w').close()\n")
+    files = [{"path": "conf/job.yaml", "text": "model: \u00e9\n"}]
+    request = node.request(argv, files=files, env={"TOKEN": "secret"})
+    with node.talk("supervise", request, umask=0o022) as talk:
+        talk.read_all()
+    run_dir = node.run_dir()
+    assert (run_dir / "conf/job.yaml").read_text(encoding="utf-8") == "model: \u00e9\n"
+    for path in [run_dir, *run_dir.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((node.home / "checkpoint").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("path", ["../evil", "/tmp/evil", "a/../../evil", "status.json", ""])
+def test_a_file_that_would_land_elsewhere_or_on_our_own_is_refused(node: LocalNode, path: str) -> None:
+    request = node.request(["true"], files=[{"path": path, "text": "x"}])
+    assert node.error("supervise", request)
+    assert not node.run_dir().exists()
+    assert not list(node.home.rglob("evil"))
+
+
+@pytest.mark.parametrize("run_id", ["../r", "a/b", "", ".hidden", "a b"])
+def test_a_run_id_that_could_be_a_path_is_refused(node: LocalNode, run_id: str) -> None:
+    assert "run id" in node.error("supervise", node.request(["true"], run_id))
+
+
+def test_a_run_id_is_used_once(node: LocalNode) -> None:
+    node.run(["true"])
+    assert "already exists" in node.error("supervise", node.request(["true"]))
+
+
+def test_what_is_missing_is_named_and_nothing_is_left(node: LocalNode) -> None:
+    assert "/no/such/dir" in node.error("supervise", node.request(["true"], cwd="/no/such/dir"))
+    assert "no-such-program" in node.error("supervise", node.request(["no-such-program"]))
+    assert "./absent.sh" in node.error("supervise", node.request(["./absent.sh"]))
+    assert "NUL" in node.error("supervise", node.request(["true", "a\0b"]))
+    assert "A=B" in node.error("supervise", node.request(["true"], env={"A=B": "c"}))
+    assert not node.run_dir().exists()
+
+
+def test_a_program_that_the_kernel_refuses_ends_as_not_started(node: LocalNode) -> None:
+    program = node.home / "garbage"
+    program.write_bytes(b"\x00garbage")
+    program.chmod(0o755)
+    end = node.run([str(program)]).records[-1]
+    assert (end["kind"], end["cause"], end["exit_code"], end["job_pid"]) == ("end", "not_started", None, None)
+    assert "Exec format error" in end["message"]
+    assert "garbage" in end["message"]
+    assert "Exec format error" in node.error("supervise", node.request([str(program)], "r2", detach=True))
+
+
+def test_a_detached_run_goes_on_alone_and_can_be_followed_later(node: LocalNode) -> None:
+    node.start(SLEEPER, lease_s=None)
+    assert node.status()["state"] == "running"
+    with node.follow() as talk:
+        talk.read_log_until(b"ready\n")
+        end = talk.stop()
+    assert (end["kind"], end["cause"], end["signal"]) == ("end", "stopped", "SIGTERM")
+
+
+def test_the_watchers_hold_nothing_of_the_connection(node: LocalNode) -> None:
+    node.start(SLEEPER)
+    watcher = node.watcher()
+    job_pid = node.status()["job_pid"]
+    assert (os.getsid(job_pid), os.getpgid(job_pid)) == (job_pid, job_pid)
+    sessions = set()
+    for pid in (watcher["pid"], watcher["sentinel_pid"]):
+        files = {path.name: str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+        held = {name: path for name, path in files.items() if path != "/dev/kmsg"}
+        assert held == {"0": os.devnull, "1": os.devnull, "2": str(node.run_dir() / "agent.err")}
+        assert str(Path(f"/proc/{pid}/cwd").readlink()) == "/"
+        sessions.add(os.getsid(pid))
+    assert sessions == {watcher["pid"], watcher["sentinel_pid"]}
+    node.stop()
+
+
+def test_cards_and_processor_are_sampled_before_during_and_after(node: LocalNode) -> None:
+    records = node.samples("node.jsonl", ["sleep", "0.7"], sample_ifnames=["lo", "nosuch0"], sample_interval_s=0.2)
+    cards = [record for record in records if record["kind"] == "nic"]
+    assert len(cards) >= 4
+    assert {record["ifname"] for record in cards} == {"lo"}
+    assert cards[0].keys() >= {"rx_bytes", "tx_packets", "rx_errors", "tx_dropped", "time_s", "mono_ns", "schema"}
+    clock = [record["mono_ns"] for record in cards]
+    assert clock == sorted(set(clock))
+    assert cards[0]["time_s"] <= node.status()["ended_s"] - 0.7
+    processor = [record for record in records if record["kind"] == "cpu"]
+    assert processor[0]["busy_percent"] is None
+    assert 0 <= processor[-1]["busy_percent"] <= 100
+    assert processor[-1]["memory_available_gib"] > 0
+    notes = [record["message"] for record in records if record["kind"] == "note"]
+    assert len(notes) == 1
+    assert "nosuch0" in notes[0]
+
+
+def test_the_last_sample_is_taken_after_the_end_of_the_job(node: LocalNode) -> None:
+    records = node.samples("node.jsonl", ["sleep", "0.3"], sample_ifnames=["lo"], sample_interval_s=60.0)
+    times = [record["mono_ns"] for record in records if record["kind"] == "nic"]
+    assert times[-1] - times[0] >= 0.3e9

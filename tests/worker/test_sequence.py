@@ -1,0 +1,66 @@
+"""How many collectives a worker has launched, kept where a diagnosis finds it; over real gloo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .gloo_pair import run_pair
+
+COUNTED = """
+import time
+worker.hang._INTERVAL_S = 0.05
+worker.hang.start_counting(FOLDER, RANK)
+torch = begin()
+alone = [torch.distributed.new_group([rank]) for rank in range(2)][RANK]
+everybody = torch.distributed.new_group([0, 1])
+for _ in range(3):
+    torch.distributed.all_reduce(torch.ones(4))
+torch.distributed.all_reduce(torch.ones(4), group=everybody)
+# What not all workers take part in does not count.
+for _ in range(RANK * 5):
+    torch.distributed.all_reduce(torch.ones(4), group=alone)
+
+def kept():
+    with open(FOLDER + "/stacks/rank-%d.sequence" % RANK) as file:
+        return file.read().split()
+
+end = time.monotonic() + 60
+while kept()[1:] != ["4"] and time.monotonic() < end:
+    time.sleep(0.05)
+tell([os.getpid(), *kept()])
+"""
+
+
+ENDS_WHILE_COUNTING = """
+import atexit, sys, threading, types
+from multinode.worker import hang
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+counting = threading.Event()
+def size():
+    counting.set()
+    return 2
+sys.modules["torch.distributed.distributed_c10d"] = types.SimpleNamespace(
+    is_initialized=lambda: True, get_world_size=size, _world=types.SimpleNamespace(pg_map={})
+)
+hang._INTERVAL_S = 0.001
+hang.start_counting(sys.argv[1], 0)
+assert counting.wait(60)
+"""
+
+
+@pytest.mark.torch
+def test_collectives_of_all_workers_are_counted_in_groups_that_hold_them_all(tmp_path: Path) -> None:
+    for told in run_pair(tmp_path / "run", COUNTED):
+        pid, *kept = told.said
+        assert kept == [str(pid), "4"]
+
+
+def test_its_thread_is_gone_before_the_interpreter_is_finalized(tmp_path: Path) -> None:
+    # A thread that then comes back from torch's C++ ends the worker by SIGABRT, after the training has succeeded.
+    command = [sys.executable, "-c", ENDS_WHILE_COUNTING, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout == "['MainThread']\n"
