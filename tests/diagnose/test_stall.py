@@ -189,7 +189,8 @@ def test_on_gpus_the_rank_that_launched_fewer_collectives_is_behind(late: int) -
     found = explain(stacks | {late: on_gpus(stack=ASLEEP, collectives=41)})
     assert found.rank == late
     assert found.message == (
-        f"rank {late} on node{late // 2} launched 41 collectives while others launched 42, and is in load (data.py:7)"
+        f"rank {late} on node{late // 2} has launched 41 collectives while others launched 42, and is in load "
+        "(data.py:7)"
     )
 
 

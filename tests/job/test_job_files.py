@@ -119,7 +119,7 @@ def test_the_default_directory_of_datasets_is_the_nodes_own_where_the_copy_has_n
 
 
 def test_a_script_that_would_not_be_there_is_refused_and_one_of_the_nodes_is_not() -> None:
-    with pytest.raises(UsageError, match=r"ignored.py is not among the files of /src that are copied"):
+    with pytest.raises(UsageError, match=r"ignored.py is not among the copied files of /src"):
         require_copied(ScriptJob(argv=("ignored.py",)), COPIED)
     for argv in (("train.py",), ("/opt/train.py",), ("-m", "package"), ("run.sh",)):
         require_copied(ScriptJob(argv=argv), COPIED)

@@ -108,13 +108,13 @@ LOST = Evidence(
         (Evidence(run=ended(0, exit_code=1), exceptions=[NCCL]), "rank 0 raised DistBackendError: NCCL error"),
         (
             Evidence(run=ended(0, exit_code=1, ended_s=9.0), log="Watchdog caught collective operation timeout"),
-            "the job ended with exit code 1",
+            "the job exited with code 1",
         ),
         (
             Evidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log="ProcessGroupNCCL\nAborted"),
-            "the job was ended by SIGABRT",
+            "the job was killed by SIGABRT",
         ),
-        (Evidence(run=ended(0, exit_code=1)), "the job ended with exit code 1"),
+        (Evidence(run=ended(0, exit_code=1)), "the job exited with code 1"),
         # By a clock that is a minute slow, and of a moment before the last word as far as clocks can tell.
         (
             Evidence(run=ended(0, exit_code=1), exceptions=[replace(GLOO, time_s=-56.0)], clock_offset_s=-60.5),
