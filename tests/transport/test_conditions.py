@@ -247,7 +247,7 @@ def an_unknown_host_key(case: Case) -> Iterator[None]:
     case.apply()
 
 
-@refused("its host key has changed: it shows SHA256:.*known_hosts has SHA256", *BOTH)
+@refused("its host key has changed: it presents SHA256:.*known_hosts has SHA256", *BOTH)
 def a_changed_host_key(case: Case) -> Iterator[None]:
     make_key(case.path("other"))
     case.known = f"[127.0.0.1]:{case.sshd.port} {case.path('other.pub').read_text()}"
@@ -407,7 +407,7 @@ def a_locked_key(case: Case) -> Iterator[None]:
     case.apply()
 
 
-@refused("user_key.bad cannot be used", *OPENSSH)
+@refused("user_key.bad is unusable", *OPENSSH)
 def a_file_that_is_no_key(case: Case) -> Iterator[None]:
     (case.sshd.folder / "user_key.bad").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nbad\n")
     (case.sshd.folder / "user_key.bad").chmod(0o600)
@@ -487,7 +487,7 @@ def a_port_where_nothing_listens(case: Case) -> Iterator[None]:
 
 
 # Where no name server is reached, nobody can say that there is no such name.
-@refused("the name 'no-such-node.invalid' (does not resolve|was not resolved)", *BOTH)
+@refused("(the name 'no-such-node.invalid' does not resolve|could not resolve 'no-such-node.invalid')", *BOTH)
 def a_name_that_does_not_resolve(case: Case) -> Iterator[None]:
     before = case.config
     case.config += "HostName no-such-node.invalid\n"
