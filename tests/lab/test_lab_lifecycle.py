@@ -57,7 +57,7 @@ def test_down_leaves_the_machine_as_it_was(multinode: Command) -> None:
     assert _machine() == before
     again = call_here("lab", "down")
     assert again.returncode == 0
-    assert "nothing is left" in again.stderr
+    assert "no lab is running" in again.stderr
     assert _machine() == before
 
 
@@ -72,7 +72,7 @@ def test_down_ends_no_run_that_nobody_said_it_may_end(multinode: Command) -> Non
     assert re.search(rf"error: in progress in the lab: {run} on node1 for \S+ s: sleep 4243\n", refused.stderr)
     bare = multinode("check")
     assert bare.returncode == 2
-    assert f"in the lab is in progress: {run} on node1 for " in bare.stderr
+    assert f"the lab has an active run: {run} on node1 for " in bare.stderr
     assert multinode("check", "--force", "--no-bandwidth").returncode != 2
     assert f"multinode stop {run}" in refused.stderr
     assert load_lab() is not None
