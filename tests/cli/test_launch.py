@@ -201,4 +201,4 @@ def test_what_stands_behind_the_option_is_the_directory_or_the_job(folder: Path)
     assert result.exception.message == "--copy-code sft.yaml: this is no directory"
     missing = dry_run("--copy-code", str(folder), "--", "train.py")
     assert isinstance(missing.exception, UsageError)
-    assert "train.py is not among the files of" in missing.exception.message
+    assert "train.py is not among the copied files of" in missing.exception.message
