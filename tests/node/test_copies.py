@@ -140,6 +140,8 @@ def test_the_port_is_closed_once_the_peer_has_called(node: LocalNode) -> None:
     [
         [file("../x")],
         [file("/tmp/x")],
+        [[0, "d", "..", 0o755], file("../x")],
+        [[0, "d", ".", 0o755], file("./x")],
         [[0, "d", "sub", 0o755], file("sub/../../x")],
         [file("sub/x")],
         [file(".multinode-copy")],
