@@ -300,7 +300,7 @@ class OpensshTransport(Transport):
         if ended.returncode != 0:
             said = " ".join(ended.stderr.split()) or "ssh -G failed"
             raise UsageError(
-                f"ssh cannot parse its configuration: {said}",
+                f"ssh cannot parse the SSH configuration: {said}",
                 node=node.name,
                 hint="correct its line in the hostfile, or the SSH configuration",
             )
