@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 import typer
 
 from multinode.cli.output import note
@@ -15,6 +16,7 @@ from multinode.job.engine_commands import Engine, choose_engine, parse_accelerat
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.job_environment import JobEnvironment, parse_job_environment
 from multinode.launch.change import Change, parse_change
+from multinode.records.balance import Balance, parse_balance
 from multinode.records.files import read_text
 
 if TYPE_CHECKING:
@@ -60,6 +62,27 @@ def read_change(path: Path | None) -> Change:
     if path is None:
         return Change()
     return parse_change(read_text(path, "the file of options", "create one with multinode tune"), path)
+
+
+def read_balance(text: str | None) -> Balance | None:
+    """`--balance`: speeds that are stated, or those that a run has measured.
+
+    Raises:
+        UsageError: they are wrong, there is no such run, or it does not tell how fast its nodes are.
+    """
+    if text is None or "=" in text:
+        return parse_balance(text) if text is not None else None
+    from multinode.profile.summary import Summary
+    from multinode.records.run_directory import RunDirectory, runs_root
+
+    directory = RunDirectory.open(runs_root(), text)
+    summary = directory.read("summary.json", Summary)
+    if summary is None or summary.balance is None:
+        raise UsageError(
+            f"--balance {text}: run {directory.run_id} does not tell how fast its nodes are",
+            hint="a run on several nodes whose stragglers multinode show knows, or --balance NODE=SPEED,...",
+        )
+    return msgspec.structs.replace(summary.balance.balance, run_id=directory.run_id)
 
 
 def read_job(

@@ -10,11 +10,12 @@ import typer
 
 from multinode.cli.early_verdict import IfSlower, require_terminal, watch
 from multinode.cli.export import ExportOptions
-from multinode.cli.inputs import parse_option, read_change, read_cluster, read_job
+from multinode.cli.inputs import parse_option, read_balance, read_change, read_cluster, read_job
 from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
     SCRIPT,
     AveragingOptions,
+    Balance,
     Check,
     Fetch,
     GracePeriod,
@@ -87,6 +88,7 @@ def launch(
     synthetic: Synthetic = False,
     training: TrainingOptions,
     averaging: AveragingOptions,
+    balance: Balance = None,
     check: Check = True,
     lease: Annotated[
         float,
@@ -162,6 +164,7 @@ def launch(
         nccl_inspector=nccl_inspector,
         sample_interval_s=1 / sample_hz,
         averaging=averaging.read() or change.averaging,
+        balance=read_balance(balance) or change.balance,
     )
     execute = ExecuteOptions(
         lease_s=None if detach else lease,

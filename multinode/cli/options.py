@@ -251,6 +251,16 @@ GradCompress = Annotated[
         help="Compress DDP's gradients: fp16, bf16 (half the bytes of fp32) or powersgd[:RANK[:START]].",
     ),
 ]
+Balance = Annotated[
+    str | None,
+    typer.Option(
+        "--balance",
+        metavar="RUN|NODE=SPEED,...",
+        autocompletion=complete_runs,
+        rich_help_panel=_JOB,
+        help="Give faster nodes more samples of each step under DDP: by the speeds that a run measured, or as stated.",
+    ),
+]
 SyncEvery = Annotated[
     int | None,
     typer.Option(

@@ -16,7 +16,7 @@ from multinode.units import format_rate
 _TRAINED = ("model", "dataset", "stage", "method", "sequence_length", "precision")
 _ASKED = (
     *("lora_rank", "strategy", "per_device_batch", "accumulation", "packing", "recompute", "overlap"),
-    *("grad_compress", "averaging", "command"),
+    *("grad_compress", "averaging", "balance", "command"),
 )
 _SAME_LINK = 0.01
 # Display names of settings.
@@ -28,8 +28,9 @@ _NAMES = {
     "overlap": "overlap of communication",
     "grad_compress": "gradient compression",
     "averaging": "averaging between nodes",
+    "balance": "samples by speed",
 }
-_LEVERS, _NONE = frozenset({"averaging", "grad_compress"}), "none"
+_LEVERS, _NONE = frozenset({"averaging", "balance", "grad_compress"}), "none"
 _LONGEST = 60
 
 

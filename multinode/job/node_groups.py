@@ -15,7 +15,10 @@ import msgspec
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.training import PLAIN_STAGES
+from multinode.job.workload import read_settings
 from multinode.records.averaging import Averaging
+from multinode.records.balance import Balance, deal_step
 
 # As accelerate numbers FSDP's strategies, and as it and the Trainer name them.
 _HYBRID = frozenset({"4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2"})
@@ -131,6 +134,55 @@ def refuse_averaging(
     reason = _why_not(job) if isinstance(job, LlamaFactoryJob) else None
     if reason is not None:
         raise UsageError(f"{option}: {reason[0]}", hint=reason[1])
+
+
+def refuse_balance(balance: Balance, job: Job, speeds: Sequence[float], *, sender: str | None, profile: bool) -> None:
+    """Refuse what is known beforehand not to work; the rest the workers refuse in their first step.
+
+    Args:
+        balance: what is asked for.
+        job: what is trained.
+        speeds: of each rank.
+        sender: what sends the gradients in DDP's place; None is DDP, or unknown.
+        profile: whether the workers get the instrumentation.
+
+    Raises:
+        UsageError: samples of the job cannot be dealt out by speed.
+    """
+    option = balance.option
+    if not profile:
+        raise UsageError(f"{option} needs the instrumentation, which --no-profile leaves out")
+    if sender is not None:
+        raise UsageError(
+            f"{option}: it works with DDP, and {sender}, which may communicate in every micro-batch, trains this job",
+            hint="train under DDP: --set deepspeed=null, --set fsdp=null",
+        )
+    reason = _why_not_balanced(job, speeds) if isinstance(job, LlamaFactoryJob) else None
+    if reason is not None:
+        raise UsageError(f"{option}: {reason[0]}", hint=reason[1])
+
+
+def _why_not_balanced(job: LlamaFactoryJob, speeds: Sequence[float]) -> tuple[str, str] | None:
+    config, settings = job.config, read_settings(job)
+    if config.get("streaming") is True:
+        return "streaming: true reads an IterableDataset, whose samples cannot be dealt out", "streaming: false"
+    if settings.stage not in PLAIN_STAGES or config.get("use_asft_loss") is True:
+        named = "use_asft_loss" if config.get("use_asft_loss") is True else f"stage: {settings.stage}"
+        return f"{named} has a loss of its own, and what its mean is taken of is unknown", "stage: sft or pt"
+    if len(set(step_shares(job, speeds) or range(2))) == 1:
+        return (
+            f"micro-batches of {settings.per_device_batch} cannot be split finer: each worker gets the same samples",
+            "a larger per_device_train_batch_size, and gradient_accumulation_steps as many times smaller",
+        )
+    return None
+
+
+def step_shares(job: Job, speeds: Sequence[float]) -> tuple[int, ...] | None:
+    """Samples of each worker in a step; None where the job's files do not say."""
+    settings = read_settings(job)
+    if settings.per_device_batch is None or settings.accumulation is None:
+        return None
+    return deal_step(settings.per_device_batch * len(speeds), speeds, settings.accumulation)
 
 
 def _why_not(job: LlamaFactoryJob) -> tuple[str, str] | None:

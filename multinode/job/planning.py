@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,10 +27,12 @@ from multinode.job.engine_commands import (
 from multinode.job.job import Job, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_environment import JobEnvironment
 from multinode.job.job_files import outside_code, require_copied
-from multinode.job.node_groups import node_groups_of, refuse_averaging
+from multinode.job.node_groups import node_groups_of, refuse_averaging, refuse_balance, step_shares
 from multinode.job.rendezvous import choose_master_port
 from multinode.job.synthetic import synthetic_environment, synthetic_files, synthetic_paths
+from multinode.job.workload import read_settings
 from multinode.records.averaging import Averaging, averaging_environment
+from multinode.records.balance import Balance, balance_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id
@@ -51,7 +53,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         trace_ranks: the workers that it records; empty takes the first of each node.
         sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
         grad_compress: `fp16` or `bf16`, in which DDP sends gradients; None sends them unchanged.
-        averaging: how nodes average parameters, as in LaunchPlan.
+        averaging: how nodes average parameters, as in LaunchPlan; likewise `balance`.
         environment: variables and setup commands of the job.
         agent: path of the agent on a node, relative to the home directory; set for benchmarks.
         engine: what starts the workers; None takes the job's default.
@@ -67,6 +69,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     sample_interval_s: float = 1.0
     grad_compress: str | None = None
     averaging: Averaging | None = None
+    balance: Balance | None = None
     agent: str | None = None
     engine: Engine | None = None
     environment: JobEnvironment = JobEnvironment()
@@ -88,6 +91,8 @@ class _Task(NamedTuple):
     environment: JobEnvironment
     grad_compress: str | None
     averaging: Averaging | None = None
+    balance: Balance | None = None
+    speeds: tuple[float, ...] = ()
     nccl_inspector: bool = False
     code: CodeTree | None = None
 
@@ -111,7 +116,7 @@ def plan_launch(
     if master_addr is None:
         raise UsageError("node 0 has no data-plane address", hint="set addr= in the hostfile")
     master_port = choose_master_port(run_id, options.master_port, facts.get(cluster.nodes[0].name))
-    task = _task(job, options, len(cluster.nodes))
+    task = _task(job, options, cluster, workers)
     if not isinstance(job, Benchmark):
         refuse_unequal(job, task.engine.accelerate, task.environment.env, cluster, workers)
     nodes = []
@@ -153,10 +158,11 @@ def plan_launch(
         sample_interval_s=options.sample_interval_s,
         grad_compress=task.grad_compress,
         averaging=task.averaging,
+        balance=task.balance,
         test=job if isinstance(job, Benchmark) else None,
         code=task.code.copy() if task.code is not None else None,
         nodes=tuple(nodes),
-        notes=(*route_notes(cluster, endpoints, facts), *_averaging_notes(task, options)),
+        notes=(*route_notes(cluster, endpoints, facts), *_lever_notes(task, options, cluster, workers)),
     )
 
 
@@ -264,7 +270,7 @@ def _slots(node: Node, found: NodeFacts | None) -> int:
     return len(found.visible_gpus) or 1 if found else 1
 
 
-def _task(job: Job | Benchmark, options: LaunchOptions, nodes: int) -> _Task:
+def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, workers: Sequence[int]) -> _Task:
     if isinstance(job, Benchmark):
         return _Task(job, Engine(name="torchrun"), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
@@ -280,15 +286,32 @@ def _task(job: Job | Benchmark, options: LaunchOptions, nodes: int) -> _Task:
             raise UsageError(f"{averaging.option}: a node whose fp16 gradients overflow would skip a step alone")
     if options.code is not None:
         require_copied(job, options.code)
+    balance, speeds = options.balance, tuple[float, ...]()
+    if balance is not None:
+        speeds = balance.of_workers([node.name for node in cluster.nodes], workers)
+        if averaging is not None:
+            raise UsageError(f"{balance.option}: with {averaging.option} nodes do not wait for each other in each step")
+        refuse_balance(balance, job, speeds, sender=gradient_sender(job, engine), profile=options.profile)
     # On one node there is nothing between nodes.
-    averaging = averaging if nodes > 1 else None
-    return _Task(job, engine, options.environment, kind, averaging, options.nccl_inspector, options.code)
+    if len(cluster.nodes) == 1:
+        averaging = balance = None
+    kinds = (kind, averaging, balance, speeds)
+    return _Task(job, engine, options.environment, *kinds, options.nccl_inspector, options.code)
 
 
-def _averaging_notes(task: _Task, options: LaunchOptions) -> tuple[str, ...]:
-    if options.averaging is None or task.averaging is not None:
-        return ()
-    return (f"{options.averaging.option} has no effect on one node: its workers average gradients at every step",)
+def _lever_notes(task: _Task, options: LaunchOptions, cluster: Cluster, workers: Sequence[int]) -> Iterator[str]:
+    if options.averaging is not None and task.averaging is None:
+        yield f"{options.averaging.option} has no effect on one node: its workers average gradients at every step"
+    if options.balance is not None and task.balance is None:
+        yield f"{options.balance.option} has no effect on one node"
+    if task.balance is not None and not isinstance(task.job, Benchmark):
+        source = f", as measured in run {task.balance.run_id}" if task.balance.run_id is not None else ""
+        shares = step_shares(task.job, task.speeds)
+        firsts = [sum(workers[:place]) for place in range(len(workers))]
+        told = [f"{shares[first]:d}" if shares is not None else f"{task.speeds[first]:.3g}" for first in firsts]
+        each = ", ".join(f"{node.name} {count}" for node, count in zip(cluster.nodes, told, strict=True))
+        per_step = "samples per step and worker" if shares is not None else "samples of a worker in proportion"
+        yield f"{per_step}: {each} ({task.balance.option}{source})"
 
 
 def _is_known(node: Node, environment: JobEnvironment) -> bool:
@@ -373,6 +396,8 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
     environment = task.environment
     env = command.env | _compression_environment(task.grad_compress)
     env |= averaging_environment(task.averaging, place.workers)
+    if task.balance is not None and not isinstance(task.job, Benchmark):
+        env |= balance_environment(task.balance, task.speeds, read_settings(task.job).accumulation or 1)
     return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
 
 

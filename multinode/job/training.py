@@ -24,8 +24,8 @@ STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 SMALL_RANK = 8
 """LLaMA-Factory's default rank of an adapter."""
 
-# Stages that train one model in a forward and a backward pass.
-_PLAIN_STAGES = frozenset({"pt", "sft"})
+PLAIN_STAGES = frozenset({"pt", "sft"})
+"""Stages that train one model in a forward and a backward pass."""
 # Keys that change what is trained or sent in ways not modeled here.
 _UNKNOWN_KEYS = (
     "additional_target",
@@ -177,7 +177,7 @@ def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> No
     config = job.config
     key = next((key for key in _UNKNOWN_KEYS if config.get(key) and key not in besides), None)
     stage = config.get("stage", "sft")
-    if key is None and not (isinstance(stage, str) and stage in _PLAIN_STAGES):
+    if key is None and not (isinstance(stage, str) and stage in PLAIN_STAGES):
         key = "stage"
     steps = config.get("gradient_accumulation_steps", 1)
     if key is None and (type(steps) is not int or steps < 1):

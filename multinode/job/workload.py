@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         overlap: whether gradients are reduced during the backward pass (DeepSpeed's `overlap_comm`; DDP always).
         grad_compress: the value of `--grad-compress`.
         averaging: how nodes average parameters, in words; None if gradients are reduced in each step.
+        balance: speeds by which samples are dealt out; None gives each worker as many.
         command: of a script, as given.
     """
 
@@ -77,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool | None = None
     grad_compress: str | None = None
     averaging: str | None = None
+    balance: str | None = None
     command: str | None = None
 
 

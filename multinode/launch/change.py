@@ -15,6 +15,7 @@ from multinode.errors import UsageError
 from multinode.job.deepspeed import parse_deepspeed_edits
 from multinode.job.job import override_text, parse_overrides
 from multinode.records.averaging import Averaging, read_averaging
+from multinode.records.balance import Balance, parse_balance
 from multinode.strict_yaml import decode_yaml, dump_yaml
 
 _Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -27,6 +28,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         overrides: `KEY=VALUE` for `--set`.
         deepspeed: `DOTTED.KEY=VALUE` for `--deepspeed-set`.
         averaging: what nodes average every H steps.
+        balance: speeds of the nodes, by which samples are dealt out.
         nodes: number of first nodes of the hostfile to use; None is unchanged.
         workers_per_node: None is unchanged.
     """
@@ -35,6 +37,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     deepspeed: tuple[str, ...] = ()
     grad_compress: str | None = None
     averaging: Averaging | None = None
+    balance: Balance | None = None
     nodes: int | None = None
     workers_per_node: int | None = None
 
@@ -46,6 +49,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             *(("--workers-per-node", str(self.workers_per_node)) if self.workers_per_node is not None else ()),
             *(("--grad-compress", self.grad_compress) if self.grad_compress is not None else ()),
             *(self.averaging.options if self.averaging is not None else ()),
+            *(("--balance", self.balance.words) if self.balance is not None else ()),
             *(word for override in self.overrides for word in ("--set", override)),
             *(word for edit in self.deepspeed for word in ("--deepspeed-set", edit)),
         ]
@@ -59,6 +63,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             deepspeed=() if "deepspeed=null" in second.overrides else (*self.deepspeed, *second.deepspeed),
             grad_compress=second.grad_compress or self.grad_compress,
             averaging=second.averaging or self.averaging,
+            balance=second.balance or self.balance,
             nodes=second.nodes if second.nodes is not None else self.nodes,
             workers_per_node=second.workers_per_node or self.workers_per_node,
         )
@@ -73,6 +78,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     diloco: str | int | None = None
     sync_dtype: str | None = None
     grad_compress: str | None = None
+    balance: str | None = None
     set_: dict[str, Any] = msgspec.field(name="set", default_factory=dict)
     deepspeed_set: dict[str, Any] = {}
 
@@ -94,6 +100,7 @@ def parse_change(text: str, source: object) -> Change:
             deepspeed=tuple(override_text(key, value) for key, value in file.deepspeed_set.items()),
             grad_compress=file.grad_compress,
             averaging=averaging,
+            balance=parse_balance(file.balance) if file.balance is not None else None,
             nodes=file.nodes,
             workers_per_node=file.workers_per_node,
         )
@@ -115,6 +122,7 @@ def change_text(change: Change, comment: str) -> str:
         diloco=averaging.option.removeprefix("--diloco ") if averaging is not None and outer else None,
         sync_dtype=averaging.dtype if averaging is not None else None,
         grad_compress=change.grad_compress,
+        balance=change.balance.words if change.balance is not None else None,
         set_=parse_overrides(change.overrides),
         deepspeed_set={".".join(edit.path): edit.value for edit in parse_deepspeed_edits(change.deepspeed)},
     )

@@ -270,7 +270,8 @@ def _keep(
         job = with_accelerate(what.job, _accelerate(what))
         workload = read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress)
         averaging = plan.averaging.words if plan.averaging is not None else None
-        settings = msgspec.structs.replace(workload.settings, averaging=averaging)
+        balance = plan.balance.words if plan.balance is not None else None
+        settings = msgspec.structs.replace(workload.settings, averaging=averaging, balance=balance)
         directory.write("workload.json", msgspec.structs.replace(workload, settings=settings))
 
 

@@ -190,7 +190,8 @@ def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "Cause", found.sentence
     for late in summary.stragglers:
         cause = f"; {late.evidence[0]}" if late.evidence else ""
-        yield "Straggler", f"{late.node}: the others wait {late.late_ms:.1f} ms per step ({percent(late.share)}){cause}"
+        cost = late.cost or f"{late.node}: the others wait {late.late_ms:.1f} ms per step ({percent(late.share)})"
+        yield "Straggler", f"{cost}{cause}"
         if late.hint:
             yield "Fix", late.hint
 

@@ -18,6 +18,7 @@ from multinode.predict.forecast import PredictedScenario
 from multinode.predict.leave_one_out import BackTest
 from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
 from multinode.predict.tuning_options import cluster_options, setting_options
+from multinode.traffic.traffic import Strategy
 
 # Kinds of settings that combine; at most one of each kind.
 _COMBINED = frozenset({"gradients", "accumulation", "strategy", "overlap"})
@@ -141,6 +142,7 @@ def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
         now = today.outlook()
         given = [_advice(today, now, option) for option in options]
         given += [_advice(today, now, pair) for pair in _best_pairs(today, options, given)]
+        given.append(_balanced(today, now))
     except ValueError as error:
         raise UsageError(
             f"no advice is possible: {error}", hint="use a run with a readable config.json of its model"
@@ -208,6 +210,51 @@ def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) 
         change=option.change,
         command=option.change.options if option.change is not None else option.person,
         why=_why(now, option, then),
+    )
+    return RankedOption(advice, option)
+
+
+def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | None:
+    """Samples by the nodes' speed: what that gives was found where the run was summed up, and not by the model."""
+    found = today.balance
+    is_ddp = today.scenario.strategy is Strategy.DDP and today.scenario.averaging is None
+    if found is None or not is_ddp or today.settings.balance is not None or found.gain < 1 + _WORTH_A_LINE:
+        return None
+    low, high = found.interval
+    change = Change(balance=found.balance)
+    option = TuningOption(
+        name="samples by speed",
+        kind="balance",
+        before=today,
+        after=today.with_(),
+        change=change,
+        extra_gib=None,
+        meaning="faster nodes get larger micro-batches, whose activations take more memory",
+    )
+    beside = _beside_one_node(today, option)
+    then = msgspec.structs.replace(
+        now,
+        step_time_ms=now.step_time_ms / found.gain,
+        samples_per_s=now.samples_per_s * found.gain,
+        interval=(now.interval[0] * low, now.interval[1] * high),
+    )
+    paces = (
+        f"{one.node} {one.balanced_samples:.3g} samples per step and worker instead of {one.samples:.3g}"
+        for one in found.nodes
+    )
+    advice = Advice(
+        name=option.name,
+        kind=option.kind,
+        gain=found.gain,
+        interval=found.interval,
+        against_one_node=beside.value * found.gain if beside is not None else None,
+        against_one_node_interval=(beside.low * low, beside.high * high) if beside is not None else None,
+        outlook=then,
+        fits=option.fits,
+        meaning=option.meaning,
+        change=change,
+        command=change.options,
+        why=f"{then.samples_per_s:.3g} samples/s instead of {now.samples_per_s:.3g}; {', '.join(paces)}",
     )
     return RankedOption(advice, option)
 

@@ -145,6 +145,7 @@ def training_state(
         measured_samples_per_s=measured,
         single_samples_per_s=evidence.single_samples_per_s,
         stragglers=alike[-1].stragglers if alike else (),
+        balance=alike[-1].balance if alike else None,
     )
 
 

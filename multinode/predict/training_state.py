@@ -19,6 +19,7 @@ from multinode.predict.cost_model import Scenario
 from multinode.predict.forecast import PredictedScenario, predict_scenario
 from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
 from multinode.predict.variants import Subject, method_of
+from multinode.profile.balance import BalanceOutlook
 from multinode.profile.stragglers import Straggler
 from multinode.traffic.traffic import Strategy
 
@@ -54,6 +55,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         measured_samples_per_s: of exactly this; None where it was not measured.
         single_samples_per_s: of the run on one node that its costs were measured in; likewise.
         stragglers: nodes that the others waited for.
+        balance: what dealing samples out by the nodes' speed would give; None is unknown.
     """
 
     calibration: Calibration
@@ -66,6 +68,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     measured_samples_per_s: float | None = None
     single_samples_per_s: float | None = None
     stragglers: tuple[Straggler, ...] = ()
+    balance: BalanceOutlook | None = None
 
     def with_(
         self, scenario: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None, **own: Any

@@ -156,6 +156,7 @@ def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:
         options,
         grad_compress=None if change.averaging is not None else change.grad_compress or compress,
         averaging=change.averaging,
+        balance=change.balance,
     )
     return msgspec.structs.replace(what, cluster=cluster, job=job, options=options)
 

@@ -15,7 +15,7 @@ from multinode.profile.likely_causes import Beside, LikelyCause, Peers, compare_
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.stats.estimate import half_width, known_median
+from multinode.stats.estimate import half_width, known_mean, known_median
 
 # A delay below a twentieth of the step is not noticeable.
 _LATE = 0.05
@@ -46,6 +46,8 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
         ranks: the late workers.
         late_ms: wait of the others, median over the steps.
         share: of the step.
+        slower: its workers' time for a sample over that of its peers; None if unknown, or if it has more work.
+        cost: how much slower it is and what part of its peers' time is waiting, in a sentence; or empty.
         cause: `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens) or
             `unknown`.
         causes: the evidence, best first; for an unknown cause, what was compared.
@@ -56,6 +58,8 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     late_ms: float
     share: float
+    slower: float | None = None
+    cost: str = ""
     cause: str = "unknown"
     causes: tuple[LikelyCause, ...] = ()
     evidence: tuple[str, ...] = ()
@@ -195,6 +199,7 @@ def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | N
     if not found and not _compute_longer(case) and seen.rooted >= _ROOTED:
         return None
     causes = found or (_nothing_differs(case),)
+    slower = None if causes[0].cause == "work" else _slower(case, seen.exposure)
     return Straggler(
         node=late.node,
         ranks=late.ranks,
@@ -202,11 +207,35 @@ def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | N
         share=statistics.median(
             late_us / _step_us(step) for late_us, step in zip(late.late_us, seen.exposure.steps, strict=True)
         ),
+        slower=slower,
+        cost=_cost(case, slower),
         cause=causes[0].cause,
         causes=causes,
         evidence=tuple(cause.sentence for cause in causes),
         hint=causes[0].hint,
     )
+
+
+def _slower(case: _Case, exposure: Exposure) -> float | None:
+    """Its workers' own work for a sample over that of the others, where a user would notice; by steps where unknown."""
+    samples = {
+        rank: known_mean(step[rank].record.samples for step in exposure.steps) or 1.0 for rank in exposure.steps[0]
+    }
+    mine, theirs = (
+        [(one.step_ms - _waiting_ms(one)) / samples[one.rank] for one in workers]
+        for workers in (case.mine, case.theirs)
+    )
+    peers = known_median(theirs)
+    slower = max(mine) / peers if mine and peers else 0.0
+    return slower if slower >= 1 + _LATE else None
+
+
+def _cost(case: _Case, slower: float | None) -> str:
+    """`node1 is 1.6x slower: 38% of node0's time is waiting`."""
+    shares = [one.wait_ms / one.step_ms for one in case.theirs if one.wait_ms is not None and one.step_ms > 0]
+    if slower is None or not shares:
+        return ""
+    return f"{case.node} is {slower:.1f}x slower: {statistics.fmean(shares):.0%} of {case.they}'s time is waiting"
 
 
 def _nothing_differs(case: _Case) -> LikelyCause:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from multinode.job.flops import Utilisation
+from multinode.profile.balance import BalanceOutlook, find_balance
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.calls import read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
@@ -73,6 +74,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
         dataset_samples: per epoch, of all workers.
         all_steps_samples_per_s: as `samples_per_s`, including warm-up, as the Trainer counts.
         trainer_samples_per_s: the Trainer's own figure.
+        balance: what dealing samples out by speed would give; None if unknown.
         trace: the profiler's window, if there is one.
         rounds: of averaging every H steps; None if nodes average at each step.
         missing: reason by name of every None, and of anything that could not be recorded.
@@ -97,6 +99,7 @@ class Summary(Throughput, frozen=True, kw_only=True):
     split: StepSplit = StepSplit()
     bottleneck: Bottleneck | None = None
     stragglers: tuple[Straggler, ...] = ()
+    balance: BalanceOutlook | None = None
     nodes: tuple[NodeUse, ...] = ()
     utilisation: Utilisation | None = None
     trace: TraceView | None = None
@@ -156,6 +159,7 @@ def summarise(
         split=split,
         bottleneck=_bottleneck(strategy, split, stragglers, find_waiting(observed, exposure)),
         stragglers=stragglers,
+        balance=find_balance(observed, exposure, split),
         nodes=uses,
         utilisation=used,
         trace=trace,

@@ -238,7 +238,8 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
         ranks = ", ".join(map(str, late.ranks))
         cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
         waits = f"the others wait {late.late_ms:.1f} ms per step for it ({percent(late.share)})"
-        yield "straggler", f"{late.node} (rank {ranks}): {waits}{cause}"
+        said = f"{late.cost} (rank {ranks})" if late.cost else f"{late.node} (rank {ranks}): {waits}"
+        yield "straggler", f"{said}{cause}"
         for sentence in late.evidence:
             yield "", sentence
         if late.hint:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from multinode.cluster.quoting import Command, shown_environment
 from multinode.decoding import convert
 from multinode.records.averaging import Averaging
+from multinode.records.balance import Balance
 from multinode.records.benchmark import Benchmark
 from multinode.secret_values import redact, redact_file
 
@@ -103,6 +104,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
         grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
         averaging: what nodes average every H steps; None is nothing, as on one node.
+        balance: how fast the nodes are by which samples are dealt out; None deals out as many to each worker.
         test: what a benchmark measures; None of any other job.
         code: the files that the job runs in, where they are copied to the nodes first.
     """
@@ -121,6 +123,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     sample_interval_s: float = 1.0
     grad_compress: str | None = None
     averaging: Averaging | None = None
+    balance: Balance | None = None
     test: Benchmark | None = None
     code: CodeCopy | None = None
     nodes: tuple[NodePlan, ...]

@@ -17,7 +17,7 @@ import types
 from typing import Any, Callable, Iterator, List, Tuple
 
 _NEVER_TRACED = ("batches", "nics", "hooks", "phases", "recorder", "steps", "sync", "sync_trainer")
-_ONLY_THROUGH = ("collectives", "phases", "recorder", "steps", "traffic")
+_ONLY_THROUGH = ("balance", "collectives", "phases", "recorder", "steps", "traffic")
 
 
 def _never() -> bool:

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Optional
 
-from . import batches, compiler, compress, ddp, hang, model, nics, phases, sync, sync_trainer, trace
+from . import balance, batches, compiler, compress, ddp, hang, model, nics, phases, sync, sync_trainer, trace
 from .guard import AfterImport, Guard, Hooks, add_trainer_callback
 from .recorder import Recorder, record_exceptions
 from .steps import Steps, memory_meter
@@ -59,7 +59,7 @@ def install() -> None:
     ]
     quiet = [[(name, guard.quietly(action)) for name, action in each] for each in (before, after)]
     # In the optimizer's phase no more, and not yet in the next step.
-    sys.meta_path.insert(0, AfterImport([*quiet[0], *_sync_hooks(steps, cards), *quiet[1]]))
+    sys.meta_path.insert(0, AfterImport([*quiet[0], *_sync_hooks(steps, cards), *balance.hooks(steps), *quiet[1]]))
 
 
 def _sync_hooks(steps: Steps, cards: Optional[nics.Cards]) -> Hooks:
@@ -80,7 +80,9 @@ def _hook_trainer(steps: Steps, guard: Guard, module: Any) -> None:
             steps.restart()
 
     def end_step(args: Any, state: Any, _logs: Any) -> None:
-        samples = args.train_batch_size * args.gradient_accumulation_steps
+        # Those of a balanced worker are counted.
+        is_balanced = balance.VARIABLE in os.environ
+        samples = None if is_balanced else args.train_batch_size * args.gradient_accumulation_steps
         steps.step("trainer", step=state.global_step, total_steps=state.max_steps, samples=samples)
 
     def end_evaluation(*_: Any) -> None:

@@ -10,6 +10,9 @@ from typer.testing import CliRunner, Result
 from multinode.cli.launch import contrast_command
 from multinode.cli.main import build_app, load_verb
 from multinode.errors import UsageError
+from multinode.profile.balance import BalanceOutlook, NodePace
+from multinode.profile.summary import Summary
+from multinode.records.run_directory import RunDirectory
 
 ZERO2 = '{\n  "zero_optimization": {\n    "stage": 2\n  }\n}\n'
 
@@ -202,3 +205,21 @@ def test_what_stands_behind_the_option_is_the_directory_or_the_job(folder: Path)
     missing = dry_run("--copy-code", str(folder), "--", "train.py")
     assert isinstance(missing.exception, UsageError)
     assert "train.py is not among the copied files of" in missing.exception.message
+
+
+def test_speeds_are_stated_or_those_of_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = json.loads(dry_run("--json", "--balance", "a=2,b=1", "--", "train.py").stdout)
+    assert plan["balance"]["speeds"] == {"a": 2.0, "b": 1.0}
+    monkeypatch.setenv("MULTINODE_RUNS", str(folder / "runs"))
+    directory = RunDirectory.create(folder / "runs", "slow")
+    directory.write("run.json", {})
+    figures = {"own_ms": 1.0, "samples": 4.0, "balanced_samples": 4.0}
+    paces = tuple(NodePace(node=name, speed=speed, **figures) for name, speed in (("a", 1.5), ("b", 1.0)))
+    told = BalanceOutlook(nodes=paces, gain=1.2, interval=(1.1, 1.3))
+    directory.write("summary.json", Summary(run_id="slow", steps=9, steady_steps=6, rule="", balance=told))
+    shown = dry_run("--balance", "slow", "--", "train.py").stdout
+    assert "# note: samples of a worker in proportion: a 1.5, b 1 (--balance a=1.5,b=1, as measured" in shown
+    directory.write("summary.json", Summary(run_id="slow", steps=9, steady_steps=6, rule=""))
+    refused = dry_run("--balance", "slow", "--", "train.py").exception
+    assert isinstance(refused, UsageError)
+    assert "run slow does not tell how fast its nodes are" in str(refused)

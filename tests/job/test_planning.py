@@ -18,6 +18,7 @@ from multinode.job.planning import LaunchOptions, plan_launch, with_workers, wor
 from multinode.job.rendezvous import candidate_ports
 from multinode.job.synthetic import with_synthetic
 from multinode.records.averaging import Averaging
+from multinode.records.balance import Balance
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
 from multinode.records.plan import LaunchPlan, NodePlan, TraceWindow
 from tests.golden import Golden
@@ -261,6 +262,57 @@ def test_a_llamafactory_job_on_unequal_nodes_has_each_nodes_own_number() -> None
     averaged = plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions(averaging=Averaging(every=4)))
     assert json.loads(averaged.nodes[2].command.env["MULTINODE_SYNC"])["workers"] == [4, 2, 3]
     assert plan_launch(UNEQUAL, SFT, {}, "r", LaunchOptions(workers_per_node=2)).workers == (2, 2, 2)
+
+
+BALANCE = Balance(speeds={"box1": 5.0, "box2": 3.0}, run_id="r0")
+
+
+def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
+    job = msgspec.structs.replace(
+        SFT, config=SFT.config | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    )
+    plan = plan_launch(TWO_4090, job, FACTS, "r", LaunchOptions(balance=BALANCE))
+    assert plan.balance == BALANCE
+    assert plan.notes[-1] == (
+        "samples per step and worker: box1 10, box2 6 (--balance box1=5,box2=3, as measured in run r0)"
+    )
+    for node in plan.nodes:
+        told = json.loads(node.command.env["MULTINODE_BALANCE"])
+        assert told == {"speeds": [5.0, 5.0, 3.0, 3.0], "accumulation": 4, "option": "--balance box1=5,box2=3"}
+    script = plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions(balance=BALANCE))
+    assert script.notes[-1].startswith("samples of a worker in proportion: box1 5, box2 3 (")
+    one = plan_launch(TWO_4090.first(1), SCRIPT, FACTS, "r", LaunchOptions(balance=BALANCE))
+    assert one.balance is None
+    assert one.notes[-1] == "--balance box1=5,box2=3 has no effect on one node"
+    assert "MULTINODE_BALANCE" not in one.nodes[0].command.env
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "why"),
+    [
+        ({"deepspeed": "ds.json"}, {}, "it works with DDP, and DeepSpeed, which may communicate in every micro-batch"),
+        ({"fsdp": "full_shard"}, {}, "it works with DDP, and FSDP, which may communicate in every micro-batch"),
+        ({}, {"profile": False}, "needs the instrumentation"),
+        ({}, {"averaging": Averaging(every=4)}, "with --sync-every 4 nodes do not wait for each other"),
+        ({"streaming": True}, {}, "streaming: true reads an IterableDataset"),
+        ({"stage": "dpo"}, {}, "stage: dpo has a loss of its own"),
+        ({"use_asft_loss": True}, {}, "use_asft_loss has a loss of its own"),
+        ({"per_device_train_batch_size": 1}, {}, "micro-batches of 1 cannot be split finer"),
+        ({}, {"balance": Balance(speeds={"box1": 1.0})}, "it names no speed of it"),
+    ],
+)
+def test_what_cannot_be_balanced_is_refused_before_the_start(
+    config: dict[str, Any], options: dict[str, Any], why: str
+) -> None:
+    job = msgspec.structs.replace(SFT, config=SFT.config | config)
+    with pytest.raises(UsageError, match=why):
+        plan_launch(TWO_4090, job, FACTS, "r", LaunchOptions(**{"balance": BALANCE, **options}))
+
+
+def test_accelerate_with_fsdp_cannot_be_balanced() -> None:
+    engine = Engine(name="accelerate", accelerate={"distributed_type": "FSDP"})
+    with pytest.raises(UsageError, match="accelerate with FSDP, which may communicate"):
+        plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions(engine=engine, balance=BALANCE))
 
 
 GROUPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {

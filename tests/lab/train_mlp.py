@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
 
 INPUTS = 64
 
@@ -63,14 +64,16 @@ def main() -> None:
     parser.add_argument("--batch-ms", type=float, default=0.0, help="what the loader takes for a batch")
     parser.add_argument("--batch-ms-rank", type=int, default=None, help="on this rank alone")
     parser.add_argument("--timed", action="store_true", help="say what the median step took")
+    parser.add_argument("--sampled", action="store_true", help="a DistributedSampler deals the samples out")
     parser.add_argument("--count-collectives", action="store_true", help="say how many each rank issued")
     arguments = parser.parse_args()
 
     dist.init_process_group("gloo")
     slow = arguments.batch_ms_rank in {None, dist.get_rank()}
     sleep_s = arguments.batch_ms / 1000 / arguments.batch if slow else 0.0
-    first = dist.get_rank() * (1 << 16)
-    loader = DataLoader(MadeUp(sleep_s), batch_size=arguments.batch, sampler=range(first, 1 << 20))
+    samples, first = MadeUp(sleep_s), dist.get_rank() * (1 << 16)
+    order = DistributedSampler(samples) if arguments.sampled else range(first, len(samples))
+    loader = DataLoader(samples, batch_size=arguments.batch, sampler=order)
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(INPUTS, arguments.width), nn.ReLU()]
     for _ in range(arguments.depth):

@@ -7,6 +7,7 @@ import pytest
 from multinode.errors import UsageError
 from multinode.launch.change import Change, change_text, parse_change
 from multinode.records.averaging import Averaging
+from multinode.records.balance import Balance
 
 CHANGES = [
     Change(),
@@ -15,6 +16,7 @@ CHANGES = [
     Change(averaging=Averaging(every=16, dtype="fp16"), nodes=2),
     Change(averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
     Change(grad_compress="powersgd:4"),
+    Change(balance=Balance(speeds={"a": 1.5, "b": 1.0})),
     Change(
         overrides=("gradient_accumulation_steps=4", "deepspeed=null", "learning_rate=0.0001", 'template="1e3"'),
         deepspeed=("zero_optimization.stage=2", "zero_optimization.overlap_comm=true"),
@@ -30,6 +32,7 @@ def test_what_is_written_is_read_again(change: Change) -> None:
     again = parse_change(text, "tuned.yaml")
     assert change_text(again, "x") == change_text(change, "x")
     assert (again.averaging, again.grad_compress, again.nodes) == (change.averaging, change.grad_compress, change.nodes)
+    assert again.balance == change.balance
     assert len(again.overrides) == len(change.overrides)
 
 
@@ -51,6 +54,7 @@ def test_the_file_has_the_options_of_launch_by_their_names() -> None:
         ("sync-every: 4\ndiloco: 8\n", "f: --sync-every and --diloco are mutually exclusive", "--diloco H"),
         ("diloco: often\n", "f: --diloco often: expected H", "--diloco 64"),
         ("sync-every: 4\nsync-dtype: int8\n", "f: --sync-dtype int8: one of fp16, bf16", ""),
+        ("balance: last\n", "f: --balance last: 'last' is not NODE=SPEED", "node0=1.6"),
         ("set:\n  a b: 1\n", "f: --set 'a b=1' is not KEY=VALUE", "--set"),
         ("deepspeed-set:\n  a..b: 1\n", "f: --deepspeed-set 'a..b=1' is not KEY=VALUE", "--deepspeed-set"),
     ],

@@ -23,8 +23,10 @@ from multinode.predict.predict import predict
 from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.predict.tuning_options import setting_options
 from multinode.predict.variants import Subject
+from multinode.profile.balance import BalanceOutlook, NodePace
 from multinode.profile.stragglers import Straggler
 from multinode.records.averaging import Averaging
+from multinode.records.balance import Balance
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import fit_curve
 from multinode.traffic.traffic import Strategy, TrafficInputs
@@ -101,6 +103,35 @@ def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
     assert pair.gain > max(halved.gain, four.gain)
     assert "overflow" in pair.meaning
     assert "global batch" in pair.meaning
+
+
+PACES = (
+    NodePace(node="a", own_ms=100, samples=2, balanced_samples=3, speed=2.9),
+    NodePace(node="b", own_ms=300, samples=2, balanced_samples=1, speed=1.0),
+)
+
+
+def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
+    found = BalanceOutlook(nodes=PACES, gain=1.5, interval=(1.4, 1.7))
+    balanced = named(advise(state(balance=found)), "samples by speed")
+    assert (balanced.gain, balanced.interval, balanced.kind) == (1.5, (1.4, 1.7), "balance")
+    assert balanced.command == "--balance a=2.9,b=1"
+    assert balanced.change == Change(balance=Balance(speeds={"a": 2.9, "b": 1.0}))
+    assert "a 3 samples per step and worker instead of 2, b 1 samples per step" in balanced.why
+    assert balanced.outlook.samples_per_s == pytest.approx(1.5 * state().outlook().samples_per_s)
+    assert balanced.against_one_node is not None
+
+
+@pytest.mark.parametrize(
+    "today",
+    [
+        state(),
+        state(balance=BalanceOutlook(nodes=PACES, gain=1.001, interval=(0.9, 1.1))),
+        state(Strategy.ZERO2, balance=BalanceOutlook(nodes=PACES, gain=1.5, interval=(1.4, 1.7))),
+    ],
+)
+def test_samples_by_speed_are_not_advised_where_they_give_nothing_or_cannot_be(today: TrainingState) -> None:
+    assert not [one for one in advise(today) if one.kind == "balance"]
 
 
 def test_larger_buckets_are_four_times_those_of_torch_where_a_step_fills_several() -> None:

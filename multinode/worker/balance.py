@@ -1,0 +1,460 @@
+"""Balance: under DistributedDataParallel a faster worker gets more samples of each step, and a slower one fewer.
+
+A step trains on the samples that it would train on anyway, dealt out anew: torch's sampler, and accelerate's, give each
+worker its part of the same global batch, so that steps and epochs stay as they are. A loss that is a mean is a mean of
+unequally many then, and DDP would give each worker's the same weight. So its gradient is weighted by what the worker
+took the mean of, over what all did (ADR 0041). A loss that is divided by what all workers have needs no weight.
+
+Nothing here is under the guard: gradients that are not weighted as they should be are another training, so what fails
+in here ends the worker. What cannot be balanced is refused by all workers in the first backward pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import heapq
+import inspect
+import itertools
+import json
+import os
+import sys
+import weakref
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import compiler
+from .ddp import around_preparation
+from .guard import Hooks
+from .steps import Steps
+
+VARIABLE = "MULTINODE_BALANCE"
+"""Environment variable with the fields of Settings, as JSON."""
+
+_MOST_WORDS = 500
+_NO_LOADER = "no DataLoader over a DistributedSampler, and none of accelerate, was read before it"
+_ELSEWHERE = "another worker cannot be balanced, and says why"
+
+
+class RefusedError(RuntimeError):
+    """This training cannot be balanced."""
+
+
+class Settings(NamedTuple):
+    """How fast the workers are.
+
+    Attributes:
+        speeds: of each rank, in any unit.
+        accumulation: micro-batches of a step, over which shares are rounded; a Trainer says so itself.
+        option: as the user typed it.
+    """
+
+    speeds: Tuple[float, ...]
+    accumulation: int = 1
+    option: str = "--balance"
+
+
+def read_settings(text: str) -> Settings:
+    """The value of VARIABLE."""
+    fields = json.loads(text)
+    return Settings(**{**fields, "speeds": tuple(fields["speeds"])})
+
+
+def hooks(steps: Steps) -> Hooks:
+    """Put the balance in place, where it was asked for; none of them may be swallowed by the guard."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return []
+    balance = Balance(read_settings(text), steps)
+    return [
+        ("torch.utils.data.dataloader", balance.hook_loaders),
+        ("accelerate.data_loader", balance.hook_shards),
+        ("transformers.trainer", balance.hook_trainer),
+        ("torch.nn.functional", balance.hook_losses),
+        ("torch.nn.parallel.distributed", balance.hook_ddp),
+        ("torch.autograd", balance.hook_backward),
+        ("torch.optim.optimizer", balance.hook_optimizers),
+    ]
+
+
+def deal(samples: int, speeds: Sequence[float], dealt: Sequence[int]) -> List[int]:
+    """Samples of each worker in a micro-batch, at least one: each goes to whoever is done with it first.
+
+    Args:
+        samples: of all workers, at least one each.
+        speeds: of the workers.
+        dealt: to each in the micro-batches of the step before.
+    """
+    sizes = [1] * len(speeds)
+    due = [((dealt[rank] + 2) / speed, rank) for rank, speed in enumerate(speeds)]
+    heapq.heapify(due)
+    for _ in range(samples - len(speeds)):
+        rank = due[0][1]
+        sizes[rank] += 1
+        heapq.heapreplace(due, ((dealt[rank] + sizes[rank] + 1) / speeds[rank], rank))
+    return sizes
+
+
+class Balance:
+    """What this worker does otherwise.
+
+    Attributes:
+        settings: of it.
+        rank: of this worker.
+    """
+
+    def __init__(self, settings: Settings, steps: Steps) -> None:
+        self.settings = settings
+        self.rank = int(os.environ.get("RANK", "0"))
+        self._steps = steps
+        self._accumulation = settings.accumulation
+        self._has_dealt = False
+        self._has_told = False
+        # Why the loader that was read last is left as it is, and why a loss cannot be weighted.
+        self._why_no_loader = _NO_LOADER
+        self._why_no_weight = ""
+        self._of_trainer: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._makes_training_loader = False
+        # What the Trainer divides its losses by: "all" is what all workers have, a number what this one has.
+        self._divisor: Any = None
+        # DDP modules whose forward passes the next backward pass is of, and the means that were called since.
+        self._forward: List[Any] = []
+        self._means = 0
+        # By the last of these modules and all of them: a training may have several, or follow another one.
+        self._expected: weakref.WeakKeyDictionary[Any, Dict[FrozenSet[int], int]] = weakref.WeakKeyDictionary()
+
+    # What each worker is given.
+
+    def hook_loaders(self, module: Any) -> None:
+        """A DataLoader over torch's DistributedSampler that shuffles; others may be of an evaluation."""
+        init, iterate = module.DataLoader.__init__, module.DataLoader.__iter__
+
+        @functools.wraps(init)
+        def initialised(loader: Any, *args: Any, **kwargs: Any) -> None:
+            init(loader, *args, **kwargs)
+            if self._why_no_loading(loader) is None:
+                # DataLoader's own __setattr__ refuses; its length and its iterator look it up anew.
+                object.__setattr__(loader, "batch_sampler", _Dealt(self, loader.batch_sampler))
+
+        @functools.wraps(iterate)
+        def iterated(loader: Any) -> Any:
+            # Those of accelerate say so themselves.
+            if not hasattr(loader.batch_sampler, "batch_sampler"):
+                self._why_no_loader = self._why_no_loading(loader) or _NO_LOADER
+            return iterate(loader)
+
+        module.DataLoader.__init__, module.DataLoader.__iter__ = initialised, iterated
+
+    def hook_shards(self, module: Any) -> None:
+        """Those of accelerate: of a Trainer's training, or of a loader that shuffles."""
+        shard_type = module.BatchSamplerShard
+        init, iterate = shard_type.__init__, shard_type.__iter__
+
+        @functools.wraps(init)
+        def initialised(shard: Any, *args: Any, **kwargs: Any) -> None:
+            init(shard, *args, **kwargs)
+            if self._makes_training_loader:
+                self._of_trainer.add(shard)
+
+        @functools.wraps(iterate)
+        def dealt(shard: Any) -> Iterator[List[int]]:
+            shuffles = hasattr(getattr(shard.batch_sampler, "sampler", None), "replacement")
+            if shard not in self._of_trainer and not shuffles:
+                return iter(iterate(shard))
+            why = self._why_no_shard(shard)
+            if why is not None:
+                self._why_no_loader = why
+                return iter(iterate(shard))
+            return self.deal_out(_shard_batches(shard))
+
+        shard_type.__init__, shard_type.__iter__ = initialised, dealt
+
+    def hook_trainer(self, module: Any) -> None:
+        """The Trainer says which loader it trains with, and what it divides a loss by."""
+        trainer_type = module.Trainer
+        make_loader, train_step = trainer_type.get_train_dataloader, trainer_type.training_step
+
+        @functools.wraps(make_loader)
+        def made(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._accumulation = int(trainer.args.gradient_accumulation_steps)
+            self._makes_training_loader = True
+            try:
+                return make_loader(trainer, *args, **kwargs)
+            finally:
+                self._makes_training_loader = False
+
+        @functools.wraps(train_step)
+        def stepped(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+            self._divisor = _divisor(trainer, num_items_in_batch)
+            given = () if num_items_in_batch is None else (num_items_in_batch,)
+            return train_step(trainer, model, inputs, *given, **kwargs)
+
+        trainer_type.get_train_dataloader, trainer_type.training_step = made, stepped
+
+    def deal_out(self, batches: Iterator[List[int]]) -> Iterator[List[int]]:
+        """This worker's part of each micro-batch of all workers; begins anew with each step."""
+        self._has_dealt = True
+        speeds, dealt = self.settings.speeds, [0] * len(self.settings.speeds)
+        for place, batch in enumerate(batches):
+            if place % self._accumulation == 0:
+                dealt = [0] * len(speeds)
+            if len(batch) < len(speeds):
+                raise self.refusal("a micro-batch of all workers has %d samples" % len(batch))
+            sizes = deal(len(batch), speeds, dealt)
+            dealt = [before + size for before, size in zip(dealt, sizes)]
+            if place + 1 == self._accumulation and len(set(dealt)) == 1:
+                self._tell_equal(dealt[0])
+            first = sum(sizes[: self.rank])
+            yield batch[first : first + sizes[self.rank]]
+
+    # How their gradients are weighted.
+
+    def hook_losses(self, module: Any) -> None:
+        """Each loss of torch that is a mean."""
+        for name, count in _COUNTS.items():
+            function = getattr(module, name)
+            setattr(module, name, self._weighted(name, function, count))
+
+    def hook_ddp(self, module: Any) -> None:
+        """A forward pass of a DDP module that trains: what comes until its backward pass is its loss."""
+        around_preparation(module, self._before_forward)
+
+        def refused(*_: Any, **__: Any) -> Any:
+            raise self.refusal("DistributedDataParallel.join lets workers make different numbers of steps")
+
+        module.DistributedDataParallel.join = refused
+
+    def hook_backward(self, module: Any) -> None:
+        """The first backward pass is where all workers agree that they can be balanced."""
+        backward = module.backward
+
+        @functools.wraps(backward)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if not compiler.is_compiling() and self._forward:
+                self._before_backward()
+            return backward(*args, **kwargs)
+
+        module.backward = checked
+
+    def hook_optimizers(self, module: Any) -> None:
+        """A step without DDP is one of another strategy."""
+
+        def before(*_: Any) -> None:
+            if not self._expected:
+                raise self.refusal(
+                    "the first step had no DistributedDataParallel; ZeRO and FSDP communicate in every micro-batch"
+                )
+
+        module.register_optimizer_step_pre_hook(compiler.never_compiled(before))
+
+    def refusal(self, why: str) -> RefusedError:
+        """The error of what cannot be balanced."""
+        message = "multinode: %s: %s; leave the option out" % (self.settings.option, why)
+        return RefusedError(message[:_MOST_WORDS])
+
+    def _before_forward(self, module: Any) -> None:
+        if sys.modules["torch"].is_grad_enabled() and module.training:
+            self._forward.append(module)
+
+    def _before_backward(self) -> None:
+        """Every worker comes by here once in each micro-batch."""
+        (*_, last), together = self._forward, frozenset(map(id, self._forward))
+        means, self._means, self._forward = self._means, 0, []
+        expected = self._expected.setdefault(last, {})
+        if together not in expected:
+            self._agree(last, means)
+            expected[together] = means
+        elif self._why_no_weight:
+            raise self.refusal(self._why_no_weight)
+        elif means != expected[together]:
+            # Its peers wait in the sum of a mean that it does not have.
+            message = "losses are called %d times, and were %d times in the first step"
+            raise self.refusal(message % (means, expected[together]))
+
+    def _agree(self, module: Any, means: int) -> None:
+        """Refuse on all workers what one of them cannot do: it is in the same place in each."""
+        torch = sys.modules["torch"]
+        why = self._why_no_weight
+        if not why and not self._has_dealt:
+            why = self._why_no_loader
+        if not why and module.process_group.size() != len(self.settings.speeds):
+            why = "DistributedDataParallel has a process group of %d workers" % module.process_group.size()
+        if not why and not means and self._divisor != "all":
+            why = "no loss of torch.nn.functional was called, so what its mean is taken of is unknown"
+        refused = torch.tensor(1.0 if why else 0.0, device=module.device)
+        torch.distributed.all_reduce(refused, op=torch.distributed.ReduceOp.MAX, group=module.process_group)
+        if refused.item():
+            raise self.refusal(why or _ELSEWHERE)
+
+    def _weighted(self, name: str, function: Callable[..., Any], count: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def weighted(*args: Any, **kwargs: Any) -> Any:
+            loss = function(*args, **kwargs)
+            if not compiler.is_compiling() and self._forward and loss.requires_grad:
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                self._weigh(name, loss, bound.arguments, count)
+            return loss
+
+        return weighted
+
+    def _weigh(self, name: str, loss: Any, arguments: Dict[str, Any], count: Callable[..., Any]) -> None:
+        """Scale the gradient of a loss: DDP takes the mean over workers, whose parts of the whole mean are unequal."""
+        torch = sys.modules["torch"]
+        reduction = arguments.get("reduction")
+        if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
+            reduction = "unknown"
+        if reduction in ("mean", "batchmean"):
+            mine = count(torch, arguments)
+        elif self._divisor == "all":
+            return
+        else:
+            mine = self._divisor
+        if mine is None:
+            self._why_no_weight = (
+                "%s(reduction=%r) is divided in the script, and whether by what all workers have is unknown"
+                % (name, reduction)
+            )
+            return
+        self._means += 1
+        mine = torch.as_tensor(mine, dtype=torch.float32).detach().to(loss.device)
+        total, group = mine.clone(), self._forward[-1].process_group
+        work = torch.distributed.all_reduce(total, group=group, async_op=True)
+        workers = group.size()
+
+        def scale(gradient: Any) -> Any:
+            work.wait()
+            return (gradient * (workers * mine / total)).to(gradient.dtype)
+
+        loss.register_hook(scale)
+
+    def _why_no_loading(self, loader: Any) -> Optional[str]:
+        sampler, batches, dataset = loader.sampler, loader.batch_sampler, type(loader.dataset)
+        if any(base.__name__ == "IterableDataset" for base in dataset.__mro__):
+            return "its data set is an IterableDataset, %s, which gives each worker what it likes" % dataset.__name__
+        if not self._is_torchs(batches, "torch.utils.data.sampler", "BatchSampler"):
+            return "its DataLoader has a batch sampler of its own, %s" % type(batches).__name__
+        if not self._is_torchs(sampler, "torch.utils.data.distributed", "DistributedSampler"):
+            return "its DataLoader draws from %s, and not from a DistributedSampler" % type(sampler).__name__
+        if sampler.num_replicas != len(self.settings.speeds):
+            return "its DistributedSampler is of %d workers" % sampler.num_replicas
+        return None if sampler.shuffle else "its DistributedSampler does not shuffle, as that of an evaluation"
+
+    def _why_no_shard(self, shard: Any) -> Optional[str]:
+        if not self._is_torchs(shard.batch_sampler, "torch.utils.data.sampler", "BatchSampler"):
+            return "its DataLoader has a batch sampler of its own, %s" % type(shard.batch_sampler).__name__
+        if shard.num_processes != len(self.settings.speeds):
+            return "accelerate deals samples out to %d workers" % shard.num_processes
+        if not getattr(shard, "even_batches", True) and not shard.drop_last:
+            return "even_batches=False lets workers make different numbers of steps"
+        return None
+
+    @staticmethod
+    def _is_torchs(value: Any, module: str, name: str) -> bool:
+        """Whether it is of just this class: what a class of one's own yields is unknown."""
+        return type(value) is getattr(sys.modules.get(module), name, None)
+
+    def _tell_equal(self, samples: int) -> None:
+        if self._has_told or self.rank:
+            return
+        self._has_told = True
+        message = (
+            "%s changes nothing: each worker gets %d samples of a step; larger micro-batches can be split finer"
+            % (
+                self.settings.option,
+                samples,
+            )
+        )
+        self._steps.note("note", message=message)
+        sys.stderr.write("multinode: %s\n" % message)
+
+
+class _Dealt:
+    """A batch sampler in the place of torch's over a DistributedSampler: as many batches, of this worker's share."""
+
+    def __init__(self, balance: Balance, batches: Any) -> None:
+        self._balance = balance
+        self.sampler, self.batch_size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
+
+    def __len__(self) -> int:
+        samples, size = len(self.sampler), int(self.batch_size)
+        return samples // size if self.drop_last else -(-samples // size)
+
+    def __iter__(self) -> Iterator[List[int]]:
+        # The order of all workers, filled up or cut as the sampler has it; its epoch is the user's to set.
+        whole = copy.copy(self.sampler)
+        whole.num_replicas, whole.rank, whole.num_samples = 1, 0, whole.total_size
+        size = self.batch_size * self.sampler.num_replicas
+        return self._balance.deal_out(_chunks(iter(whole), size, drop_last=self.drop_last))
+
+
+def _chunks(samples: Iterator[int], size: int, *, drop_last: bool) -> Iterator[List[int]]:
+    while True:
+        chunk = list(itertools.islice(samples, size))
+        if not chunk or (drop_last and len(chunk) < size):
+            return
+        yield chunk
+
+
+def _shard_batches(shard: Any) -> Iterator[List[int]]:
+    """Each micro-batch of all workers; the last is filled up from the first, as accelerate does."""
+    size = shard.batch_size * (1 if shard.split_batches else shard.num_processes)
+    first: List[int] = []
+    samples: List[int] = []
+    for batch in shard.batch_sampler:
+        samples = samples + list(batch)
+        if len(samples) == size:
+            first = first or samples
+            yield samples
+            samples = []
+    if samples and not shard.drop_last:
+        yield samples + list(itertools.islice(itertools.cycle(first or samples), size - len(samples)))
+
+
+def _divisor(trainer: Any, num_items: Any) -> Any:
+    """What the Trainer has a loss divided by: "all", or what this worker has; None where each batch is its own mean.
+
+    It multiplies what it has divided by all workers' items by their number (transformers 5.6, Trainer.compute_loss).
+    """
+    takes = trainer.model_accepts_loss_kwargs or getattr(trainer, "compute_loss_func", None) is not None
+    if num_items is None or not takes or trainer.label_smoother is not None:
+        return None
+    return "all" if getattr(trainer.args, "average_tokens_across_devices", False) else num_items
+
+
+def _targets(torch: Any, arguments: Dict[str, Any]) -> Any:
+    """Of a cross entropy: targets that are not ignored, by the weights of their classes; of probabilities, rows."""
+    target, weight, inputs = arguments["target"], arguments.get("weight"), arguments["input"]
+    if target.is_floating_point():
+        return inputs.numel() / inputs.shape[1 if inputs.ndim > 1 else 0]
+    valid = target.ne(arguments["ignore_index"])
+    return valid.sum() if weight is None else weight[torch.where(valid, target, 0)].mul(valid).sum()
+
+
+def _elements(torch: Any, arguments: Dict[str, Any]) -> Any:
+    # A weight of these is part of the mean: sum(w l) / sum(w).
+    if arguments.get("weight") is not None:
+        return None
+    return torch.broadcast_shapes(arguments["input"].shape, arguments["target"].shape).numel()
+
+
+def _unweighted_elements(torch: Any, arguments: Dict[str, Any]) -> Any:
+    return _elements(torch, {**arguments, "weight": None})
+
+
+def _rows(torch: Any, arguments: Dict[str, Any]) -> Any:
+    return arguments["input"].shape[0] if arguments["reduction"] == "batchmean" else _elements(torch, arguments)
+
+
+_COUNTS: Dict[str, Callable[..., Any]] = {
+    "cross_entropy": _targets,
+    "nll_loss": _targets,
+    "mse_loss": _elements,
+    "l1_loss": _elements,
+    "smooth_l1_loss": _elements,
+    "huber_loss": _elements,
+    "kl_div": _rows,
+    "binary_cross_entropy": _unweighted_elements,
+    "binary_cross_entropy_with_logits": _unweighted_elements,
+}
