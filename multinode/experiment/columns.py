@@ -227,6 +227,7 @@ _COLUMNS = (
     CellColumn("overlap", decided_by=_FSDP),
     CellColumn("grad_compress", "gradients sent", rank=46, phrase="gradient dtype on the wire"),
     CellColumn("averaging", "averaged", rank=47, phrase="averaging between nodes"),
+    CellColumn("balance", "samples by speed", rank=48, phrase="speeds by which samples are dealt out"),
     CellColumn("command"),
     CellColumn(
         "per_device_batch",
