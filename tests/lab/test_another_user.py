@@ -109,7 +109,7 @@ def test_a_hostfile_of_another_user_is_read_but_for_what_runs_programs(folder: P
     os.chown(folder / "hosts.txt", STRANGER, STRANGER)
     checked = command(folder, "check", "--hosts", "hosts.txt", uid=uid)
     assert f"hosts.txt is owned by nobody, mode 0644, and {named}= in it runs programs as you" in checked.stderr
-    assert "cp hosts.txt my-hosts.txt" in checked.stderr
+    assert "cp -r hosts.txt my-hosts" in checked.stderr
     assert checked.returncode == 2
     assert marks(folder) == []
     (folder / "hosts.txt").write_text("gpu-a slots=none env.WANDB_MODE=offline\n")

@@ -49,7 +49,7 @@ PORTS: list[Row] = [
     for ports, check, message, hint in (
         (Ports(node="node1", first=30000, last=60999, action="drop"), "ports", "collective would hang", "ufw"),
         (Ports(node="node1", first=30000, last=60999, action="reject"), "ports", "collective would hang", "ufw"),
-        (Ports(node="node0", first=20000, last=29999, action="drop"), "master-port", "the rendezvous", "20000:29999"),
+        (Ports(node="node0", first=20000, last=29999, action="drop"), "master-port", "rendezvous would hang", "20000:29999"),
     )
 ]
 ALL_PORTS: Row = (
@@ -75,7 +75,7 @@ GROUPS: list[tuple[tuple[str, ...], list[Row]]] = [
         [
             (FileText(node="node1", path=CONFIG, text="{}"), "error", "content", "config.json", "multinode copy"),
             (LinkDown(node="node1"), "error", "link", "ens1f0", "ens1f0"),
-            (DiskFull(node="node1"), "error", "machine", "disk", "make room"),
+            (DiskFull(node="node1"), "error", "machine", "disk", "free space"),
         ],
     ),
     (

@@ -184,7 +184,7 @@ def test_a_disk_of_the_controller_that_stays_full_ends_no_run_and_its_end_is_tol
         done = small.run(*OPTIONS, "--", burst)
         assert done.returncode == 1
         assert "No space left" in done.stderr
-        assert "the run has succeeded, which is not recorded" in done.stderr
+        assert "the run has succeeded, but this could not be recorded" in done.stderr
         assert "multinode attach" in done.stderr
         assert_nothing_left(small)
     finally:

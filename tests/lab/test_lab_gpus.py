@@ -81,7 +81,7 @@ def test_a_driver_without_devices_is_a_clear_error(tmp_path: Path) -> None:
             "echo 'NVIDIA-SMI has failed because it could not communicate with the driver.'; exit 9",
             "could not communicate",
         ),
-        (None, "is not there"),
+        (None, "was not found"),
     ],
 )
 def test_without_a_gpu_that_answers_nothing_is_made(tmp_path: Path, script: str | None, said: str) -> None:

@@ -35,7 +35,7 @@ def launch(hostfile: Path | str, *options: str) -> subprocess.CompletedProcess[s
     ("old", "new", "code", "said"),
     [
         ("node1 ", f"{UNASSIGNED} ", 3, (f"error: {UNASSIGNED}: no SSH connection", "hint:")),
-        ("node1 ", "no-such-node.invalid ", 3, ("no-such-node.invalid: the name 'no-such-node.invalid'",)),
+        ("node1 ", "no-such-node.invalid ", 3, ("could not resolve 'no-such-node.invalid'",)),
         ("slots=2", "slots=2 user=nobody", 3, ("node1: it refused your keys for user 'nobody'", "ssh-copy-id")),
         (sys.executable, "/opt/none/bin/python", 1, ("error: node1: no interpreter for the job", "python=")),
         (sys.executable, BARE, 1, (f"error: node1: torch not installed for {BARE}", "pip install torch")),
@@ -60,7 +60,7 @@ def test_a_port_in_use(lab: Lab) -> None:
     with listener(lab.nodes[0], 29500):
         done = launch(lab.hostfile, "--workers-per-node", "1", "--master-port", "29500")
     assert done.returncode == 1
-    assert "error: node0: port 29500, the rendezvous, is in use" in done.stderr
+    assert "error: node0: port 29500, the rendezvous port, is in use" in done.stderr
     assert "python" in done.stderr
     assert "--master-port" in done.stderr
 

@@ -99,7 +99,7 @@ def test_a_node_that_vanishes_is_the_first_failure_and_nothing_is_left_on_it_or_
     assert any("running" in line for line in drawn), said
     assert any("lost at " in line for line in drawn), said
     told = said[said.index("error: ") :]
-    assert told.startswith("error: node1: contact was lost and not regained"), told
+    assert told.startswith("error: node1: contact was lost and not restored"), told
     raised = "node0: rank 0 raised RuntimeError: [gloo/transport/tcp/stand_in] " + peer_says
     assert told.count("error: ") == 1
     assert f"consequence: {raised}" in told

@@ -112,7 +112,7 @@ def test_a_token_is_in_no_file_after_a_failure_a_training_a_report_and_json(
         assert page.is_file()
     failed = command.document("runs", "--json")["runs"][0]
     assert failed["status"] == "failed"
-    assert "exit code 7" in printed["show", failing[0]], "it failed otherwise"
+    assert "exited with code 7" in printed["show", failing[0]], "it failed otherwise"
     assert [name for name, text in printed.items() if secret in text] == []
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path not in {hostfile, yaml}]
     assert {"plan.json", "run.json", "report-0.html", "report-1.html"} <= {path.name for path in kept}
