@@ -96,7 +96,7 @@ def test_killed_interrupted_and_out_of_memory_it_makes_the_whole_table_and_nothi
     states = {label: cell["state"] for label, cell in cells.items()}
     assert states == dict.fromkeys(LABELS, "measured") | {STARVED: "out_of_memory", SKIPPED: "skipped"}
     assert cells[STARVED]["out_of"] == "node"
-    assert cells[SKIPPED]["reason"] == f"{STARVED} ran out of the node's memory already"
+    assert cells[SKIPPED]["reason"] == f"{STARVED} already ran out of the node's memory"
     # Of what had been measured nothing was measured again; what had been cut off was, under another name.
     assert [cells[label] for label in LABELS[:2]] == [after_kill[label] for label in LABELS[:2]]
     attempts = {label: cell["attempts"] for label, cell in cells.items()}
