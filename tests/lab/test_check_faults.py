@@ -49,7 +49,12 @@ PORTS: list[Row] = [
     for ports, check, message, hint in (
         (Ports(node="node1", first=30000, last=60999, action="drop"), "ports", "collective would hang", "ufw"),
         (Ports(node="node1", first=30000, last=60999, action="reject"), "ports", "collective would hang", "ufw"),
-        (Ports(node="node0", first=20000, last=29999, action="drop"), "master-port", "rendezvous would hang", "20000:29999"),
+        (
+            Ports(node="node0", first=20000, last=29999, action="drop"),
+            "master-port",
+            "rendezvous would hang",
+            "20000:29999",
+        ),
     )
 ]
 ALL_PORTS: Row = (
