@@ -356,11 +356,13 @@ _printable = st.text(st.characters(exclude_categories=["C", "Z"], include_charac
 _path = _printable.filter(lambda text: text.strip() != "" and not text.startswith("-"))
 _word = st.text(string.ascii_letters + string.digits + "_.", min_size=1, max_size=12)
 _names = st.lists(_word.filter(lambda name: name[0] != "."), min_size=1, max_size=3, unique=True).map(",".join)
+# Numbers with dots between them are an address, or none.
+_host = _word.filter(lambda name: not re.fullmatch(r"[0-9]+(?:\.[0-9]*)+", name))
 _address = st.ip_addresses().map(str).filter(lambda text: text not in {"0.0.0.0", "::"})
 _gpus = st.lists(st.integers(0, 1023), min_size=1, max_size=4, unique=True).map(tuple)
 _money = st.floats(0, allow_infinity=False, allow_nan=False).map(abs)
 _optional_node = st.fixed_dictionaries(
-    {"name": _word | _address},
+    {"name": _host | _address},
     optional={
         "slots": st.integers(1, 1024),
         "gpus": _gpus,
