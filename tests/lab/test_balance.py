@@ -1,4 +1,4 @@
-"""A node at half a core: what waiting for it costs, and whether samples by speed give what advise says."""
+"""A node at a quarter of a core: what waiting for it costs, and whether samples by speed give what advise says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCH = ("launch", "--hosts", "lab", "--no-check", "--json", "--workers-per-nod
 # A step takes several periods of the limit: within one, a worker that waits computes as fast as without it.
 JOB = ("--env", "OMP_NUM_THREADS=1", "--", TRAIN, "--sampled", "--steps", "24", "--batch", "384", "--width", "768")
 NOTICEABLE = 1.1
-SLOW: Fault = Cpu(node="node1", share=0.5)
+SLOW: Fault = Cpu(node="node1", share=0.25)
 
 
 def figures(command: Command, *options: str, job: tuple[str, ...] = JOB) -> dict[str, Any]:

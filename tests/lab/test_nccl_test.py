@@ -83,7 +83,7 @@ def test_a_slow_link_is_told_and_compared_with_the_time_before(
     assert document["tcp_gb_per_s"] < 0.02
     # TCP is slow too: the network is to blame and not the collective. Of two nodes it may be either.
     first = document["verdict"]["causes"][0]
-    assert "between node0 and node1 a stream reaches" in first["text"]
+    assert "a stream between node0 and node1 reaches" in first["text"]
     assert first["nodes"] == ["node0", "node1"]
     changes = document["changes"]
     assert changes["before"] == healthy["run_id"]
