@@ -38,8 +38,10 @@ def choose_logs(
     run = stored.run
     parts = load_parts(root, run)
     if not parts:
-        shown = f"multinode {'table' if run.kind in {'import', 'sweep'} else 'show'} {run.run_id}"
-        raise UsageError(f"run {run.run_id} has no logs: it is of kind {run.kind} and has no runs", hint=f"see {shown}")
+        raise UsageError(
+            f"run {run.run_id} has no logs: it is of kind {run.kind} and has no runs",
+            hint=f"see multinode show {run.run_id}",
+        )
     # Node ranks are those of the whole run: a part has some of its nodes.
     name = choose_nodes(stored, node, None)[0].name if node is not None else None
     able = [(part, choose_nodes(part, None, rank)) for part in parts if rank is None or rank < part.run.world_size]

@@ -174,7 +174,7 @@ def test_an_import_has_no_logs(tmp_path: Path) -> None:
     for rank in (None, 0):
         with pytest.raises(UsageError, match="has no logs: it is of kind import") as caught:
             choose_logs(tmp_path, load_run(tmp_path, "last"), None, rank)
-        assert caught.value.hint == f"see multinode table {RUN.run_id}"
+        assert caught.value.hint == f"see multinode show {RUN.run_id}"
 
 
 def store_part(root: Path, run: Run, log: bytes) -> None:
