@@ -184,7 +184,7 @@ def _warn_of_slow_links(links: list[LinkSpeed]) -> None:
 
 
 def _print_status(lab: LabStatus) -> None:
-    typer.echo(_NODE_ROW.format("node", "state", "management", "training", "card", "line rate"))
+    typer.echo(_NODE_ROW.format("node", "state", "management", "training", "NIC", "line rate"))
     for node in lab.nodes:
         typer.echo(_NODE_ROW.format(node.name, node.state, node.management_addr, node.addr, node.ifname, node.rate))
     typer.echo(f"hostfile {lab.hostfile}")

@@ -119,21 +119,45 @@ def refuse_averaging(
         UsageError: the job's parameters cannot be averaged between nodes.
     """
     option = averaging.option
-    if not profile:
-        raise UsageError(f"{option} needs the instrumentation, which --no-profile disables")
+    require_instrumentation(option, profile=profile)
     if grad_compress is not None:
         raise UsageError(
             f"{option} keeps gradients on their node, where --grad-compress {grad_compress} would compress them",
             hint="use --sync-dtype fp16 for the data between nodes",
         )
-    if sender is not None:
-        raise UsageError(
-            f"{option} works with DDP only; this job uses {sender}",
-            hint="train with DDP: --set deepspeed=null, --set fsdp=null",
-        )
+    require_ddp(option, sender)
     reason = _why_not(job) if isinstance(job, LlamaFactoryJob) else None
     if reason is not None:
         raise UsageError(f"{option}: {reason[0]}", hint=reason[1])
+
+
+def require_instrumentation(option: str, *, profile: bool, hint: str | None = None) -> None:
+    """Refuse an option whose work the instrumentation of the workers does.
+
+    Raises:
+        UsageError: the workers are not instrumented.
+    """
+    if not profile:
+        raise UsageError(f"{option} needs the instrumentation, which --no-profile disables", hint=hint)
+
+
+def require_ddp(option: str, sender: str | None, *, why: str = "", or_else: str = "") -> None:
+    """Refuse an option of DDP where something else sends the gradients.
+
+    Args:
+        option: as it was given.
+        sender: what sends the gradients in DDP's place; None is DDP, or unknown.
+        why: it cannot be combined with the sender.
+        or_else: what to do instead of training with DDP.
+
+    Raises:
+        UsageError: DDP does not send the gradients.
+    """
+    if sender is not None:
+        raise UsageError(
+            f"{option} works with DDP only; this job uses {sender}{why}",
+            hint=f"{or_else}train with DDP: --set deepspeed=null, --set fsdp=null",
+        )
 
 
 def refuse_balance(balance: Balance, job: Job, speeds: Sequence[float], *, sender: str | None, profile: bool) -> None:
@@ -144,19 +168,14 @@ def refuse_balance(balance: Balance, job: Job, speeds: Sequence[float], *, sende
         job: what is trained.
         speeds: of each rank.
         sender: what sends the gradients in DDP's place; None is DDP, or unknown.
-        profile: whether the workers get the instrumentation.
+        profile: whether the workers are instrumented.
 
     Raises:
         UsageError: samples of the job cannot be dealt out by speed.
     """
     option = balance.option
-    if not profile:
-        raise UsageError(f"{option} needs the instrumentation, which --no-profile leaves out")
-    if sender is not None:
-        raise UsageError(
-            f"{option}: it works with DDP, and {sender}, which may communicate in every micro-batch, trains this job",
-            hint="train under DDP: --set deepspeed=null, --set fsdp=null",
-        )
+    require_instrumentation(option, profile=profile)
+    require_ddp(option, sender, why=", which may communicate in every micro-batch")
     reason = _why_not_balanced(job, speeds) if isinstance(job, LlamaFactoryJob) else None
     if reason is not None:
         raise UsageError(f"{option}: {reason[0]}", hint=reason[1])

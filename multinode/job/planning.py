@@ -27,7 +27,14 @@ from multinode.job.engine_commands import (
 from multinode.job.job import Job, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_environment import JobEnvironment
 from multinode.job.job_files import outside_code, require_copied
-from multinode.job.node_groups import node_groups_of, refuse_averaging, refuse_balance, step_shares
+from multinode.job.node_groups import (
+    node_groups_of,
+    refuse_averaging,
+    refuse_balance,
+    require_ddp,
+    require_instrumentation,
+    step_shares,
+)
 from multinode.job.rendezvous import choose_master_port
 from multinode.job.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.job.workload import read_settings
@@ -169,8 +176,7 @@ def plan_launch(
 def _trace_window(options: LaunchOptions, nodes: Sequence[NodePlan]) -> TraceWindow | None:
     if options.trace_steps is None:
         return None
-    if not options.profile:
-        raise UsageError("--trace needs the instrumentation, which --no-profile disables")
+    require_instrumentation("--trace", profile=options.profile)
     last = nodes[-1].ranks[-1]
     wrong = next((rank for rank in options.trace_ranks if not 0 <= rank <= last), None)
     if wrong is not None:
@@ -274,8 +280,8 @@ def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, worker
     if isinstance(job, Benchmark):
         return _Task(job, Engine(name="torchrun"), options.environment, None)
     engine, kind = options.engine or choose_engine(job), options.grad_compress
-    if options.nccl_inspector and not options.profile:
-        raise UsageError("--nccl-inspector needs the instrumentation, which --no-profile disables")
+    if options.nccl_inspector:
+        require_instrumentation("--nccl-inspector", profile=options.profile)
     if kind is not None:
         _refuse_compression(kind, job, engine, profile=options.profile)
     averaging = options.averaging
@@ -506,20 +512,13 @@ def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -
     if kind not in _KINDS and power_sgd_rank(kind) is None:
         known = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
         raise UsageError(f"{option}: unknown compression", hint=known)
-    if not profile:
-        raise UsageError(
-            f"{option} needs the instrumentation, which --no-profile disables",
-            hint="remove --no-profile; the records also show whether gradients were compressed",
-        )
-    sender = gradient_sender(job, engine)
-    if sender is not None:
-        raise UsageError(
-            f"{option} works with DDP only; this job uses {sender}",
-            hint=(
-                "use communication_data_type in the DeepSpeed JSON or the reduce dtype of FSDP's mixed precision; or "
-                "train with DDP: --set deepspeed=null, --set fsdp=null"
-            ),
-        )
+    hint = "remove --no-profile; the records also show whether gradients were compressed"
+    require_instrumentation(option, profile=profile, hint=hint)
+    require_ddp(
+        option,
+        gradient_sender(job, engine),
+        or_else="use communication_data_type in the DeepSpeed JSON or the reduce dtype of FSDP's mixed precision; or ",
+    )
 
 
 def gradient_sender(job: Job, engine: Engine) -> str | None:

@@ -290,8 +290,16 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
 @pytest.mark.parametrize(
     ("config", "options", "why"),
     [
-        ({"deepspeed": "ds.json"}, {}, "it works with DDP, and DeepSpeed, which may communicate in every micro-batch"),
-        ({"fsdp": "full_shard"}, {}, "it works with DDP, and FSDP, which may communicate in every micro-batch"),
+        (
+            {"deepspeed": "ds.json"},
+            {},
+            "works with DDP only; this job uses DeepSpeed, which may communicate in every micro-batch",
+        ),
+        (
+            {"fsdp": "full_shard"},
+            {},
+            "works with DDP only; this job uses FSDP, which may communicate in every micro-batch",
+        ),
         ({}, {"profile": False}, "needs the instrumentation"),
         ({}, {"averaging": Averaging(every=4)}, "with --sync-every 4 nodes do not wait for each other"),
         ({"streaming": True}, {}, "streaming: true reads an IterableDataset"),

@@ -73,7 +73,7 @@ class LinkSlow(AnyFault, frozen=True, kw_only=True, tag="link-slow"):
 
 
 class Mtu(AnyFault, frozen=True, kw_only=True, tag="mtu"):
-    """The training card sends larger frames than its switch port passes: they vanish, small ones arrive.
+    """The training NIC sends larger frames than its switch port passes: they vanish, small ones arrive.
 
     Two nodes agree on the smaller of their TCP segments, so a stream suffers only where both ends have the fault.
     Virtual links pass a batch of segments whatever the MTU says, for a card would have cut it; the node is told to send
@@ -93,7 +93,7 @@ class Mtu(AnyFault, frozen=True, kw_only=True, tag="mtu"):
 
 
 class Ports(AnyFault, frozen=True, kw_only=True, tag="ports"):
-    """A firewall turns away TCP connections to these ports that come in on the training card.
+    """A firewall turns away TCP connections to these ports that come in on the training NIC.
 
     As behind most firewalls, connections that stand are let be.
     """
@@ -163,7 +163,7 @@ class Interface(Address, frozen=True, kw_only=True, tag="interface"):
 
 
 class Route(AnyFault, frozen=True, kw_only=True, tag="route"):
-    """What the node sends to a peer's training address leaves through the management card; answers come as before."""
+    """What the node sends to a peer's training address leaves through the management NIC; answers come as before."""
 
     peer: str
 
