@@ -66,17 +66,11 @@ OWNERS: tuple[Any, ...] = (
 
 
 class Tree(NamedTuple):
-    """A tree's hooks.
+    """A tree's hooks."""
 
-    Attributes:
-        hooked: what they put in the place of attributes, by owner and name.
-        optimizer_hooks: before and after an optimizer's step.
-        end_step: as a training's step ends.
-    """
-
-    hooked: list[tuple[Any, str, Any]]
-    optimizer_hooks: tuple[dict[int, Any], dict[int, Any]]
-    end_step: Callable[[], None]
+    hooked: list[tuple[Any, str, Any]]  # what they put in the place of attributes, by owner and name
+    optimizer_hooks: tuple[dict[int, Any], dict[int, Any]]  # before and after an optimizer's step
+    end_step: Callable[[], None]  # as a training's step ends
 
 
 def main() -> None:

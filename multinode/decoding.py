@@ -20,22 +20,13 @@ _built: set[Any] = set()
 
 
 def convert(value: object, kind: type[_Kind], *, strict: bool = True) -> _Kind:
-    """The value as `kind`; `strict` as in msgspec.convert.
-
-    Raises:
-        msgspec.ValidationError: it is none.
-    """
+    """The value as `kind`; `strict` as in msgspec.convert."""
     _build(kind)
     return msgspec.convert(value, kind, strict=strict)
 
 
 def decode_json(text: bytes | str, kind: type[_Kind], *, strict: bool = True) -> _Kind:
-    """What a JSON text says, as `kind`.
-
-    Raises:
-        msgspec.ValidationError: it says something else.
-        msgspec.DecodeError: it is not JSON.
-    """
+    """What a JSON text says, as `kind`."""
     _build(kind)
     return msgspec.json.decode(text, type=kind, strict=strict)
 

@@ -124,11 +124,7 @@ def decode_yaml(text: str, kind: type[_Kind], source: object, hint: str) -> _Kin
 
 
 def yaml_nodes(text: str) -> yaml.Node | None:
-    """The nodes of one YAML document, each with its text as it was written and its place; None where it is empty.
-
-    Raises:
-        YamlError: as `parse_yaml`.
-    """
+    """The nodes of one YAML document, each with its text as it was written and its place; None where it is empty."""
     parse_yaml(text)
     return yaml.compose(text, Loader=yaml.SafeLoader)
 

@@ -28,17 +28,12 @@ _TAIL_LINES = 40
 
 
 class Part(NamedTuple):
-    """One part of the report.
+    """One part of the report."""
 
-    Attributes:
-        title: its heading on the page.
-        command: run in the checkout. Its last lines become the section, unless it writes that to `$SECTION`.
-        deadline_s: after which it is ended.
-    """
-
-    title: str
+    title: str  # its heading on the page
+    # run in the checkout. Its last lines become the section, unless it writes that to `$SECTION`.
     command: tuple[str, ...]
-    deadline_s: float = _PART_S
+    deadline_s: float = _PART_S  # after which it is ended
 
 
 def main() -> int:

@@ -6,9 +6,12 @@ not kept: the site and the sdist get them from here.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import json
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +50,8 @@ _WRITTEN_BY = {
     "multinode.tuning/1": "`multinode tune --json`, `multinode tune --dry-run --json`, `tuning.json` of a run",
     "multinode.sweep/1": "`multinode sweep --json`, `multinode show --format json`, `sweep.json` of a run",
 }
+_FIELD = re.compile(r" {4}(?P<name>\w+): [^#]*(?:# (?P<text>.*))?$")
+_ALONE = re.compile(r" {4}# (?P<text>.*)$")
 _HEADER = """\
 # JSON documents
 
@@ -82,10 +87,49 @@ def main() -> int:
 def render_schemas() -> dict[str, str]:
     """The text of each JSON schema by the name of its file."""
     return {
-        file: json.dumps(msgspec.json.schema(struct), indent=1, sort_keys=True) + "\n"
+        file: json.dumps(_schema(struct), indent=1, sort_keys=True) + "\n"
         for files in _schema_files().values()
         for file, struct in files.items()
     }
+
+
+def _schema(struct: Any) -> dict[str, Any]:
+    """With the comment on each field as its description."""
+    schema = msgspec.json.schema(struct)
+    for part in schema["$defs"].values():
+        for field, text in (
+            _field_comments().get((part.get("title"), frozenset(part.get("properties", ()))), {}).items()
+        ):
+            part["properties"][field].setdefault("description", text)
+    return schema
+
+
+@functools.cache
+def _field_comments() -> dict[tuple[str | None, frozenset[str]], dict[str, str]]:
+    """By the name of a struct and its fields in JSON: what the comments on or above its fields say."""
+    return {
+        (struct.__name__, frozenset(struct.__struct_encode_fields__) | _tag(struct)): _comments(
+            inspect.getsource(struct)
+        )
+        for struct in _below(msgspec.Struct)
+        if struct.__module__.startswith("multinode.")
+    }
+
+
+def _tag(struct: type[msgspec.Struct]) -> set[str]:
+    field = struct.__struct_config__.tag_field
+    return {field} if field else set()
+
+
+def _comments(source: str) -> dict[str, str]:
+    comments: dict[str, str] = {}
+    above: list[str] = []
+    for line in source.splitlines():
+        if found := _FIELD.match(line):
+            text = " ".join([*above, found["text"] or ""]).strip()
+            comments.update({found["name"]: text} if text else {})
+        above = [*above, found["text"]] if (found := _ALONE.match(line)) else []
+    return comments
 
 
 def _render_page() -> str:

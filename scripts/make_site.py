@@ -213,10 +213,10 @@ def schema_page(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     for title, struct in schema.get("$defs", {}).items():
         yield f"\n## {title}\n\n{_described(struct)}\n"
         if struct.get("properties"):
-            yield "\n| field | type | default |\n|---|---|---|\n"
+            yield "\n| field | type | default | meaning |\n|---|---|---|---|\n"
             for field, kind in struct["properties"].items():
                 default = f"`{json.dumps(kind['default'])}`" if "default" in kind else ""
-                yield f"| `{field}` | {_type_words(kind)} | {default} |\n"
+                yield f"| `{field}` | {_type_words(kind)} | {default} | {_escaped(kind.get('description', ''))} |\n"
 
 
 def _described(struct: Mapping[str, Any]) -> str:

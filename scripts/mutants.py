@@ -44,23 +44,14 @@ _TAKEN = {"text": 0.5, "wording": 0.15}
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """One change.
+    """One change."""
 
-    Attributes:
-        path: of the module, below the checkout's root.
-        line: the first changed line, counted from 1.
-        column: where in it the change begins; with `kind` it tells the mutants of a line apart.
-        kind: what was done.
-        before: the changed lines as they were.
-        after: the same lines as they are in the mutant.
-    """
-
-    path: str
-    line: int
-    column: int
-    kind: str
-    before: str
-    after: str
+    path: str  # of the module, below the checkout's root
+    line: int  # the first changed line, counted from 1
+    column: int  # where in it the change begins; with `kind` it tells the mutants of a line apart
+    kind: str  # what was done
+    before: str  # the changed lines as they were
+    after: str  # the same lines as they are in the mutant
 
     @property
     def key(self) -> str:

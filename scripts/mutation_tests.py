@@ -70,17 +70,11 @@ _AREAS = (
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The recorded tests that are run for a mutant.
+    """The recorded tests that are run for a mutant."""
 
-    Attributes:
-        tests: in the order of their run.
-        seconds: how long they took when they were recorded.
-        left_out: how many more reach it.
-    """
-
-    tests: Sequence[str]
-    seconds: float
-    left_out: int
+    tests: Sequence[str]  # in the order of their run
+    seconds: float  # how long they took when they were recorded
+    left_out: int  # how many more reach it
 
 
 def choose(mutant: Mutant, recorded: Recorded, root: Path, *, most: int, most_s: float) -> Choice:

@@ -27,24 +27,15 @@ _NETWORK = -1
 
 
 class Gpu:
-    """One device and its host.
-
-    Attributes:
-        now_ms: the host's clock.
-        ends_ms: by stream, when all that it was given will be over.
-        current: the stream that work goes to.
-        network_speed: collectives take their length over this; infinity has them take no time.
-        is_capturing: whether a graph is being captured.
-        calls: how many calls were made of what the driver would be asked for.
-    """
+    """One device and its host."""
 
     def __init__(self) -> None:
-        self.now_ms = 0.0
-        self.ends_ms: dict[int, float] = {0: 0.0}
-        self.current = 0
-        self.network_speed = 1.0
-        self.is_capturing = False
-        self.calls = 0
+        self.now_ms = 0.0  # the host's clock
+        self.ends_ms: dict[int, float] = {0: 0.0}  # by stream, when all that it was given will be over
+        self.current = 0  # the stream that work goes to
+        self.network_speed = 1.0  # collectives take their length over this; infinity has them take no time
+        self.is_capturing = False  # whether a graph is being captured
+        self.calls = 0  # how many calls were made of what the driver would be asked for
 
     def compute(self, ms: float) -> None:
         """A kernel on the current stream."""

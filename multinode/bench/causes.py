@@ -33,23 +33,15 @@ _NOTHING = WorkerUse(seconds=0.0)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A slow device and its peers, or itself in another phase.
-
-    Attributes:
-        me: the slow worker.
-        phase: in which it was slow.
-        they: the peers; `peers` their workers.
-        peer_phase: their phase; the same if empty.
-        write_hint: adapts a hint to the way the node is reached.
-    """
+    """A slow device and its peers, or itself in another phase."""
 
     node: str
-    me: BenchWorker
-    phase: str
-    they: Peers
+    me: BenchWorker  # the slow worker
+    phase: str  # in which it was slow
+    they: Peers  # the peers; `peers` their workers
     peers: tuple[BenchWorker, ...]
-    peer_phase: str | None = None
-    write_hint: Callable[[str], str] = str
+    peer_phase: str | None = None  # their phase; the same if empty
+    write_hint: Callable[[str], str] = str  # adapts a hint to the way the node is reached
 
     @property
     def use(self) -> WorkerUse:

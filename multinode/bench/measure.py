@@ -79,11 +79,7 @@ def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchRepo
 
 
 def load_bench(directory: RunDirectory) -> BenchReport | None:
-    """The stored result of a bench, with its unmeasured parts; None for another run.
-
-    Raises:
-        MultinodeError: its file is damaged.
-    """
+    """The stored result of a bench, with its unmeasured parts; None for another run."""
     report = directory.read(_FILE, BenchReport)
     return with_progress(report, still_running=directory.is_locked) if report is not None else None
 
@@ -107,11 +103,7 @@ class _Series:
         self._measured: list[Measured] = []
 
     def run(self, steps: Sequence[_Step]) -> BenchReport:
-        """Run all steps.
-
-        Raises:
-            MultinodeError, Interrupted: see `bench`.
-        """
+        """Run all steps."""
         left = steps
         for number, step in enumerate(steps, 1):
             if self._context.stop.count or self._is_all_there_is():

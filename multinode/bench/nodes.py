@@ -39,27 +39,17 @@ _LEAST_HELD_MIB = 64.0
 
 
 class BenchPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One node in one phase.
+    """One node in one phase."""
 
-    Attributes:
-        phase: of PHASES.
-        run_id: of its run; None if it never started.
-        ranks: of its workers in that run.
-        gpus: theirs, by local rank; None without GPUs.
-        facts: of the node; None if unknown.
-        samples: of the run.
-        error: reason of a failure, if it failed.
-    """
-
-    phase: str
+    phase: str  # of PHASES
     node: str
     node_rank: int
-    run_id: str | None = None
-    ranks: tuple[int, ...] = ()
-    gpus: tuple[int, ...] | None = None
-    facts: NodeFacts | None = None
-    samples: tuple[Sample, ...] = ()
-    error: str | None = None
+    run_id: str | None = None  # of its run; None if it never started
+    ranks: tuple[int, ...] = ()  # of its workers in that run
+    gpus: tuple[int, ...] | None = None  # theirs, by local rank; None without GPUs
+    facts: NodeFacts | None = None  # of the node; None if unknown
+    samples: tuple[Sample, ...] = ()  # of the run
+    error: str | None = None  # reason of a failure, if it failed
 
 
 def bench_nodes(parts: Sequence[BenchPart]) -> tuple[BenchNode, ...]:

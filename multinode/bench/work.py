@@ -34,23 +34,16 @@ _MOST_WORK = 1e24
 
 
 class TestKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies the timings of one test.
-
-    Attributes:
-        kind: of KINDS.
-        name: in words: `4096`, `copy`, `BERT forward`; likewise `label`, with its type.
-        dtype: of DEVICE_DTYPES.
-        size: rows of the matrices; of a layer, batch and sequence: `16 x 512`; otherwise empty.
-    """
+    """Identifies the timings of one test."""
 
     # Keeps pytest from collecting it as a test.
     __test__ = False
 
-    kind: str
-    name: str
+    kind: str  # of KINDS
+    name: str  # in words: `4096`, `copy`, `BERT forward`; likewise `label`, with its type
     label: str
-    dtype: str
-    size: str = ""
+    dtype: str  # of DEVICE_DTYPES
+    size: str = ""  # rows of the matrices; of a layer, batch and sequence: `16 x 512`; otherwise empty
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

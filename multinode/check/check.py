@@ -50,16 +50,12 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, as checked.
-
-    Attributes:
-        addr: its address for data, if found; likewise `ifname` and `link_gbit_per_s`.
-    """
+    """One node, as checked."""
 
     name: str
     node_rank: int
     reached: bool
-    addr: str | None = None
+    addr: str | None = None  # its address for data, if found; likewise `ifname` and `link_gbit_per_s`
     ifname: str | None = None
     link_gbit_per_s: float | None = None
     python: str | None = None

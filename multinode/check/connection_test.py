@@ -31,23 +31,14 @@ _Kind = TypeVar("_Kind")
 
 
 class ConnectivityPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tested.
+    """What is tested."""
 
-    Attributes:
-        pairs: caller and peer.
-        master_port: opened on every node beside the ephemeral ones, if free; None opens only those.
-        ephemeral: number of ephemeral ports per node.
-        stream_s: duration of a stream between each pair, both ways; None makes none.
-        least_gbit_per_s: by pair, the minimum of a healthy stream; slower ones are repeated.
-        deadline_s: total time; streams that would end later are left out.
-    """
-
-    pairs: tuple[Pair, ...] = ()
-    master_port: int | None
-    ephemeral: int = 4
-    stream_s: float | None = None
-    least_gbit_per_s: dict[Pair, float] = {}
-    deadline_s: float = 600.0
+    pairs: tuple[Pair, ...] = ()  # caller and peer
+    master_port: int | None  # opened on every node beside the ephemeral ones, if free; None opens only those
+    ephemeral: int = 4  # number of ephemeral ports per node
+    stream_s: float | None = None  # duration of a stream between each pair, both ways; None makes none
+    least_gbit_per_s: dict[Pair, float] = {}  # by pair, the minimum of a healthy stream; slower ones are repeated
+    deadline_s: float = 600.0  # total time; streams that would end later are left out
 
 
 def run_connectivity_test(
@@ -87,17 +78,13 @@ class ConnectivityTest:
         nodes: in node-rank order.
         addresses: for data, by name.
         plan: the ports to open.
-
-    Attributes:
-        errors: of nodes that could not be asked, or no longer.
-        listening: what was opened, by node.
     """
 
     def __init__(
         self, agent: AgentTransport, nodes: Sequence[Node], addresses: Mapping[str, str], plan: ConnectivityPlan
     ) -> None:
-        self.errors: list[MultinodeError] = []
-        self.listening: tuple[Listening, ...] = ()
+        self.errors: list[MultinodeError] = []  # of nodes that could not be asked, or no longer
+        self.listening: tuple[Listening, ...] = ()  # what was opened, by node
         self._agent = agent
         self._addresses = addresses
         self._nodes = tuple(nodes)
@@ -266,9 +253,6 @@ def measure_pairs(
         addresses: for data, by name.
         ceilings: payload in Gbit/s that each node's link carries, if known.
         say: is called with each stage in a few words.
-
-    Raises:
-        NodeError, NodeFailed: a node could not be asked.
     """
     plan = ConnectivityPlan(master_port=None, ephemeral=1)
     with ConnectivityTest(agent, nodes, addresses, plan) as test:

@@ -17,50 +17,32 @@ _RANDOM_PEERS = 2
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
-    """Ports that a node's listeners could bind.
-
-    Attributes:
-        ports: bound: those asked for, then ephemeral ones.
-        failed: the reason, for ports asked for that could not be bound.
-    """
+    """Ports that a node's listeners could bind."""
 
     node: str
-    ports: tuple[int, ...] = ()
-    failed: dict[int, str] = {}
+    ports: tuple[int, ...] = ()  # bound: those asked for, then ephemeral ones
+    failed: dict[int, str] = {}  # the reason, for ports asked for that could not be bound
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of `node` to connect to `peer`.
-
-    Attributes:
-        addr: the peer's address.
-        error: None is success; `refused`, `timed out`, `no route`, `wrong answer`, `large packets lost`, or the
-            system's message.
-        ms: time to the connection or to the failure.
-        path_mtu: the kernel's path MTU, in bytes.
-    """
+    """One attempt of `node` to connect to `peer`."""
 
     node: str
     peer: str
-    addr: str
+    addr: str  # the peer's address
     port: int
+    # None is success; `refused`, `timed out`, `no route`, `wrong answer`, `large packets lost`, or the system's message
     error: str | None = None
-    ms: float | None = None
-    path_mtu: int | None = None
+    ms: float | None = None  # time to the connection or to the failure
+    path_mtu: int | None = None  # the kernel's path MTU, in bytes
 
 
 class ConnectivityResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All results.
+    """All results."""
 
-    Attributes:
-        listening: by node, in node-rank order.
-        attempts: in the planned order.
-        streams: likewise; empty without streams.
-    """
-
-    listening: tuple[Listening, ...] = ()
-    attempts: tuple[Attempted, ...] = ()
-    streams: tuple[PairSpeed, ...] = ()
+    listening: tuple[Listening, ...] = ()  # by node, in node-rank order
+    attempts: tuple[Attempted, ...] = ()  # in the planned order
+    streams: tuple[PairSpeed, ...] = ()  # likewise; empty without streams
 
 
 def choose_pairs(names: Sequence[str], rng: random.Random) -> tuple[Pair, ...]:

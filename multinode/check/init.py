@@ -23,15 +23,10 @@ _HEAD = """\
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        cluster: the nodes with addr, ifname, slots, gpus and python filled in.
-        text: the hostfile, with comments.
-    """
-
-    cluster: Cluster
-    text: str
+    cluster: Cluster  # the nodes with addr, ifname, slots, gpus and python filled in
+    text: str  # the hostfile, with comments
 
 
 def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:

@@ -21,32 +21,22 @@ _NOWHERE = Endpoint(addr=None, ifname=None)
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the nodes and the job.
+    """What is known about the nodes and the job."""
 
-    Attributes:
-        cluster: all nodes of the hostfile.
-        facts: by node name, of those that answered.
-        master_port: port of the rendezvous on node 0.
-        job: what shall run; None is any training.
-        workers: on each node, where that is asked for; None is as hostfile and GPUs have it.
-        environment: what the command line adds to the job on every node.
-        endpoints: by node name, the data plane of those that answered; empty where none could be chosen.
-        connectivity: how connections between them went; empty where none were tried.
-        controller_cwd: the directory of the launch; None is not known.
-        code: the files that are copied to the nodes, in which the job runs there; None is the node's own directory.
-        absent_here: paths of the job that are not on this machine, each with the one whose name is nearest, if any.
-    """
-
-    cluster: Cluster
-    facts: dict[str, NodeFacts]
-    master_port: int
-    job: Job | Benchmark | None = None
-    workers: int | None = None
-    environment: JobEnvironment = JobEnvironment()
+    cluster: Cluster  # all nodes of the hostfile
+    facts: dict[str, NodeFacts]  # by node name, of those that answered
+    master_port: int  # port of the rendezvous on node 0
+    job: Job | Benchmark | None = None  # what shall run; None is any training
+    workers: int | None = None  # on each node, where that is asked for; None is as hostfile and GPUs have it
+    environment: JobEnvironment = JobEnvironment()  # what the command line adds to the job on every node
+    # by node name, the data plane of those that answered; empty where none could be chosen
     endpoints: dict[str, Endpoint] = {}
+    # how connections between them went; empty where none were tried
     connectivity: ConnectivityResult = ConnectivityResult()
-    controller_cwd: str | None = None
+    controller_cwd: str | None = None  # the directory of the launch; None is not known
+    # the files that are copied to the nodes, in which the job runs there; None is the node's own directory
     code: CodeTree | None = None
+    # paths of the job that are not on this machine, each with the one whose name is nearest, if any
     absent_here: dict[str, str | None] = {}
 
     @property
@@ -89,11 +79,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return self.endpoints.get(node, _NOWHERE)
 
     def require_workers(self) -> dict[str, int]:
-        """Workers of each node that answered (of all if none did): as asked for, or from hostfile and GPUs.
-
-        Raises:
-            UsageError: a node has fewer slots than were asked for.
-        """
+        """Workers of each node that answered (of all if none did): as asked for, or from hostfile and GPUs."""
         nodes = tuple(node for node, _ in self.known) or self.cluster.nodes
         workers = workers_of_nodes(msgspec.structs.replace(self.cluster, nodes=nodes), self.facts, self.workers)
         return dict(zip((node.name for node in nodes), workers, strict=True))

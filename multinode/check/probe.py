@@ -45,30 +45,18 @@ UNVERIFIED = Rule(
 
 
 class Questions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe asks beyond the node itself.
+    """What a probe asks beyond the node itself."""
 
-    Attributes:
-        controller_cwd: working directory if the hostfile names none and the node has it, too.
-        peers: addresses for which routes are asked.
-        ports: ports that should be free on node 0.
-        tools: programs of the job, looked up beside its interpreter and on PATH.
-        packages: whether to read package versions (starts the job's interpreter).
-        contents: those of `paths` to digest.
-        datasets: datasets in a dataset_info.json of `contents` whose files are digested.
-        model: directory of the model, whose config.json is read.
-        arguments: keys of a LLaMA-Factory YAML to look up among its arguments.
-    """
-
-    controller_cwd: str | None = None
-    peers: tuple[str, ...] = ()
+    controller_cwd: str | None = None  # working directory if the hostfile names none and the node has it, too
+    peers: tuple[str, ...] = ()  # addresses for which routes are asked
     paths: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
-    tools: tuple[str, ...] = ()
-    packages: bool = True
-    contents: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    model: str | None = None
-    arguments: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()  # ports that should be free on node 0
+    tools: tuple[str, ...] = ()  # programs of the job, looked up beside its interpreter and on PATH
+    packages: bool = True  # whether to read package versions (starts the job's interpreter)
+    contents: tuple[str, ...] = ()  # those of `paths` to digest
+    datasets: tuple[str, ...] = ()  # datasets in a dataset_info.json of `contents` whose files are digested
+    model: str | None = None  # directory of the model, whose config.json is read
+    arguments: tuple[str, ...] = ()  # keys of a LLaMA-Factory YAML to look up among its arguments
 
 
 def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outcomes[NodeFacts]:

@@ -56,26 +56,18 @@ class _Word(str):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One kind of finding; the reference of the checks is generated from these.
+    """One kind of finding; the reference of the checks is generated from these."""
 
-    Attributes:
-        check: its check, the column in the matrix.
-        severity: as in `Finding`.
-        catches: the problem, for a list.
-        message: the finding's, with `{names}` for values known at run time. If it or the hint contains `{nodes}`,
-            nodes
-            with equal values share one finding.
-        hint: likewise; `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each
-            line after the first is a command to copy.
-        by_hand: as in `Finding`.
-    """
-
-    check: str
-    severity: str
-    catches: str
+    check: str  # its check, the column in the matrix
+    severity: str  # as in `Finding`
+    catches: str  # the problem, for a list
+    # the finding's, with `{names}` for values known at run time. If it or the hint contains `{nodes}`, nodes with equal
+    # values share one finding.
     message: str
+    # likewise; `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each line after
+    # the first is a command to copy.
     hint: str
-    by_hand: bool = False
+    by_hand: bool = False  # as in `Finding`
 
     def found(self, on: str | None, /, **values: object) -> Case:
         """A case on a node, which message and hint may refer to as `{node}`; None concerns the whole cluster."""
@@ -101,11 +93,7 @@ class Case(NamedTuple):
     values: Mapping[str, object]
 
     def finding(self) -> Finding:
-        """The finding for the user.
-
-        Raises:
-            KeyError: a value in message or hint is missing.
-        """
+        """The finding for the user."""
         # A node's text must not begin a line that looks like one of ours.
         known = {name: _text(one) for name, one in {"node": self.node, **self.values}.items()}
         words = {name: _Word(value) if isinstance(value, str) else value for name, value in known.items()}
@@ -120,16 +108,11 @@ class Case(NamedTuple):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check: a function from an inspection to findings.
-
-    Attributes:
-        before_launch: whether a launch runs it: its errors would make the run hang or fail.
-        judges_meeting: whether it also judges the connections between nodes.
-    """
+    """A check: a function from an inspection to findings."""
 
     judge: Callable[[Inspection], Iterable[Case]]
-    before_launch: bool = False
-    judges_meeting: bool = False
+    before_launch: bool = False  # whether a launch runs it: its errors would make the run hang or fail
+    judges_meeting: bool = False  # whether it also judges the connections between nodes
 
     def __call__(self, inspection: Inspection) -> Iterator[Finding]:
         """Its findings; equal ones of several nodes are merged."""

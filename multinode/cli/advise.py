@@ -78,11 +78,7 @@ def read_recommendations(run_ids: list[str] | None, link: str | None, link_measu
 
 
 def _rate(option: str, text: str | None) -> float | None:
-    """A link's rate in Gbit/s.
-
-    Raises:
-        UsageError: it is none, or none that a link can have.
-    """
+    """A link's rate in Gbit/s."""
     from multinode.predict.run_selection import is_rate
 
     rate = parse_option(option, text, parse_rate) if text is not None else None

@@ -215,11 +215,7 @@ def compare(
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """`1,2,4` as numbers."""
     if not all(part.isascii() and part.isdigit() for part in text.split(",")):
         raise ValueError(f"{text!r} is not a list of numbers such as 1,2,4")
     return tuple(int(part) for part in text.split(","))

@@ -83,11 +83,7 @@ class ExportOptions:
 
     @contextlib.contextmanager
     def watch(self, context: RunContext) -> Iterator[None]:
-        """Export the runs that are followed while inside; at the end wait until all is written.
-
-        Raises:
-            UsageError: a target is none, or its library is not installed.
-        """
+        """Export the runs that are followed while inside; at the end wait until all is written."""
         if not self.are_wanted:
             yield
             return

@@ -59,11 +59,7 @@ def import_(
 
 
 def _pairs(option: str, form: str, example: str, words: list[str]) -> dict[str, str]:
-    """What stands before the equals sign, and behind it; a title may have one itself.
-
-    Raises:
-        UsageError: one is not of the form, or is given twice.
-    """
+    """What stands before the equals sign, and behind it; a title may have one itself."""
     found: dict[str, str] = {}
     for word in words:
         left, equals, right = word.rpartition("=") if option == "--column" else word.partition("=")

@@ -130,11 +130,7 @@ def read_engine(job: Job, name: str | None, accelerate: Path | None) -> Engine:
 
 
 def read_copied_code(directory: Path | None) -> CodeTree | None:
-    """The files of the directory that `--copy-code` names; what is left out of them is told on stderr.
-
-    Raises:
-        UsageError: as `read_code`.
-    """
+    """The files of the directory that `--copy-code` names; what is left out of them is told on stderr."""
     if directory is None:
         return None
     from multinode import api

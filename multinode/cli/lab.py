@@ -149,11 +149,7 @@ def down(
 
 
 def _guard(runs: dict[str, str]) -> None:
-    """Ask before a run is ended with the lab it runs in; where nobody can answer, refuse.
-
-    Raises:
-        UsageError: there is one, and nobody said that it may end.
-    """
+    """Ask before a run is ended with the lab it runs in; where nobody can answer, refuse."""
     if not runs:
         return
     message = f"in progress in the lab: {describe_runs(runs)}"

@@ -137,11 +137,7 @@ class _Verbs(PanelGroup):
 
 
 def _answer_others(verb: Any, args: list[str]) -> None:
-    """Refuse the options of other launchers that a verb does not have, with what does it here.
-
-    Raises:
-        UsageError: one was given.
-    """
+    """Refuse the options of other launchers that a verb does not have, with what does it here."""
     own = {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
     elsewhere = _OF_VERBS.get(verb.name, _ELSEWHERE if "--hosts" in own else {})
     # What stands behind -- is the script's.

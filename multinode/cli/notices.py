@@ -33,11 +33,7 @@ class NoticeOptions:
 
     @contextlib.contextmanager
     def watch(self, context: RunContext) -> Iterator[Callable[[Run], None]]:
-        """Tell of hangs and of what ends the following while inside, and of the end when it is called.
-
-        Raises:
-            UsageError: the URL is not taken.
-        """
+        """Tell of hangs and of what ends the following while inside, and of the end when it is called."""
         if not self.are_wanted:
             yield lambda _: None
             return

@@ -384,11 +384,7 @@ class NodeOptions:
         *,
         check: bool,
     ) -> Launch:
-        """The launch of a job on the cluster of a hostfile, whose text comes with it.
-
-        Raises:
-            UsageError: as `read_engine` and `read_job_environment`.
-        """
+        """The launch of a job on the cluster of a hostfile, whose text comes with it."""
         from multinode.launch.context import Launch
 
         options = self.with_environment(options)
@@ -397,11 +393,7 @@ class NodeOptions:
         )
 
     def with_environment(self, options: LaunchOptions) -> LaunchOptions:
-        """With the port, the variables and the setup that were given.
-
-        Raises:
-            UsageError: as `read_job_environment`.
-        """
+        """With the port, the variables and the setup that were given."""
         from multinode.cli.inputs import read_job_environment
 
         environment = read_job_environment(self.env, self.setup)
@@ -436,11 +428,7 @@ class TrainingOptions(NodeOptions):
         return self.make_launch(nodes, job, self.with_engine(job, options), execute, check=check)
 
     def with_engine(self, job: Job, options: LaunchOptions) -> LaunchOptions:
-        """With the engine, the compression and the code that were given.
-
-        Raises:
-            UsageError: as `read_engine` and `read_code`.
-        """
+        """With the engine, the compression and the code that were given."""
         from multinode.cli.inputs import read_copied_code, read_engine
 
         engine, code = read_engine(job, self.engine, self.accelerate_config), read_copied_code(self.copy_code)
@@ -456,11 +444,7 @@ class AveragingOptions:
     sync_dtype: SyncDtype = None
 
     def read(self) -> Averaging | None:
-        """What they ask for.
-
-        Raises:
-            UsageError: as `read_averaging`.
-        """
+        """What they ask for."""
         from multinode.records.averaging import read_averaging
 
         return read_averaging(self.sync_every, self.diloco, self.sync_dtype)

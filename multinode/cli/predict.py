@@ -146,11 +146,7 @@ def _forecast(run_ids: list[str] | None, benchmarks: Path | None, request: Forec
 
 
 def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
-    """Values with commas between.
-
-    Raises:
-        UsageError: one cannot be read; the message names the option.
-    """
+    """Values with commas between."""
     words = [word.strip() for word in text.split(",")] if text is not None else []
     found = []
     for word in words:
@@ -164,11 +160,7 @@ def _read(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, .
 
 
 def _averagings(sync_every: str | None, diloco: str | None, sync_dtype: str | None) -> tuple[Averaging | None, ...]:
-    """Every length of a round in every width.
-
-    Raises:
-        UsageError: one cannot be read, or there are widths alone.
-    """
+    """Every length of a round in every width."""
     from multinode.records.averaging import read_averaging
 
     dtypes = _read("--sync-dtype", sync_dtype, lambda word: None if word == "none" else word) or (None,)

@@ -68,11 +68,7 @@ def report(
 
 
 def _choose_form(form: str | None, output: Path | None, *, as_json: bool) -> str:
-    """The form, before anything is read.
-
-    Raises:
-        UsageError: it contradicts itself.
-    """
+    """The form, before anything is read."""
     into = output is not None and (output.is_dir() or form == "csv")
     form = choose_form(form, None if into else output, _ENDINGS)
     if form == "csv" and not into:

@@ -28,14 +28,10 @@ _CELLS = "cells.csv"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that are reported on.
-
-    Attributes:
-        directories: where they lie; their raw samples are in `samples` there, a JSON object a line.
-    """
+    """Runs that are reported on."""
 
     runs: tuple[ReportedRun, ...]
-    directories: tuple[Path, ...]
+    directories: tuple[Path, ...]  # where they lie; their raw samples are in `samples` there, a JSON object a line
 
     @property
     def cells(self) -> CellTable | None:

@@ -14,26 +14,16 @@ from multinode.records.run import Run
 
 
 class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and all that is known of it.
-
-    Attributes:
-        summary: its figures; None where it never got so far.
-        observed: its samples; None where it has no nodes of its own, as a contrast.
-        scan: what an nccl-test measured; None of any other run.
-        contrast: what a contrast found; None of any other run.
-        cells: the table of a sweep or an import; None of any other run.
-        bench: what a bench found out; None of any other run.
-        unread: what of it cannot be shown, and why, in a sentence; else empty.
-    """
+    """A run and all that is known of it."""
 
     run: Run
-    summary: Summary | None = None
-    observed: Observed | None = None
-    scan: ScanReport | None = None
-    contrast: Contrast | None = None
-    cells: CellTable | None = None
-    bench: BenchReport | None = None
-    unread: str = ""
+    summary: Summary | None = None  # its figures; None where it never got so far
+    observed: Observed | None = None  # its samples; None where it has no nodes of its own, as a contrast
+    scan: ScanReport | None = None  # what an nccl-test measured; None of any other run
+    contrast: Contrast | None = None  # what a contrast found; None of any other run
+    cells: CellTable | None = None  # the table of a sweep or an import; None of any other run
+    bench: BenchReport | None = None  # what a bench found out; None of any other run
+    unread: str = ""  # what of it cannot be shown, and why, in a sentence; else empty
 
     @property
     def has_result(self) -> bool:

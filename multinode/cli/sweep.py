@@ -92,9 +92,6 @@ class GridOptions:
         """The grid of the axes that have more than one value; without `--nodes` on all nodes that are `there`.
 
         `arguments` are those of a script, as they are written, by the name of the axis.
-
-        Raises:
-            UsageError: numbers of nodes or workers are none.
         """
         from multinode.experiment.grid import Grid
         from multinode.experiment.grid_plan import parse_counts
@@ -169,12 +166,7 @@ def _read_grid(
     training: TrainingOptions,
     launch: tuple[Nodes, ExecuteOptions, bool],
 ) -> AskedGrid:
-    """The grid of a YAML or a script over a cluster, and the job of every cell, before any is measured.
-
-    Raises:
-        UsageError: as `read_job`; a script has no keys; numbers of nodes or workers are none; a file that a setting
-            names cannot be read, or a setting is wrong.
-    """
+    """The grid of a YAML or a script over a cluster, and the job of every cell, before any is measured."""
     there, execute, check = launch
     from multinode.experiment.grid_plan import plan_grid
     from multinode.experiment.sweep_cell import AskedGrid, CellTraining
@@ -198,11 +190,7 @@ def _read_grid(
 def _read_axes(
     script: tuple[str, ...] | None, options: GridOptions
 ) -> tuple[dict[str, tuple[Any, ...]], dict[str, str]]:
-    """Values by key of a YAML, or by name of a script's argument, and those arguments as they are written.
-
-    Raises:
-        UsageError: the one's axes were given for the other, or a key or argument is set elsewhere as well.
-    """
+    """Values by key of a YAML, or by name of a script's argument, and those arguments as they are written."""
     from multinode.experiment.grid_plan import parse_arguments, parse_axes
 
     if script is None:
@@ -314,11 +302,7 @@ def _fixed(axes: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def _require_fit(asked: AskedGrid, look: ViewOptions) -> None:
-    """See that the table can be shown so, with the cells as they are before any of them is measured.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """See that the table can be shown so, with the cells as they are before any of them is measured."""
     from multinode.experiment.cell_table import look_at
     from multinode.experiment.cells import CellRow, CellTable
 

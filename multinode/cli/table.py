@@ -53,11 +53,7 @@ class ViewOptions:
         return any((self.sort, self.where, self.baseline, self.prices, self.deadline))
 
     def read(self, *, beside: bool = True) -> Look:
-        """What is asked for; `beside` a baseline, where one is named.
-
-        Raises:
-            UsageError: the prices cannot be read, or the deadline is none.
-        """
+        """What is asked for; `beside` a baseline, where one is named."""
         from multinode.experiment.cell_table import Look
         from multinode.records.hostfile import load_prices
 

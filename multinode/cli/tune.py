@@ -220,11 +220,7 @@ def tune(
 
 
 def _require_kind(ctx: typer.Context, *, by_speed: bool) -> None:
-    """Refuse what says nothing of how changes are judged here.
-
-    Raises:
-        UsageError: it was given.
-    """
+    """Refuse what says nothing of how changes are judged here."""
     sources = ((name, ctx.get_parameter_source(name)) for name in (_BY_LOSS if by_speed else _BY_SPEED))
     names = [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
     if names:

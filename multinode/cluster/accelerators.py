@@ -13,31 +13,18 @@ from typing import NamedTuple
 
 
 class Accelerator(NamedTuple):
-    """The accelerators of one vendor.
+    """The accelerators of one vendor."""
 
-    Attributes:
-        kind: as a probe names it.
-        name: for people.
-        visible: the variables that select its devices, the usual one first.
-        backend: of torch.distributed.
-        sockets: how a variable names the interface of the backend's sockets.
-        family: the variable that selects IPv6; None is none.
-        query: the program that lists the devices.
-        order: variables that make device numbers match that program's.
-        by_uuid: whether `visible` takes the UUIDs that it prints.
-        has_ras: whether the backend has NCCL's RAS service.
-    """
-
-    kind: str
-    name: str
-    visible: tuple[str, ...]
-    backend: str
-    sockets: dict[str, str]
-    family: str | None
-    query: str
-    order: dict[str, str]
-    by_uuid: bool = False
-    has_ras: bool = False
+    kind: str  # as a probe names it
+    name: str  # for people
+    visible: tuple[str, ...]  # the variables that select its devices, the usual one first
+    backend: str  # of torch.distributed
+    sockets: dict[str, str]  # how a variable names the interface of the backend's sockets
+    family: str | None  # the variable that selects IPv6; None is none
+    query: str  # the program that lists the devices
+    order: dict[str, str]  # variables that make device numbers match that program's
+    by_uuid: bool = False  # whether `visible` takes the UUIDs that it prints
+    has_ras: bool = False  # whether the backend has NCCL's RAS service
 
     def counts_alike(self, env: Mapping[str, str]) -> bool:
         """Whether device numbers match those of `query` under `order` and the user's variables, which win."""

@@ -46,16 +46,11 @@ _HOLDS_NODES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A Slurm job, from `scontrol show job --details`.
+    """A Slurm job, from `scontrol show job --details`."""
 
-    Attributes:
-        state: Slurm's name, `RUNNING`.
-        node_list: its nodes, in Slurm's notation.
-        resources: generic resources per node, as for `srun --gres`, `gpu:a100:2`; nodes without any are missing.
-    """
-
-    state: str
-    node_list: str = ""
+    state: str  # Slurm's name, `RUNNING`
+    node_list: str = ""  # its nodes, in Slurm's notation
+    # generic resources per node, as for `srun --gres`, `gpu:a100:2`; nodes without any are missing
     resources: dict[str, str] = {}
 
     @property
@@ -65,11 +60,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expand_node_list(text: str) -> list[str]:
-    """The names in a node list: `gpu[01-02],login` stands for gpu01, gpu02, login.
-
-    Raises:
-        ValueError: it cannot be parsed.
-    """
+    """The names in a node list: `gpu[01-02],login` stands for gpu01, gpu02, login."""
     return [name for part in _BETWEEN.split(text) if part for name in expand_ranges(part, _MOST_NODES)]
 
 
@@ -159,9 +150,6 @@ def scheduled_hostfile(
 
     Returns:
         None if none of them did; the first if several did.
-
-    Raises:
-        UsageError: what one of them says cannot be understood.
     """
     found = _listed_addresses(environ, is_there) or _named_files(environ, is_there, read)
     if found is None:

@@ -23,31 +23,17 @@ _Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's address for data.
+    """A node's address for data."""
 
-    Attributes:
-        addr: None if unknown.
-        ifname: the interface of that address; None if unknown.
-        link_gbit_per_s: negotiated link speed.
-        ifnames: the interfaces in the hostfile, if several.
-        assumed: what the hostfile says and no probe has confirmed.
-    """
-
-    addr: str | None
-    ifname: str | None
-    link_gbit_per_s: float | None = None
-    ifnames: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
+    addr: str | None  # None if unknown
+    ifname: str | None  # the interface of that address; None if unknown
+    link_gbit_per_s: float | None = None  # negotiated link speed
+    ifnames: tuple[str, ...] = ()  # the interfaces in the hostfile, if several
+    assumed: tuple[str, ...] = ()  # what the hostfile says and no probe has confirmed
 
 
 def choose_endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[Endpoint, ...]:
-    """Each node's endpoint, in node-rank order.
-
-    Raises:
-        UsageError: the hostfile names an address, interface or RDMA device that the node lacks, or the nodes share
-            no
-            network and the hostfile names none.
-    """
+    """Each node's endpoint, in node-rank order."""
     shared = _shared_network(cluster, facts)
     alone = len(cluster.nodes) == 1
     places = ((node, _endpoint(node, facts.get(node.name), shared, alone=alone)) for node in cluster.nodes)

@@ -26,34 +26,20 @@ Argument = Annotated[str, Meta(pattern=r"\A[A-Za-z_]\w{0,199}\Z")]
 
 
 class Interface(msgspec.Struct, frozen=True, kw_only=True):
-    """One network interface.
-
-    Attributes:
-        addresses: IPv4 and global IPv6 addresses with prefix length, `10.0.0.1/24`.
-        up: whether it is up and has a carrier (operstate up, or unknown for virtual ones).
-        mtu: in bytes.
-        speed_gbit_per_s: negotiated speed.
-        kind: `ethernet`, `loopback`, `bridge`, `wireless`, `virtual` or `infiniband`.
-        driver: of a software interface: `veth`, `wireguard`, `tun`, `bond`, ...
-        running: whether the kernel reports it as RUNNING, which NCCL checks.
-        duplex: `full` or `half`, if reported.
-        card_gbit_per_s: maximum speed of the NIC, if reported.
-        errors: frames lost to errors since boot, both directions.
-        packets: frames transferred since boot, both directions.
-    """
+    """One network interface."""
 
     name: InterfaceName
-    addresses: tuple[Network, ...] = ()
-    up: bool = False
-    mtu: int | None = None
-    speed_gbit_per_s: float | None = None
-    kind: str = "ethernet"
-    driver: str | None = None
-    running: bool | None = None
-    duplex: str | None = None
-    card_gbit_per_s: float | None = None
-    errors: int | None = None
-    packets: int | None = None
+    addresses: tuple[Network, ...] = ()  # IPv4 and global IPv6 addresses with prefix length, `10.0.0.1/24`
+    up: bool = False  # whether it is up and has a carrier (operstate up, or unknown for virtual ones)
+    mtu: int | None = None  # in bytes
+    speed_gbit_per_s: float | None = None  # negotiated speed
+    kind: str = "ethernet"  # `ethernet`, `loopback`, `bridge`, `wireless`, `virtual` or `infiniband`
+    driver: str | None = None  # of a software interface: `veth`, `wireguard`, `tun`, `bond`, ..
+    running: bool | None = None  # whether the kernel reports it as RUNNING, which NCCL checks
+    duplex: str | None = None  # `full` or `half`, if reported
+    card_gbit_per_s: float | None = None  # maximum speed of the NIC, if reported
+    errors: int | None = None  # frames lost to errors since boot, both directions
+    packets: int | None = None  # frames transferred since boot, both directions
 
     def __post_init__(self) -> None:
         for address in self.addresses:
@@ -66,38 +52,22 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of an RDMA NIC, from /sys/class/infiniband.
+    """A port of an RDMA NIC, from /sys/class/infiniband."""
 
-    Attributes:
-        device: `mlx5_0`.
-        port: counted from 1.
-        state: `ACTIVE`, `DOWN`, `INIT`, `ARMED`.
-        link_layer: `InfiniBand` or `Ethernet` (RoCE).
-        rate_gbit_per_s: negotiated rate.
-        ifname: the network interface of the same port.
-        gid_index: of its RoCE v2 address, preferably IPv4; the value for NCCL_IB_GID_INDEX.
-        board: the vendor's model number.
-        firmware: its version.
-        acs: PCIe bridges between it and a GPU on its switch whose access control redirects their traffic to the
-            CPU.
-        iommu: the unit that translates its addresses: `dmar1` (Intel), `ivhd0` (AMD), `smmu3...` (Arm).
-        pcie_gbit_per_s: rate of its slot in each direction.
-        pcie_max_gbit_per_s: maximum rate of its slot.
-    """
-
-    device: DeviceName
-    port: int
-    state: str | None = None
-    link_layer: str | None = None
-    rate_gbit_per_s: float | None = None
-    ifname: str | None = None
-    gid_index: int | None = None
-    board: str | None = None
-    firmware: str | None = None
+    device: DeviceName  # `mlx5_0`
+    port: int  # counted from 1
+    state: str | None = None  # `ACTIVE`, `DOWN`, `INIT`, `ARMED`
+    link_layer: str | None = None  # `InfiniBand` or `Ethernet` (RoCE)
+    rate_gbit_per_s: float | None = None  # negotiated rate
+    ifname: str | None = None  # the network interface of the same port
+    gid_index: int | None = None  # of its RoCE v2 address, preferably IPv4; the value for NCCL_IB_GID_INDEX
+    board: str | None = None  # the vendor's model number
+    firmware: str | None = None  # its version
+    # PCIe bridges between it and a GPU on its switch whose access control redirects their traffic to the CPU
     acs: tuple[PciAddress, ...] = ()
-    iommu: str | None = None
-    pcie_gbit_per_s: float | None = None
-    pcie_max_gbit_per_s: float | None = None
+    iommu: str | None = None  # the unit that translates its addresses: `dmar1` (Intel), `ivhd0` (AMD), `smmu3...` (Arm)
+    pcie_gbit_per_s: float | None = None  # rate of its slot in each direction
+    pcie_max_gbit_per_s: float | None = None  # maximum rate of its slot
 
     @property
     def carries_gbit_per_s(self) -> float | None:
@@ -107,36 +77,22 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel's route to a peer.
+    """The kernel's route to a peer."""
 
-    Attributes:
-        peer: the peer's address.
-        source: our address that the kernel picks; None without a route.
-        ifname: the interface of that address.
-        error: why there is no route.
-    """
-
-    peer: str
-    source: Address | None = None
-    ifname: InterfaceName | None = None
-    error: str | None = None
+    peer: str  # the peer's address
+    source: Address | None = None  # our address that the kernel picks; None without a route
+    ifname: InterfaceName | None = None  # the interface of that address
+    error: str | None = None  # why there is no route
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds memory of a GPU.
-
-    Attributes:
-        user: its owner, if visible.
-        command: its name, if visible.
-        memory_mib: GPU memory that it holds.
-        run_id: its multinode run, if visible.
-    """
+    """A process that holds memory of a GPU."""
 
     pid: Annotated[int, Meta(ge=1)]
-    user: str | None = None
-    command: str | None = None
-    memory_mib: float | None = None
-    run_id: str | None = None
+    user: str | None = None  # its owner, if visible
+    command: str | None = None  # its name, if visible
+    memory_mib: float | None = None  # GPU memory that it holds
+    run_id: str | None = None  # its multinode run, if visible
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,165 +135,101 @@ def _is_named(entry: str, gpu: Gpu, number: int) -> bool:
 
 
 class RunProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of one of our runs, found by its environment.
-
-    Attributes:
-        run_id: the run's directory on the node, `<run_id>.<node_rank>`.
-        command: its name.
-        supervised: whether the run still has a supervisor.
-    """
+    """A process of one of our runs, found by its environment."""
 
     pid: Annotated[int, Meta(ge=1)]
-    run_id: str
-    command: str | None = None
-    supervised: bool = False
+    run_id: str  # the run's directory on the node, `<run_id>.<node_rank>`
+    command: str | None = None  # its name
+    supervised: bool = False  # whether the run still has a supervisor
 
 
 class PathFact(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a path of the job exists on the node; relative ones start at cwd.
+    """Whether a path of the job exists on the node; relative ones start at cwd."""
 
-    Attributes:
-        path: as asked for.
-        kind: `file`, `directory` or `missing`.
-        writable: whether it can be written or created.
-        filesystem: type of its file system, `ext4`, `nfs4`, as in /proc/self/mountinfo.
-        device: source of the file system, `/dev/nvme0n1p2`, `server:/export`.
-    """
-
-    path: str
-    kind: str
-    writable: bool = False
-    filesystem: str | None = None
-    device: str | None = None
+    path: str  # as asked for
+    kind: str  # `file`, `directory` or `missing`
+    writable: bool = False  # whether it can be written or created
+    filesystem: str | None = None  # type of its file system, `ext4`, `nfs4`, as in /proc/self/mountinfo
+    device: str | None = None  # source of the file system, `/dev/nvme0n1p2`, `server:/export`
 
 
 class HungPath(msgspec.Struct, frozen=True, kw_only=True):
-    """A path of the job that did not answer in time.
+    """A path of the job that did not answer in time."""
 
-    Attributes:
-        path: as asked for.
-        place: mount point of its likely file system; likewise `filesystem` and `device`.
-    """
-
-    path: str
-    place: str | None = None
+    path: str  # as asked for
+    place: str | None = None  # mount point of its likely file system; likewise `filesystem` and `device`
     filesystem: str | None = None
     device: str | None = None
 
 
 class ContentFact(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a file, directory or git checkout of the job, in a form that can be compared between nodes.
+    """Content of a file, directory or git checkout of the job, in a form that can be compared between nodes."""
 
-    Attributes:
-        path: as asked for, or a file below it.
-        digest: of the content; None if it was not read.
-        reason: why there is no digest.
-    """
-
-    path: str
-    digest: Digest | None = None
+    path: str  # as asked for, or a file below it
+    digest: Digest | None = None  # of the content; None if it was not read
     size_bytes: int | None = None
-    reason: str | None = None
+    reason: str | None = None  # why there is no digest
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about one node. Unknown keys from a newer agent are ignored; every missing value has a reason.
+    """Facts about one node. Unknown keys from a newer agent are ignored; every missing value has a reason."""
 
-    Attributes:
-        node: its name in the hostfile.
-        hostname: its own name.
-        user: the user that SSH logged in as.
-        boot_id: the kernel's boot id; equal ids mean the same machine.
-        time_s: the node's wall clock when it answered, seconds since the epoch.
-        cores: CPUs that a job may use.
-        processor: the kernel's name of the CPU, `AMD EPYC 9B14 96-Core Processor`; Arm CPUs have none.
-        memory_total_gib: physical memory.
-        disk_free_gib: free space in the directory of runs.
-        agent_python: version of the agent's interpreter.
-        python: absolute path of the job's interpreter.
-        packages: versions of torch, llamafactory, ... in the job's environment; missing keys are not installed.
-        unknown_arguments: keys of the job's YAML that LLaMA-Factory does not know, each with the most similar
-            argument,
-            or None.
-        cwd: the job's working directory.
-        hung_paths: paths of the job, including its directory and interpreter, that did not answer.
-        noexec: directories mounted noexec from which a job loads compiled code, by the variable that moves each.
-        routes: to the peers asked for.
-        ssh_address: the address that SSH connected to.
-        hostname_address: what its hostname resolves to.
-        port_users: ports that are taken, of those asked for, with their owner if visible.
-        env: variables of the SSH environment that would change a run (RANK, PET_*, NCCL_*, ...).
-        machine_id: /etc/machine-id, which distinguishes two containers of a machine from a machine listed twice.
-        clock_offset_s: the node's wall clock minus the controller's; computed when the answer arrives.
-        memory_available_gib: available without swapping, within `memory_limit_gib`.
-        memory_limit_gib: limit of the container or login session, if below the physical memory.
-        shm_total_gib: size of /dev/shm.
-        shm_free_gib: free space in /dev/shm.
-        limits: soft limits by name: `open_files`, `processes`, `locked_memory_bytes`; None is unlimited.
-        container: `docker`, `podman`, `lxc`, ...; None if none is detected.
-        port_range: the ephemeral ports, first and last.
-        tools: absolute paths of the programs asked for, on the job's PATH.
-        interactive: programs found only by an interactive login shell.
-        nccl_files: values in NCCL's configuration files, by file.
-        deepspeed_env: values in ~/.deepspeed_env.
-        accelerator: kind of `gpus`, one of `accelerators.ACCELERATORS`.
-        gpu_query_s: duration of nvidia-smi; None if it had answered before it was needed.
-        nccl_version: NCCL of the job's torch.
-        nccl_inspector: path of NCCL's Inspector plugin; None if not found.
-        cuda_version: CUDA version of the job's torch.
-        model: config.json of the job's model, if asked for.
-        missing: the reason of every missing fact, by name.
-    """
-
-    node: str = ""
-    hostname: str | None = None
-    user: str | None = None
+    node: str = ""  # its name in the hostfile
+    hostname: str | None = None  # its own name
+    user: str | None = None  # the user that SSH logged in as
     home: str | None = None
-    boot_id: str | None = None
-    time_s: float | None = None
-    cores: int | None = None
-    processor: str | None = None
-    memory_total_gib: float | None = None
-    disk_free_gib: float | None = None
-    agent_python: str | None = None
-    python: str | None = None
+    boot_id: str | None = None  # the kernel's boot id; equal ids mean the same machine
+    time_s: float | None = None  # the node's wall clock when it answered, seconds since the epoch
+    cores: int | None = None  # CPUs that a job may use
+    processor: str | None = None  # the kernel's name of the CPU, `AMD EPYC 9B14 96-Core Processor`; Arm CPUs have none
+    memory_total_gib: float | None = None  # physical memory
+    disk_free_gib: float | None = None  # free space in the directory of runs
+    agent_python: str | None = None  # version of the agent's interpreter
+    python: str | None = None  # absolute path of the job's interpreter
     python_version: str | None = None
+    # versions of torch, llamafactory, ... in the job's environment; missing keys are not installed.
     packages: dict[str, Version] = {}
+    # keys of the job's YAML that LLaMA-Factory does not know, each with the most similar argument, or None
     unknown_arguments: dict[str, Argument | None] = {}
-    cwd: str | None = None
+    cwd: str | None = None  # the job's working directory
     interfaces: tuple[Interface, ...] = ()
-    routes: tuple[Route, ...] = ()
-    ssh_address: Address | None = None
-    hostname_address: Address | None = None
+    routes: tuple[Route, ...] = ()  # to the peers asked for
+    ssh_address: Address | None = None  # the address that SSH connected to
+    hostname_address: Address | None = None  # what its hostname resolves to
     gpus: tuple[Gpu, ...] = ()
-    accelerator: str | None = None
-    gpu_query_s: float | None = None
+    accelerator: str | None = None  # kind of `gpus`, one of `accelerators.ACCELERATORS`
+    gpu_query_s: float | None = None  # duration of nvidia-smi; None if it had answered before it was needed
     paths: tuple[PathFact, ...] = ()
+    # paths of the job, including its directory and interpreter, that did not answer
     hung_paths: tuple[HungPath, ...] = ()
+    # directories mounted noexec from which a job loads compiled code, by the variable that moves each
     noexec: dict[str, str] = {}
-    port_users: dict[str, str] = {}
-    env: dict[str, str] = {}
+    port_users: dict[str, str] = {}  # ports that are taken, of those asked for, with their owner if visible
+    env: dict[str, str] = {}  # variables of the SSH environment that would change a run (RANK, PET_*, NCCL_*, ...)
+    # /etc/machine-id, which distinguishes two containers of a machine from a machine listed twice
     machine_id: str | None = None
+    # the node's wall clock minus the controller's; computed when the answer arrives
     clock_offset_s: float | None = None
-    memory_available_gib: float | None = None
-    memory_limit_gib: float | None = None
-    shm_total_gib: float | None = None
-    shm_free_gib: float | None = None
+    memory_available_gib: float | None = None  # available without swapping, within `memory_limit_gib`
+    memory_limit_gib: float | None = None  # limit of the container or login session, if below the physical memory
+    shm_total_gib: float | None = None  # size of /dev/shm
+    shm_free_gib: float | None = None  # free space in /dev/shm
+    # soft limits by name: `open_files`, `processes`, `locked_memory_bytes`; None is unlimited
     limits: dict[str, int | None] = {}
-    container: str | None = None
-    port_range: tuple[int, int] | None = None
-    tools: dict[str, str] = {}
-    interactive: dict[str, str] = {}
-    nccl_files: dict[str, dict[str, str]] = {}
-    deepspeed_env: dict[str, str] = {}
-    nccl_version: Version | None = None
-    nccl_inspector: str | None = None
-    cuda_version: Version | None = None
+    container: str | None = None  # `docker`, `podman`, `lxc`, ...; None if none is detected
+    port_range: tuple[int, int] | None = None  # the ephemeral ports, first and last
+    tools: dict[str, str] = {}  # absolute paths of the programs asked for, on the job's PATH
+    interactive: dict[str, str] = {}  # programs found only by an interactive login shell
+    nccl_files: dict[str, dict[str, str]] = {}  # values in NCCL's configuration files, by file
+    deepspeed_env: dict[str, str] = {}  # values in ~/.deepspeed_env
+    nccl_version: Version | None = None  # NCCL of the job's torch
+    nccl_inspector: str | None = None  # path of NCCL's Inspector plugin; None if not found
+    cuda_version: Version | None = None  # CUDA version of the job's torch
     rdma: tuple[RdmaPort, ...] = ()
     run_processes: tuple[RunProcess, ...] = ()
     contents: tuple[ContentFact, ...] = ()
-    model: dict[str, Any] | None = None
-    missing: dict[str, str] = {}
+    model: dict[str, Any] | None = None  # config.json of the job's model, if asked for
+    missing: dict[str, str] = {}  # the reason of every missing fact, by name
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:

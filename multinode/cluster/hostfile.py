@@ -166,11 +166,7 @@ class NodeList:
 
 
 def parse_hostfile(text: str, source: str = "hostfile") -> Cluster:
-    """The nodes of a hostfile, in node-rank order. `source` is its path, for messages.
-
-    Raises:
-        HostfileError: `source:line: what is wrong and what was expected`.
-    """
+    """The nodes of a hostfile, in node-rank order. `source` is its path, for messages."""
     found = NodeList(source)
     # Not splitlines(), which also splits at form feeds and other characters that editors do not count.
     lines = [line.removesuffix("\r") for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
@@ -325,11 +321,7 @@ def _read_name(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _refuse_other_forms(line: str, words: list[str]) -> None:
-    """Reject lines of other files that would be misread, with the form to use here.
-
-    Raises:
-        WrongLine: it is one.
-    """
+    """Reject lines of other files that would be misread, with the form to use here."""
     name, *rest = words
     raw = next(_words(line))[0]
     if "=" in name:
@@ -369,21 +361,13 @@ def _of_ssh(words: list[str]) -> str:
 
 
 def make_node(name: str, texts: dict[str, str], env: dict[str, str]) -> Node:
-    """A node of this name, from the texts of its keys.
-
-    Raises:
-        WrongLine: the name or a value is invalid.
-    """
+    """A node of this name, from the texts of its keys."""
     _check_name(name)
     return msgspec.structs.replace(_decode(texts, env), name=name)
 
 
 def _split_words(line: str) -> list[str]:
-    """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself.
-
-    Raises:
-        WrongLine: a quote is not closed, or a character is not printable.
-    """
+    """The words of a line. `#` begins a comment where a word could begin, as in a shell; inside one it is itself."""
     if len(line) > _MOST_CHARACTERS:
         raise WrongLine(f"it is longer than {_MOST_CHARACTERS} characters")
     odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
@@ -395,11 +379,7 @@ def _split_words(line: str) -> list[str]:
 
 
 def _words(line: str) -> Iterator[re.Match[str]]:
-    """The raw words of a line before its comment.
-
-    Raises:
-        WrongLine: a quote is not closed.
-    """
+    """The raw words of a line before its comment."""
     at = _skip_blanks(line, 0)
     while at < len(line) and line[at] != "#" and not line.startswith("//", at):
         match = _WORD.match(line, at)

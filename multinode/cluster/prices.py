@@ -29,21 +29,13 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A price file.
+    """A price file."""
 
-    Attributes:
-        currency: one for all prices: `CNY`, `EUR`.
-        date: of the prices, `2024-02-24`; None if unknown.
-        source: where they are from, in words.
-        devices: per GPU, by NVML's name with or without the vendor.
-        nodes: per node, by its name in the hostfile.
-    """
-
-    currency: str
-    date: str | None = None
-    source: str | None = None
-    devices: dict[str, Price] = {}
-    nodes: dict[str, Price] = {}
+    currency: str  # one for all prices: `CNY`, `EUR`
+    date: str | None = None  # of the prices, `2024-02-24`; None if unknown
+    source: str | None = None  # where they are from, in words
+    devices: dict[str, Price] = {}  # per GPU, by NVML's name with or without the vendor
+    nodes: dict[str, Price] = {}  # per node, by its name in the hostfile
 
     def __post_init__(self) -> None:
         currency = self.currency
@@ -71,10 +63,5 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def parse_prices(text: str, source: str = "prices file") -> Prices:
-    """The prices in a YAML text; `source` is its path, for messages.
-
-    Raises:
-        UsageError: `source:line:` and the problem: a key is unknown, missing or of the wrong type, or a device is
-            listed under two names.
-    """
+    """The prices in a YAML text; `source` is its path, for messages."""
     return decode_yaml(text, Prices, source, _HINT)

@@ -16,22 +16,17 @@ from multinode.secret_values import FORWARDED, redact, redact_text, redact_words
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """A program to run.
-
-    Attributes:
-        unset: variables removed from the environment first; a trailing `*` removes all with that prefix.
-        path_first: directory to prepend to PATH; None leaves PATH unchanged.
-        cwd: directory; None is the user's home on the node.
-        forwarded: variables in `env` whose values come from the controller's environment and are never shown.
-        prelude: shell text that runs first, in `cwd`, in a login bash; variables and PATH are set again after it.
-    """
+    """A program to run."""
 
     argv: tuple[str, ...]
     env: dict[str, str] = {}
+    # variables removed from the environment first; a trailing `*` removes all with that prefix
     unset: tuple[str, ...] = ()
-    path_first: str | None = None
-    cwd: str | None = None
+    path_first: str | None = None  # directory to prepend to PATH; None leaves PATH unchanged
+    cwd: str | None = None  # directory; None is the user's home on the node
+    # variables in `env` whose values come from the controller's environment and are never shown
     forwarded: tuple[str, ...] = ()
+    # shell text that runs first, in `cwd`, in a login bash; variables and PATH are set again after it
     prelude: str | None = None
 
 

@@ -45,10 +45,6 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
         first: an id, its beginning, or `last`.
         second: likewise.
         anyway: whether to compare runs that did not train the same, with the differences marked.
-
-    Raises:
-        UsageError: a run does not exist or has no speed, or the two are not comparable.
-        MultinodeError: a file of it cannot be read.
     """
     directories = [RunDirectory.open(root, name) for name in (first, second)]
     runs = [load_side_run(directory) for directory in directories]
@@ -94,11 +90,7 @@ def load_side_run(directory: RunDirectory) -> SideRun:
 
 
 def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
-    """A run's contrast, if it has one; or why it cannot be shown.
-
-    Raises:
-        MultinodeError: the file is damaged.
-    """
+    """A run's contrast, if it has one; or why it cannot be shown."""
     marked = directory.read(_CONTRAST, _Marked)
     if marked is None or marked.schema == _SCHEMA:
         return directory.read(_CONTRAST, Contrast), ""
@@ -135,9 +127,6 @@ def contrast_of_launch(directory: RunDirectory) -> str:
     """The command that compares its nodes with one; empty if the launch cannot be reproduced.
 
     Variables of --env, and edits of the DeepSpeed JSON, are not stored with a launch.
-
-    Raises:
-        MultinodeError: a file of it cannot be read.
     """
     plan, cluster = directory.read("plan.json", LaunchPlan), directory.read("cluster.json", _Cluster)
     job = _launched_job(plan) if plan is not None else None

@@ -15,123 +15,79 @@ from multinode.stats.estimate import Estimate, Spread
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """The same job on some nodes, measured once or several times; every None has a reason in `missing`.
+    """The same job on some nodes, measured once or several times; every None has a reason in `missing`."""
 
-    Attributes:
-        role: `baseline`, `candidate`, `point` (of a scaling curve, between the two) or `each-node` (one node alone, to
-            tell a slow node from a slow network).
-        run_ids: one per repeat.
-        settings: of the training; None if unknown.
-        global_batch: samples per optimizer step of all workers.
-        versions: of torch, the engine and NCCL, by package.
-        samples_per_s: nominal, of all workers, over the measured steps.
-        tokens_per_s: including padding; `tgs` per worker.
-        step_time_ms: of an optimizer step: medians of the repeats.
-        step_spread: of the repeat with the largest variation of steps.
-        steady_steps: measured steps of all repeats.
-        split: of the step, mean of the repeats.
-        exposed_ms: exposed communication; `exposed_share` of the step.
-        bytes_per_step: of the last repeat.
-        bottleneck: of the last repeat.
-        link_gbit_per_s: of its slowest node's NIC; None on one node, or if unknown.
-        stragglers: nodes named by a repeat, the latest first.
-        late_ms: wait of the others for the latest, mean of the repeats; 0 without any.
-        power_w: of all its GPUs; likewise `energy_j_per_sample`.
-        price_per_hour: of all its nodes.
-        whole: the full run of the job.
-        dataset_samples: samples of the dataset, as in the training.
-        whole_s: time of the user's full run; `whole_cost` its price.
-        cost_per_million_tokens: including padding.
-        disturbed: other load and thermals; `disturbances` one sentence each.
-        missing: reason by name of every None.
-    """
-
+    # `baseline`, `candidate`, `point` (of a scaling curve, between the two) or `each-node` (one node alone, to tell a
+    # slow node from a slow network)
     role: str
-    run_ids: tuple[str, ...]
+    run_ids: tuple[str, ...]  # one per repeat
     node_names: tuple[str, ...]
     nodes: int
     workers_per_node: int
     world_size: int
-    settings: Settings | None = None
-    global_batch: int | None = None
-    versions: dict[str, str] = {}
-    samples_per_s: Estimate
-    tokens_per_s: Estimate | None = None
+    settings: Settings | None = None  # of the training; None if unknown
+    global_batch: int | None = None  # samples per optimizer step of all workers
+    versions: dict[str, str] = {}  # of torch, the engine and NCCL, by package
+    samples_per_s: Estimate  # nominal, of all workers, over the measured steps
+    tokens_per_s: Estimate | None = None  # including padding; `tgs` per worker
     tgs: Estimate | None = None
-    step_time_ms: Estimate
-    step_spread: Spread
-    steady_steps: int
-    split: WorkerSplit | None = None
-    exposed_ms: Estimate | None = None
+    step_time_ms: Estimate  # of an optimizer step: medians of the repeats
+    step_spread: Spread  # of the repeat with the largest variation of steps
+    steady_steps: int  # measured steps of all repeats
+    split: WorkerSplit | None = None  # of the step, mean of the repeats
+    exposed_ms: Estimate | None = None  # exposed communication; `exposed_share` of the step
     exposed_share: float | None = None
-    bytes_per_step: BytesPerStep = BytesPerStep()
-    bottleneck: Bottleneck
-    link_gbit_per_s: float | None = None
-    stragglers: tuple[str, ...] = ()
-    late_ms: float | None = None
-    power_w: float | None = None
+    bytes_per_step: BytesPerStep = BytesPerStep()  # of the last repeat
+    bottleneck: Bottleneck  # of the last repeat
+    link_gbit_per_s: float | None = None  # of its slowest node's NIC; None on one node, or if unknown
+    stragglers: tuple[str, ...] = ()  # nodes named by a repeat, the latest first
+    late_ms: float | None = None  # wait of the others for the latest, mean of the repeats; 0 without any
+    power_w: float | None = None  # of all its GPUs; likewise `energy_j_per_sample`
     energy_j_per_sample: float | None = None
-    price_per_hour: float | None = None
-    whole: FullRun = FullRun()
-    dataset_samples: int | None = None
-    whole_s: Estimate | None = None
+    price_per_hour: float | None = None  # of all its nodes
+    whole: FullRun = FullRun()  # the full run of the job
+    dataset_samples: int | None = None  # samples of the dataset, as in the training
+    whole_s: Estimate | None = None  # time of the user's full run; `whole_cost` its price
     whole_cost: float | None = None
-    cost_per_million_tokens: float | None = None
-    disturbed: tuple[Disturbance, ...] = ()
+    cost_per_million_tokens: float | None = None  # including padding
+    disturbed: tuple[Disturbance, ...] = ()  # other load and thermals; `disturbances` one sentence each
     disturbances: tuple[str, ...] = ()
-    missing: dict[str, str] = {}
+    missing: dict[str, str] = {}  # reason by name of every None
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of a scaling curve.
-
-    Attributes:
-        speedup: over the side with the fewest nodes.
-        efficiency: speed-up over the ratio of workers; with the same workers, the speed-up itself.
-    """
+    """One point of a scaling curve."""
 
     nodes: int
     world_size: int
     samples_per_s: Estimate
-    speedup: Estimate
-    efficiency: float
+    speedup: Estimate  # over the side with the fewest nodes
+    efficiency: float  # speed-up over the ratio of workers; with the same workers, the speed-up itself
 
 
 class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """One node alone.
-
-    Attributes:
-        relative: a worker's samples/s over those of a worker of the fastest node.
-    """
+    """One node alone."""
 
     node: str
     workers: int
     samples_per_s: Estimate
     step_time_ms: Estimate
-    relative: float
+    relative: float  # a worker's samples/s over those of a worker of the fastest node
 
 
 class SlowdownAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a candidate's step beyond ideal scaling, in ms; None if unknown.
+    """Cost of a candidate's step beyond ideal scaling, in ms; None if unknown."""
 
-    Attributes:
-        ideal_ms: the candidate's step with a network of no cost and nodes as fast as the fastest alone.
-        node: the slowest node, if one stands out. `relative` its speed over that of the fastest or the others.
-        node_ms: its cost.
-        network_ms: exposed communication of the candidate beyond the baseline's.
-        other_ms: the unexplained rest; negative if they explain too much.
-        cause: `network`, `node`, `none` (no noticeable loss) or `unknown`.
-        sentence: the same in one sentence.
-    """
-
+    # the candidate's step with a network of no cost and nodes as fast as the fastest alone
     ideal_ms: float | None = None
+    # the slowest node, if one stands out. `relative` its speed over that of the fastest or the others.
     node: str | None = None
     relative: float | None = None
-    node_ms: float | None = None
-    network_ms: float | None = None
-    other_ms: float | None = None
-    cause: str = "unknown"
-    sentence: str = ""
+    node_ms: float | None = None  # its cost
+    network_ms: float | None = None  # exposed communication of the candidate beyond the baseline's
+    other_ms: float | None = None  # the unexplained rest; negative if they explain too much
+    cause: str = "unknown"  # `network`, `node`, `none` (no noticeable loss) or `unknown`
+    sentence: str = ""  # the same in one sentence
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,11 +76,7 @@ def with_full_run(sides: Sequence[Side], candidate: Side) -> tuple[Side, ...]:
 
 
 def _samples(sides: Sequence[Side]) -> float:
-    """Samples of the full run, with the steps of the first side.
-
-    Raises:
-        UnknownError: they are unknown.
-    """
+    """Samples of the full run, with the steps of the first side."""
     first, full = sides[0], FullRun.first_of(side.whole for side in sides)
     if (steps := asked_steps(full)) is not None:
         return steps * (first.global_batch or first.samples_per_s.value * first.step_time_ms.value / _MS_PER_S)
@@ -142,9 +138,6 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
         why: of the mode.
         job: for people.
         rule: which steps are measured.
-
-    Raises:
-        UsageError: there is no baseline or no candidate.
     """
     sides = with_full_run(sides, _of_role(sides, "candidate"))
     baseline, candidate = _of_role(sides, "baseline"), _of_role(sides, "candidate")

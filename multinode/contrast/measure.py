@@ -66,21 +66,13 @@ class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedSide(msgspec.Struct, frozen=True, kw_only=True):
-    """One side before its measurement.
+    """One side before its measurement."""
 
-    Attributes:
-        role: `baseline`, `candidate`, `point` or `each-node`.
-        label: its unique name, the suffix of its runs' ids.
-        cluster: its nodes.
-        workers: of each of them.
-        accumulation: micro-batches per step that it is to make; None leaves the job's own.
-    """
-
-    role: str
-    label: str
-    cluster: Cluster
-    workers: tuple[int, ...]
-    accumulation: int | None = None
+    role: str  # `baseline`, `candidate`, `point` or `each-node`
+    label: str  # its unique name, the suffix of its runs' ids
+    cluster: Cluster  # its nodes
+    workers: tuple[int, ...]  # of each of them
+    accumulation: int | None = None  # micro-batches per step that it is to make; None leaves the job's own
 
     @property
     def description(self) -> str:
@@ -96,16 +88,11 @@ class PlannedSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True):
-    """The sides of a contrast.
-
-    Attributes:
-        why: reason of the mode.
-        sides: the baseline, the candidate, then the others.
-    """
+    """The sides of a contrast."""
 
     mode: Mode
-    why: str
-    sides: tuple[PlannedSide, ...]
+    why: str  # reason of the mode
+    sides: tuple[PlannedSide, ...]  # the baseline, the candidate, then the others
 
     @property
     def baseline(self) -> PlannedSide:
@@ -365,11 +352,7 @@ def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
 
 
 def plan_offline_sides(what: Launch, request: ContrastRequest) -> tuple[Sides, tuple[LaunchPlan, ...]]:
-    """The sides and their plans, from the hostfile only.
-
-    Raises:
-        UsageError: the hostfile or the mode does not allow it.
-    """
+    """The sides and their plans, from the hostfile only."""
     sides = plan_sides(what.cluster, _slots(what, {}, request), _with_accumulation(request, what))
     workers = [max(side.workers) for side in sides.sides]
     environment = with_same_threads(what.options.environment, what.cluster, workers)

@@ -24,23 +24,15 @@ _LEAST, _MOST = 1e-6, 1e12
 
 
 class SideRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run.
-
-    Attributes:
-        node_names: in node-rank order; `workers` of each.
-        workload: of the training; None if not stored.
-        prices: of each node per hour; None without a price.
-        cores: processors of each node; None if unknown.
-        link_gbit_per_s: of the slowest NIC; None on one node, or if unknown.
-    """
+    """One measured run."""
 
     summary: Summary
-    node_names: tuple[str, ...]
+    node_names: tuple[str, ...]  # in node-rank order; `workers` of each
     workers: tuple[int, ...]
-    workload: Workload | None = None
-    prices: tuple[float | None, ...] = ()
-    cores: tuple[int | None, ...] = ()
-    link_gbit_per_s: float | None = None
+    workload: Workload | None = None  # of the training; None if not stored
+    prices: tuple[float | None, ...] = ()  # of each node per hour; None without a price
+    cores: tuple[int | None, ...] = ()  # processors of each node; None if unknown
+    link_gbit_per_s: float | None = None  # of the slowest NIC; None on one node, or if unknown
 
     @property
     def nodes(self) -> int:
@@ -54,9 +46,6 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     Args:
         role: as in Side.
         runs: at least one, of the same job on the same nodes, in order.
-
-    Raises:
-        UsageError: a run has no speed.
     """
     speeds = [_speed_of(run.summary) for run in runs]
     last, summaries = runs[-1], [run.summary for run in runs]

@@ -28,18 +28,12 @@ _GROWN = PARTS | {
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of the attribution.
+    """The inputs of the attribution."""
 
-    Attributes:
-        baseline: the side with fewer nodes; `candidate` with more.
-        alone: every node alone, including the baseline if it is one; empty if not requested.
-        mode: as in Contrast.
-    """
-
-    baseline: Side
+    baseline: Side  # the side with fewer nodes; `candidate` with more
     candidate: Side
-    alone: tuple[Side, ...] = ()
-    mode: str
+    alone: tuple[Side, ...] = ()  # every node alone, including the baseline if it is one; empty if not requested
+    mode: str  # as in Contrast
 
 
 def sides_alone(sides: Sequence[Side], baseline: Side) -> tuple[Side, ...]:

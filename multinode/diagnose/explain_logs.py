@@ -19,9 +19,6 @@ def explain_logs(paths: Sequence[str], progress: Progress) -> Explanation:
     Args:
         paths: files; directories, whose files are all read; `-` is standard input.
         progress: called now and then with a file's name, the bytes of it that are read, and its size (0 is unknown).
-
-    Raises:
-        UsageError: there is no such file, it cannot be read, or a directory has none.
     """
     names = [name for path in paths for name in _files(path)]
     return explain([(name, _read(name, progress)) for name in dict.fromkeys(names)])

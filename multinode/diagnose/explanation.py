@@ -25,45 +25,30 @@ _AROUND = 20
 
 
 class LogFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The failure that one log tells of.
-
-    Attributes:
-        line: where it stands, from 1; None where only the end of the log speaks of it.
-        node: as the text names it; likewise `rank` and `time`. None is not said.
-        kind: as in `Failure`; likewise `error_id`, `cause` and `hint`.
-        of_peers: whether it is what workers say when another is gone: the cause is somewhere else.
-    """
+    """The failure that one log tells of."""
 
     file: str
-    line: int | None
-    node: str | None
+    line: int | None  # where it stands, from 1; None where only the end of the log speaks of it
+    node: str | None  # as the text names it; likewise `rank` and `time`. None is not said.
     rank: int | None
     time: str | None
     message: str
-    kind: str | None
+    kind: str | None  # as in `Failure`; likewise `error_id`, `cause` and `hint`
     error_id: str | None
     cause: str | None
     hint: str | None
-    of_peers: bool
+    of_peers: bool  # whether it is what workers say when another is gone: the cause is somewhere else
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What logs say of a run.
-
-    Attributes:
-        first_failure: of all logs; None where none tells of one.
-        other_failures: of the other logs: consequences, or what came later.
-        order_known: whether the texts say which failure came first, where several have a cause of their own.
-        next: what to look at next: commands and sentences.
-        files: those that were read, with their lines.
-    """
+    """What logs say of a run."""
 
     schema: str = "multinode.explain/1"
-    first_failure: LogFailure | None
-    other_failures: tuple[LogFailure, ...]
-    order_known: bool
-    next: tuple[str, ...]
-    files: dict[str, int]
+    first_failure: LogFailure | None  # of all logs; None where none tells of one
+    other_failures: tuple[LogFailure, ...]  # of the other logs: consequences, or what came later
+    order_known: bool  # whether the texts say which failure came first, where several have a cause of their own
+    next: tuple[str, ...]  # what to look at next: commands and sentences
+    files: dict[str, int]  # those that were read, with their lines
 
 
 def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:

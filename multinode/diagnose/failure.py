@@ -21,28 +21,21 @@ from multinode.records.samples import ExceptionSample
 
 
 class Evidence(msgspec.Struct, kw_only=True):
-    """What is known of a node when a run has ended.
-
-    Attributes:
-        clock_offset_s: the node's clock minus the controller's; None is unknown.
-        came_live: whether all of it came as it happened, without a gap in the contact: then `exceptions_heard_s` and
-            `ended_heard_s` say when, on the controller's clock.
-        faults: of its hardware, in the order in which they came.
-        nccl_warnings: the last of each process, from NCCL's own logs.
-        log: its end; `reading` is what it says, None where that is not read yet.
-    """
+    """What is known of a node when a run has ended."""
 
     run: NodeRun
     exceptions: list[ExceptionSample] = []
-    clock_offset_s: float | None = None
+    clock_offset_s: float | None = None  # the node's clock minus the controller's; None is unknown
+    # whether all of it came as it happened, without a gap in the contact: then `exceptions_heard_s` and `ended_heard_s`
+    # say when, on the controller's clock
     came_live: bool = False
     exceptions_heard_s: list[float] = []
     ended_heard_s: float | None = None
     error: MultinodeError | None = None
-    log: str = ""
+    log: str = ""  # its end; `reading` is what it says, None where that is not read yet
     reading: LogReading | None = None
-    nccl_warnings: list[str] = []
-    faults: Sequence[MachineFault] = ()
+    nccl_warnings: list[str] = []  # the last of each process, from NCCL's own logs
+    faults: Sequence[MachineFault] = ()  # of its hardware, in the order in which they came
 
     def read(self) -> LogReading:
         """What the log says: only that of a job that failed is read."""

@@ -17,15 +17,10 @@ from multinode.units import signal_name
 
 
 class WorkerDeath(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that ended without a Python exception, as its launcher reports it.
+    """A worker that ended without a Python exception, as its launcher reports it."""
 
-    Attributes:
-        rank: global rank; None where the launcher does not say.
-        exit_code: None where a signal ended it.
-    """
-
-    rank: int | None = None
-    exit_code: int | None = None
+    rank: int | None = None  # global rank; None where the launcher does not say
+    exit_code: int | None = None  # None where a signal ended it
     signal: str | None = None
 
 

@@ -30,39 +30,26 @@ _MOST_BETWEEN = 200
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of error.
+    """One kind of error."""
 
-    Attributes:
-        id: its name, which is also its heading on the page.
-        project: who prints it, one of `PROJECTS`.
-        texts: as printed, in any case and in whole words; `...` stands for up to 200 characters of the same line. The
-            bare name of an exception is one only where its message or the end of the line follows.
-        kind: as in `Failure`.
-        cause: why it happens; `cause_zh` says it in Chinese, for the page.
-        fix: what to do; `{node}` is the node that failed; `fix_zh` likewise.
-        source: file of the project, or issue, in which the texts stand as they are printed.
-        checks: names of the checks that find the cause before a launch.
-        of_peers: whether it is what workers say when another worker or node is gone: a consequence, while there is
-            any other cause.
-        is_general: whether it gives way to an error that says more, in the rest of what was said.
-        is_harmless: whether it also stands in logs of runs that end well: it explains no failure.
-        is_last: whether it explains a failure only as the exception or the last words of a worker: programs also print
-            it of what they survive.
-    """
-
-    id: str
-    project: str
+    id: str  # its name, which is also its heading on the page
+    project: str  # who prints it, one of `PROJECTS`
+    # as printed, in any case and in whole words; `...` stands for up to 200 characters of the same line. The bare name
+    # of an exception is one only where its message or the end of the line follows.
     texts: tuple[str, ...]
-    cause: str
+    cause: str  # why it happens; `cause_zh` says it in Chinese, for the page
     cause_zh: str
-    fix: str
+    fix: str  # what to do; `{node}` is the node that failed; `fix_zh` likewise
     fix_zh: str
-    source: str
-    kind: str | None = None
-    checks: tuple[str, ...] = ()
+    source: str  # file of the project, or issue, in which the texts stand as they are printed
+    kind: str | None = None  # as in `Failure`
+    checks: tuple[str, ...] = ()  # names of the checks that find the cause before a launch
+    # whether it is what workers say when another worker or node is gone: a consequence, while there is any other cause
     of_peers: bool = False
-    is_general: bool = False
-    is_harmless: bool = False
+    is_general: bool = False  # whether it gives way to an error that says more, in the rest of what was said
+    is_harmless: bool = False  # whether it also stands in logs of runs that end well: it explains no failure
+    # whether it explains a failure only as the exception or the last words of a worker: programs also print it of what
+    # they survive
     is_last: bool = False
 
     def matches(self, text: str) -> bool:

@@ -34,27 +34,16 @@ _IGNORED_LINES = 60
 
 
 class LogWord(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that speaks of a failure.
+    """A line that speaks of a failure."""
 
-    Attributes:
-        line: its number, from 1.
-        text: without the mark of its rank or node.
-        rank: the global rank that the line names.
-        host: the node that the line names, as NCCL, pdsh and srun do.
-        time: when, as the line has it; None where it does not say.
-        is_exception: whether it is the last line of a Python traceback, by its form.
-        is_abort: whether it is what the C++ runtime or the interpreter says before it aborts a process.
-        error: what the catalogue says of it; None is nothing.
-    """
-
-    line: int
-    text: str
-    rank: int | None = None
-    host: str | None = None
-    time: str | None = None
-    is_exception: bool = False
-    is_abort: bool = False
-    error: KnownError | None = None
+    line: int  # its number, from 1
+    text: str  # without the mark of its rank or node
+    rank: int | None = None  # the global rank that the line names
+    host: str | None = None  # the node that the line names, as NCCL, pdsh and srun do
+    time: str | None = None  # when, as the line has it; None where it does not say
+    is_exception: bool = False  # whether it is the last line of a Python traceback, by its form
+    is_abort: bool = False  # whether it is what the C++ runtime or the interpreter says before it aborts a process
+    error: KnownError | None = None  # what the catalogue says of it; None is nothing
 
     @property
     def is_of_peers(self) -> bool:
@@ -63,25 +52,15 @@ class LogWord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log says.
+    """What a log says."""
 
-    Attributes:
-        words: the lines that speak of the last failure in it, in their order.
-        earlier: those of the last failure before it that names its own cause.
-        report: what the launcher (torchrun, DeepSpeed, Slurm) says of its workers.
-        report_line: where it begins; None without one.
-        lines: how many there are.
-        tail: the end of the log.
-        has_nccl: whether warnings of NCCL stand in it.
-    """
-
-    words: tuple[LogWord, ...] = ()
-    earlier: tuple[LogWord, ...] = ()
-    report: str = ""
-    report_line: int | None = None
-    lines: int = 0
-    tail: str = ""
-    has_nccl: bool = False
+    words: tuple[LogWord, ...] = ()  # the lines that speak of the last failure in it, in their order
+    earlier: tuple[LogWord, ...] = ()  # those of the last failure before it that names its own cause
+    report: str = ""  # what the launcher (torchrun, DeepSpeed, Slurm) says of its workers
+    report_line: int | None = None  # where it begins; None without one
+    lines: int = 0  # how many there are
+    tail: str = ""  # the end of the log
+    has_nccl: bool = False  # whether warnings of NCCL stand in it
 
     def cause(self, *, rank: int | None = None, aborted: bool = False) -> LogWord | None:
         """The line that names the cause best; None where nothing does.

@@ -50,15 +50,11 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker's main thread stands.
+    """Where a worker's main thread stands."""
 
-    Attributes:
-        waits_in: the collective, `backward` or `synchronize`: what cannot end before the other ranks get there.
-        place: the call in words, for a worker that waits in none of these.
-    """
-
+    # the collective, `backward` or `synchronize`: what cannot end before the other ranks get there
     waits_in: str | None
-    place: str
+    place: str  # the call in words, for a worker that waits in none of these
 
 
 def parse_main_thread(stack: str) -> tuple[Frame, ...]:
@@ -123,21 +119,13 @@ _OF_SEVERAL = re.compile(rf"^ *Rank (?P<rank>\d+){_PROCESS}")
 
 
 class LaggingRank(NamedTuple):
-    """A rank that launched fewer operations than another of its communicator.
+    """A rank that launched fewer operations than another of its communicator."""
 
-    Attributes:
-        rank: in the communicator, which need not be the global rank.
-        pid: of its process as that knows it; None where RAS does not say.
-        operation: `AllReduce`; releases before NCCL counted by operation say `collective`.
-        launched: by this rank.
-        most: launched by any rank of the communicator.
-    """
-
-    rank: int
-    pid: int | None
-    operation: str
-    launched: int
-    most: int
+    rank: int  # in the communicator, which need not be the global rank
+    pid: int | None  # of its process as that knows it; None where RAS does not say
+    operation: str  # `AllReduce`; releases before NCCL counted by operation say `collective`
+    launched: int  # by this rank
+    most: int  # launched by any rank of the communicator
 
 
 def find_lagging(text: str) -> tuple[LaggingRank, ...]:
@@ -205,29 +193,20 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        code: `stopped`, `traced`, `gone`, `never_there`, `no_workers`, `uninterruptible`, `launcher_stopped`,
-            `silent_node`, `elsewhere`, `fewer_collectives`, `fewer_operations` (of NCCL), `disagreement` (on which
-            collective comes), `fewer_steps`, `connection`; without any of these `all_wait`, `same_place` or `unknown`.
-        ranks: all that should be there, of the nodes that answered.
-        found: of these the ranks to blame; empty blames none.
-        node: to blame where no rank is; `process` the launcher on it that is stopped.
-        count: collectives, operations or steps of `found`; `most` those of others.
-        operation: whose count it is, in NCCL's words.
-        connection: on which nothing gets through.
-    """
-
+    # `stopped`, `traced`, `gone`, `never_there`, `no_workers`, `uninterruptible`, `launcher_stopped`, `silent_node`,
+    # `elsewhere`, `fewer_collectives`, `fewer_operations` (of NCCL), `disagreement` (on which collective comes),
+    # `fewer_steps`, `connection`; without any of these `all_wait`, `same_place` or `unknown`
     code: str
-    ranks: tuple[RankState, ...]
-    found: tuple[RankState, ...] = ()
-    node: NodeDiagnosis | None = None
+    ranks: tuple[RankState, ...]  # all that should be there, of the nodes that answered
+    found: tuple[RankState, ...] = ()  # of these the ranks to blame; empty blames none
+    node: NodeDiagnosis | None = None  # to blame where no rank is; `process` the launcher on it that is stopped
     process: ProcessDiagnosis | None = None
-    count: int | None = None
+    count: int | None = None  # collectives, operations or steps of `found`; `most` those of others
     most: int | None = None
-    operation: str | None = None
-    connection: Connection | None = None
+    operation: str | None = None  # whose count it is, in NCCL's words
+    connection: Connection | None = None  # on which nothing gets through
 
 
 _Nodes = Sequence[NodeDiagnosis]

@@ -30,28 +30,18 @@ FIRST = 2
 
 
 class AskedTuning(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be tuned.
+    """What is to be tuned."""
 
-    Attributes:
-        launch: the unchanged job, on all nodes.
-        steps: of a run of the unchanged training; the others train on as many samples.
-        seeds: runs of each candidate.
-        budget_s: for all runs, those of earlier calls included.
-        most: candidates that are tried, beside the unchanged training and one node alone.
-        evaluation_samples: that are held out.
-        learning_rates: that each candidate's first seed is trained with, ascending; the other seeds have the best of
-            them. Empty leaves all with the job's own.
-        output: where the winner is written; None is the tuning's directory.
-    """
-
-    launch: Launch
-    steps: int
-    seeds: int
-    budget_s: float
-    most: int
-    evaluation_samples: int
+    launch: Launch  # the unchanged job, on all nodes
+    steps: int  # of a run of the unchanged training; the others train on as many samples
+    seeds: int  # runs of each candidate
+    budget_s: float  # for all runs, those of earlier calls included
+    most: int  # candidates that are tried, beside the unchanged training and one node alone
+    evaluation_samples: int  # that are held out
+    # that each candidate's first seed is trained with, ascending; the other seeds have the best of them. Empty leaves
+    # all with the job's own.
     learning_rates: tuple[float, ...] = ()
-    output: Path | None = None
+    output: Path | None = None  # where the winner is written; None is the tuning's directory
 
     @property
     def runs_of_each(self) -> int:
@@ -136,11 +126,7 @@ def global_batch_of(asked: AskedTuning, layout: Layout) -> int:
 
 
 def samples_of(asked: AskedTuning, layout: Layout) -> int:
-    """That every run trains on.
-
-    Raises:
-        UsageError: as `global_batch_of`.
-    """
+    """That every run trains on."""
     return asked.steps * global_batch_of(asked, layout)
 
 
@@ -155,11 +141,7 @@ def fingerprint_of(asked: AskedTuning) -> str:
 
 
 def plan_tuning(asked: AskedTuning, runs: Path, resume: Resume) -> Tuning:
-    """What would be tried, as far as stored runs tell: of this very tuning, or of the same training.
-
-    Raises:
-        UsageError: the hostfile does not say how many workers a node has, or the job cannot be tuned so.
-    """
+    """What would be tried, as far as stored runs tell: of this very tuning, or of the same training."""
     require_tunable(asked)
     cluster = asked.launch.cluster
     layout = Layout.of(workers_of_nodes(cluster, {}, asked.launch.options.workers_per_node))

@@ -36,14 +36,10 @@ _NAMES_A_PLOT = 8
 
 
 class CellChart(msgspec.Struct, frozen=True, kw_only=True):
-    """A chart.
-
-    Attributes:
-        rows: how tall it is, as `chart_html` counts.
-    """
+    """A chart."""
 
     figure: Any
-    rows: int
+    rows: int  # how tall it is, as `chart_html` counts
 
 
 class _Bar(NamedTuple):

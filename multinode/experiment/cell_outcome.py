@@ -12,23 +12,14 @@ _OF_KILLED_PEERS = frozenset({"killed", "connection", "timeout", "crashed"})
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one run of a cell.
+    """The end of one run of a cell."""
 
-    Attributes:
-        state: `measured`, `out_of_memory`, `failed`, or `stopped`: it was given up and says nothing.
-        out_of: whose memory did not suffice: `gpu` or `node`.
-        reason: of all but `measured`, a sentence.
-        failure: the run's first.
-        unreachable: a node could not be reached, or was lost.
-        held: somebody else computes on a GPU; like a node that is lost, it says nothing about the cell.
-    """
-
-    state: str
-    out_of: str | None = None
-    reason: str = ""
-    failure: Failure | None = None
-    unreachable: bool = False
-    held: bool = False
+    state: str  # `measured`, `out_of_memory`, `failed`, or `stopped`: it was given up and says nothing
+    out_of: str | None = None  # whose memory did not suffice: `gpu` or `node`
+    reason: str = ""  # of all but `measured`, a sentence
+    failure: Failure | None = None  # the run's first
+    unreachable: bool = False  # a node could not be reached, or was lost
+    held: bool = False  # somebody else computes on a GPU; like a node that is lost, it says nothing about the cell
 
 
 def judge_run(run: Run, *, in_time: bool, lacks: str | None) -> Outcome:

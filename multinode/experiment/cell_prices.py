@@ -79,11 +79,7 @@ def _priced(row: CellRow, prices: Prices | None) -> CellRow:
 
 
 def _of_file(row: CellRow, prices: Prices, name: str) -> float:
-    """What the row's nodes, or its GPUs, cost by the file.
-
-    Raises:
-        UnknownError: the file does not tell it.
-    """
+    """What the row's nodes, or its GPUs, cost by the file."""
     nodes = [prices.nodes.get(node) for node in row.node_names]
     if not any(nodes):
         told = _of_devices(_devices(row), prices, name)

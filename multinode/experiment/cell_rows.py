@@ -52,17 +52,14 @@ _MOST = 1e12
 
 
 class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell and what its runs found.
-
-    Attributes:
-        runs: that ended well, in the order in which they were measured; none of a cell that has no figures.
-        devices: of each node how many workers compute on which device; empty where one does not tell.
-        price_purchase: of its nodes or of their GPUs together, as the hostfile has it; None is unknown.
-    """
+    """A cell and what its runs found."""
 
     record: CellRecord
+    # that ended well, in the order in which they were measured; none of a cell that has no figures
     runs: tuple[SideRun, ...] = ()
+    # of each node how many workers compute on which device; empty where one does not tell
     devices: tuple[dict[str, int], ...] = ()
+    # of its nodes or of their GPUs together, as the hostfile has it; None is unknown
     price_purchase: float | None = None
 
     @property
@@ -260,11 +257,7 @@ def with_full_run(
 def _asked(
     rows: Sequence[CellRow], whole: FullRun, worker_batch: int | None, workers: int
 ) -> tuple[Sequence[float], str]:
-    """How many samples the full run trains, by row, and in a sentence.
-
-    Raises:
-        UnknownError: that is not known.
-    """
+    """How many samples the full run trains, by row, and in a sentence."""
     if (steps := asked_steps(whole)) is not None:
         own = _worker_batch(rows, worker_batch, workers)
         samples = steps * own * workers

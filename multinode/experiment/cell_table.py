@@ -29,19 +29,13 @@ from multinode.stats.estimate import Estimate, ratio
 
 
 class SweptCells(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep has measured so far.
-
-    Attributes:
-        cells: in the order of its grid.
-        worker_batch: as GridRecord has it.
-        most_workers: of its largest cell, whether that is measured or not; None is not known.
-    """
+    """What a sweep has measured so far."""
 
     run_id: str
     job: str
-    cells: tuple[MeasuredCell, ...]
-    worker_batch: int | None = None
-    most_workers: int | None = None
+    cells: tuple[MeasuredCell, ...]  # in the order of its grid
+    worker_batch: int | None = None  # as GridRecord has it
+    most_workers: int | None = None  # of its largest cell, whether that is measured or not; None is not known
 
 
 def table_of_sweep(sweep: SweptCells) -> CellTable:
@@ -86,9 +80,6 @@ def relative_to(table: CellTable, label: str | None = None) -> CellTable:
     Args:
         table: the table.
         label: of the baseline; None takes the first row that has a speed.
-
-    Raises:
-        UsageError: there is no such row, or it has no speed.
     """
     baseline = _find(table.cells, label) if label is not None else next(filter(has_speed, table.cells), None)
     rows = tuple(msgspec.structs.replace(row, relative=_relative(row, baseline)) for row in table.cells)
@@ -149,29 +140,18 @@ _EXAMPLES = "for example method=lora, nodes>=2, state!=failed"
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """How a table is asked for.
+    """How a table is asked for."""
 
-    Attributes:
-        baseline: label of the row that the others are relative to; None takes the first that is shown and has a speed.
-        sort: name of a value to sort by, the least first; with `-` before it the greatest.
-        where: conditions such as `method=lora` and `nodes>=2`; rows that meet all of them are shown.
-        prices: of devices and nodes; None takes those that the rows have.
-        deadline_s: by when the full run has to end, for the cheapest cell; None does not ask.
-    """
-
+    # label of the row that the others are relative to; None takes the first that is shown and has a speed
     baseline: str | None = None
-    sort: str | None = None
-    where: tuple[str, ...] = ()
-    prices: Prices | None = None
-    deadline_s: float | None = None
+    sort: str | None = None  # name of a value to sort by, the least first; with `-` before it the greatest
+    where: tuple[str, ...] = ()  # conditions such as `method=lora` and `nodes>=2`; rows that meet all of them are shown
+    prices: Prices | None = None  # of devices and nodes; None takes those that the rows have
+    deadline_s: float | None = None  # by when the full run has to end, for the cheapest cell; None does not ask
 
 
 def look_at(table: CellTable, look: Look) -> CellTable:
-    """The table as it was asked for.
-
-    Raises:
-        UsageError: a name or a label is not the table's, or a condition cannot be understood.
-    """
+    """The table as it was asked for."""
     # Once for what is sorted and chosen by price, and once more for notes on prices of the rows that are left.
     shown = with_prices(_chosen(with_prices(table, look.prices), look), look.prices)
     if look.deadline_s is None or not shown.cells:

@@ -21,89 +21,61 @@ MEASURED = "measured"
 
 
 class CellRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell; None comes with a reason in `missing`, and in a state that has no figures in `reason`.
+    """One cell; None comes with a reason in `missing`, and in a state that has no figures in `reason`."""
 
-    Attributes:
-        label: its name, unique in its table.
-        source: `measured` here, or `imported`.
-        state: `measured`, `out_of_memory`, `skipped`, `failed` or `waiting`.
-        out_of: whose memory did not suffice, of the cell or of a repeat of one that was measured: `gpu` or `node`.
-        reason: of a state that has no figures, or of repeats that failed.
-        run_ids: its runs, one a repeat.
-        node_names: its nodes, as the hostfile calls them; empty where they are not known.
-        node_devices: of each of them how many workers compute on which device; empty where it is not known.
-        varied: what the sweep set in the job, by key.
-        device: what a worker computes on: `NVIDIA GeForce RTX 4090` as NVML has it, a processor as the kernel has it,
-            `CPU` where that does not name it; None is unknown.
-        nodes: how many; `workers_per_node` on each, `world_size` in all; None is unknown.
-        global_batch: samples of an optimizer step, of all workers (HF: total train batch size).
-        samples_per_s: of all workers, over the steady state; `tokens_per_s` likewise, padding counted.
-        tgs: tokens per second and worker.
-        tokens_per_sample: padded length, on average.
-        model_tflops: TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again.
-        mfu: of the device's peak; `hfu` with what is computed again.
-        step_time_ms: of an optimizer step; `step_spread` of the steps of the repeat that scattered most.
-        network_share: of the step, exposed communication.
-        peak_memory_gib: of the worker that needed most, on its GPU, else resident in its process.
-        whole_s: time of the user's full run at this rate.
-        energy_j_per_sample: of all GPUs.
-        price_per_hour: of its nodes together, or of its GPUs; `price_purchase` to buy them.
-        currency: of its prices, one word; None where nobody told it, as the hostfile does not.
-        filed_prices: which of the two a prices file gave, by name; another file's come in their place.
-        whole_cost: of the full run by the hour.
-        samples_per_money: samples for a unit of money by the hour.
-        samples_per_s_per_purchase: samples per second for a unit of money that the devices cost.
-        cost_per_million_tokens: by the hour.
-        relative: samples_per_s over the table's baseline's.
-        disturbed: other load and thermals that were seen; `disturbances` a sentence each.
-        contradicted: what of an imported row does not fit together; `contradictions` likewise.
-        missing: reason by name of every figure of a measured row that is None.
-    """
-
-    label: str
-    source: str = "measured"
-    state: str = "measured"
+    label: str  # its name, unique in its table
+    source: str = "measured"  # `measured` here, or `imported`
+    state: str = "measured"  # `measured`, `out_of_memory`, `skipped`, `failed` or `waiting`
+    # whose memory did not suffice, of the cell or of a repeat of one that was measured: `gpu` or `node`
     out_of: str | None = None
-    reason: str = ""
-    run_ids: tuple[str, ...] = ()
-    node_names: tuple[str, ...] = ()
+    reason: str = ""  # of a state that has no figures, or of repeats that failed
+    run_ids: tuple[str, ...] = ()  # its runs, one a repeat
+    node_names: tuple[str, ...] = ()  # its nodes, as the hostfile calls them; empty where they are not known
+    # of each of them how many workers compute on which device; empty where it is not known
     node_devices: tuple[dict[str, int], ...] = ()
-    varied: dict[str, Any] = {}
+    varied: dict[str, Any] = {}  # what the sweep set in the job, by key
+    # what a worker computes on: `NVIDIA GeForce RTX 4090` as NVML has it, a processor as the kernel has it, `CPU` where
+    # that does not name it; None is unknown
     device: str | None = None
-    nodes: int | None = None
+    nodes: int | None = None  # how many; `workers_per_node` on each, `world_size` in all; None is unknown
     workers_per_node: int | None = None
     world_size: int | None = None
     settings: Settings = Settings()
-    global_batch: int | None = None
+    global_batch: int | None = None  # samples of an optimizer step, of all workers (HF: total train batch size)
     dataset_samples: int | None = None
+    # of all workers, over the steady state; `tokens_per_s` likewise, padding counted
     samples_per_s: Estimate | None = None
     tokens_per_s: Estimate | None = None
-    tgs: Estimate | None = None
-    tokens_per_sample: float | None = None
+    tgs: Estimate | None = None  # tokens per second and worker
+    tokens_per_sample: float | None = None  # padded length, on average
+    # TFLOP/s of a worker that the model needs; `hardware_tflops` with what is computed again
     model_tflops: float | None = None
     hardware_tflops: float | None = None
-    mfu: float | None = None
+    mfu: float | None = None  # of the device's peak; `hfu` with what is computed again
     hfu: float | None = None
+    # of an optimizer step; `step_spread` of the steps of the repeat that scattered most
     step_time_ms: Estimate | None = None
     step_spread: Spread | None = None
-    network_share: float | None = None
-    peak_memory_gib: float | None = None
-    whole_s: Estimate | None = None
-    energy_j_per_sample: float | None = None
-    price_per_hour: float | None = None
+    network_share: float | None = None  # of the step, exposed communication
+    peak_memory_gib: float | None = None  # of the worker that needed most, on its GPU, else resident in its process
+    whole_s: Estimate | None = None  # time of the user's full run at this rate
+    energy_j_per_sample: float | None = None  # of all GPUs
+    price_per_hour: float | None = None  # of its nodes together, or of its GPUs; `price_purchase` to buy them
     price_purchase: float | None = None
-    currency: str | None = None
+    currency: str | None = None  # of its prices, one word; None where nobody told it, as the hostfile does not
+    # which of the two a prices file gave, by name; another file's come in their place
     filed_prices: tuple[str, ...] = ()
-    whole_cost: float | None = None
-    samples_per_money: float | None = None
-    samples_per_s_per_purchase: float | None = None
-    cost_per_million_tokens: float | None = None
-    relative: Estimate | None = None
-    disturbed: tuple[Disturbance, ...] = ()
+    whole_cost: float | None = None  # of the full run by the hour
+    samples_per_money: float | None = None  # samples for a unit of money by the hour
+    samples_per_s_per_purchase: float | None = None  # samples per second for a unit of money that the devices cost
+    cost_per_million_tokens: float | None = None  # by the hour
+    relative: Estimate | None = None  # samples_per_s over the table's baseline's
+    disturbed: tuple[Disturbance, ...] = ()  # other load and thermals that were seen; `disturbances` a sentence each
     disturbances: tuple[str, ...] = ()
+    # what of an imported row does not fit together; `contradictions` likewise
     contradicted: tuple[Contradiction, ...] = ()
     contradictions: tuple[str, ...] = ()
-    missing: dict[str, str] = {}
+    missing: dict[str, str] = {}  # reason by name of every figure of a measured row that is None
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,55 +88,35 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cheapest(msgspec.Struct, frozen=True, kw_only=True):
-    """The cheapest cell that ends the full run in time.
-
-    Attributes:
-        label: the cell's; None where none ends in time or none has a price.
-        outcome: `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`:
-            how long they take is known of none; `too_late`; `currencies`, which are several.
-        best: that cell; of `too_late` the fastest one.
-        equal: labels of those that cost the same.
-        safe: the cheapest whose interval does not reach beyond the deadline.
-        in_time: how many cells with a price are in time; `unpriced` without one.
-        reason: why it is not known how long they take, or in what their jobs differ.
-        column: by which cells of one job can be chosen.
-        currencies: of `currencies`; None is unknown.
-        sentence: which, when it ends and what it costs; or why none.
-    """
+    """The cheapest cell that ends the full run in time."""
 
     deadline_s: float
-    label: str | None = None
+    label: str | None = None  # the cell's; None where none ends in time or none has a price
+    # `found`; `other_jobs`, whose full runs are not the same one; `no_price`, of those in time; `untimed`: how long
+    # they take is known of none; `too_late`; `currencies`, which are several
     outcome: str = ""
-    best: Offer | None = None
-    equal: tuple[str, ...] = ()
-    safe: Offer | None = None
-    in_time: int = 0
+    best: Offer | None = None  # that cell; of `too_late` the fastest one
+    equal: tuple[str, ...] = ()  # labels of those that cost the same
+    safe: Offer | None = None  # the cheapest whose interval does not reach beyond the deadline
+    in_time: int = 0  # how many cells with a price are in time; `unpriced` without one
     unpriced: int = 0
-    reason: str = ""
-    column: str = ""
-    currencies: tuple[str | None, ...] = ()
-    sentence: str = ""
+    reason: str = ""  # why it is not known how long they take, or in what their jobs differ
+    column: str = ""  # by which cells of one job can be chosen
+    currencies: tuple[str | None, ...] = ()  # of `currencies`; None is unknown
+    sentence: str = ""  # which, when it ends and what it costs; or why none
 
 
 class CellTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The cells of one or more sweeps, or of an import.
-
-    Attributes:
-        run_id: of the sweep or import; several are separated by commas.
-        rule: which steps are measured.
-        baseline: label of the row that `relative` refers to; None if no row has a speed.
-        cheapest: None without a deadline.
-        notes: for readers, one sentence each.
-    """
+    """The cells of one or more sweeps, or of an import."""
 
     schema: str = "multinode.sweep/1"
-    run_id: str
+    run_id: str  # of the sweep or import; several are separated by commas
     job: str
-    rule: str = ""
-    baseline: str | None = None
+    rule: str = ""  # which steps are measured
+    baseline: str | None = None  # label of the row that `relative` refers to; None if no row has a speed
     cells: tuple[CellRow, ...]
-    cheapest: Cheapest | None = None
-    notes: tuple[str, ...] = ()
+    cheapest: Cheapest | None = None  # None without a deadline
+    notes: tuple[str, ...] = ()  # for readers, one sentence each
 
 
 _SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}

@@ -30,39 +30,22 @@ _FORMS: dict[ColumnKind | None, _Form] = {
 
 
 class CellColumn(msgspec.Struct, frozen=True):
-    """A value of a cell.
+    """A value of a cell."""
 
-    Attributes:
-        name: for sorting, filtering and CSV files.
-        title: of its column; empty if no table shows it.
-        unit: below its title.
-        rank: columns with a lower rank are kept longer in narrow tables.
-        shown: its format, if it does not follow from `kind`.
-        phrase: its title in a sentence, if different.
-        csv: its name in a CSV file, if the name lacks the unit.
-        key: of a job that holds the value.
-        decided_by: further keys of a job that decide it.
-        kind: its type in a foreign table; None if it is no column there.
-        written: its name in messages about a foreign table, if different.
-        names: its other names in a foreign table.
-        units: further names in another unit, with the factor to ours.
-        bare: further names without a unit: the cells must have one.
-    """
-
-    name: str
-    title: str = ""
-    unit: str = ""
-    rank: int = 99
-    shown: _Form | None = None
-    phrase: str = ""
-    csv: str = ""
-    key: str = ""
-    decided_by: tuple[str, ...] = ()
-    kind: ColumnKind | None = None
-    written: str = ""
-    names: tuple[str, ...] = ()
-    units: dict[str, float] = {}
-    bare: tuple[str, ...] = ()
+    name: str  # for sorting, filtering and CSV files
+    title: str = ""  # of its column; empty if no table shows it
+    unit: str = ""  # below its title
+    rank: int = 99  # columns with a lower rank are kept longer in narrow tables
+    shown: _Form | None = None  # its format, if it does not follow from `kind`
+    phrase: str = ""  # its title in a sentence, if different
+    csv: str = ""  # its name in a CSV file, if the name lacks the unit
+    key: str = ""  # of a job that holds the value
+    decided_by: tuple[str, ...] = ()  # further keys of a job that decide it
+    kind: ColumnKind | None = None  # its type in a foreign table; None if it is no column there
+    written: str = ""  # its name in messages about a foreign table, if different
+    names: tuple[str, ...] = ()  # its other names in a foreign table
+    units: dict[str, float] = {}  # further names in another unit, with the factor to ours
+    bare: tuple[str, ...] = ()  # further names without a unit: the cells must have one
 
     @property
     def form(self) -> _Form:

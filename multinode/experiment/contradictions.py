@@ -20,16 +20,12 @@ Figures = Mapping[str, Rounded]
 
 
 class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one row that contradict each other.
+    """Figures of one row that contradict each other."""
 
-    Attributes:
-        sides: two ways to one figure, as formulas of the names of `experiment.columns`: `samples_per_s*whole_s`,
-            `dataset_samples*epochs`; or `out_of_memory` and the names of figures that such a row has.
-        values: of both ways; empty for a row out of memory.
-    """
-
+    # two ways to one figure, as formulas of the names of `experiment.columns`: `samples_per_s*whole_s`,
+    # `dataset_samples*epochs`; or `out_of_memory` and the names of figures that such a row has
     sides: tuple[str, ...]
-    values: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()  # of both ways; empty for a row out of memory
 
 
 class _Way(NamedTuple):

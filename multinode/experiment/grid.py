@@ -25,94 +25,60 @@ def is_batch(key: str) -> bool:
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep: every combination of these.
+    """A sweep: every combination of these."""
 
-    Attributes:
-        settings: values by key of the job, or by name of a script argument, in the given order.
-        arguments: the spelling of a script argument by its name in `settings`: `--batch-size` by `batch_size`; empty
-            for a YAML job.
-        nodes: numbers of nodes, from the top of the hostfile.
-        workers_per_node: on each; None uses the hostfile.
-        repeats: measurements per cell.
-        interleave: whether repeats are interleaved, every second round in reverse, so that drift affects all; otherwise
-            those of a cell are consecutive.
-    """
-
+    # values by key of the job, or by name of a script argument, in the given order
     settings: dict[str, tuple[Any, ...]] = {}
+    # the spelling of a script argument by its name in `settings`: `--batch-size` by `batch_size`; empty for a YAML job
     arguments: dict[str, str] = {}
-    nodes: tuple[int, ...]
-    workers_per_node: tuple[int | None, ...] = (None,)
-    repeats: int = 1
+    nodes: tuple[int, ...]  # numbers of nodes, from the top of the hostfile
+    workers_per_node: tuple[int | None, ...] = (None,)  # on each; None uses the hostfile
+    repeats: int = 1  # measurements per cell
+    # whether repeats are interleaved, every second round in reverse, so that drift affects all; otherwise those of a
+    # cell are consecutive
     interleave: bool = True
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One combination.
+    """One combination."""
 
-    Attributes:
-        label: its name, unique in its grid and valid in file names: `2x1-lora-batch4`.
-        settings: set in the job, by key.
-        nodes: from the top of the hostfile.
-        workers_per_node: on each; None uses the hostfile.
-    """
-
-    label: str
-    settings: dict[str, Any] = {}
-    nodes: int
-    workers_per_node: int | None = None
+    label: str  # its name, unique in its grid and valid in file names: `2x1-lora-batch4`
+    settings: dict[str, Any] = {}  # set in the job, by key
+    nodes: int  # from the top of the hostfile
+    workers_per_node: int | None = None  # on each; None uses the hostfile
 
 
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a cell.
-
-    Attributes:
-        state: `waiting`, `running`, `measured`, `out_of_memory`, `skipped` or `failed`; a cell with a successful run is
-            `measured`, even if repeats are due.
-        run_ids: successful runs, one per repeat.
-        current: the run in progress, not yet judged, if any.
-        attempts: number of started runs.
-        failed_runs: failed runs that are not repeated.
-        took_s: wall time of every judged run, including overhead.
-        out_of: whose memory ran out: `gpu`, or `node` (kernel OOM killer); None in other states.
-        reason: why it or a repeat was skipped or failed, or what ran out where; otherwise empty.
-        failure: the first failure of its runs, if any.
-    """
+    """The state of a cell."""
 
     cell: Cell
+    # `waiting`, `running`, `measured`, `out_of_memory`, `skipped` or `failed`; a cell with a successful run is
+    # `measured`, even if repeats are due
     state: str = "waiting"
-    run_ids: tuple[str, ...] = ()
-    current: str | None = None
-    attempts: int = 0
-    failed_runs: int = 0
-    took_s: tuple[float, ...] = ()
-    out_of: str | None = None
-    reason: str = ""
-    failure: Failure | None = None
+    run_ids: tuple[str, ...] = ()  # successful runs, one per repeat
+    current: str | None = None  # the run in progress, not yet judged, if any
+    attempts: int = 0  # number of started runs
+    failed_runs: int = 0  # failed runs that are not repeated
+    took_s: tuple[float, ...] = ()  # wall time of every judged run, including overhead
+    out_of: str | None = None  # whose memory ran out: `gpu`, or `node` (kernel OOM killer); None in other states
+    reason: str = ""  # why it or a repeat was skipped or failed, or what ran out where; otherwise empty
+    failure: Failure | None = None  # the first failure of its runs, if any
 
 
 class GridRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`grid.json` of a sweep: rewritten at every change of a cell, so that it can resume after a crash.
-
-    Attributes:
-        fingerprint: of everything that decides the figures; equal for the same command.
-        command: the job, for people.
-        cells: in the order of the grid.
-        worker_batch: samples per optimizer step of a worker in the job's own file (batch x accumulation), before the
-            grid's settings; None if unknown.
-        steps: measured per run; None uses the job's, or `minutes`.
-        minutes: training time per run; None trains its steps.
-        synthetic: whether data are synthetic.
-    """
+    """`grid.json` of a sweep: rewritten at every change of a cell, so that it can resume after a crash."""
 
     schema: str = "multinode.grid/1"
-    fingerprint: str
-    command: str
+    fingerprint: str  # of everything that decides the figures; equal for the same command
+    command: str  # the job, for people
     grid: Grid
-    cells: tuple[CellRecord, ...]
+    cells: tuple[CellRecord, ...]  # in the order of the grid
+    # samples per optimizer step of a worker in the job's own file (batch x accumulation), before the grid's settings;
+    # None if unknown
     worker_batch: int | None = None
-    steps: int | None = None
-    minutes: float | None = None
-    synthetic: bool = False
+    steps: int | None = None  # measured per run; None uses the job's, or `minutes`
+    minutes: float | None = None  # training time per run; None trains its steps
+    synthetic: bool = False  # whether data are synthetic
 
     @property
     def limit_s(self) -> float | None:

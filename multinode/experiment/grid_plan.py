@@ -34,15 +34,10 @@ _ALONE = frozenset({"finetuning_type", "deepspeed", "model_name_or_path", "stage
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One run to make.
+    """One run to make."""
 
-    Attributes:
-        cell: index of the cell in the grid.
-        number: of the repeat, from 1.
-    """
-
-    cell: int
-    number: int
+    cell: int  # index of the cell in the grid
+    number: int  # of the repeat, from 1
 
 
 def plan_grid(grid: Grid, cluster: Cluster) -> tuple[Cell, ...]:
@@ -250,11 +245,7 @@ def _parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def _require_sense(key: str, values: Sequence[Any]) -> None:
-    """Refuse values here that would fail only after a start on all nodes.
-
-    Raises:
-        JobError: a value is not valid for the key, or must not be shown in a table.
-    """
+    """Refuse values here that would fail only after a start on all nodes."""
     if key in _COUNTS:
         wrong = next((value for value in values if type(value) is not int or value < 1), None)
         if wrong is not None:
@@ -271,11 +262,7 @@ def _require_sense(key: str, values: Sequence[Any]) -> None:
 
 
 def _parse_values(key: str, written: str) -> tuple[Any, ...]:
-    """The items of a YAML flow sequence.
-
-    Raises:
-        JobError: it is not YAML, or a value is empty.
-    """
+    """The items of a YAML flow sequence."""
     quoted = f"quote a text with a comma or bracket: --grid {key}='\"...\"'"
     try:
         values = parse_yaml(f"[{written}]")

@@ -48,14 +48,10 @@ _MOST_SAMPLES = 100_000
 
 
 class ImportedColumn(NamedTuple):
-    """A column of a foreign table, under one of its names.
-
-    Attributes:
-        scale: factor from its unit to ours; None if each cell has its own unit.
-    """
+    """A column of a foreign table, under one of its names."""
 
     column: CellColumn
-    scale: float | None = 1.0
+    scale: float | None = 1.0  # factor from its unit to ours; None if each cell has its own unit
 
     @property
     def written(self) -> str:

@@ -75,9 +75,6 @@ def read_forms(text: str, source: str) -> list[Form]:
     A CSV has commas, semicolons or tabs between cells, and titles in the first non-empty line. A YAML is a list of
     mappings, or has `rows:` with `columns:`, `defaults:` and `ignore:`. A JSON is the same, or all_results.json or
     trainer_state.json of Hugging Face's Trainer.
-
-    Raises:
-        TableError, YamlError: it is none of these.
     """
     text = text.removeprefix(_BYTE_ORDER_MARK)
     ending = PurePath(source).suffix.lower()

@@ -48,35 +48,21 @@ _DEVICES = re.compile(
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's statements about a whole table.
+    """The user's statements about a whole table."""
 
-    Attributes:
-        defaults: cells, as text, by title, for values that a row or the table lacks.
-        ignore: titles of ignored columns.
-        columns: names of columns by the table's titles.
-        skip_unknown: whether columns with unknown titles are ignored.
-    """
-
-    defaults: dict[str, str] = {}
-    ignore: tuple[str, ...] = ()
-    columns: dict[str, str] = {}
-    skip_unknown: bool = False
+    defaults: dict[str, str] = {}  # cells, as text, by title, for values that a row or the table lacks
+    ignore: tuple[str, ...] = ()  # titles of ignored columns
+    columns: dict[str, str] = {}  # names of columns by the table's titles
+    skip_unknown: bool = False  # whether columns with unknown titles are ignored
 
 
 class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row.
+    """One row."""
 
-    Attributes:
-        line: its line in the file, counted from 1.
-        words: text cells, by the name of their column.
-        figures: numeric cells, likewise, in the column's unit.
-        out_of: whose memory ran out, `gpu` or `node`, if the row says so.
-    """
-
-    line: int
-    words: dict[str, str] = {}
-    figures: dict[str, Rounded] = {}
-    out_of: str | None = None
+    line: int  # its line in the file, counted from 1
+    words: dict[str, str] = {}  # text cells, by the name of their column
+    figures: dict[str, Rounded] = {}  # numeric cells, likewise, in the column's unit
+    out_of: str | None = None  # whose memory ran out, `gpu` or `node`, if the row says so
 
 
 class ImportedTable(msgspec.Struct, frozen=True, kw_only=True):

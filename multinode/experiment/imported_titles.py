@@ -54,14 +54,10 @@ class SpeedColumn(NamedTuple):
 
 
 class Title(NamedTuple):
-    """A known title.
+    """A known title."""
 
-    Attributes:
-        columns: one, or several if a cell has several figures separated by `|`.
-        settings: settings of the figures below it, by column name: `samples/s (2 nodes)`.
-    """
-
-    columns: tuple[ImportedColumn | SpeedColumn, ...]
+    columns: tuple[ImportedColumn | SpeedColumn, ...]  # one, or several if a cell has several figures separated by `|`
+    # settings of the figures below it, by column name: `samples/s (2 nodes)`
     settings: tuple[tuple[str, str], ...] = ()
 
 

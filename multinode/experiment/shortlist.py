@@ -31,46 +31,31 @@ Reason = Literal["memory", "little", "short", "slower", "more"]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to try.
+    """A change to try."""
 
-    Attributes:
-        label: its name in run names; `baseline` and `one-node` are the unchanged training, and that on one node.
-        name: for people.
-        kind: as in Advice.
-        change: how `launch` makes it.
-        nodes: that it trains on; `workers_per_node` on each of them, None where they have unequal numbers.
-        predicted_samples_per_s: None where nothing was predicted; likewise its interval, and the speed over that of one
-            node alone.
-        expected_s: wall time of one run with all that goes around it; None where nothing is known.
-        meaning: what else it changes, as Advice has it.
-    """
-
-    label: str
-    name: str
-    kind: str = ""
-    change: Change = Change()
-    nodes: int
+    label: str  # its name in run names; `baseline` and `one-node` are the unchanged training, and that on one node
+    name: str  # for people
+    kind: str = ""  # as in Advice
+    change: Change = Change()  # how `launch` makes it
+    nodes: int  # that it trains on; `workers_per_node` on each of them, None where they have unequal numbers
     workers_per_node: int | None
+    # None where nothing was predicted; likewise its interval, and the speed over that of one node alone
     predicted_samples_per_s: float | None = None
     predicted_interval: tuple[float, float] | None = None
     against_one_node: float | None = None
     against_one_node_interval: tuple[float, float] | None = None
-    expected_s: float | None = None
-    meaning: str = ""
+    expected_s: float | None = None  # wall time of one run with all that goes around it; None where nothing is known
+    meaning: str = ""  # what else it changes, as Advice has it
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that is not tried.
-
-    Attributes:
-        reason: `memory`: it does not fit the GPUs; `little`: it gains too little; `short`: it needs more steps than a
-            run has; `slower`: certainly slower than one node; `more`: others are predicted to be better.
-        needs_steps: of a run, for `short`.
-    """
+    """A change that is not tried."""
 
     name: str
+    # `memory`: it does not fit the GPUs; `little`: it gains too little; `short`: it needs more steps than a run has;
+    # `slower`: certainly slower than one node; `more`: others are predicted to be better
     reason: Reason
-    needs_steps: int | None = None
+    needs_steps: int | None = None  # of a run, for `short`
 
 
 class Shortlist(msgspec.Struct, frozen=True, kw_only=True):

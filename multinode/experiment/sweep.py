@@ -23,26 +23,17 @@ Conclude = Callable[[RunDirectory, Path], object]
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """How to treat an earlier sweep of the same command.
+    """How to treat an earlier sweep of the same command."""
 
-    Attributes:
-        anew: ignore it, and measure everything again.
-        retry_failed: measure its failed cells again, but not those out of memory.
-    """
-
-    anew: bool = False
-    retry_failed: bool = False
+    anew: bool = False  # ignore it, and measure everything again
+    retry_failed: bool = False  # measure its failed cells again, but not those out of memory
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished sweep.
-
-    Attributes:
-        directory: its directory; its runs are in the same root.
-    """
+    """A finished sweep."""
 
     record: GridRecord
-    directory: Path
+    directory: Path  # its directory; its runs are in the same root
 
 
 def find_finished(asked: AskedGrid, runs: Path, resume: Resume) -> Swept | None:
@@ -66,11 +57,6 @@ def sweep(
         resume: how to treat an earlier sweep of the same command.
         conclude: makes the table of all results, whenever the sweep ends.
         measure: makes one run.
-
-    Raises:
-        UsageError: a cell cannot be laid out, or another process runs this sweep.
-        NodeError: a node is unreachable; results are kept.
-        Interrupted: the user stopped it; results are kept.
     """
     finished = find_finished(asked, context.runs, resume)
     if finished is not None:
@@ -91,11 +77,7 @@ def sweep(
 
 
 def require_plannable(asked: AskedGrid) -> None:
-    """Check that every cell can be laid out, from the hostfile only.
-
-    Raises:
-        UsageError: one cannot.
-    """
+    """Check that every cell can be laid out, from the hostfile only."""
     for cell in asked.cells:
         cell_launch(asked, cell, cell_workers(asked, cell, {}))
 

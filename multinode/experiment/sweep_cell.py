@@ -36,65 +36,38 @@ _S_PER_MINUTE = 60
 
 
 class CellTraining(msgspec.Struct, frozen=True, kw_only=True):
-    """How each cell is trained.
+    """How each cell is trained."""
 
-    Attributes:
-        steps: measured steps per run, after the warm-up; None uses 30, or all of the job.
-        minutes: training time per run instead, including the warm-up.
-        synthetic: whether to use synthetic data.
-    """
-
-    steps: int | None = None
-    minutes: float | None = None
-    synthetic: bool = False
+    steps: int | None = None  # measured steps per run, after the warm-up; None uses 30, or all of the job
+    minutes: float | None = None  # training time per run instead, including the warm-up
+    synthetic: bool = False  # whether to use synthetic data
 
 
 class AskedGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """The grid to measure.
+    """The grid to measure."""
 
-    Attributes:
-        launch: all nodes of the hostfile, and the layout of each cell; its job is replaced by the cell's.
-        job: the user's, without the settings of the grid.
-        cells: of the grid, in its order.
-        jobs: the user's job with the settings of each cell, by label.
-        training: duration and data.
-    """
-
-    launch: Launch
-    job: Job
+    launch: Launch  # all nodes of the hostfile, and the layout of each cell; its job is replaced by the cell's
+    job: Job  # the user's, without the settings of the grid
     grid: Grid
-    cells: tuple[Cell, ...]
-    jobs: dict[str, Job]
-    training: CellTraining = CellTraining()
+    cells: tuple[Cell, ...]  # of the grid, in its order
+    jobs: dict[str, Job]  # the user's job with the settings of each cell, by label
+    training: CellTraining = CellTraining()  # duration and data
 
 
 class CellRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished run of a cell.
-
-    Attributes:
-        in_time: whether it was stopped at its time limit.
-    """
+    """A finished run of a cell."""
 
     launched: Launched
-    in_time: bool = False
+    in_time: bool = False  # whether it was stopped at its time limit
 
 
 def cell_workers(asked: AskedGrid, cell: Cell, facts: Mapping[str, NodeFacts]) -> tuple[int, ...]:
-    """Workers of each node of a cell; `facts` may be empty where the hostfile says it.
-
-    Raises:
-        UsageError: a node has fewer slots than the cell asks for.
-    """
+    """Workers of each node of a cell; `facts` may be empty where the hostfile says it."""
     return workers_of_nodes(asked.launch.cluster.first(cell.nodes), facts, cell.workers_per_node)
 
 
 def cell_launch(asked: AskedGrid, cell: Cell, workers: Sequence[int]) -> Launch:
-    """The launch that measures a cell, for its figures alone.
-
-    Raises:
-        UsageError: its job cannot be shortened, or trained on synthetic data.
-        JobError: its DeepSpeed JSON cannot be adapted.
-    """
+    """The launch that measures a cell, for its figures alone."""
     what = asked.launch
     job = _cut(asked.jobs[cell.label], asked.training)
     if isinstance(job, LlamaFactoryJob):
@@ -239,10 +212,6 @@ def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) 
         run_id: the run.
         context: its nodes.
         limit_s: its training time; None if it had to train its steps.
-
-    Raises:
-        NodeError: a node of it did not answer.
-        MultinodeError: another process follows it, and does not record its end.
     """
     directory = RunDirectory(context.runs / run_id)
     run = directory.read("run.json", Run)

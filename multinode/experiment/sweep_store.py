@@ -65,22 +65,14 @@ def new_record(asked: AskedGrid) -> GridRecord:
 
 
 def create_sweep(root: Path, asked: AskedGrid, record: GridRecord, workers: int) -> RunDirectory:
-    """A directory for a new sweep; `workers` are those of its largest cell on all nodes.
-
-    Raises:
-        MultinodeError: it cannot be created.
-    """
+    """A directory for a new sweep; `workers` are those of its largest cell on all nodes."""
     cluster = asked.launch.cluster.first(max(asked.grid.nodes))
     what = msgspec.structs.replace(asked.launch, cluster=cluster)
     return create_grid(root, what, record, workers, _engine(asked))
 
 
 def create_grid(root: Path, what: Launch, record: GridRecord, workers: int, engine: str) -> RunDirectory:
-    """A directory for new runs of a grid, on all nodes of the launch.
-
-    Raises:
-        MultinodeError: it cannot be created.
-    """
+    """A directory for new runs of a grid, on all nodes of the launch."""
     directory = create_parent(root, what)
     run = Run(
         run_id=directory.run_id,

@@ -39,10 +39,6 @@ def build_table(directory: RunDirectory, root: Path) -> CellTable:
     Args:
         directory: of the sweep.
         root: of all runs, including the cells'.
-
-    Raises:
-        UsageError: it is not a sweep.
-        MultinodeError: a file cannot be read or written.
     """
     table = _make_table(directory, root)
     directory.write(TABLE_FILE, table)

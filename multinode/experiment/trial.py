@@ -25,15 +25,10 @@ class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """The losses of one run by samples, ascending.
+    """The losses of one run by samples, ascending."""
 
-    Attributes:
-        held_out: from evaluations, on averaged parameters; empty if nothing was evaluated.
-        training: as logged, averaged over each part of the run; empty if nothing was logged.
-    """
-
-    held_out: tuple[LossPoint, ...] = ()
-    training: tuple[LossPoint, ...] = ()
+    held_out: tuple[LossPoint, ...] = ()  # from evaluations, on averaged parameters; empty if nothing was evaluated
+    training: tuple[LossPoint, ...] = ()  # as logged, averaged over each part of the run; empty if nothing was logged
 
 
 def read_losses(observed: Observed, global_batch: int) -> Losses:
@@ -96,16 +91,11 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a candidate.
-
-    Attributes:
-        state: as in CellRecord: `waiting`, `measured`, `out_of_memory`, `failed` and so on.
-        reason: why it, or a repeat of it, has no figures.
-    """
+    """The outcome of a candidate."""
 
     candidate: Candidate
-    state: str
-    reason: str = ""
+    state: str  # as in CellRecord: `waiting`, `measured`, `out_of_memory`, `failed` and so on
+    reason: str = ""  # why it, or a repeat of it, has no figures
     runs: tuple[TrialRun, ...] = ()
 
 

@@ -54,14 +54,10 @@ _WINNER = "tuned.yaml"
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished tuning.
-
-    Attributes:
-        directory: its directory; its runs are in the same root.
-    """
+    """A finished tuning."""
 
     tuning: Tuning
-    directory: Path
+    directory: Path  # its directory; its runs are in the same root
 
     def document(self) -> Tuning:
         """The document of `tune --json`."""
@@ -94,12 +90,6 @@ def tune(asked: AskedTuning, context: RunContext, resume: Resume, measure: Measu
         context: the nodes.
         resume: how to treat an earlier tuning of the same command.
         measure: makes one run.
-
-    Raises:
-        UsageError: the job cannot be tuned, or another process runs this tuning.
-        RunFailed: the unchanged training fails.
-        NodeError: a node is unreachable; results are kept.
-        Interrupted: the user stopped it; results are kept.
     """
     finished = find_tuned(asked, context.runs, resume)
     if finished is not None:

@@ -36,10 +36,6 @@ def list_candidates(
         names: of the unchanged training, and of one node if it could be measured.
         steps: of a run of the unchanged training.
         most: maximum number of candidates.
-
-    Raises:
-        UsageError: the runs are not enough for a prediction.
-        MultinodeError: a file of one cannot be read.
     """
     found = make_shortlist(rank_options(training_today(root, names)), steps=steps, most=most)
     labels = _labels([one.advice.name for one in found.chosen])
@@ -48,11 +44,7 @@ def list_candidates(
 
 
 def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> Trial:
-    """A candidate with its measured runs; without a cell it was not started.
-
-    Raises:
-        MultinodeError: a file of a run cannot be read.
-    """
+    """A candidate with its measured runs; without a cell it was not started."""
     if cell is None:
         return Trial(candidate=candidate, state="waiting")
     runs = (_trial_run(RunDirectory(root / run_id)) for run_id in cell.run_ids)

@@ -43,81 +43,56 @@ class TriedRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate and what was measured of it; None is unknown.
-
-    Attributes:
-        samples_per_s: with the scatter over the seeds, as every Estimate here; of one seed the interval is empty.
-        loss: at the end, after as many samples as all others.
-        against_baseline: its loss over that of the unchanged training, seed by seed.
-        loss_verdict: `worse` is beyond noise and more than rounding changes, with one seed more than rounding changes.
-        samples_to_loss: after which it is as good as the unchanged training at its end, within what rounding
-            changes; None where a seed did not reach it.
-        time_to_loss_s: the same in seconds of training, without start-up, warm-up and evaluations.
-        reached: seeds that reached it.
-        sooner: time of one node alone to that loss over its own; likewise `sooner_than_baseline`.
-        learning_rate: that its runs have; the best of `rates` where several were tried.
-    """
+    """A candidate and what was measured of it; None is unknown."""
 
     candidate: Candidate
     state: str
     reason: str = ""
     run_ids: tuple[str, ...] = ()
+    # with the scatter over the seeds, as every Estimate here; of one seed the interval is empty
     samples_per_s: Estimate | None = None
-    loss: Estimate | None = None
-    against_baseline: Estimate | None = None
+    loss: Estimate | None = None  # at the end, after as many samples as all others
+    against_baseline: Estimate | None = None  # its loss over that of the unchanged training, seed by seed
+    # `worse` is beyond noise and more than rounding changes, with one seed more than rounding changes
     loss_verdict: LossVerdict | None = None
+    # after which it is as good as the unchanged training at its end, within what rounding changes; None where a seed
+    # did not reach it
     samples_to_loss: Estimate | None = None
-    time_to_loss_s: Estimate | None = None
-    reached: int = 0
-    sooner: Estimate | None = None
+    time_to_loss_s: Estimate | None = None  # the same in seconds of training, without start-up, warm-up and evaluations
+    reached: int = 0  # seeds that reached it
+    sooner: Estimate | None = None  # time of one node alone to that loss over its own; likewise `sooner_than_baseline`
     sooner_than_baseline: Estimate | None = None
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # that its runs have; the best of `rates` where several were tried
     rates: tuple[TriedRate, ...] = ()
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tune --json` prints; `tuning.json`.
-
-    Attributes:
-        job: in a few words.
-        samples: that every run trains on.
-        steps: in which the unchanged training does so.
-        seeds: runs of each candidate that were asked for.
-        learning_rates: that the first seed was trained with; empty where all have the job's own.
-        loss_of: what the losses are of: `held-out` data, or the `training` data as logged; empty where there are none.
-        rows: the unchanged training, one node alone, then the candidates in the order of their prediction.
-        left_out: what is not tried.
-        outcome: `change`: a change is recommended; `inconclusive`: one may be better; `one_node`, `baseline`: none is
-            better than that; `no_loss`: nothing can be judged.
-        recommended: label of the row; None where none is.
-        best: label of the change that comes first by its mean; None where none reached the loss.
-        budget_s: that was given; `spent_s` of it is used, also by earlier calls of the same command.
-        waiting: runs that did not fit the budget, or are not yet made.
-        needed_s: that these take, by the prediction; None where nothing is known.
-        verdict: one sentence; empty of a plan.
-        file: the winner as `launch --with` takes it; empty where there is none.
-    """
+    """What `tune --json` prints; `tuning.json`."""
 
     schema: str = "multinode.tuning/1"
     run_id: str
-    job: str
-    samples: int = 0
-    steps: int = 0
-    seeds: int = 1
-    learning_rates: tuple[float, ...] = ()
+    job: str  # in a few words
+    samples: int = 0  # that every run trains on
+    steps: int = 0  # in which the unchanged training does so
+    seeds: int = 1  # runs of each candidate that were asked for
+    learning_rates: tuple[float, ...] = ()  # that the first seed was trained with; empty where all have the job's own
+    # what the losses are of: `held-out` data, or the `training` data as logged; empty where there are none
     loss_of: LossOf = ""
+    # the unchanged training, one node alone, then the candidates in the order of their prediction
     rows: tuple[TunedRow, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()  # what is not tried
+    # `change`: a change is recommended; `inconclusive`: one may be better; `one_node`, `baseline`: none is better than
+    # that; `no_loss`: nothing can be judged
     outcome: Outcome = "no_loss"
-    recommended: str | None = None
-    best: str | None = None
-    budget_s: float | None = None
+    recommended: str | None = None  # label of the row; None where none is
+    best: str | None = None  # label of the change that comes first by its mean; None where none reached the loss
+    budget_s: float | None = None  # that was given; `spent_s` of it is used, also by earlier calls of the same command
     spent_s: float = 0.0
-    waiting: int = 0
-    needed_s: float | None = None
+    waiting: int = 0  # runs that did not fit the budget, or are not yet made
+    needed_s: float | None = None  # that these take, by the prediction; None where nothing is known
     notes: tuple[str, ...] = ()
-    verdict: str = ""
-    file: str = ""
+    verdict: str = ""  # one sentence; empty of a plan
+    file: str = ""  # the winner as `launch --with` takes it; empty where there is none
 
     def row(self, label: str | None) -> TunedRow | None:
         """The row of this label."""

@@ -93,11 +93,7 @@ class MetricsPort(Exporter):
         self._text = ""
 
     def begin(self, run: Run) -> None:
-        """Listen; wait if the port is taken.
-
-        Raises:
-            OSError: it is still taken.
-        """
+        """Listen; wait if the port is taken."""
         self._text = metrics_text(run)
         exporter = self
 

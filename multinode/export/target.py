@@ -20,21 +20,13 @@ METRICS_PORT = "metrics-port"
 
 
 class Kind(NamedTuple):
-    """One kind of target.
+    """One kind of target."""
 
-    Attributes:
-        where: what follows its name.
-        meaning: what it writes.
-        make: returns its exporter for a place.
-        library: that it needs; None needs none.
-        extra: the extra that installs it.
-    """
-
-    where: str
-    meaning: str
-    make: Callable[[str], Exporter]
-    library: str | None = None
-    extra: str | None = None
+    where: str  # what follows its name
+    meaning: str  # what it writes
+    make: Callable[[str], Exporter]  # returns its exporter for a place
+    library: str | None = None  # that it needs; None needs none
+    extra: str | None = None  # the extra that installs it
 
 
 def _in(exporter: Callable[[Path], Exporter]) -> Callable[[str], Exporter]:
@@ -73,11 +65,7 @@ class Target(NamedTuple):
 
 
 def parse_targets(texts: Iterable[str], metrics_port: int | None = None) -> tuple[Target, ...]:
-    """The targets in a comma-separated list.
-
-    Raises:
-        UsageError: an unknown kind, a missing place, or its library is not installed.
-    """
+    """The targets in a comma-separated list."""
     found = [_parse(one.strip()) for text in texts for one in text.split(",")]
     if metrics_port is not None:
         found.append(Target(METRICS_PORT, str(metrics_port)))

@@ -152,11 +152,7 @@ def is_secret_file(name: str) -> bool:
 
 
 def _list_by_git(root: Path, notes: list[str]) -> list[str] | None:
-    """Names that git tracks or would; None where the directory is in no checkout.
-
-    Raises:
-        UsageError: it is in one, and git does not answer.
-    """
+    """Names that git tracks or would; None where the directory is in no checkout."""
     try:
         asked = _git(root, "rev-parse", "--is-inside-work-tree")
         if asked.returncode == 0 and asked.stdout.strip() == b"true":
@@ -172,11 +168,7 @@ def _list_by_git(root: Path, notes: list[str]) -> list[str] | None:
 
 
 def _list_checkout(root: Path, below: str, notes: list[str]) -> Iterator[str]:
-    """Of a checkout and of those inside it, each name with `below` before it.
-
-    Raises:
-        UsageError: git fails.
-    """
+    """Of a checkout and of those inside it, each name with `below` before it."""
     nested = []
     for entry in _git_list(root, "--cached", "--stage"):
         about, _, name = entry.partition("\t")
@@ -278,11 +270,7 @@ def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, 
 
 
 def _require_size(root: Path, sizes: dict[str, int], *, by_git: bool) -> None:
-    """Refuse a directory that has more than code.
-
-    Raises:
-        UsageError: it has.
-    """
+    """Refuse a directory that has more than code."""
     total = sum(sizes.values())
     if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
         return
@@ -296,11 +284,7 @@ def _require_size(root: Path, sizes: dict[str, int], *, by_git: bool) -> None:
 
 
 def _read_file(root: Path, name: str, notes: list[str]) -> CodeFile | None:
-    """A file with its digest; None of one that is a secret by what it holds.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """A file with its digest; None of one that is a secret by what it holds."""
     digest, size = hashlib.sha256(), 0
     try:
         with (root / name).open("rb", buffering=0) as file:

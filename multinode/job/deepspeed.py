@@ -72,37 +72,26 @@ _IN_ZERO = """
 
 
 class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A DeepSpeed configuration.
+    """A DeepSpeed configuration."""
 
-    Attributes:
-        stage: ZeRO stage, 0 to 3.
-        fixed: values, by dotted key, of settings that the Trainer also has arguments for and that are not `auto`.
-        names_train_batch_size: whether train_batch_size is set, even to `auto`.
-        offload_optimizer: `cpu` or `nvme`; None without offload.
-        offload_parameters: likewise.
-        overlap_comm: whether gradients are reduced during the backward pass; DeepSpeed's default is stage == 3.
-        reduce_bucket_elements: elements per reduction; None leaves it to the Trainer.
-        allgather_bucket_elements: elements per all-gather, likewise.
-        multi_rank_allreduce: whether stages 1 and 2 all-reduce a bucket although each worker needs only its part.
-        prefetch_elements: parameters that stage 3 prefetches; None leaves it to the Trainer.
-        persistent_elements: stage 3 keeps parameters up to this size whole on each worker, likewise.
-        reuse_elements: stage 3 keeps a parameter that is reused within this many elements.
-        communication_bytes: bytes per gradient element on the wire; None if the JSON does not say.
-    """
-
-    stage: int = 0
+    stage: int = 0  # ZeRO stage, 0 to 3
+    # values, by dotted key, of settings that the Trainer also has arguments for and that are not `auto`
     fixed: dict[str, int | float | bool] = {}
-    names_train_batch_size: bool = False
-    offload_optimizer: str | None = None
-    offload_parameters: str | None = None
+    names_train_batch_size: bool = False  # whether train_batch_size is set, even to `auto`
+    offload_optimizer: str | None = None  # `cpu` or `nvme`; None without offload
+    offload_parameters: str | None = None  # likewise
+    # whether gradients are reduced during the backward pass; DeepSpeed's default is stage == 3
     overlap_comm: bool = False
-    reduce_bucket_elements: int | None = _BUCKET_ELEMENTS
-    allgather_bucket_elements: int | None = _BUCKET_ELEMENTS
+    reduce_bucket_elements: int | None = _BUCKET_ELEMENTS  # elements per reduction; None leaves it to the Trainer
+    allgather_bucket_elements: int | None = _BUCKET_ELEMENTS  # elements per all-gather, likewise
+    # whether stages 1 and 2 all-reduce a bucket although each worker needs only its part
     multi_rank_allreduce: bool = True
+    # parameters that stage 3 prefetches; None leaves it to the Trainer
     prefetch_elements: int | None = _PREFETCH_ELEMENTS
+    # stage 3 keeps parameters up to this size whole on each worker, likewise
     persistent_elements: int | None = _PERSISTENT_ELEMENTS
-    reuse_elements: int = _REUSE_ELEMENTS
-    communication_bytes: int | None = None
+    reuse_elements: int = _REUSE_ELEMENTS  # stage 3 keeps a parameter that is reused within this many elements
+    communication_bytes: int | None = None  # bytes per gradient element on the wire; None if the JSON does not say
 
 
 class DeepSpeedEdit(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,11 +132,7 @@ def parse_deepspeed(text: str | None) -> DeepSpeedConfig | None:
 
 
 def parse_deepspeed_edits(texts: Iterable[str]) -> tuple[DeepSpeedEdit, ...]:
-    """Parse `a.b=value` edits; values are YAML, which includes JSON.
-
-    Raises:
-        JobError: an edit is malformed, or JSON has no such value.
-    """
+    """Parse `a.b=value` edits; values are YAML, which includes JSON."""
     return tuple(_parse_edit(text) for text in texts)
 
 

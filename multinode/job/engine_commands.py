@@ -64,35 +64,25 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's part of a job.
-
-    Attributes:
-        workers: of each node, in node-rank order.
-        master_addr: address of node 0, where the rendezvous is.
-        ifname: this node's data-plane interface; None is unknown. Likewise `addr`, its address there.
-        ifnames: the interfaces for NCCL's sockets, where the hostfile names several; likewise `hcas`, RDMA devices.
-        devices: for its workers, as the accelerator's variable names them; None leaves the choice to the engine.
-        accelerator: what kind they are.
-        python: the job's interpreter on the node; None is `python3` of its PATH.
-        packages: versions in the job's environment; None is unknown.
-        code_dir: where the job runs, in a copy of the user's files; None is the node's own directory.
-    """
+    """One node's part of a job."""
 
     node_rank: int
-    workers: tuple[int, ...]
-    master_addr: str
+    workers: tuple[int, ...]  # of each node, in node-rank order
+    master_addr: str  # address of node 0, where the rendezvous is
     master_port: int
-    ifname: str | None
+    ifname: str | None  # this node's data-plane interface; None is unknown. Likewise `addr`, its address there.
+    # for its workers, as the accelerator's variable names them; None leaves the choice to the engine
     devices: tuple[str, ...] | None
     run_dir: str
-    python: str | None
-    packages: dict[str, str] | None
+    python: str | None  # the job's interpreter on the node; None is `python3` of its PATH
+    packages: dict[str, str] | None  # versions in the job's environment; None is unknown
     agent: str | None = None
-    code_dir: str | None = None
+    code_dir: str | None = None  # where the job runs, in a copy of the user's files; None is the node's own directory
     addr: str | None = None
+    # the interfaces for NCCL's sockets, where the hostfile names several; likewise `hcas`, RDMA devices
     ifnames: tuple[str, ...] = ()
     hcas: tuple[str, ...] = ()
-    accelerator: Accelerator = NVIDIA
+    accelerator: Accelerator = NVIDIA  # what kind they are
 
     @property
     def nnodes(self) -> int:
@@ -137,11 +127,7 @@ def choose_engine(job: Job, asked: str | None = None, accelerate: dict[str, Any]
 
 
 def engine_command(engine: Engine, place: Place, job: Job, env: dict[str, str], cwd: str | None) -> Command:
-    """The command of one node; `env` is the user's and wins.
-
-    Raises:
-        UsageError: the engine cannot place the workers with this environment.
-    """
+    """The command of one node; `env` is the user's and wins."""
     if engine.name == "llamafactory":
         return _llamafactory(place, env, cwd)
     if engine.name == "accelerate":
@@ -312,9 +298,6 @@ def _deepspeed(place: Place, program: tuple[str, ...], env: dict[str, str], cwd:
     """DeepSpeed's per-node launcher with our ranks; its runner, which starts nodes through pdsh or ssh, is not used.
 
     As under `deepspeed`, the script gets `--local_rank=N` first; `--no_local_rank` before it turns that off.
-
-    Raises:
-        UsageError: the user's CUDA_VISIBLE_DEVICES has too few devices.
     """
     # Node names and the devices of each, in node-rank order. The launcher sets CUDA_VISIBLE_DEVICES for its own node
     # and only counts those of the others.

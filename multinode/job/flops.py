@@ -21,19 +21,12 @@ _ATTENTION_PASSES = 3
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
-    """FLOPs of one token.
+    """FLOPs of one token."""
 
-    Attributes:
-        model: what the model needs, regardless of how it is run; for MFU.
-        hardware: including recomputation; for HFU.
-        causal: whether attention counts half, as under a causal mask.
-        rule: how both were counted, in words.
-    """
-
-    model: float
-    hardware: float
-    causal: bool
-    rule: str
+    model: float  # what the model needs, regardless of how it is run; for MFU
+    hardware: float  # including recomputation; for HFU
+    causal: bool  # whether attention counts half, as under a causal mask
+    rule: str  # how both were counted, in words
 
 
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,22 +37,14 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     2204.02311,
     appendix B) is a model figure. XTuner counts causal attention half, as here; the other two count it whole.
     `tests/job/test_flops.py` reproduces the first two.
-
-    Attributes:
-        model_tflops: TFLOP/s per GPU that the model needs.
-        hardware_tflops: TFLOP/s per GPU including recomputation.
-        mfu: model_tflops over the peak in the precision used; None if the peak is unknown.
-        hfu: hardware_tflops over the peak, likewise.
-        denominator: the peak in words, or why there is none.
-        rule: how FLOPs were counted.
     """
 
-    model_tflops: float
-    hardware_tflops: float
-    mfu: float | None
-    hfu: float | None
-    denominator: str
-    rule: str
+    model_tflops: float  # TFLOP/s per GPU that the model needs
+    hardware_tflops: float  # TFLOP/s per GPU including recomputation
+    mfu: float | None  # model_tflops over the peak in the precision used; None if the peak is unknown
+    hfu: float | None  # hardware_tflops over the peak, likewise
+    denominator: str  # the peak in words, or why there is none
+    rule: str  # how FLOPs were counted
 
 
 def flops_per_token(
@@ -144,25 +129,15 @@ _GEFORCE_FP32 = 256
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """Peak rates of one GPU.
+    """Peak rates of one GPU."""
 
-    Attributes:
-        tflops: TFLOP/s (1e12) of dense matrices in `half`, accumulated in fp32.
-        source: where that figure is from.
-        fp32_tflops: outside the tensor cores; None if unknown, likewise the others.
-        tf32_tflops: of fp32 matrices multiplied as tf32 by the tensor cores.
-        memory_gb_per_s: memory bandwidth, reads and writes together.
-        others_source: where these three are from.
-        half: `bf16`, or `fp16` for GPUs whose tensor cores support nothing else.
-    """
-
-    tflops: float
-    source: str
-    fp32_tflops: float | None = None
-    tf32_tflops: float | None = None
-    memory_gb_per_s: float | None = None
-    others_source: str = ""
-    half: str = "bf16"
+    tflops: float  # TFLOP/s (1e12) of dense matrices in `half`, accumulated in fp32
+    source: str  # where that figure is from
+    fp32_tflops: float | None = None  # outside the tensor cores; None if unknown, likewise the others
+    tf32_tflops: float | None = None  # of fp32 matrices multiplied as tf32 by the tensor cores
+    memory_gb_per_s: float | None = None  # memory bandwidth, reads and writes together
+    others_source: str = ""  # where these three are from
+    half: str = "bf16"  # `bf16`, or `fp16` for GPUs whose tensor cores support nothing else
 
     def in_precision(self, dtype: str) -> tuple[float | None, str]:
         """TFLOP/s in `fp32`, `tf32`, `fp16` or `bf16`, and the source; None if unknown."""

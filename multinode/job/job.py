@@ -56,13 +56,9 @@ _NULLS = frozenset({"null", "Null", "NULL", "~"})
 
 
 class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
-    """Synthetic data in place of a dataset.
+    """Synthetic data in place of a dataset."""
 
-    Attributes:
-        rows: minimum number of samples; None is as many as the training's steps need.
-    """
-
-    rows: int | None = None
+    rows: int | None = None  # minimum number of samples; None is as many as the training's steps need
 
 
 class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafactory"):
@@ -155,11 +151,7 @@ def is_llamafactory(config: dict[str, Any]) -> bool:
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """`key=value` pairs; values are YAML (`3` is a number, `true` a boolean). The last one of a key counts.
-
-    Raises:
-        JobError: not `key=value`, or the value is not YAML or is empty.
-    """
+    """`key=value` pairs; values are YAML (`3` is a number, `true` a boolean). The last one of a key counts."""
     return dict(parse_assignment("--set", override, "max_steps=100") for override in overrides)
 
 

@@ -85,21 +85,13 @@ DEFAULT_SEED = 42
 
 
 class TrialTraining(msgspec.Struct, frozen=True, kw_only=True):
-    """How one run trains.
+    """How one run trains."""
 
-    Attributes:
-        steps: optimizer steps.
-        seed: of the weights that are new, the order of the data, and their split.
-        every: steps of a round in which nodes average; an evaluation comes at the end of one.
-        parts: evaluations in a run, or fewer.
-        evaluation_samples: that are held out.
-    """
-
-    steps: int
-    seed: int = DEFAULT_SEED
-    every: int = 1
-    parts: int
-    evaluation_samples: int
+    steps: int  # optimizer steps
+    seed: int = DEFAULT_SEED  # of the weights that are new, the order of the data, and their split
+    every: int = 1  # steps of a round in which nodes average; an evaluation comes at the end of one
+    parts: int  # evaluations in a run, or fewer
+    evaluation_samples: int  # that are held out
 
     @property
     def evaluation_steps(self) -> int:

@@ -25,21 +25,14 @@ _CACHE = "~/.cache/huggingface/datasets"
 
 
 class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The paths of a job, as it names them.
+    """The paths of a job, as it names them."""
 
-    Attributes:
-        needed: must exist on every node.
-        compared: those of `needed` that must be equal on all nodes.
-        datasets: names of the datasets in dataset_info.json.
-        model: directory of the model; None if it comes from a hub.
-    """
-
-    needed: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()  # must exist on every node
     output: str | None = None
     cache: str | None = None
-    compared: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    model: str | None = None
+    compared: tuple[str, ...] = ()  # those of `needed` that must be equal on all nodes
+    datasets: tuple[str, ...] = ()  # names of the datasets in dataset_info.json
+    model: str | None = None  # directory of the model; None if it comes from a hub
 
     @property
     def looked_at(self) -> tuple[str, ...]:

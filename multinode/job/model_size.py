@@ -43,23 +43,14 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of a decoder.
+    """Parameters of a decoder."""
 
-    Attributes:
-        layers: number of layers.
-        linears: the linear modules of one layer, by name.
-        norms_a_layer: parameters of one layer's normalizations.
-        hidden: width of the residual stream, and size of the last normalization.
-        vocabulary: rows of the embedding.
-        tied: whether the output layer is the embedding.
-    """
-
-    layers: int
-    linears: dict[str, Linear]
-    norms_a_layer: int
-    hidden: int
-    vocabulary: int
-    tied: bool
+    layers: int  # number of layers
+    linears: dict[str, Linear]  # the linear modules of one layer, by name
+    norms_a_layer: int  # parameters of one layer's normalizations
+    hidden: int  # width of the residual stream, and size of the last normalization
+    vocabulary: int  # rows of the embedding
+    tied: bool  # whether the output layer is the embedding
 
     @property
     def parameters(self) -> int:
@@ -161,35 +152,21 @@ _DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 
 
 class StatePlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the training states are kept.
+    """Where the training states are kept."""
 
-    Attributes:
-        half: whether the training computes in bf16 or fp16.
-        frozen_bits: per frozen parameter; None is 16 in half precision, otherwise 32.
-        optimizer_elsewhere: whether the optimizer states are in host memory or on disk.
-        parameters_elsewhere: likewise.
-    """
-
-    half: bool = False
-    frozen_bits: int | None = None
-    optimizer_elsewhere: bool = False
-    parameters_elsewhere: bool = False
+    half: bool = False  # whether the training computes in bf16 or fp16
+    frozen_bits: int | None = None  # per frozen parameter; None is 16 in half precision, otherwise 32
+    optimizer_elsewhere: bool = False  # whether the optimizer states are in host memory or on disk
+    parameters_elsewhere: bool = False  # likewise
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of one worker, in GiB.
+    """Memory of one worker, in GiB."""
 
-    Attributes:
-        parameters_gib: trained and frozen.
-        gradients_gib: of the trained parameters.
-        optimizer_gib: Adam's two moments, and DeepSpeed's fp32 copy.
-        buckets_gib: into which DDP copies the gradients.
-    """
-
-    parameters_gib: float
-    gradients_gib: float
-    optimizer_gib: float
-    buckets_gib: float = 0.0
+    parameters_gib: float  # trained and frozen
+    gradients_gib: float  # of the trained parameters
+    optimizer_gib: float  # Adam's two moments, and DeepSpeed's fp32 copy
+    buckets_gib: float = 0.0  # into which DDP copies the gradients
 
     @property
     def total_gib(self) -> float:

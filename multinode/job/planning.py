@@ -246,11 +246,7 @@ def _settle_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], test: Coll
 def _check_workers(
     cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest, workers: Sequence[int]
 ) -> None:
-    """A collective needs two workers, and NCCL a GPU for each.
-
-    Raises:
-        UsageError: there are too few.
-    """
+    """A collective needs two workers, and NCCL a GPU for each."""
     if sum(workers) < 2:  # noqa: PLR2004 - who is alone exchanges nothing
         raise UsageError(
             "a collective needs at least two workers; there is one",
@@ -450,11 +446,7 @@ _WRITE_EVERY_US = 500_000
 
 
 def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) -> dict[str, str]:
-    """Variables that make NCCL load its Inspector plugin and write to the run's directory; the user's own win.
-
-    Raises:
-        UsageError: the node lacks the plugin, or its NCCL is missing or too old.
-    """
+    """Variables that make NCCL load its Inspector plugin and write to the run's directory; the user's own win."""
     given = node.env.get(_PLUGIN)
     if found is not None:
         if place.accelerator.backend != "nccl" or not found.gpus:
@@ -503,11 +495,7 @@ def _compression_environment(kind: str | None) -> dict[str, str]:
 
 
 def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -> None:
-    """Reject what is known not to work; the workers' notes report the rest.
-
-    Raises:
-        UsageError: unknown compression, DDP does not send the gradients, or the workers are not instrumented.
-    """
+    """Reject what is known not to work; the workers' notes report the rest."""
     option = f"--grad-compress {kind}"
     if kind not in _KINDS and power_sgd_rank(kind) is None:
         known = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"

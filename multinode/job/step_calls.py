@@ -18,46 +18,27 @@ _GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_G
 
 
 class StepCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one collective and size.
+    """Calls of one collective and size."""
 
-    Attributes:
-        collective: one of core.collective_test's COLLECTIVES.
-        size_bytes: S as nccl-tests counts it.
-        times: calls per optimizer step, or per micro-batch.
-        per_micro_batch: whether they are made in every micro-batch.
-        hideable: whether computation runs meanwhile; not the case after the optimizer step.
-        reach: the workers that take part.
-    """
-
-    collective: str
-    size_bytes: float
-    times: float = 1.0
-    per_micro_batch: bool = False
-    hideable: bool = True
-    reach: GroupScope = GroupScope.WORLD
+    collective: str  # one of core.collective_test's COLLECTIVES
+    size_bytes: float  # S as nccl-tests counts it
+    times: float = 1.0  # calls per optimizer step, or per micro-batch
+    per_micro_batch: bool = False  # whether they are made in every micro-batch
+    hideable: bool = True  # whether computation runs meanwhile; not the case after the optimizer step
+    reach: GroupScope = GroupScope.WORLD  # the workers that take part
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a training.
+    """The work of a training."""
 
-    Attributes:
-        strategy: of the calibration runs.
-        load: what it moves; its accumulation does not matter.
-        bucket_bytes: largest size of a reduction; None is unlimited.
-        calls: of a step, by strategy, if known as the engine makes them; otherwise derived from `load`.
-    """
-
-    strategy: Strategy
-    load: TrafficInputs
-    bucket_bytes: float | None = None
+    strategy: Strategy  # of the calibration runs
+    load: TrafficInputs  # what it moves; its accumulation does not matter
+    bucket_bytes: float | None = None  # largest size of a reduction; None is unlimited
+    # of a step, by strategy, if known as the engine makes them; otherwise derived from `load`
     calls: dict[Strategy, tuple[StepCall, ...]] = {}
 
     def calls_of(self, strategy: Strategy, layout: Layout) -> tuple[StepCall, ...]:
-        """The calls of a step, from the most precise source.
-
-        Raises:
-            ValueError: the strategy gathers all parameters, and their number is unknown.
-        """
+        """The calls of a step, from the most precise source."""
         known = self.calls.get(strategy)
         return known or calls_of_strategy(strategy, self.load, layout, bucket_bytes=self.bucket_bytes)
 
@@ -76,9 +57,6 @@ def calls_of_strategy(
         load: what it moves.
         layout: the workers.
         bucket_bytes: largest size of a reduction; None sends each in one call.
-
-    Raises:
-        ValueError: the strategy gathers all parameters, and their number is unknown.
     """
     once, twice = (
         step_exchanges(strategy, msgspec.structs.replace(load, accumulation=accumulation), layout)

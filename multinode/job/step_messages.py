@@ -41,59 +41,39 @@ NoteKind = Literal[
 
 
 class Gradient(msgspec.Struct, frozen=True):
-    """The gradient of one tensor.
-
-    Attributes:
-        matrix: whether it belongs to a weight; biases and normalizations have an optimizer group of their own.
-    """
+    """The gradient of one tensor."""
 
     elements: int
+    # whether it belongs to a weight; biases and normalizations have an optimizer group of their own
     matrix: bool = True
 
 
 class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind and size.
+    """Calls of one kind and size."""
 
-    Attributes:
-        collective: one of core.collective_test's COLLECTIVES.
-        size_bytes: S as nccl-tests counts it.
-        times: calls per step.
-        what: what they carry, in a few words.
-        hideable: whether computation runs meanwhile; not the case after the optimizer step.
-    """
-
-    collective: str
-    size_bytes: int
-    times: int
-    what: str
-    hideable: bool = True
+    collective: str  # one of core.collective_test's COLLECTIVES
+    size_bytes: int  # S as nccl-tests counts it
+    times: int  # calls per step
+    what: str  # what they carry, in a few words
+    hideable: bool = True  # whether computation runs meanwhile; not the case after the optimizer step
 
 
 class StepNote(msgspec.Struct, frozen=True, kw_only=True):
-    """A known difference between the messages and the real training; worded in `network.screen`.
+    """A known difference between the messages and the real training; worded in `network.screen`."""
 
-    Attributes:
-        kind: `reduced_to_owners`: measured as a broadcast; `cut_at_owners`: gradients above the cap; `filled`: what
-            ZeRO-3 gathers together; `stay_whole`: parameters that it keeps; `wraps_layers`: FSDP's units;
-            `inside_left_out`: traffic inside a node; `small_left_out`: calls of a few bytes.
-        cap: for `cut_at_owners`, reduce_bucket_size in elements.
-    """
-
+    # `reduced_to_owners`: measured as a broadcast; `cut_at_owners`: gradients above the cap; `filled`: what ZeRO-3
+    # gathers together; `stay_whole`: parameters that it keeps; `wraps_layers`: FSDP's units; `inside_left_out`: traffic
+    # inside a node; `small_left_out`: calls of a few bytes
     kind: NoteKind
-    cap: int = 0
+    cap: int = 0  # for `cut_at_owners`, reduce_bucket_size in elements
 
 
 class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """What one optimizer step sends between the nodes.
-
-    Attributes:
-        messages: its calls, ordered by when their kind first appears.
-        notes: known differences from the real training.
-    """
+    """What one optimizer step sends between the nodes."""
 
     training: str
-    messages: tuple[StepMessage, ...]
-    notes: tuple[StepNote, ...] = ()
+    messages: tuple[StepMessage, ...]  # its calls, ordered by when their kind first appears
+    notes: tuple[StepNote, ...] = ()  # known differences from the real training
 
 
 class _Calls(NamedTuple):

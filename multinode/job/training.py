@@ -57,34 +57,24 @@ _MEASURE_SIZES = "you can also measure your own sizes: multinode nccl-test -b 1M
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A LoRA adapter.
-
-    Attributes:
-        targets: names of its modules; `all` alone is every linear module.
-    """
+    """A LoRA adapter."""
 
     rank: int
-    targets: tuple[str, ...]
+    targets: tuple[str, ...]  # names of its modules; `all` alone is every linear module
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a LLaMA-Factory training that decides its traffic.
-
-    Attributes:
-        adapter: None if the whole model is trained.
-        settings: of DeepSpeed; None without it.
-        recompute: whether activations are recomputed, LLaMA-Factory's default.
-        around: whether reentrant checkpointing wraps FSDP's units, which then gather for its forward pass, too.
-        small: what DDP would move with its adapter, or with one of rank SMALL_RANK if the whole model is trained.
-    """
+    """The part of a LLaMA-Factory training that decides its traffic."""
 
     strategy: Strategy
     shape: ModelShape
-    adapter: Adapter | None = None
-    settings: DeepSpeedConfig | None = None
+    adapter: Adapter | None = None  # None if the whole model is trained
+    settings: DeepSpeedConfig | None = None  # of DeepSpeed; None without it
     load: TrafficInputs
+    # what DDP would move with its adapter, or with one of rank SMALL_RANK if the whole model is trained
     small: TrafficInputs
-    recompute: bool = True
+    recompute: bool = True  # whether activations are recomputed, LLaMA-Factory's default
+    # whether reentrant checkpointing wraps FSDP's units, which then gather for its forward pass, too
     around: bool = False
 
     @property
@@ -107,9 +97,6 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transfo
         job: the job.
         model: the model's config.json; None if it could not be read.
         transformers: its version on the nodes; None assumes one whose layers checkpoint themselves.
-
-    Raises:
-        JobError: the model or the method is not supported; the message says which.
     """
     config = job.config
     shape = _read_shape(job, model)

@@ -41,57 +41,33 @@ BATCH_NAMES = {
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that the speed of a training depends on; None is unknown.
+    """The settings that the speed of a training depends on; None is unknown."""
 
-    Attributes:
-        model: name or path.
-        method: `full`, `lora`, `qlora`, ... from the job; `script` for a script.
-        lora_rank: of an adapter.
-        stage: `sft`, `pt`, `dpo`, ...
-        dataset: names, comma-separated; `synthetic` for synthetic data.
-        strategy: as configured: `DDP`, `ZeRO-2`, ...
-        per_device_batch: samples per worker and micro-batch.
-        accumulation: micro-batches per step.
-        sequence_length: longest sample in tokens (`cutoff_len`).
-        packing: whether samples share a row.
-        precision: `fp32`, `bf16` or `fp16`.
-        recompute: whether activations are recomputed (gradient checkpointing).
-        overlap: whether gradients are reduced during the backward pass (DeepSpeed's `overlap_comm`; DDP always).
-        grad_compress: the value of `--grad-compress`.
-        averaging: how nodes average parameters, in words; None if gradients are reduced in each step.
-        balance: speeds by which samples are dealt out; None gives each worker as many.
-        command: of a script, as given.
-    """
-
-    model: str | None = None
-    method: str | None = None
-    lora_rank: int | None = None
-    stage: str | None = None
-    dataset: str | None = None
-    strategy: str | None = None
-    per_device_batch: int | None = None
-    accumulation: int | None = None
-    sequence_length: int | None = None
-    packing: bool | None = None
-    precision: str | None = None
-    recompute: bool | None = None
+    model: str | None = None  # name or path
+    method: str | None = None  # `full`, `lora`, `qlora`, ... from the job; `script` for a script.
+    lora_rank: int | None = None  # of an adapter
+    stage: str | None = None  # `sft`, `pt`, `dpo`, ..
+    dataset: str | None = None  # names, comma-separated; `synthetic` for synthetic data
+    strategy: str | None = None  # as configured: `DDP`, `ZeRO-2`, ..
+    per_device_batch: int | None = None  # samples per worker and micro-batch
+    accumulation: int | None = None  # micro-batches per step
+    sequence_length: int | None = None  # longest sample in tokens (`cutoff_len`)
+    packing: bool | None = None  # whether samples share a row
+    precision: str | None = None  # `fp32`, `bf16` or `fp16`
+    recompute: bool | None = None  # whether activations are recomputed (gradient checkpointing)
+    # whether gradients are reduced during the backward pass (DeepSpeed's `overlap_comm`; DDP always)
     overlap: bool | None = None
-    grad_compress: str | None = None
-    averaging: str | None = None
-    balance: str | None = None
-    command: str | None = None
+    grad_compress: str | None = None  # the value of `--grad-compress`
+    averaging: str | None = None  # how nodes average parameters, in words; None if gradients are reduced in each step
+    balance: str | None = None  # speeds by which samples are dealt out; None gives each worker as many
+    command: str | None = None  # of a script, as given
 
 
 class FullRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's full run, of which a short run is a part.
+    """The user's full run, of which a short run is a part."""
 
-    Attributes:
-        steps: optimizer steps (`max_steps`); None if the job sets epochs.
-        epochs: passes over the data, if the job sets them.
-    """
-
-    steps: int | None = None
-    epochs: float | None = None
+    steps: int | None = None  # optimizer steps (`max_steps`); None if the job sets epochs
+    epochs: float | None = None  # passes over the data, if the job sets them
 
     @classmethod
     def first_of(cls, told: Iterable[FullRun]) -> FullRun:
@@ -100,19 +76,13 @@ class FullRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """`workload.json` of a run.
-
-    Attributes:
-        work: what it communicates, from the job's files; None if they do not say.
-        reason: why `work` is None.
-        versions: of torch, the engine and NCCL on node 0, by package.
-    """
+    """`workload.json` of a run."""
 
     settings: Settings
     whole: FullRun = FullRun()
-    work: Work | None = None
-    reason: str = ""
-    versions: dict[str, str] = {}
+    work: Work | None = None  # what it communicates, from the job's files; None if they do not say
+    reason: str = ""  # why `work` is None
+    versions: dict[str, str] = {}  # of torch, the engine and NCCL on node 0, by package
 
 
 def read_workload(
@@ -184,11 +154,7 @@ def global_batch(settings: Settings, world_size: int | None) -> int | None:
 def read_work(
     job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> Work:
-    """The collective calls of one step, as the job's engine makes them.
-
-    Raises:
-        JobError: the model or the method is not supported.
-    """
+    """The collective calls of one step, as the job's engine makes them."""
     training = read_training(job, model, transformers)
     once, twice = (step_messages(_accumulating(job, steps), model, layout, transformers) for steps in (1, 2))
     calls = calls_of_messages(once, twice)

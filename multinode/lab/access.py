@@ -49,11 +49,7 @@ _HOSTFILE_HEAD = """\
 
 
 def make_keys(spec: LabSpec) -> None:
-    """Make one client key for the lab and one host key for each node.
-
-    Raises:
-        MultinodeError: ssh-keygen failed.
-    """
+    """Make one client key for the lab and one host key for each node."""
     keys = [(_CLIENT_KEY, "multinode-lab")]
     keys += [(_host_key(name), name) for name, _ in _nodes(spec)]
     run_all([["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)] for path, comment in keys])

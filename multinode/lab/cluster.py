@@ -40,53 +40,32 @@ _JOIN_GROUPS = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit; shift; done; sh
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as it is now.
-
-    Attributes:
-        state: `up`; `down` when its first process or its sshd is gone.
-        addr: on the training network.
-        management_addr: where SSH reaches it.
-        ifname: its training interface.
-        rate: line rate of that interface, as `lab rate` takes it; `none` is unshaped.
-        rate_gbit_per_s: the same as a number; None is unshaped.
-        cores: the cores it is pinned to; None is all of them.
-        init_pid: process 1 of the node, as the controller numbers it; None is gone.
-        sshd_pid: its sshd, likewise.
-    """
+    """One node as it is now."""
 
     name: str
-    state: str
-    addr: str
-    management_addr: str
-    ifname: str
-    rate: str
-    rate_gbit_per_s: float | None
-    cores: tuple[int, ...] | None
-    init_pid: int | None
-    sshd_pid: int | None
+    state: str  # `up`; `down` when its first process or its sshd is gone
+    addr: str  # on the training network
+    management_addr: str  # where SSH reaches it
+    ifname: str  # its training interface
+    rate: str  # line rate of that interface, as `lab rate` takes it; `none` is unshaped
+    rate_gbit_per_s: float | None  # the same as a number; None is unshaped
+    cores: tuple[int, ...] | None  # the cores it is pinned to; None is all of them
+    init_pid: int | None  # process 1 of the node, as the controller numbers it; None is gone
+    sshd_pid: int | None  # its sshd, likewise
 
 
 class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The lab as it is now.
-
-    Attributes:
-        hostfile: its path; None where no lab is up.
-        nodes: in node-rank order.
-    """
+    """The lab as it is now."""
 
     schema: str = "multinode.lab/1"
-    hostfile: str | None
-    nodes: tuple[NodeStatus, ...]
+    hostfile: str | None  # its path; None where no lab is up
+    nodes: tuple[NodeStatus, ...]  # in node-rank order
 
 
 class LabUp(LabStatus, frozen=True, kw_only=True):
-    """A lab that was just made.
+    """A lab that was just made."""
 
-    Attributes:
-        links: what each link carries, node 0 to the others and back.
-    """
-
-    links: tuple[LinkSpeed, ...]
+    links: tuple[LinkSpeed, ...]  # what each link carries, node 0 to the others and back
 
 
 def up_lab(
@@ -131,12 +110,7 @@ def up_lab(
 
 
 def down_lab() -> Remains:
-    """Take the lab away, or whatever a crash or a reboot left of one; returns what there was.
-
-    Raises:
-        UsageError: the lab cannot run here.
-        MultinodeError: something is left.
-    """
+    """Take the lab away, or whatever a crash or a reboot left of one; returns what there was."""
     check_requirements()
     with lock_lab():
         return sweep()
@@ -204,12 +178,7 @@ def describe_lab(lab: Lab | None) -> LabStatus:
 
 
 def set_rate(names: Sequence[str], rate_gbit_per_s: float | None) -> Lab:
-    """Give the training links of these nodes another line rate, while jobs run; None takes the shaping away.
-
-    Raises:
-        UsageError: no lab is up, or it has no such node.
-        MultinodeError: `tc` refused.
-    """
+    """Give the training links of these nodes another line rate, while jobs run; None takes the shaping away."""
     with lock_lab():
         lab = require_lab()
         chosen = {lab.node(name).node_rank for name in names}
@@ -274,9 +243,6 @@ def refresh(lab: Lab | None = None) -> None:
     """Let every node that lives see files as they are on the controller now; without a lab there is nothing to do.
 
     SSH sessions do this by themselves when they begin, so only a process that runs already may need it.
-
-    Raises:
-        MultinodeError: a node could not be entered.
     """
     lab = lab or load_lab()
     if lab is not None:

@@ -66,21 +66,13 @@ _BITS_PER_BYTE = 8
 
 
 def make_namespaces(spec: LabSpec) -> None:
-    """Make the network namespaces of the switch and of the nodes, empty.
-
-    Raises:
-        MultinodeError: one could not be made.
-    """
+    """Make the network namespaces of the switch and of the nodes, empty."""
     names = [SWITCH_NAMESPACE, *(f"mn-{node_name(rank)}" for rank in range(spec.node_count))]
     run_batch(["ip"], [f"netns add {name}" for name in names])
 
 
 def make_links(spec: LabSpec) -> None:
-    """Join the nodes and the controller to the switch, give addresses, and shape the training links.
-
-    Raises:
-        MultinodeError: `ip` or `tc` refused.
-    """
+    """Join the nodes and the controller to the switch, give addresses, and shape the training links."""
     run_batch(["ip", "-netns", SWITCH_NAMESPACE], list(_switch_lines(spec)))
     run_batch(
         ["ip"],
@@ -98,31 +90,19 @@ def make_links(spec: LabSpec) -> None:
 
 
 def shape_node(node_rank: int, rate_gbit_per_s: float | None) -> None:
-    """Give a node's training link this rate in both directions; None takes the shaping away.
-
-    Raises:
-        MultinodeError: `tc` refused, or the namespace is gone.
-    """
+    """Give a node's training link this rate in both directions; None takes the shaping away."""
     shape_end(f"mn-{node_name(node_rank)}", DATA_IFNAME, rate_gbit_per_s)
     shape_end(SWITCH_NAMESPACE, f"data{node_rank}", rate_gbit_per_s)
 
 
 def shape_end(namespace: str, end: str, rate_gbit_per_s: float | None) -> None:
-    """Give what an interface in this namespace sends this rate; None takes the shaping away.
-
-    Raises:
-        MultinodeError: `tc` refused, or the namespace is gone.
-    """
+    """Give what an interface in this namespace sends this rate; None takes the shaping away."""
     # Either end shapes what it sends; nothing shapes what arrives.
     run_batch(["tc", "-netns", namespace], shape_lines(end, rate_gbit_per_s))
 
 
 def parse_lab_rate(text: str) -> float | None:
-    """A line rate in Gbit/s; None for `none` or `0`: unshaped.
-
-    Raises:
-        ValueError: it is not a rate; the message says how to write one.
-    """
+    """A line rate in Gbit/s; None for `none` or `0`: unshaped."""
     return None if text.strip().lower() in {"0", "none"} else parse_rate(text)
 
 
@@ -152,19 +132,13 @@ def shape_lines(ifname: str, rate_gbit_per_s: float | None) -> list[str]:
 
 
 class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction between two nodes.
-
-    Attributes:
-        rate_gbit_per_s: line rate that was asked for, the lower of the two ends; None is unshaped.
-        expected_gbit_per_s: what of it is left for TCP payload at an MTU of 1500; None is unshaped.
-        goodput_gbit_per_s: TCP payload that arrived.
-    """
+    """One direction between two nodes."""
 
     source: str
     target: str
-    rate_gbit_per_s: float | None
-    expected_gbit_per_s: float | None
-    goodput_gbit_per_s: float
+    rate_gbit_per_s: float | None  # line rate that was asked for, the lower of the two ends; None is unshaped
+    expected_gbit_per_s: float | None  # what of it is left for TCP payload at an MTU of 1500; None is unshaped
+    goodput_gbit_per_s: float  # TCP payload that arrived
 
     @property
     def is_slow(self) -> bool:
@@ -177,9 +151,6 @@ def measure_links(lab: Lab) -> Iterator[LinkSpeed]:
 
     A slow link is measured once more and the better figure counts: the question is what the link can carry, and all
     nodes share this machine with whatever else runs on it.
-
-    Raises:
-        NodeFailed: no connection came about.
     """
     first, *others = lab.nodes
     for other in others:

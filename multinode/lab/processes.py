@@ -33,20 +33,12 @@ NamespaceId = tuple[int, int]
 
 
 def run_program(argv: Sequence[str], *, stdin: str = "") -> str:
-    """Run a program to its end and return its standard output.
-
-    Raises:
-        MultinodeError: it failed, or did not end within a minute.
-    """
+    """Run a program to its end and return its standard output."""
     return run_all([argv], stdin=stdin)[0]
 
 
 def run_batch(argv: Sequence[str], lines: Sequence[str]) -> None:
-    """Run `ip` or `tc` once for many commands, one a line.
-
-    Raises:
-        MultinodeError: one of the lines failed; those before it were carried out.
-    """
+    """Run `ip` or `tc` once for many commands, one a line."""
     run_program([*argv, "-batch", "-"], stdin="".join(f"{line}\n" for line in lines))
 
 

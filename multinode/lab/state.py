@@ -49,45 +49,30 @@ class NodeFile(msgspec.Struct, frozen=True):
 
 
 class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a lab shall be.
+    """What a lab shall be."""
 
-    Attributes:
-        node_count: nodes, 1 to 200.
-        rate_gbit_per_s: line rate of each training interface; None leaves it unshaped.
-        slots: workers a node offers in the hostfile.
-        cores_per_node: pins each node to this many cores of its own; None lets all nodes share all cores.
-        python: interpreter of the training environment, as the nodes see it.
-        disk_bytes: what a node may write, in memory; its /dev/shm is as large again.
-        network: an IPv4 /23 of the lab's own; the lower half is management, the upper half training.
-        ipv6: whether the training network has IPv6 addresses in place of that upper half.
-        job_env: what the hostfile has jobs on the nodes find in their environment.
-        files: further files that each node has of its own.
-        shared_files: devices and files that the nodes see as they are here, whatever they are mounted over.
-    """
-
-    node_count: int = 2
-    rate_gbit_per_s: float | None = 1.0
-    slots: int = 2
+    node_count: int = 2  # nodes, 1 to 200
+    rate_gbit_per_s: float | None = 1.0  # line rate of each training interface; None leaves it unshaped
+    slots: int = 2  # workers a node offers in the hostfile
+    # pins each node to this many cores of its own; None lets all nodes share all cores
     cores_per_node: int | None = None
-    python: str
-    disk_bytes: int = 4 * _GIB
+    python: str  # interpreter of the training environment, as the nodes see it
+    disk_bytes: int = 4 * _GIB  # what a node may write, in memory; its /dev/shm is as large again
+    # an IPv4 /23 of the lab's own; the lower half is management, the upper half training
     network: str = DEFAULT_NETWORK
-    ipv6: bool = False
+    ipv6: bool = False  # whether the training network has IPv6 addresses in place of that upper half
+    # what the hostfile has jobs on the nodes find in their environment
     job_env: dict[str, str] = msgspec.field(default_factory=lambda: dict(CPU_ENVIRONMENT))
-    files: tuple[NodeFile, ...] = ()
+    files: tuple[NodeFile, ...] = ()  # further files that each node has of its own
+    # devices and files that the nodes see as they are here, whatever they are mounted over
     shared_files: tuple[str, ...] = ()
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process that cannot be taken for another one that has its number later.
+    """A process that cannot be taken for another one that has its number later."""
 
-    Attributes:
-        pid: as the controller numbers it.
-        start_ticks: when it started, in clock ticks since boot (field 22 of /proc/PID/stat).
-    """
-
-    pid: int
-    start_ticks: int
+    pid: int  # as the controller numbers it
+    start_ticks: int  # when it started, in clock ticks since boot (field 22 of /proc/PID/stat)
 
 
 class NodeAddresses(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,29 +83,17 @@ class NodeAddresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One virtual node.
+    """One virtual node."""
 
-    Attributes:
-        name: `node<rank>`, also its hostname.
-        node_rank: its place in the hostfile.
-        addr: on the training network, shaped.
-        management_addr: on the management network, where its sshd listens.
-        ifname: the training interface.
-        rate_gbit_per_s: line rate of that interface, both directions; None is unshaped.
-        cores: the cores it is pinned to; None is all of them.
-        boot_id: what the node reads as its kernel's boot id.
-        init: process 1 of the node; killing it kills the node.
-    """
-
-    name: str
-    node_rank: int
-    addr: str
-    management_addr: str
-    ifname: str = DATA_IFNAME
-    rate_gbit_per_s: float | None
-    cores: tuple[int, ...] | None = None
-    boot_id: str
-    init: ProcessRef
+    name: str  # `node<rank>`, also its hostname
+    node_rank: int  # its place in the hostfile
+    addr: str  # on the training network, shaped
+    management_addr: str  # on the management network, where its sshd listens
+    ifname: str = DATA_IFNAME  # the training interface
+    rate_gbit_per_s: float | None  # line rate of that interface, both directions; None is unshaped
+    cores: tuple[int, ...] | None = None  # the cores it is pinned to; None is all of them
+    boot_id: str  # what the node reads as its kernel's boot id
+    init: ProcessRef  # process 1 of the node; killing it kills the node
     sshd: ProcessRef
 
     @property
@@ -130,19 +103,13 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A lab that stands.
-
-    Attributes:
-        controller_boot_id: of the machine that it was made on; after a reboot nothing of it stands.
-        hostfile: path of the hostfile that names its nodes.
-        nodes: in node-rank order.
-    """
+    """A lab that stands."""
 
     schema: str = "multinode.lab/1"
     spec: LabSpec
-    controller_boot_id: str
-    hostfile: str
-    nodes: tuple[LabNode, ...]
+    controller_boot_id: str  # of the machine that it was made on; after a reboot nothing of it stands
+    hostfile: str  # path of the hostfile that names its nodes
+    nodes: tuple[LabNode, ...]  # in node-rank order
 
     def node(self, name: str) -> LabNode:
         """The node of this name.

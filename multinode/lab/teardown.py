@@ -26,22 +26,15 @@ _GROUP_DEADLINE_S = 10.0
 
 
 class Remains(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is of a lab on this machine.
+    """What there is of a lab on this machine."""
 
-    Attributes:
-        namespaces: names of network namespaces.
-        interfaces: the controller's interfaces.
-        cgroups: directories of control groups that hold nodes to a part of the processors or of the memory.
-        mounts: mount points below the state directory.
-        directories: the state directory.
-    """
-
-    namespaces: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()  # names of network namespaces
     processes: tuple[int, ...] = ()
-    interfaces: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()  # the controller's interfaces
+    # directories of control groups that hold nodes to a part of the processors or of the memory
     cgroups: tuple[str, ...] = ()
-    mounts: tuple[str, ...] = ()
-    directories: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()  # mount points below the state directory
+    directories: tuple[str, ...] = ()  # the state directory
 
     def __bool__(self) -> bool:
         """Whether there is anything."""

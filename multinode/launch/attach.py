@@ -31,17 +31,13 @@ _WAIT_S = 0.2
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that can be followed again.
-
-    Attributes:
-        whole: for the last attempt of a run with restarts, that run's directory.
-    """
+    """A run that can be followed again."""
 
     run: Run
     plan: LaunchPlan
     cluster: Cluster
     directory: RunDirectory
-    whole: RunDirectory | None = None
+    whole: RunDirectory | None = None  # for the last attempt of a run with restarts, that run's directory
 
 
 class _RunOnNode(msgspec.Struct, frozen=True):
@@ -113,11 +109,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
 
 
 def with_hosts(known: Known, cluster: Cluster) -> Known:
-    """The run, with its nodes from another hostfile.
-
-    Raises:
-        UsageError: it lacks one.
-    """
+    """The run, with its nodes from another hostfile."""
     return msgspec.structs.replace(known, cluster=_in_order(cluster, known.plan))
 
 
@@ -127,11 +119,7 @@ def look_again(known: Known) -> Launched:
 
 
 def attach(known: Known, context: RunContext, options: ExecuteOptions) -> Launched:
-    """Follow a run to its end, from where an earlier controller left it; lease and kind are the run's own.
-
-    Raises:
-        UsageError: another process follows it.
-    """
+    """Follow a run to its end, from where an earlier controller left it; lease and kind are the run's own."""
     run = known.run
     if run.status != "running":
         return _summarise(known, run, context.say)
@@ -152,11 +140,6 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     finds a stop order: it stops the attempt and starts no other. Whatever is recorded, every node is asked that has
         not
     reported the end itself; an unreachable one makes the run lost.
-
-    Raises:
-        MultinodeError: for a run that another process follows: a node could not be asked, or the end was not
-            recorded
-            in time.
     """
     if known.whole is not None and known.whole.is_locked:
         known.whole.write(STOP_FILE, StopOrder(grace_s))
@@ -272,11 +255,7 @@ def _summarise(known: Known, run: Run, say: Callable[[str], None] = lambda _: No
 
 
 def _in_order(cluster: Cluster, plan: LaunchPlan) -> Cluster:
-    """The nodes of the plan, in its order.
-
-    Raises:
-        UsageError: the hostfile lacks one.
-    """
+    """The nodes of the plan, in its order."""
     nodes = {node.name: node for node in cluster.nodes}
     missing = [node.node for node in plan.nodes if node.node not in nodes]
     if missing:

@@ -20,19 +20,12 @@ _SUBMITTED = frozenset({"launch", "check", "nccl-test", "bench", "contrast", "sw
 
 
 class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is submitted.
+    """What is submitted."""
 
-    Attributes:
-        options: of sbatch, as typed.
-        command: the command of multinode and its arguments.
-        python: the interpreter of the controller.
-        runs: the directory of runs.
-    """
-
-    options: tuple[str, ...]
-    command: tuple[str, ...]
-    python: str
-    runs: str
+    options: tuple[str, ...]  # of sbatch, as typed
+    command: tuple[str, ...]  # the command of multinode and its arguments
+    python: str  # the interpreter of the controller
+    runs: str  # the directory of runs
 
 
 def batch_script(job: BatchJob) -> str:

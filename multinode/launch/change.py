@@ -22,24 +22,15 @@ _Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that can be applied automatically.
+    """A change that can be applied automatically."""
 
-    Attributes:
-        overrides: `KEY=VALUE` for `--set`.
-        deepspeed: `DOTTED.KEY=VALUE` for `--deepspeed-set`.
-        averaging: what nodes average every H steps.
-        balance: speeds of the nodes, by which samples are dealt out.
-        nodes: number of first nodes of the hostfile to use; None is unchanged.
-        workers_per_node: None is unchanged.
-    """
-
-    overrides: tuple[str, ...] = ()
-    deepspeed: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # `KEY=VALUE` for `--set`
+    deepspeed: tuple[str, ...] = ()  # `DOTTED.KEY=VALUE` for `--deepspeed-set`
     grad_compress: str | None = None
-    averaging: Averaging | None = None
-    balance: Balance | None = None
-    nodes: int | None = None
-    workers_per_node: int | None = None
+    averaging: Averaging | None = None  # what nodes average every H steps
+    balance: Balance | None = None  # speeds of the nodes, by which samples are dealt out
+    nodes: int | None = None  # number of first nodes of the hostfile to use; None is unchanged
+    workers_per_node: int | None = None  # None is unchanged
 
     @property
     def options(self) -> str:

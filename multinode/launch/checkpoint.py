@@ -22,23 +22,14 @@ _INDEX = ".index.json"
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint as one node sees it.
+    """A checkpoint as one node sees it."""
 
-    Attributes:
-        name: of its directory, `checkpoint-20`.
-        step: from trainer_state.json; None if unreadable.
-        max_steps: of the whole training, likewise.
-        files: by name, what is wrong with the file, or None.
-        shards: of the weights, as listed in their index.
-        saved_ns: modification time of trainer_state.json, on the node's clock; None if missing.
-    """
-
-    name: Annotated[str, Meta(pattern=r"^checkpoint-[0-9]{1,15}$")]
-    step: Annotated[int, Meta(ge=0)] | None = None
-    max_steps: Annotated[int, Meta(ge=1)] | None = None
-    files: dict[str, str | None] = {}
-    shards: tuple[str, ...] = ()
-    saved_ns: int | None = None
+    name: Annotated[str, Meta(pattern=r"^checkpoint-[0-9]{1,15}$")]  # of its directory, `checkpoint-20`
+    step: Annotated[int, Meta(ge=0)] | None = None  # from trainer_state.json; None if unreadable
+    max_steps: Annotated[int, Meta(ge=1)] | None = None  # of the whole training, likewise
+    files: dict[str, str | None] = {}  # by name, what is wrong with the file, or None
+    shards: tuple[str, ...] = ()  # of the weights, as listed in their index
+    saved_ns: int | None = None  # modification time of trainer_state.json, on the node's clock; None if missing
 
     @property
     def number(self) -> int:
@@ -47,19 +38,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint to resume from.
+    """The checkpoint to resume from."""
 
-    Attributes:
-        name: None if none is complete, and the training starts from scratch.
-        step: 0 without a checkpoint.
-        max_steps: of the whole training, from the checkpoint; None if unknown.
-        skipped: newer, incomplete ones, each with the reason.
-    """
-
-    name: str | None = None
-    step: int = 0
-    max_steps: int | None = None
-    skipped: dict[str, str] = {}
+    name: str | None = None  # None if none is complete, and the training starts from scratch
+    step: int = 0  # 0 without a checkpoint
+    max_steps: int | None = None  # of the whole training, from the checkpoint; None if unknown
+    skipped: dict[str, str] = {}  # newer, incomplete ones, each with the reason
 
 
 def choose_checkpoint(

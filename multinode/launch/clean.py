@@ -20,19 +20,14 @@ _SHOWN = 3
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
-    """What was removed from one node.
-
-    Attributes:
-        kept: those that are not over.
-        machines: of those that other machines have there, where nodes share a home directory, the machine's host name.
-        code_kept: copies of code in which a job has written files, so that they stay.
-    """
+    """What was removed from one node."""
 
     node: str
     removed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()  # those that are not over
+    # of those that other machines have there, where nodes share a home directory, the machine's host name
     machines: dict[str, str] = {}
-    code_kept: tuple[str, ...] = ()
+    code_kept: tuple[str, ...] = ()  # copies of code in which a job has written files, so that they stay
     size_bytes: int = 0
     error: str | None = None
 
@@ -59,10 +54,6 @@ def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, asked: Sequen
 
     `asked` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
     machine.
-
-    Raises:
-        UsageError: there is no such run, or several match.
-        NodeError, NodeFailed: no node could be asked.
     """
 
     def ask(node: Node) -> tuple[str, ...]:

@@ -37,12 +37,7 @@ class _Copied(msgspec.Struct, frozen=True, tag_field="kind", tag="copied"):
 
 
 def copy_code(context: RunContext, cluster: Cluster, code: CodeTree, run_id: str) -> CodeCopy:
-    """Bring the tree to every node, as the directory of this run; only what a node lacks is sent.
-
-    Raises:
-        UsageError: a file has changed since it was read, or cannot be read.
-        NodeError, NodeFailed: a node cannot be reached, or cannot take it; the others may have it.
-    """
+    """Bring the tree to every node, as the directory of this run; only what a node lacks is sent."""
     copied = code.copy()
     context.say(f"copying {format_count(copied.files, 'file')}, {format_size(copied.size_bytes)}, of {code.source}")
     deadline_s = 2 * _ANSWER_S + code.size_bytes / _LEAST_BYTES_PER_S
@@ -79,11 +74,7 @@ def _send(agent: AgentTransport, node: Node, code: CodeTree, run_id: str, deadli
 
 
 def _wanted(stream: AgentStream, node: Node, code: CodeTree) -> dict[int, CodeFile]:
-    """The files that a node lacks, by their numbers.
-
-    Raises:
-        NodeFailed: it asks for others.
-    """
+    """The files that a node lacks, by their numbers."""
     numbers = read_answer(stream.first, _Wanted, node.name).files
     if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(code.files):
         raise NodeFailed("it asked for files that it was not told of", node=node.name)
@@ -101,11 +92,7 @@ def _say(stream: AgentStream, piece: dict[str, object]) -> None:
 
 
 def _read(code: CodeTree, file: CodeFile) -> Iterator[bytes]:
-    """The file as it was announced.
-
-    Raises:
-        UsageError: it cannot be read, or has another size by now.
-    """
+    """The file as it was announced."""
     path, left = Path(code.source, file.path), file.size_bytes
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as source:

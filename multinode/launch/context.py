@@ -99,14 +99,10 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch that has been planned, checked and stored; nothing of it runs yet.
-
-    Attributes:
-        findings: of the checks, without errors.
-    """
+    """A launch that has been planned, checked and stored; nothing of it runs yet."""
 
     what: Launch
     facts: dict[str, NodeFacts]
     plan: LaunchPlan
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # of the checks, without errors
     directory: RunDirectory

@@ -136,11 +136,7 @@ _RECORD: Any = _Listening | _Candidates | _Need | _Progress | Trouble | Copied |
 
 
 class Member:
-    """A node of the chain and what it has said so far.
-
-    Attributes:
-        error: why it says nothing more.
-    """
+    """A node of the chain and what it has said so far."""
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
@@ -153,7 +149,7 @@ class Member:
         self.copied: Copied | None = None
         self.copied_s = 0.0
         self.cpu_s: float | None = None
-        self.error: MultinodeError | None = None
+        self.error: MultinodeError | None = None  # why it says nothing more
 
     @property
     def name(self) -> str:
@@ -176,11 +172,7 @@ class Member:
         return self.error is None and all(trouble.where == "downstream" for trouble in self.troubles)
 
     def open(self, credentials: Credentials, *, is_source: bool, delete: bool) -> None:
-        """Start its part.
-
-        Raises:
-            MultinodeError: the node cannot.
-        """
+        """Start its part."""
         request = {"schema": 1, "paths": self.participant.paths, "addr": self.participant.addr, "source": is_source}
         request |= {"delete": delete, **msgspec.to_builtins(credentials)}
         self.stream = self.participant.agent.open(self.participant.node, "copy", request, deadline_s=_OPEN_S)
@@ -232,10 +224,6 @@ class CopyRound:
         chain: at least two.
         delete: whether files that the source does not have are removed.
         observe: is shown the progress.
-
-    Attributes:
-        members: of the chain.
-        moved_s: seconds from the first byte until the last node had all; None if none got so far.
     """
 
     def __init__(
@@ -246,7 +234,8 @@ class CopyRound:
         delete: bool,
         observe: Callable[[CopyProgress], None],
     ) -> None:
-        self.members = [Member(participant) for participant in chain]
+        self.members = [Member(participant) for participant in chain]  # of the chain
+        # seconds from the first byte until the last node had all; None if none got so far
         self.moved_s: float | None = None
         self._credentials = credentials
         self._delete = delete
@@ -262,12 +251,7 @@ class CopyRound:
         self._moved = (0.0, -1)
 
     def run(self) -> None:
-        """From the opening of the sessions to their end; how it went stands in the members.
-
-        Raises:
-            NodeFailed: a node has no room, and nothing was written.
-            ContactLost: nothing moves any more.
-        """
+        """From the opening of the sessions to their end; how it went stands in the members."""
         try:
             self._open()
             while not self._is_over():

@@ -49,22 +49,14 @@ class CopyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopiedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, as the copy left it.
-
-    Attributes:
-        state: `source`, `copied`, `equal` (it had all), `failed`.
-        received_bytes: without what it had.
-        extra_files: that the source does not have; removed with `--delete`.
-        cpu_s: processor time of the agent.
-        message: why it failed.
-    """
+    """One node, as the copy left it."""
 
     name: str
-    state: str
-    received_bytes: _Count = 0
-    extra_files: _Count = 0
-    cpu_s: float | None = None
-    message: str | None = None
+    state: str  # `source`, `copied`, `equal` (it had all), `failed`
+    received_bytes: _Count = 0  # without what it had
+    extra_files: _Count = 0  # that the source does not have; removed with `--delete`
+    cpu_s: float | None = None  # processor time of the agent
+    message: str | None = None  # why it failed
     hint: str | None = None
 
 
@@ -182,11 +174,7 @@ class _Survey(NamedTuple):
 
 
 def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Survey:
-    """Ask all nodes.
-
-    Raises:
-        MultinodeError: the source cannot be asked, or no node can.
-    """
+    """Ask all nodes."""
     context.say(f"probing {len(cluster.nodes)} nodes")
     probed = probe(context.agent, cluster, Questions(controller_cwd=str(Path.cwd()), packages=False))
     facts = {outcome.node.name: outcome.value for outcome in probed if outcome.error is None}
@@ -205,11 +193,7 @@ def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Sur
 
 
 def _chain(survey: _Survey, agent: AgentTransport, cluster: Cluster) -> list[Participant]:
-    """The nodes that can take part, in their order.
-
-    Raises:
-        UsageError: they share no network.
-    """
+    """The nodes that can take part, in their order."""
     nodes = tuple(node for node in cluster.nodes if node.name in survey.looks)
     places = choose_endpoints(msgspec.structs.replace(cluster, nodes=nodes), survey.facts)
     return [
@@ -298,12 +282,7 @@ def _size(look: Look) -> str:
 
 
 class _Copies:
-    """Rounds until every node has all, or has failed.
-
-    Attributes:
-        done: by node, its last words.
-        failed: by node, why.
-    """
+    """Rounds until every node has all, or has failed."""
 
     def __init__(
         self,
@@ -312,8 +291,8 @@ class _Copies:
         observe: Callable[[CopyProgress], None],
         say: Callable[[str], None],
     ) -> None:
-        self.done: dict[str, CopiedNode] = {}
-        self.failed: dict[str, MultinodeError] = {}
+        self.done: dict[str, CopiedNode] = {}  # by node, its last words
+        self.failed: dict[str, MultinodeError] = {}  # by node, why
         self.digest: str | None = None
         self.moved_s = 0.0
         self._source = source
@@ -324,11 +303,7 @@ class _Copies:
         self._suspected: dict[str, int] = {}
 
     def run(self, targets: Sequence[Participant]) -> None:
-        """Until all are done or have failed.
-
-        Raises:
-            MultinodeError: the source failed, or a node has no room and nothing was written.
-        """
+        """Until all are done or have failed."""
         while targets:
             self._say(f"comparing on {len(targets)} nodes")
             try:

@@ -25,79 +25,50 @@ Interval = tuple[float, float]
 
 
 class Projection(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to train the rest.
+    """One way to train the rest."""
 
-    Attributes:
-        speedup: its samples/s over those of the unchanged run.
-        speedup_interval: low, high.
-        left_s: time for the remaining steps; None if their number is unknown.
-        left_interval_s: low, high; None likewise.
-    """
-
-    speedup: float
-    speedup_interval: Interval
-    left_s: float | None = None
-    left_interval_s: Interval | None = None
+    speedup: float  # its samples/s over those of the unchanged run
+    speedup_interval: Interval  # low, high
+    left_s: float | None = None  # time for the remaining steps; None if their number is unknown
+    left_interval_s: Interval | None = None  # low, high; None likewise
 
 
 class BestChange(Projection, frozen=True, kw_only=True):
-    """The setting that would make these nodes fastest.
+    """The setting that would make these nodes fastest."""
 
-    Attributes:
-        name: in a few words: `gradients as fp16`.
-        options: of `multinode launch`; empty if it needs manual changes.
-        samples_ratio: samples per step relative to now: a larger global batch changes the optimization.
-    """
-
-    name: str
-    options: str = ""
-    samples_ratio: float = 1.0
+    name: str  # in a few words: `gradients as fp16`
+    options: str = ""  # of `multinode launch`; empty if it needs manual changes
+    samples_ratio: float = 1.0  # samples per step relative to now: a larger global batch changes the optimization
 
 
 class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the run is, and where it runs.
-
-    Attributes:
-        node: the first one, which would train alone with its `workers_per_node`.
-        step: the last one that all workers have ended; `total_steps` of the training, None is unknown.
-        recorded: steps that were recorded by all workers; `measured` of them those that count.
-    """
+    """How far the run is, and where it runs."""
 
     run_id: str
-    node: str
+    node: str  # the first one, which would train alone with its `workers_per_node`
     nodes: int
     workers_per_node: int
-    step: int
+    step: int  # the last one that all workers have ended; `total_steps` of the training, None is unknown
     total_steps: int | None = None
-    recorded: int
+    recorded: int  # steps that were recorded by all workers; `measured` of them those that count
     measured: int
 
 
 class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
-    """Whether one node alone would be faster than the run; `early-verdict.json` of a run.
-
-    Attributes:
-        now: the run as it is; its speed-up is 1 by definition.
-        one_node: the first node alone with its workers of this run, predicted; None with a reason in `reason`.
-        best: None where no setting pays, or none could be predicted.
-        memory: whether the training fits one node's memory: `fits`, `too_small` or `unknown`.
-        needed_gib: allocation per worker on one node, if `too_small`.
-        gpu_gib: memory of its GPU, if `too_small`.
-        core_wait_ms: time per step that the first node's workers waited for CPU cores, if relevant.
-        reason: why there is no prediction; may be empty.
-        sentence: the verdict in one line.
-    """
+    """Whether one node alone would be faster than the run; `early-verdict.json` of a run."""
 
     schema: str = "multinode.early-verdict/1"
-    now: Projection | None = None
+    now: Projection | None = None  # the run as it is; its speed-up is 1 by definition
+    # the first node alone with its workers of this run, predicted; None with a reason in `reason`
     one_node: Projection | None = None
-    best: BestChange | None = None
+    best: BestChange | None = None  # None where no setting pays, or none could be predicted
+    # whether the training fits one node's memory: `fits`, `too_small` or `unknown`
     memory: Literal["fits", "too_small", "unknown"] = "unknown"
-    needed_gib: float | None = None
-    gpu_gib: float | None = None
-    core_wait_ms: float | None = None
-    reason: str = ""
-    sentence: str = ""
+    needed_gib: float | None = None  # allocation per worker on one node, if `too_small`
+    gpu_gib: float | None = None  # memory of its GPU, if `too_small`
+    core_wait_ms: float | None = None  # time per step that the first node's workers waited for CPU cores, if relevant
+    reason: str = ""  # why there is no prediction; may be empty
+    sentence: str = ""  # the verdict in one line
 
     @property
     def is_certain(self) -> bool:

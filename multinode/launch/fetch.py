@@ -27,14 +27,10 @@ _DIR_MODE = 0o700
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):
-    """What was copied.
-
-    Attributes:
-        files: names below `directory`.
-    """
+    """What was copied."""
 
     directory: Path
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # names below `directory`
     size_bytes: int
 
 
@@ -54,15 +50,11 @@ class _Data(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What to copy.
-
-    Attributes:
-        cwd: start of relative paths.
-    """
+    """What to copy."""
 
     node: Node
     paths: tuple[str, ...]
-    cwd: str | None
+    cwd: str | None  # start of relative paths
 
 
 def fetch_files(
@@ -138,11 +130,7 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
 
 
 def _safe(name: str, node: Node) -> PurePosixPath:
-    """The name, which must stay below the directory.
-
-    Raises:
-        NodeFailed: it does not.
-    """
+    """The name, which must stay below the directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise NodeFailed(f"it named a file {name!r} outside the directory", node=node.name)

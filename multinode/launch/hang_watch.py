@@ -29,13 +29,10 @@ class StallClock:
     It starts when the job runs on every node, or with the first line of log. It stops while a node is out of
     contact,
     which says nothing about the job.
-
-    Attributes:
-        generation: grows with every sign of progress.
     """
 
     def __init__(self, node_count: int) -> None:
-        self.generation = 0
+        self.generation = 0  # grows with every sign of progress
         self._since: float | None = None
         self._running = [False] * node_count
         self._lost = [False] * node_count

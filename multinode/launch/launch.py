@@ -60,13 +60,7 @@ def launch(what: Launch, context: RunContext) -> Launched:
 
 
 def prepare(what: Launch, context: RunContext) -> Prepared:
-    """Probe, plan and check, and keep it all in a new run directory.
-
-    Raises:
-        UsageError: the job cannot be laid out over these nodes.
-        NodeError: a node could not be reached.
-        NodeFailed: a check found what would break the run, or a node could not take the code.
-    """
+    """Probe, plan and check, and keep it all in a new run directory."""
     if isinstance(what.job, Benchmark):
         # Which the workers run in the place of a training.
         options = msgspec.structs.replace(what.options, agent=load_archive().path)
@@ -87,11 +81,7 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
 
 
 def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> None:
-    """Make sure of each node that is to hear a secret.
-
-    Raises:
-        UsageError: of one nobody does.
-    """
+    """Make sure of each node that is to hear a secret."""
     for node, planned, shown in zip(cluster.nodes, plan.nodes, redact_plan(plan).nodes, strict=True):
         if planned != shown and not agent.verifies(node):
             raise UsageError(
@@ -114,11 +104,7 @@ def run_prepared(prepared: Prepared, context: RunContext) -> Launched:
 def follow_run(
     context: RunContext, plan: LaunchPlan, cluster: Cluster, directory: RunDirectory, options: ExecuteOptions
 ) -> Launched:
-    """Execute a plan, or take it up again, bring its traces home and summarise it.
-
-    Raises:
-        UsageError: another process follows it.
-    """
+    """Execute a plan, or take it up again, bring its traces home and summarise it."""
     with directory.lock():
         execution = Execution(
             plan=plan,
@@ -184,34 +170,21 @@ def plan_offline(what: Launch) -> LaunchPlan:
 
 
 def create_parent(runs: Path, what: Launch) -> RunDirectory:
-    """A directory for the result of several runs, so that it is listed with them.
-
-    Raises:
-        MultinodeError: it cannot be created.
-    """
+    """A directory for the result of several runs, so that it is listed with them."""
     directory = RunDirectory.create(runs, what.run_id or make_run_id())
     directory.write_cluster(what.cluster, what.hostfile)
     return directory
 
 
 def probe_workers(what: Launch, agent: AgentTransport) -> tuple[int, ...]:
-    """Workers of each node, which are asked where neither the options nor the hostfile say how many.
-
-    Raises:
-        UsageError: a node has fewer slots than were asked for.
-        NodeError: one could not be reached.
-    """
+    """Workers of each node, which are asked where neither the options nor the hostfile say how many."""
     asked, nodes = what.options.workers_per_node, what.cluster.nodes
     is_told = asked is not None or all(node.slots or node.gpus for node in nodes)
     return workers_of_nodes(what.cluster, {} if is_told else probe_nodes(what, agent), asked)
 
 
 def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()) -> dict[str, NodeFacts]:
-    """The facts of each node, by name, and which of these ports are taken there.
-
-    Raises:
-        NodeError: one could not be reached.
-    """
+    """The facts of each node, by name, and which of these ports are taken there."""
     code = what.options.code
     files = job_files(what.job, code)
     questions = Questions(

@@ -88,9 +88,6 @@ def follow_logs(
     """Name of the node, and additions to its log; from the beginning of the logs to the end of the run.
 
     `context` is for a run that needs a follower, which uses `options` and leaves the run when this ends.
-
-    Raises:
-        MultinodeError: it needs a follower, and a node cannot be followed to its end.
     """
     directory = known.directory
     follower = _Follower(known, context, options) if context is not None else None

@@ -94,9 +94,6 @@ def wait_for_gpus(
     """Wait until the GPUs are free, or the user asks to stop; returns the process that still holds one.
 
     The facts of the launch are used first, so that free GPUs, and nodes without any, need no further probe.
-
-    Raises:
-        NodeError: a node could not be asked again.
     """
     cluster = prepared.what.cluster
     held = find_holder(cluster, prepared.plan, prepared.facts)

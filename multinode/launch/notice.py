@@ -18,34 +18,23 @@ _PREFIX = "MULTINODE_"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a run: the JSON document of `--notify`, and the `MULTINODE_*` environment of `--on-end`.
-
-    Attributes:
-        event: `end`, `hang` or `restart`.
-        text: the event in one sentence, under the key that chat services show.
-        run: the run's id.
-        status: as in `Run`; also `failed` if the controller itself could not continue.
-        directory: the run's directory on the controller.
-        failed_node: where the run failed, or the node that the others wait for; None if unknown or none.
-        failed_rank: the worker's global rank, likewise.
-        failure: why it failed or hangs.
-        failure_kind: as `Failure.kind`.
-    """
+    """One event of a run: the JSON document of `--notify`, and the `MULTINODE_*` environment of `--on-end`."""
 
     schema: str = "multinode.notice/1"
-    event: Literal["end", "hang", "restart"]
-    text: str
-    run: str
+    event: Literal["end", "hang", "restart"]  # `end`, `hang` or `restart`
+    text: str  # the event in one sentence, under the key that chat services show
+    run: str  # the run's id
     job: str
-    status: str
-    directory: str
+    status: str  # as in `Run`; also `failed` if the controller itself could not continue
+    directory: str  # the run's directory on the controller
     nodes: tuple[str, ...]
     world_size: int
     duration_s: float | None = None
+    # where the run failed, or the node that the others wait for; None if unknown or none
     failed_node: str | None = None
-    failed_rank: int | None = None
-    failure: str | None = None
-    failure_kind: str | None = None
+    failed_rank: int | None = None  # the worker's global rank, likewise
+    failure: str | None = None  # why it failed or hangs
+    failure_kind: str | None = None  # as `Failure.kind`
 
 
 def end_notice(run: Run, directory: Path) -> Notice:

@@ -24,20 +24,13 @@ _STATES = ("lost", "stopping", "waiting", "starting", "ended", "running")
 
 
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that have no row of their own.
-
-    Attributes:
-        states: in a few words, `24 running, 1 ended`.
-        step: their minimum step.
-        step_time_us: their median; None if none is known.
-        samples_per_s: their sum; likewise the two network rates.
-    """
+    """Nodes that have no row of their own."""
 
     count: int
-    states: str
-    step: int | None
-    step_time_us: float | None
-    samples_per_s: float | None
+    states: str  # in a few words, `24 running, 1 ended`
+    step: int | None  # their minimum step
+    step_time_us: float | None  # their median; None if none is known
+    samples_per_s: float | None  # their sum; likewise the two network rates
     net_in_gbit_per_s: float | None
     net_out_gbit_per_s: float | None
 

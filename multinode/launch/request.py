@@ -98,19 +98,15 @@ class StopRequest:
     """Counts requests to stop: once is TERM and a grace period, twice is KILL.
 
     Has only plain fields, because a signal handler must not block.
-
-    Attributes:
-        grace_s: the requested grace period; None is the run's own.
-        is_heard: whether a run is followed that reads the count; otherwise the current work is interrupted.
-        lease_s: of the followed run; None without a lease, or if nothing is followed.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        # whether a run is followed that reads the count; otherwise the current work is interrupted
         self.is_heard = False
         self.reason = ""
-        self.grace_s: float | None = None
-        self.lease_s: float | None = None
+        self.grace_s: float | None = None  # the requested grace period; None is the run's own
+        self.lease_s: float | None = None  # of the followed run; None without a lease, or if nothing is followed
 
     def ask(self, reason: str, grace_s: float | None = None) -> None:
         """Ask once more."""

@@ -129,14 +129,10 @@ def _cause(attempt: Attempt) -> tuple[object, ...]:
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoints of one node.
-
-    Attributes:
-        shared: source of their network file system, as the node names it; None for a local one.
-    """
+    """The checkpoints of one node."""
 
     checkpoints: tuple[Checkpoint, ...]
-    shared: str | None = None
+    shared: str | None = None  # source of their network file system, as the node names it; None for a local one
 
     def without(self, earlier: Saved | None) -> Saved:
         """Those that are new or newly written since an earlier look."""
@@ -146,24 +142,15 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt starts.
+    """How an attempt starts."""
 
-    Attributes:
-        choice: the checkpoint to resume from.
-        is_first: whether it is the first attempt, for which the user's own resume setting holds.
-        has_any: whether there are checkpoints, complete or not.
-        nodes: how many.
-        workers: on all of them; `first_workers` those of the first attempt.
-        shared: whether the nodes share the file system that the checkpoints lie on.
-    """
-
-    choice: CheckpointChoice = CheckpointChoice()
-    is_first: bool = True
-    has_any: bool = False
-    nodes: int
-    workers: int = 1
+    choice: CheckpointChoice = CheckpointChoice()  # the checkpoint to resume from
+    is_first: bool = True  # whether it is the first attempt, for which the user's own resume setting holds
+    has_any: bool = False  # whether there are checkpoints, complete or not
+    nodes: int  # how many
+    workers: int = 1  # on all of them; `first_workers` those of the first attempt
     first_workers: int = 1
-    shared: bool = False
+    shared: bool = False  # whether the nodes share the file system that the checkpoints lie on
 
     def accumulation(self, job: Job) -> int | None:
         """As `kept_accumulation`."""

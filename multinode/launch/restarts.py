@@ -246,12 +246,7 @@ class _Attempts:
         return stop.count > 0
 
     def _next_unless_stopped(self, plan: LaunchPlan) -> tuple[Start, Prepared]:
-        """As `_next`; abandons it if a stop is requested.
-
-        Raises:
-            Interrupted: a stop was requested.
-            MultinodeError: as for `_next`.
-        """
+        """As `_next`; abandons it if a stop is requested."""
         found: list[tuple[Start, Prepared] | BaseException] = []
 
         def find() -> None:
@@ -277,9 +272,6 @@ class _Attempts:
         """The next attempt, once nothing of the last one is left and the checks find nothing that would break it.
 
         Waits for a node that is unreachable or fails the checks; then leaves it out if enough remain.
-
-        Raises:
-            MultinodeError: a node did not return in time or fails the checks, or the user asked for a stop.
         """
         wait_s = self._options.node_wait_s
         deadline = time.monotonic() + wait_s
@@ -307,9 +299,6 @@ class _Attempts:
 
         Returns:
             Unreachable nodes, each with the reason, after the deadline.
-
-        Raises:
-            MultinodeError: a node has processes left, or the user asked for a stop.
         """
         execute = self._what.execute
         grace_s = execute.grace_s
@@ -343,11 +332,7 @@ class _Attempts:
         return {node.name: error for node, error in zip(nodes, outcomes, strict=True) if error is not None}
 
     def _leave_out(self, absent: Mapping[str, NodeError]) -> None:
-        """Continue without these nodes.
-
-        Raises:
-            NodeFailed: too few would remain, or a node may still train, as its run has no lease.
-        """
+        """Continue without these nodes."""
         if not absent:
             return
         kept = tuple(node for node in self._what.cluster.nodes if node.name not in absent)

@@ -81,11 +81,7 @@ def steady_s() -> float:
 
 
 def parse_record(record: Record, node: str) -> Message | None:
-    """The record as a type; None for one that only shows that the node is alive.
-
-    Raises:
-        NodeFailed: a field is missing or invalid.
-    """
+    """The record as a type; None for one that only shows that the node is alive."""
     if record.get("kind") not in _OURS:
         return None
     return read_answer(record, Message, node, "record")  # type: ignore[arg-type]  # a union is no type
@@ -100,18 +96,14 @@ _PATIENCE_S = 2.0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a node's session.
-
-    Attributes:
-        error: contact was lost (and is being restored), or the run could not be started there.
-        heard_s: with an error: the last message from the node, or the first attempt to contact it, on our wall
-            clock.
-    """
+    """An event of a node's session."""
 
     node_rank: int
     message: Message | None = None
+    # contact was lost (and is being restored), or the run could not be started there
     error: MultinodeError | None = None
     over: bool = False
+    # with an error: the last message from the node, or the first attempt to contact it, on our wall clock
     heard_s: float | None = None
 
 
@@ -265,12 +257,7 @@ class NodeSession:
                 return
 
     def _read_or_lose(self, stream: AgentStream) -> None:
-        """Read to the end; errors on this side only lead to another attempt.
-
-        Raises:
-            NodeFailed: the node sends something invalid.
-            ContactLost: the connection ended, or a bug of ours met its data.
-        """
+        """Read to the end; errors on this side only lead to another attempt."""
         try:
             self._read_to_end(stream)
         except MultinodeError:
@@ -287,13 +274,7 @@ class NodeSession:
         return self.agent.open(self.node, verb, request, deadline_s=min(_START_DEADLINE_S, left_s))
 
     def _seek_again(self, lost: NodeError) -> AgentStream:
-        """Reconnect.
-
-        Raises:
-            NodeError: it failed until the lease has certainly expired.
-            NodeGone: there is nothing left to follow.
-            NodeFailed: the node does not know the run.
-        """
+        """Reconnect."""
         self._tell(error=lost)
         end = time.monotonic() + self._lease.over_s + self.silence_s
         for wait_s in itertools.chain(_BACKOFF_S, itertools.repeat(_BACKOFF_S[-1])):

@@ -14,18 +14,12 @@ _ANSWER_S = 30.0
 
 
 class NodeStop(msgspec.Struct, frozen=True, kw_only=True):
-    """What was stopped on one node.
-
-    Attributes:
-        runs: their names there, `ID.RANK`.
-        processes_left: of them.
-        error: why that is unknown.
-    """
+    """What was stopped on one node."""
 
     node: str
-    runs: tuple[str, ...] = ()
-    processes_left: int = 0
-    error: str | None = None
+    runs: tuple[str, ...] = ()  # their names there, `ID.RANK`
+    processes_left: int = 0  # of them
+    error: str | None = None  # why that is unknown
 
 
 class _RunOnNode(msgspec.Struct, frozen=True):

@@ -66,11 +66,7 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
 
 
 def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanReport, Launched]:
-    """One run of the size scan, which counts as a measurement only once its report is stored.
-
-    Raises:
-        RunFailed, Interrupted, UsageError, NodeError, NodeFailed: as `nccl_test`.
-    """
+    """One run of the size scan, which counts as a measurement only once its report is stored."""
     if extent.pairs:
         require_pairs([node.name for node in what.cluster.nodes])
     step = None
@@ -98,11 +94,7 @@ def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanRep
 
 
 def load_scan(directory: RunDirectory) -> ScanReport | None:
-    """The result of a stored nccl-test; None for another run.
-
-    Raises:
-        MultinodeError: its file is damaged.
-    """
+    """The result of a stored nccl-test; None for another run."""
     return directory.read(_REPORT, ScanReport)
 
 

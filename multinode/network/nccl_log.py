@@ -36,26 +36,17 @@ _MOST = 64
 
 
 class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the log.
-
-    Attributes:
-        network: `Socket`, `IB`, or a plugin's name.
-        bootstrap_ifname: interface of the bootstrap.
-        cards: available to the network: interface names, or `device:port/kind` of RDMA NICs.
-        used: those that connections between nodes use; empty if unknown.
-        transports: connections by transport (`NET/Socket/0`, `P2P/CUMEM`, `SHM/direct`), of all workers.
-        channels: of collectives; None if unknown.
-        ring: ranks in the order of the first ring; empty if not completely known.
-    """
+    """The content of the log."""
 
     version: str | None = None
-    network: str | None = None
-    bootstrap_ifname: str | None = None
-    cards: tuple[str, ...] = ()
-    used: tuple[str, ...] = ()
+    network: str | None = None  # `Socket`, `IB`, or a plugin's name
+    bootstrap_ifname: str | None = None  # interface of the bootstrap
+    cards: tuple[str, ...] = ()  # available to the network: interface names, or `device:port/kind` of RDMA NICs
+    used: tuple[str, ...] = ()  # those that connections between nodes use; empty if unknown
+    # connections by transport (`NET/Socket/0`, `P2P/CUMEM`, `SHM/direct`), of all workers
     transports: dict[str, int] = {}
-    channels: int | None = None
-    ring: tuple[int, ...] = ()
+    channels: int | None = None  # of collectives; None if unknown
+    ring: tuple[int, ...] = ()  # ranks in the order of the first ring; empty if not completely known
 
     @property
     def over_rdma(self) -> bool:

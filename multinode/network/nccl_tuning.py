@@ -36,21 +36,13 @@ _JUMBO_MTU = 9000
 
 
 class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting compared with NCCL's default.
+    """A setting compared with NCCL's default."""
 
-    Attributes:
-        axis: of AXES, or `together`.
-        env: the variables.
-        time_us: of all messages in sequence; None if it could not be measured.
-        gain: its speed over the default's, round by round: 1.2 is 20% faster.
-        reason: why it could not be measured.
-    """
-
-    axis: str
-    env: dict[str, str]
-    time_us: Estimate | None = None
-    gain: Estimate | None = None
-    reason: str = ""
+    axis: str  # of AXES, or `together`
+    env: dict[str, str]  # the variables
+    time_us: Estimate | None = None  # of all messages in sequence; None if it could not be measured
+    gain: Estimate | None = None  # its speed over the default's, round by round: 1.2 is 20% faster
+    reason: str = ""  # why it could not be measured
 
     @property
     def text(self) -> str:
@@ -64,33 +56,23 @@ class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `nccl-test --tune`; `tune.json` of the run.
-
-    Attributes:
-        backend: `nccl`; with `gloo` nothing is measured.
-        test: the messages.
-        default_us: their time with the default, in sequence; None if nothing was measured.
-        settings: each measured alone, interleaved with the default.
-        together: the best of each axis combined, measured again with the default, to avoid selection bias; None if none
-            is faster.
-        mtu: of the slowest NIC, in bytes; likewise `link_gbit_per_s`, `ifname`.
-        jumbo_gain: TCP gain of an MTU of 9000; None if it is already set, or the rate is unknown.
-    """
+    """The document of `nccl-test --tune`; `tune.json` of the run."""
 
     schema: str = "multinode.tune/1"
     run_id: str
-    backend: str
+    backend: str  # `nccl`; with `gloo` nothing is measured
     nodes: tuple[str, ...]
     world_size: int = 0
     nccl_version: str | None = None
     repeats: int = 0
-    test: CollectiveTest
-    default_us: Estimate | None = None
-    settings: tuple[TunedSetting, ...] = ()
+    test: CollectiveTest  # the messages
+    default_us: Estimate | None = None  # their time with the default, in sequence; None if nothing was measured
+    settings: tuple[TunedSetting, ...] = ()  # each measured alone, interleaved with the default
+    # the best of each axis combined, measured again with the default, to avoid selection bias; None if none is faster
     together: TunedSetting | None = None
-    mtu: int | None = None
+    mtu: int | None = None  # of the slowest NIC, in bytes; likewise `link_gbit_per_s`, `ifname`
     link_gbit_per_s: float | None = None
-    jumbo_gain: float | None = None
+    jumbo_gain: float | None = None  # TCP gain of an MTU of 9000; None if it is already set, or the rate is unknown
     directory: str = ""
 
     @property

@@ -41,25 +41,17 @@ class Way(StrEnum):
 
 
 class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic of a node's NICs in one iteration.
-
-    Attributes:
-        ifname: its data-plane NIC, or several separated by commas; None if unknown.
-        passed: over this NIC; None without counters.
-        expected: of the algorithm; None if unknown.
-        deviation: the larger one of both directions, relative to the busier direction of `expected`.
-        others: by name, other interfaces with more than 5% of the expected traffic; for `lo`, the part beyond the
-            exchange inside the node.
-        way: the path of the bytes; None if not judged.
-    """
+    """Traffic of a node's NICs in one iteration."""
 
     node: str
-    ifname: str | None
-    passed: Carried | None = None
-    expected: Carried | None = None
-    deviation: float | None = None
+    ifname: str | None  # its data-plane NIC, or several separated by commas; None if unknown
+    passed: Carried | None = None  # over this NIC; None without counters
+    expected: Carried | None = None  # of the algorithm; None if unknown
+    deviation: float | None = None  # the larger one of both directions, relative to the busier direction of `expected`
+    # by name, other interfaces with more than 5% of the expected traffic; for `lo`, the part beyond the exchange inside
+    # the node
     others: dict[str, Carried] = {}
-    way: Way | None = None
+    way: Way | None = None  # the path of the bytes; None if not judged
 
     @property
     def gap(self) -> Carried:
@@ -78,34 +70,22 @@ class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
-    """The path of one message.
-
-    Attributes:
-        size_bytes: S.
-        algorithm: that fits the counters, or several joined by `or`; None if none fits or none was judged.
-        protocol: likewise NCCL's, with more bytes on the wire than payload.
-        loads: one per node with counters.
-    """
+    """The path of one message."""
 
     collective: str
-    size_bytes: int
+    size_bytes: int  # S
+    # that fits the counters, or several joined by `or`; None if none fits or none was judged
     algorithm: str | None = None
-    protocol: str | None = None
-    loads: tuple[CardLoad, ...] = ()
+    protocol: str | None = None  # likewise NCCL's, with more bytes on the wire than payload
+    loads: tuple[CardLoad, ...] = ()  # one per node with counters
 
 
 class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The NICs that carried the messages.
+    """The NICs that carried the messages."""
 
-    Attributes:
-        ok: whether all judged messages used the data plane's NICs; None if nothing could be judged.
-        sentences: the findings in words, the most serious first.
-        messages: in order of measurement.
-    """
-
-    ok: bool | None
-    sentences: tuple[str, ...] = ()
-    messages: tuple[MessagePath, ...] = ()
+    ok: bool | None  # whether all judged messages used the data plane's NICs; None if nothing could be judged
+    sentences: tuple[str, ...] = ()  # the findings in words, the most serious first
+    messages: tuple[MessagePath, ...] = ()  # in order of measurement
 
     @property
     def over_rdma(self) -> bool:

@@ -29,32 +29,21 @@ RULE = (
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
-    """Properties of a node that affect its speed; None if unknown.
-
-    Attributes:
-        ifname: its data-plane interface.
-        link_gbit_per_s: negotiated rate.
-        mtu: in bytes.
-        duplex: `full` or `half`.
-        driver: of a virtual interface.
-        python: version of the job's interpreter; likewise `torch`, `nccl`, `cuda`.
-        gpu: its GPUs, `2 x NVIDIA GeForce RTX 4090`; likewise `gpu_driver`, the version.
-        cores: processors available to a job.
-    """
+    """Properties of a node that affect its speed; None if unknown."""
 
     name: str
-    ifname: str | None = None
-    link_gbit_per_s: float | None = None
-    mtu: int | None = None
-    duplex: str | None = None
-    driver: str | None = None
-    python: str | None = None
+    ifname: str | None = None  # its data-plane interface
+    link_gbit_per_s: float | None = None  # negotiated rate
+    mtu: int | None = None  # in bytes
+    duplex: str | None = None  # `full` or `half`
+    driver: str | None = None  # of a virtual interface
+    python: str | None = None  # version of the job's interpreter; likewise `torch`, `nccl`, `cuda`
     torch: str | None = None
     nccl: str | None = None
     cuda: str | None = None
-    gpu: str | None = None
+    gpu: str | None = None  # its GPUs, `2 x NVIDIA GeForce RTX 4090`; likewise `gpu_driver`, the version
     gpu_driver: str | None = None
-    cores: int | None = None
+    cores: int | None = None  # processors available to a job
 
 
 class ScanRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,44 +87,29 @@ class RowChange(ScannedMessage, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference between two scans other than speeds.
+    """A difference between two scans other than speeds."""
 
-    Attributes:
-        what: a field of NodeState or of ScanRecord, or `order`: the names of the nodes in node-rank order.
-        before: its value; likewise `now`.
-        node: its node; None for none, or all.
-        ifname: the node's interface, if that differs.
-    """
-
-    what: str
-    before: float | str
+    what: str  # a field of NodeState or of ScanRecord, or `order`: the names of the nodes in node-rank order
+    before: float | str  # its value; likewise `now`
     now: float | str
-    node: str | None = None
-    ifname: str | None = None
+    node: str | None = None  # its node; None for none, or all
+    ifname: str | None = None  # the node's interface, if that differs
 
 
 class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes from one scan to the next.
+    """Changes from one scan to the next."""
 
-    Attributes:
-        before: its run id; likewise `now`.
-        differences: of common nodes, and of the measurement.
-        came: nodes only in the later one; likewise `gone`, only in the earlier.
-        rows: changed messages; `unchanged` is the number of others.
-        messages_before: only in the earlier one; likewise `messages_now`.
-        text: everything in a sentence; likewise `environment` of the differences, `only_before` and `only_now` of the
-            messages, and `rule`, the definition of a change.
-    """
-
-    before: str
+    before: str  # its run id; likewise `now`
     now: str
-    differences: tuple[Difference, ...] = ()
-    came: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()  # of common nodes, and of the measurement
+    came: tuple[str, ...] = ()  # nodes only in the later one; likewise `gone`, only in the earlier
     gone: tuple[str, ...] = ()
-    rows: tuple[RowChange, ...] = ()
+    rows: tuple[RowChange, ...] = ()  # changed messages; `unchanged` is the number of others
     unchanged: int = 0
-    messages_before: tuple[ScannedMessage, ...] = ()
+    messages_before: tuple[ScannedMessage, ...] = ()  # only in the earlier one; likewise `messages_now`
     messages_now: tuple[ScannedMessage, ...] = ()
+    # everything in a sentence; likewise `environment` of the differences, `only_before` and `only_now` of the messages,
+    # and `rule`, the definition of a change
     text: str = ""
     environment: tuple[str, ...] = ()
     only_before: tuple[str, ...] = ()

@@ -72,99 +72,65 @@ _PLACEMENT = "on AWS, put the nodes into one cluster placement group"
 
 
 class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The network use of one large message.
-
-    Attributes:
-        card_gb_per_s: through the busiest NIC in one direction.
-        busbw_gb_per_s: as in nccl-tests.
-        share_of_ceiling: of the TCP line rate of the slowest link; None if its rate is unknown.
-        share_of_tcp: of raw TCP around the ring; None if not measured. Likewise `share_of_rdma`.
-        usual_share: share of a link that the backend normally gets for this collective.
-        fill: of the smaller of the two and of `usual_share`, without the time of a small message; None if neither is
-            known.
-    """
+    """The network use of one large message."""
 
     collective: str
     size_bytes: int
-    card_gb_per_s: float
-    busbw_gb_per_s: float
-    share_of_ceiling: float | None = None
-    share_of_tcp: float | None = None
+    card_gb_per_s: float  # through the busiest NIC in one direction
+    busbw_gb_per_s: float  # as in nccl-tests
+    share_of_ceiling: float | None = None  # of the TCP line rate of the slowest link; None if its rate is unknown
+    share_of_tcp: float | None = None  # of raw TCP around the ring; None if not measured. Likewise `share_of_rdma`.
     share_of_rdma: float | None = None
-    usual_share: float = 1.0
+    usual_share: float = 1.0  # share of a link that the backend normally gets for this collective
+    # of the smaller of the two and of `usual_share`, without the time of a small message; None if neither is known
     fill: float | None = None
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One explanation.
+    """One explanation."""
 
-    Attributes:
-        code: identifies it.
-        figures: observations with units in their names, and names of nodes or collectives.
-        by_node: the figure of each affected node.
-        text: the observation and its meaning, a sentence without its full stop; likewise `hint`, the fix; empty if an
-            earlier cause has the same.
-        nodes: affected nodes, as far as known.
-    """
-
-    code: str = ""
-    figures: dict[str, float | str] = {}
-    by_node: dict[str, float] = {}
+    code: str = ""  # identifies it
+    figures: dict[str, float | str] = {}  # observations with units in their names, and names of nodes or collectives
+    by_node: dict[str, float] = {}  # the figure of each affected node
+    # the observation and its meaning, a sentence without its full stop; likewise `hint`, the fix; empty if an earlier
+    # cause has the same
     text: str = ""
     hint: str = ""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # affected nodes, as far as known
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement of a size scan.
+    """The judgement of a size scan."""
 
-    Attributes:
-        status: `ok`, `slow`, `wrong_values`, `wrong_path` (other interfaces carried it), `one_node`, `inconclusive` or
-            `empty` (nothing was measured by all workers).
-        text: one line.
-        over_rdma: whether the collectives used RDMA.
-        worst: of the largest size of each collective, the one that fills the network least; one above the link rate
-            takes precedence.
-        nics: number of NICs of a node in the link's rate.
-        nodes: nodes to look at, the likeliest first.
-        causes: likewise; empty if there is nothing to fix.
-        shares: network use of every large message.
-    """
-
+    # `ok`, `slow`, `wrong_values`, `wrong_path` (other interfaces carried it), `one_node`, `inconclusive` or `empty`
+    # (nothing was measured by all workers)
     status: str = ""
-    text: str = ""
-    over_rdma: bool = False
+    text: str = ""  # one line
+    over_rdma: bool = False  # whether the collectives used RDMA
+    # of the largest size of each collective, the one that fills the network least; one above the link rate takes
+    # precedence
     worst: SizeShare | None = None
-    nics: int = 1
-    nodes: tuple[str, ...] = ()
-    causes: tuple[Cause, ...] = ()
-    shares: tuple[SizeShare, ...] = ()
+    nics: int = 1  # number of NICs of a node in the link's rate
+    nodes: tuple[str, ...] = ()  # nodes to look at, the likeliest first
+    causes: tuple[Cause, ...] = ()  # likewise; empty if there is nothing to fix
+    shares: tuple[SizeShare, ...] = ()  # network use of every large message
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All data of a size scan; unmeasured values are empty.
-
-    Attributes:
-        backend: `nccl` or `gloo`.
-        cards: data-plane NICs by node, as far as known; empty for a single node.
-        nics_gbit_per_s: rates of the used NICs by node, if known.
-        rdma: ib_write_bw around the ring.
-        over_rdma: whether the collectives used RDMA, which TCP cannot be compared with.
-        wait_share_by_node: share of the operations' time in which the node's workers waited for others, 0 to 1.
-        busy_percent_by_node: processors, during the collectives.
-    """
+    """All data of a size scan; unmeasured values are empty."""
 
     rows: tuple[CollectiveRow, ...]
     layout: Layout = Layout(nodes=2)
-    backend: str = "unknown"
-    cards: dict[str, Interface] = {}
-    nics_gbit_per_s: dict[str, tuple[float, ...]] = {}
+    backend: str = "unknown"  # `nccl` or `gloo`
+    cards: dict[str, Interface] = {}  # data-plane NICs by node, as far as known; empty for a single node
+    nics_gbit_per_s: dict[str, tuple[float, ...]] = {}  # rates of the used NICs by node, if known
     tcp: RawTcp = RawTcp()
-    rdma: tuple[PairSpeed, ...] = ()
+    rdma: tuple[PairSpeed, ...] = ()  # ib_write_bw around the ring
     path: NicPathCheck = NicPathCheck(ok=None)
-    over_rdma: bool = False
+    over_rdma: bool = False  # whether the collectives used RDMA, which TCP cannot be compared with
+    # share of the operations' time in which the node's workers waited for others, 0 to 1
     wait_share_by_node: dict[str, float] = {}
-    busy_percent_by_node: dict[str, float] = {}
+    busy_percent_by_node: dict[str, float] = {}  # processors, during the collectives
 
     @functools.cached_property
     def link_gbit_per_s(self) -> float | None:

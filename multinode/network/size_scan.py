@@ -33,17 +33,12 @@ _LEAST_SIZES = 2
 
 
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of one optimizer step, and their time according to the size scan.
-
-    Attributes:
-        step_us: in sequence, without overlap; None if a time is unknown.
-        notes: known deviations.
-    """
+    """Messages of one optimizer step, and their time according to the size scan."""
 
     training: str
     messages: tuple[StepMessage, ...]
-    step_us: float | None
-    notes: tuple[str, ...] = ()
+    step_us: float | None  # in sequence, without overlap; None if a time is unknown
+    notes: tuple[str, ...] = ()  # known deviations
 
 
 class ScanReport(ScanCurves, frozen=True, kw_only=True):

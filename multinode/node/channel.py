@@ -31,16 +31,11 @@ class AgentError(Exception):
 
 
 class Channel:
-    """Standard input and output of a verb. It begins with a record that greets, on a line of its own.
-
-    Attributes:
-        umask: the caller's umask, for files of the job; ours is stricter.
-        closed: whether stdin has ended, so that the controller is gone.
-    """
+    """Standard input and output of a verb. It begins with a record that greets, on a line of its own."""
 
     def __init__(self, umask: int) -> None:
-        self.umask = umask
-        self.closed = False
+        self.umask = umask  # the caller's umask, for files of the job; ours is stricter
+        self.closed = False  # whether stdin has ended, so that the controller is gone
         self._buffer = b""
         # A program before us may have left the shared description non-blocking; records must wait for the reader.
         os.set_blocking(1, True)

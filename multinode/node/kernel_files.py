@@ -29,11 +29,7 @@ class Mount(NamedTuple):
 
 
 def read_text(path: str, most: int = -1) -> str:
-    """What a file says, without the blanks around it; of a long one its first `most` characters.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """What a file says, without the blanks around it; of a long one its first `most` characters."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read(most).strip()
 
@@ -55,11 +51,7 @@ def read_number(path: str) -> Optional[int]:
 
 
 def read_end(path: Union[str, "os.PathLike[str]"], most: int) -> bytes:
-    """The last bytes of a file, at most so many.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The last bytes of a file, at most so many."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
         return file.read(most)

@@ -15,9 +15,6 @@ def describe_stranger(path: Union[str, "os.PathLike[str]"]) -> Optional[str]:
 
     The owner's private group may write, as some systems create one per user. Under sudo, the invoking user counts as
     us. Of a symbolic link both it and its target count. sshd's StrictModes checks ~/.ssh likewise.
-
-    Raises:
-        OSError: it does not exist.
     """
     us = {os.getuid(), 0} | _sudo_user()
     link, target = os.lstat(path), os.stat(path)
@@ -45,9 +42,6 @@ def replace_file(path: Union[str, "os.PathLike[str]"], data: bytes, *, sync: boo
         path: the file.
         data: what it then holds.
         sync: whether it is on the disk when this returns.
-
-    Raises:
-        OSError: it cannot be written; nothing is left of the attempt.
     """
     folder, name = os.path.split(path)
     partial = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.partial")
@@ -65,11 +59,7 @@ def replace_file(path: Union[str, "os.PathLike[str]"], data: bytes, *, sync: boo
 
 
 def open_lines(path: str) -> int:
-    """A descriptor of a file of lines that is added to.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """A descriptor of a file of lines that is added to."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     size = os.fstat(descriptor).st_size
     # A writer that was killed may have left half a line.
@@ -79,11 +69,7 @@ def open_lines(path: str) -> int:
 
 
 def write_lines(descriptor: int, data: bytes) -> None:
-    """Add lines to such a file, whole ones.
-
-    Raises:
-        OSError: not all of them could be written; those that fitted whole are there.
-    """
+    """Add lines to such a file, whole ones."""
     before = os.fstat(descriptor).st_size
     written = 0
     try:

@@ -18,17 +18,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(NamedTuple):
-    """One process.
-
-    Attributes:
-        start_ticks: when it started, in clock ticks since boot.
-        alive: False for a zombie, which only waits to be reaped.
-    """
+    """One process."""
 
     pid: int
     ppid: int
-    start_ticks: int
-    alive: bool
+    start_ticks: int  # when it started, in clock ticks since boot
+    alive: bool  # False for a zombie, which only waits to be reaped
 
     def send(self, number: int) -> None:
         """Signal it, if it is still the same process; one that is gone or belongs to another user is passed over."""
@@ -59,15 +54,12 @@ class Family:
         run_id: the value of MULTINODE_RUN_ID.
         root: whose descendants count; None leaves it at the environment.
         spare: pids that do not count, beside our own.
-
-    Attributes:
-        spared: all pids that do not count; may be changed.
     """
 
     def __init__(self, run_id: str, *, root: Optional[int] = None, spare: Collection[int] = ()) -> None:
         self._marker = b"\0MULTINODE_RUN_ID=" + os.fsencode(run_id) + b"\0"
         self._root = root
-        self.spared = {os.getpid(), *spare}
+        self.spared = {os.getpid(), *spare}  # all pids that do not count; may be changed
 
     def find(self) -> list[Process]:
         """The living ones. A process that is born while we look may be missed: look again until none is found."""
@@ -86,11 +78,7 @@ class Family:
 
 
 def list_pids() -> set[int]:
-    """All processes that /proc shows.
-
-    Raises:
-        OSError: /proc cannot be listed.
-    """
+    """All processes that /proc shows."""
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 

@@ -22,10 +22,6 @@ _BLOCK_BYTES = 1024
 class RunDir:
     """One run's directory.
 
-    Attributes:
-        log: the job's stdout and stderr, raw.
-        samples: directory of JSONL files.
-
     Raises:
         AgentError: the run id could be taken for a path.
     """
@@ -35,8 +31,8 @@ class RunDir:
             raise AgentError(f"not a run id: {run_id!r}", hint="letters, digits, dot, dash and underscore")
         self.run_id = run_id
         self.path = os.path.join(os.path.expanduser("~"), ".multinode", "runs", run_id)
-        self.log = os.path.join(self.path, "log")
-        self.samples = os.path.join(self.path, "samples")
+        self.log = os.path.join(self.path, "log")  # the job's stdout and stderr, raw
+        self.samples = os.path.join(self.path, "samples")  # directory of JSONL files
 
     def exists(self) -> bool:
         """Whether the run is known on this node."""
@@ -63,9 +59,6 @@ class RunDir:
 
         On a full disk an existing file is overwritten where it stands: files are padded to whole blocks, so that this
         needs no new space. A reader may then see half of it, takes that for "not now", and reads again.
-
-        Raises:
-            OSError: neither way worked.
         """
         text = json.dumps(data).encode()
         text = text.ljust((len(text) // _BLOCK_BYTES + 1) * _BLOCK_BYTES - 1) + b"\n"
@@ -77,12 +70,7 @@ class RunDir:
                 raise
 
     def add_file(self, relative: str, text: str) -> None:
-        """Write a file that the request carries, mode 0600.
-
-        Raises:
-            AgentError: the path leads out of the run directory.
-            OSError: it cannot be written.
-        """
+        """Write a file that the request carries, mode 0600."""
         # Exclusive: a request that names one of our own files must not replace it.
         with open(
             os.open(self._place(relative), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"

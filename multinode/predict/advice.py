@@ -33,92 +33,54 @@ _ALWAYS = frozenset({"accumulation", "strategy", "gradients", "nodes"})
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """A change measured in a short run.
+    """A change measured in a short run."""
 
-    Attributes:
-        run_id: the run, the last of several repeats.
-        samples_per_s: median of the repeats.
-        gain: measured, over the run without the change.
-        error: predicted gain over the measured one, minus 1.
-        is_covered: whether the measured gain is within the predicted interval.
-        reason: why there are no figures; otherwise empty.
-    """
-
-    run_id: str | None = None
-    samples_per_s: float | None = None
-    gain: float | None = None
-    error: float | None = None
-    is_covered: bool | None = None
-    reason: str = ""
+    run_id: str | None = None  # the run, the last of several repeats
+    samples_per_s: float | None = None  # median of the repeats
+    gain: float | None = None  # measured, over the run without the change
+    error: float | None = None  # predicted gain over the measured one, minus 1
+    is_covered: bool | None = None  # whether the measured gain is within the predicted interval
+    reason: str = ""  # why there are no figures; otherwise empty
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One change and its effect.
+    """One change and its effect."""
 
-    Attributes:
-        name: unique, for people: `gradient accumulation 4`.
-        kind: the changed setting: `link`, `accumulation`, `nodes` and so on; empty in documents of earlier releases.
-        gain: samples/s over the current rate, predicted or measured.
-        interval: of the gain: low, high.
-        measured: whether both rates were measured, so that nothing is predicted.
-        against_one_node: samples/s over those of one node with the current settings; None if the training runs on one
-            node, and in documents of earlier releases.
-        against_one_node_interval: low, high; likewise.
-        outlook: the predicted scenario.
-        memory_gib: additional memory per worker, or less; None if unknown.
-        fits: whether it fits the GPUs; None if unknown.
-        meaning: its effect on the training or its costs; `nothing` if there is none.
-        change: how a machine makes it; None if it takes a person (a switch, a NIC).
-        command: the exact command or YAML lines for a person.
-        why: why it is faster or not, in a sentence with figures.
-    """
-
-    name: str
+    name: str  # unique, for people: `gradient accumulation 4`
+    # the changed setting: `link`, `accumulation`, `nodes` and so on; empty in documents of earlier releases
     kind: str = ""
-    gain: float
-    interval: tuple[float, float]
-    measured: bool = False
+    gain: float  # samples/s over the current rate, predicted or measured
+    interval: tuple[float, float]  # of the gain: low, high
+    measured: bool = False  # whether both rates were measured, so that nothing is predicted
+    # samples/s over those of one node with the current settings; None if the training runs on one node, and in
+    # documents of earlier releases
     against_one_node: float | None = None
-    against_one_node_interval: tuple[float, float] | None = None
-    outlook: PredictedScenario
-    memory_gib: float | None = None
-    fits: bool | None = None
-    meaning: str = ""
-    change: Change | None = None
-    command: str = ""
-    why: str = ""
+    against_one_node_interval: tuple[float, float] | None = None  # low, high; likewise
+    outlook: PredictedScenario  # the predicted scenario
+    memory_gib: float | None = None  # additional memory per worker, or less; None if unknown
+    fits: bool | None = None  # whether it fits the GPUs; None if unknown
+    meaning: str = ""  # its effect on the training or its costs; `nothing` if there is none
+    change: Change | None = None  # how a machine makes it; None if it takes a person (a switch, a NIC)
+    command: str = ""  # the exact command or YAML lines for a person
+    why: str = ""  # why it is faster or not, in a sentence with figures
     tried: Tried | None = None
 
 
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `advise --json` and `advice.json`.
-
-    Attributes:
-        runs: ids of the stored runs that the predictions start from.
-        sources: the same, one sentence each.
-        settings: of the current training.
-        today: the current training, predicted.
-        measured_samples_per_s: of the same; None if not measured.
-        advice: best first; what does not fit the GPUs last.
-        notes: assumptions, and changes without a prediction, one sentence each.
-        today_tried: the current training in a short run, if advice was tried.
-        back_test: of the model; None in documents of earlier releases.
-        job: path of the measured YAML, as its user gave it; empty for a script.
-        hosts: the value of `--hosts`; empty if the nodes came from elsewhere.
-    """
+    """The document of `advise --json` and `advice.json`."""
 
     schema: str = "multinode.advise/1"
-    runs: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
-    settings: Settings = Settings()
-    today: PredictedScenario
-    measured_samples_per_s: float | None = None
-    advice: tuple[Advice, ...]
-    notes: tuple[str, ...] = ()
-    today_tried: Tried | None = None
-    back_test: BackTest | None = None
-    job: str = ""
-    hosts: str = ""
+    runs: tuple[str, ...] = ()  # ids of the stored runs that the predictions start from
+    sources: tuple[str, ...] = ()  # the same, one sentence each
+    settings: Settings = Settings()  # of the current training
+    today: PredictedScenario  # the current training, predicted
+    measured_samples_per_s: float | None = None  # of the same; None if not measured
+    advice: tuple[Advice, ...]  # best first; what does not fit the GPUs last
+    notes: tuple[str, ...] = ()  # assumptions, and changes without a prediction, one sentence each
+    today_tried: Tried | None = None  # the current training in a short run, if advice was tried
+    back_test: BackTest | None = None  # of the model; None in documents of earlier releases
+    job: str = ""  # path of the measured YAML, as its user gave it; empty for a script
+    hosts: str = ""  # the value of `--hosts`; empty if the nodes came from elsewhere
 
 
 class RankedOption(NamedTuple):

@@ -46,10 +46,6 @@ def advise_runs(
         names: ids, their beginnings, or `last`; for runs that tried advice, those that it was based on.
         link_gbit_per_s: assumed link rate; None uses the measured one.
         link_measured: actual link rate, if the NICs did not report it.
-
-    Raises:
-        UsageError: a run does not exist, or the runs are not enough.
-        MultinodeError: a file of one cannot be read.
     """
     names = list(dict.fromkeys(found for name in names for found in _sources(root, name)))
     evidence = evidence_of(root, names, link_measured)
@@ -95,12 +91,7 @@ def measured_job(root: Path, recommendations: Recommendations) -> LlamaFactoryJo
 
 
 def training_today(root: Path, names: Sequence[str]) -> TrainingState:
-    """The current training from these runs only, as far as the model is reliable.
-
-    Raises:
-        UsageError: a run does not exist, or the runs are not enough.
-        MultinodeError: a file of one cannot be read.
-    """
+    """The current training from these runs only, as far as the model is reliable."""
     evidence = evidence_of(root, names)
     return training_state(trusted(evidence, back_tested(evidence)), [RunDirectory.open(root, name) for name in names])
 
@@ -125,9 +116,6 @@ def training_state(
         directories: of its runs.
         alike: summaries of runs with exactly its settings, the newest last; None uses the stored ones.
         link_gbit_per_s: assumed link rate; None uses the measured one.
-
-    Raises:
-        MultinodeError: a file of one cannot be read.
     """
     scenario, measured = evidence.today, evidence.today_samples_per_s
     if link_gbit_per_s is not None and link_gbit_per_s != scenario.link.gbit_per_s:

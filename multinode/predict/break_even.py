@@ -102,71 +102,43 @@ Enough = Callable[[Prediction], tuple[bool, bool, bool]]
 
 
 class Needed(msgspec.Struct, frozen=True, kw_only=True):
-    """The least amount that is enough.
+    """The least amount that is enough."""
 
-    Attributes:
-        value: Gbit/s of a link, or micro-batches per step; None if no amount is enough.
-        low: the least amount in the best case; None if none is enough even then.
-        high: the least amount in the worst case; None if none is certain. Earlier releases stored neither.
-        reason: of the value, or of None, as a code of `Reason`; empty in documents of earlier releases.
-        ratio: the figure of the reason: global batch over the current one, or the share of bytes that remains.
-        strategy: that communicates in every micro-batch, if that is the reason.
-        why: the reason in words.
-        always: whether any amount is enough, so that `value` is meaningless.
-    """
-
-    value: float | None = None
-    low: float | None = None
+    value: float | None = None  # Gbit/s of a link, or micro-batches per step; None if no amount is enough
+    low: float | None = None  # the least amount in the best case; None if none is enough even then
+    # the least amount in the worst case; None if none is certain. Earlier releases stored neither.
     high: float | None = None
-    reason: Reason = ""
+    reason: Reason = ""  # of the value, or of None, as a code of `Reason`; empty in documents of earlier releases
+    # the figure of the reason: global batch over the current one, or the share of bytes that remains
     ratio: float | None = None
-    strategy: str = ""
-    why: str = ""
-    always: bool = False
+    strategy: str = ""  # that communicates in every micro-batch, if that is the reason
+    why: str = ""  # the reason in words
+    always: bool = False  # whether any amount is enough, so that `value` is meaningless
 
 
 class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one more node.
+    """The effect of one more node."""
 
-    Attributes:
-        nodes: including it.
-        samples_per_s: difference to the current rate.
-        tokens_per_s: likewise; None if samples have no known length.
-        worth: relative to the speed of one such node alone: 1 is a node without loss.
-        worth_range: low, high; None in documents of earlier releases.
-        sentence: whether to add it.
-    """
-
-    nodes: int
-    samples_per_s: float
-    tokens_per_s: float | None
-    worth: float
-    worth_range: tuple[float, float] | None = None
-    sentence: str = ""
+    nodes: int  # including it
+    samples_per_s: float  # difference to the current rate
+    tokens_per_s: float | None  # likewise; None if samples have no known length
+    worth: float  # relative to the speed of one such node alone: 1 is a node without loss
+    worth_range: tuple[float, float] | None = None  # low, high; None in documents of earlier releases
+    sentence: str = ""  # whether to add it
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
-    """The requirements of a scenario.
+    """The requirements of a scenario."""
 
-    Attributes:
-        target: target efficiency.
-        one_node_workers: workers of the one node in the comparison.
-        nothing_exposed: link rate from which all communication that overlap can hide is hidden.
-        efficient: link rate that reaches the target.
-        beats_one: link rate from which these nodes are faster than one.
-        full_beats_one: likewise with as many workers each as the one node has; None if they already have.
-        accumulation: micro-batches that reach the target on the scenario's link.
-        next_node: effect of one more node on this link.
-    """
-
-    target: float
-    one_node_workers: int
-    nothing_exposed: Needed
-    efficient: Needed
-    beats_one: Needed
+    target: float  # target efficiency
+    one_node_workers: int  # workers of the one node in the comparison
+    nothing_exposed: Needed  # link rate from which all communication that overlap can hide is hidden
+    efficient: Needed  # link rate that reaches the target
+    beats_one: Needed  # link rate from which these nodes are faster than one
+    # likewise with as many workers each as the one node has; None if they already have
     full_beats_one: Needed | None = None
-    accumulation: Needed
-    next_node: NodeGain
+    accumulation: Needed  # micro-batches that reach the target on the scenario's link
+    next_node: NodeGain  # effect of one more node on this link
 
 
 def break_even(calibration: Calibration, scenario: Scenario, *, target: float = 0.9) -> BreakEven:

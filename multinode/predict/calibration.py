@@ -53,80 +53,46 @@ _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored run and its link.
-
-    Attributes:
-        link: between its nodes; None is the one that the network was measured on.
-        grad_compress: whether a hook sent its gradients as two bytes per element.
-        overlap: whether computation was allowed to hide communication.
-    """
+    """A stored run and its link."""
 
     summary: Summary
     layout: Layout
-    link: Link | None = None
-    grad_compress: bool = False
-    overlap: bool = True
+    link: Link | None = None  # between its nodes; None is the one that the network was measured on
+    grad_compress: bool = False  # whether a hook sent its gradients as two bytes per element
+    overlap: bool = True  # whether computation was allowed to hide communication
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference between a run on several nodes and the model, applied to other predictions on several nodes.
+    """The difference between a run on several nodes and the model, applied to other predictions on several nodes."""
 
-    Attributes:
-        at: the scenario of the run; None if it cannot be expressed.
-        comm: time of its calls over that of the network data; at most 1.
-        extra_ms: exposed communication per step beyond the model, for `sent_bytes` per worker.
-        sent_bytes: likewise.
-        own: its workers' own work and waits, relative to one node.
-        size: error of the model without it; 1 means twice or half the time.
-        left: error with it.
-    """
-
-    at: Scenario | None = None
-    comm: float = 1.0
-    extra_ms: float = 0.0
-    sent_bytes: float = 0.0
-    own: float = 1.0
-    size: float = 0.0
-    left: float = 0.0
+    at: Scenario | None = None  # the scenario of the run; None if it cannot be expressed
+    comm: float = 1.0  # time of its calls over that of the network data; at most 1
+    extra_ms: float = 0.0  # exposed communication per step beyond the model, for `sent_bytes` per worker
+    sent_bytes: float = 0.0  # likewise
+    own: float = 1.0  # its workers' own work and waits, relative to one node
+    size: float = 0.0  # error of the model without it; 1 means twice or half the time
+    left: float = 0.0  # error with it
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of predictions.
+    """The inputs of predictions."""
 
-    Attributes:
-        costs: of a step, without communication.
-        local_ms: exposed communication per step inside one node.
-        layout: of the measured run.
-        per_device_batch: samples per micro-batch of one worker.
-        accumulation: micro-batches per step.
-        script: tiny calls per step of the script itself between all workers.
-        network: measured or known data of the network between the nodes.
-        scatter: cv of the step times, or of the repeats if that is larger.
-        scatter_of: which of the two, in words.
-        tokens_per_sample: padded; None if unknown.
-        matrices: rows, columns and count of trained matrices; empty if unknown.
-        notes: assumptions, one sentence each.
-        doubts: of every prediction, in addition to the scenario's.
-        residual: of the run on several nodes, if there is one.
-        quantile: error of the model on stored runs; None if it was not tested.
-    """
-
-    costs: StepCosts
-    local_ms: float = 0.0
-    layout: Layout
-    per_device_batch: float
-    accumulation: int = 1
+    costs: StepCosts  # of a step, without communication
+    local_ms: float = 0.0  # exposed communication per step inside one node
+    layout: Layout  # of the measured run
+    per_device_batch: float  # samples per micro-batch of one worker
+    accumulation: int = 1  # micro-batches per step
     work: Work
-    script: tuple[StepCall, ...] = ()
-    network: NetworkModel
-    scatter: float = 0.0
-    scatter_of: str = "its step times vary"
-    tokens_per_sample: float | None = None
-    matrices: tuple[tuple[int, int, int], ...] = ()
-    notes: tuple[str, ...] = ()
-    doubts: tuple[UncertaintySource, ...] = ()
-    residual: Residual = Residual()
-    quantile: ResidualQuantile | None = None
+    script: tuple[StepCall, ...] = ()  # tiny calls per step of the script itself between all workers
+    network: NetworkModel  # measured or known data of the network between the nodes
+    scatter: float = 0.0  # cv of the step times, or of the repeats if that is larger
+    scatter_of: str = "its step times vary"  # which of the two, in words
+    tokens_per_sample: float | None = None  # padded; None if unknown
+    matrices: tuple[tuple[int, int, int], ...] = ()  # rows, columns and count of trained matrices; empty if unknown
+    notes: tuple[str, ...] = ()  # assumptions, one sentence each
+    doubts: tuple[UncertaintySource, ...] = ()  # of every prediction, in addition to the scenario's
+    residual: Residual = Residual()  # of the run on several nodes, if there is one
+    quantile: ResidualQuantile | None = None  # error of the model on stored runs; None if it was not tested
 
     def known_workers(self, nodes: int) -> int:
         """The most workers per node of a run on this many nodes."""

@@ -18,28 +18,18 @@ from multinode.traffic.traffic import Strategy
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings to predict.
-
-    Attributes:
-        per_device_batch: samples per micro-batch of a worker, above zero.
-        accumulation: micro-batches per step.
-        gradient_factor: factor on gradient bytes: 0.5 is a hook that sends fp32 as half.
-        bucket_bytes: maximum bytes per reduction; None as calibrated.
-        overlap: whether computation may hide communication.
-        averaging: averaging between nodes every H steps; None is DDP. No effect on one node.
-        low_rank: PowerSGD; None sends gradients unchanged.
-    """
+    """The settings to predict."""
 
     link: Link
     layout: Layout
-    per_device_batch: float
-    accumulation: int = 1
+    per_device_batch: float  # samples per micro-batch of a worker, above zero
+    accumulation: int = 1  # micro-batches per step
     strategy: Strategy = Strategy.DDP
-    gradient_factor: float = 1.0
-    bucket_bytes: float | None = None
-    overlap: bool = True
-    averaging: Averaging | None = None
-    low_rank: LowRank | None = None
+    gradient_factor: float = 1.0  # factor on gradient bytes: 0.5 is a hook that sends fp32 as half
+    bucket_bytes: float | None = None  # maximum bytes per reduction; None as calibrated
+    overlap: bool = True  # whether computation may hide communication
+    averaging: Averaging | None = None  # averaging between nodes every H steps; None is DDP. No effect on one node.
+    low_rank: LowRank | None = None  # PowerSGD; None sends gradients unchanged
 
     @property
     def averages(self) -> bool:
@@ -71,25 +61,15 @@ HIDEABLE_SHARE = 2 / 3
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a step for a worker without communication, in ms.
+    """Cost of a step for a worker without communication, in ms."""
 
-    Attributes:
-        compute_ms: t_f + t_b, forward and backward pass of one micro-batch.
-        optimizer_ms: t_opt, once per step.
-        host_ms: t_host, once per step.
-        data_ms: wait for the batch of one micro-batch.
-        hideable_share: fraction of `compute_ms` that can hide communication (`hideable_share`).
-        overlap: rho, the fraction of that time that was used; None if unknown.
-        least_overlap: if rho is unknown, its lower bound from what was hidden.
-    """
-
-    compute_ms: float
-    optimizer_ms: float = 0.0
-    host_ms: float = 0.0
-    data_ms: float = 0.0
-    hideable_share: float = HIDEABLE_SHARE
-    overlap: float | None = None
-    least_overlap: float = 0.0
+    compute_ms: float  # t_f + t_b, forward and backward pass of one micro-batch
+    optimizer_ms: float = 0.0  # t_opt, once per step
+    host_ms: float = 0.0  # t_host, once per step
+    data_ms: float = 0.0  # wait for the batch of one micro-batch
+    hideable_share: float = HIDEABLE_SHARE  # fraction of `compute_ms` that can hide communication (`hideable_share`)
+    overlap: float | None = None  # rho, the fraction of that time that was used; None if unknown
+    least_overlap: float = 0.0  # if rho is unknown, its lower bound from what was hidden
 
     @property
     def hideable_ms(self) -> float:
@@ -98,23 +78,15 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a step's time, in ms.
+    """The parts of a step's time, in ms."""
 
-    Attributes:
-        compute_ms: of all micro-batches; likewise `data_ms`.
-        optimizer_ms: per step, including averaging or PowerSGD; likewise `host_ms`.
-        comm_ms: time of the calls: C and what cannot be hidden.
-        beyond_ms: of x, all but the last bucket of each backward pass, which nothing can hide.
-        exposed_ms: x, the part that lengthens the step.
-    """
-
-    compute_ms: float
-    optimizer_ms: float
+    compute_ms: float  # of all micro-batches; likewise `data_ms`
+    optimizer_ms: float  # per step, including averaging or PowerSGD; likewise `host_ms`
     host_ms: float
     data_ms: float
-    comm_ms: float
-    beyond_ms: float
-    exposed_ms: float
+    comm_ms: float  # time of the calls: C and what cannot be hidden
+    beyond_ms: float  # of x, all but the last bucket of each backward pass, which nothing can hide
+    exposed_ms: float  # x, the part that lengthens the step
 
     @property
     def step_ms(self) -> float:
@@ -123,15 +95,10 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """What computation can hide.
+    """What computation can hide."""
 
-    Attributes:
-        hide_ms: rho t_hide of each micro-batch, in which calls can run; it ends with the backward pass.
-        calls: per step, in the engine's order; if empty, bytes are divisible at will.
-    """
-
-    hide_ms: float = 0.0
-    calls: tuple[StepCall, ...] = ()
+    hide_ms: float = 0.0  # rho t_hide of each micro-batch, in which calls can run; it ends with the backward pass
+    calls: tuple[StepCall, ...] = ()  # per step, in the engine's order; if empty, bytes are divisible at will
 
 
 NOTHING_HIDDEN = Overlap()

@@ -30,9 +30,6 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
         steps: progress of the run.
         today: the run, calibrated only from itself.
         summary: of its records.
-
-    Raises:
-        UsageError, ValueError: its communication is unknown.
     """
     rate, step_ms = summary.samples_per_s, summary.step_time_ms
     if not rate or step_ms is None:

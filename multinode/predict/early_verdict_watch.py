@@ -21,23 +21,15 @@ _BITS_PER_BYTE, _BYTES_PER_MS = 8, 1e6
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement of a run so far.
+    """The judgement of a run so far."""
 
-    Attributes:
-        verdict: None if not possible yet, or never: on one node, or for a run without training.
-        lacking: steps until a verdict, or until it may end the run; 0 if it is final.
-    """
-
+    # None if not possible yet, or never: on one node, or for a run without training
     verdict: EarlyVerdict | None = None
-    lacking: int = 0
+    lacking: int = 0  # steps until a verdict, or until it may end the run; 0 if it is final
 
 
 def judge(directory: RunDirectory) -> Judged:
-    """The verdict on a run from all its records so far.
-
-    Raises:
-        MultinodeError: a file of it cannot be read.
-    """
+    """The verdict on a run from all its records so far."""
     record = read_record(directory)
     if record is None or record.plan.test is not None or record.layout.nodes == 1:
         return Judged()

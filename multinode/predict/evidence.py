@@ -144,18 +144,13 @@ _MOST_REPEATS = 10
 
 
 class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Shared by all calibrations of one training.
-
-    Attributes:
-        link_measured: link rate of the runs in Gbit/s, if their NICs did not report it.
-        stored: all runs, oldest first; repeats show the variation between runs.
-    """
+    """Shared by all calibrations of one training."""
 
     subject: Subject
     work: Work
     network: NetworkModel
-    link_measured: float | None = None
-    stored: tuple[Record, ...] = ()
+    link_measured: float | None = None  # link rate of the runs in Gbit/s, if their NICs did not report it
+    stored: tuple[Record, ...] = ()  # all runs, oldest first; repeats show the variation between runs
 
     def calibrated(self, single: Record | None, several: Sequence[Record]) -> Calibration:
         """From a run on one node, and the last of several on more.
@@ -217,11 +212,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         return None if rate is None else msgspec.structs.replace(self.network.link, gbit_per_s=rate)
 
     def scenario_of(self, record: Record) -> Scenario:
-        """The scenario of a run; for one on one node, on the nodes of the network.
-
-        Raises:
-            UsageError: it has no summary.
-        """
+        """The scenario of a run; for one on one node, on the nodes of the network."""
         settings, one_node = record.settings, record.layout.nodes == 1
         summary = self.measured(record).summary
         accumulation = max(1, round(summary.micro_steps or 1))
@@ -245,9 +236,6 @@ def calibration_inputs(
         stored: all stored runs, oldest first: a similar one may have missing data.
         link_measured: as in CalibrationInputs.
         stream: as in `gather`.
-
-    Raises:
-        UsageError: their communication or their network is unknown.
     """
     newest = chosen.newest
     runs = [newest, *([chosen.single] if chosen.single is not None else []), *chosen.several]
@@ -338,20 +326,13 @@ _MOST_HOLDOUTS = 100
 
 
 class HoldoutRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to test a prediction with.
-
-    Attributes:
-        calibration: made without it.
-        scenario: of the run.
-        samples_per_s: measured.
-        grad_compress: its hook.
-    """
+    """A run to test a prediction with."""
 
     name: str
-    calibration: Calibration
-    scenario: Scenario
-    samples_per_s: float
-    grad_compress: str | None = None
+    calibration: Calibration  # made without it
+    scenario: Scenario  # of the run
+    samples_per_s: float  # measured
+    grad_compress: str | None = None  # its hook
 
 
 def holdout_runs(inputs: CalibrationInputs, chosen: RunSelection, stored: Sequence[Record]) -> Iterator[HoldoutRun]:
@@ -412,28 +393,18 @@ _BITS_PER_BYTE = 8
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of predictions.
+    """The inputs of predictions."""
 
-    Attributes:
-        calibration: from the named runs.
-        today: the measured scenario, on several nodes if possible.
-        today_samples_per_s: of it; None if not measured.
-        single_samples_per_s: of the run on one node, if there is one.
-        grad_compress: the hook that was used.
-        holdouts: stored runs of the same training, each with a calibration that does not use it.
-        sources: of all data, one sentence each.
-        notes: assumptions, one sentence each.
-    """
-
-    calibration: Calibration
-    today: Scenario
-    today_samples_per_s: float | None = None
-    single_samples_per_s: float | None = None
+    calibration: Calibration  # from the named runs
+    today: Scenario  # the measured scenario, on several nodes if possible
+    today_samples_per_s: float | None = None  # of it; None if not measured
+    single_samples_per_s: float | None = None  # of the run on one node, if there is one
     subject: Subject
-    grad_compress: str | None = None
+    grad_compress: str | None = None  # the hook that was used
+    # stored runs of the same training, each with a calibration that does not use it
     holdouts: tuple[HoldoutRun, ...] = ()
-    sources: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # of all data, one sentence each
+    notes: tuple[str, ...] = ()  # assumptions, one sentence each
 
 
 def gather(
@@ -449,9 +420,6 @@ def gather(
         others: all other stored runs, oldest first: for an nccl-test of the same nodes, and to test the model.
         link_measured: link rate in Gbit/s, if the NICs did not report it.
         stream: measured TCP rate in Gbit/s; None uses the nccl-test.
-
-    Raises:
-        UsageError: the runs are not enough, or trained differently.
     """
     chosen, stored = select_runs(named, others), [*others, *named]
     inputs = calibration_inputs(chosen, stored, link_measured, stream)

@@ -64,55 +64,32 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
-    """One predicted scenario.
+    """One predicted scenario."""
 
-    Attributes:
-        link_gbit_per_s: of a node's NIC; None on one node, which uses none.
-        workers_per_node: on each, or on the fullest; `unequal` those of each node, where these differ.
-        per_device_batch: samples of a worker's micro-batch.
-        accumulation: micro-batches per step.
-        method: `full` or `lora:8`; None as calibrated.
-        grad_compress: `fp16`, `bf16`, `powersgd[:RANK]` or None.
-        averaging: averaging between nodes, in words; None at each step.
-        bucket_mib: maximum size of a reduction; None as calibrated.
-        overlap: whether computation may hide communication.
-        step_time_ms: of an optimizer step.
-        samples_per_s: of all workers.
-        interval: of samples_per_s: low, high.
-        basis: of the interval: `back-test`, `measured` or `assumed`.
-        tokens_per_s: padded; None if samples have no known length.
-        speedup: over one node with the same settings and its measured number of workers.
-        speedup_interval: low, high; None in documents of earlier releases.
-        efficiency: speed-up over the ratio of workers.
-        bottleneck: the main limit.
-        doubts: reasons for the width of the interval.
-        measured: whether exactly this was measured, so that the prediction is close by construction.
-    """
-
-    link_gbit_per_s: float | None
+    link_gbit_per_s: float | None  # of a node's NIC; None on one node, which uses none
     nodes: int
-    workers_per_node: int
+    workers_per_node: int  # on each, or on the fullest; `unequal` those of each node, where these differ
     unequal: tuple[int, ...] = ()
-    per_device_batch: float
-    accumulation: int
+    per_device_batch: float  # samples of a worker's micro-batch
+    accumulation: int  # micro-batches per step
     strategy: str
-    method: str | None = None
-    grad_compress: str | None = None
-    averaging: str | None = None
-    bucket_mib: float | None = None
-    overlap: bool = True
-    step_time_ms: float
-    samples_per_s: float
-    interval: tuple[float, float]
-    basis: Basis = "assumed"
-    tokens_per_s: float | None = None
-    speedup: float
-    speedup_interval: tuple[float, float] | None = None
-    efficiency: float
+    method: str | None = None  # `full` or `lora:8`; None as calibrated
+    grad_compress: str | None = None  # `fp16`, `bf16`, `powersgd[:RANK]` or None
+    averaging: str | None = None  # averaging between nodes, in words; None at each step
+    bucket_mib: float | None = None  # maximum size of a reduction; None as calibrated
+    overlap: bool = True  # whether computation may hide communication
+    step_time_ms: float  # of an optimizer step
+    samples_per_s: float  # of all workers
+    interval: tuple[float, float]  # of samples_per_s: low, high
+    basis: Basis = "assumed"  # of the interval: `back-test`, `measured` or `assumed`
+    tokens_per_s: float | None = None  # padded; None if samples have no known length
+    speedup: float  # over one node with the same settings and its measured number of workers
+    speedup_interval: tuple[float, float] | None = None  # low, high; None in documents of earlier releases
+    efficiency: float  # speed-up over the ratio of workers
     parts: StepParts
-    bottleneck: Bottleneck
-    doubts: tuple[UncertaintySource, ...] = ()
-    measured: bool = False
+    bottleneck: Bottleneck  # the main limit
+    doubts: tuple[UncertaintySource, ...] = ()  # reasons for the width of the interval
+    measured: bool = False  # whether exactly this was measured, so that the prediction is close by construction
 
     @property
     def layout(self) -> Layout:
@@ -169,10 +146,6 @@ def predict_scenario(
         method: its name.
         grad_compress: one of GRAD_COMPRESS, `powersgd[:RANK]`, or None.
         measured: whether exactly this was measured.
-
-    Raises:
-        UsageError: the traffic of PowerSGD is unknown.
-        ValueError: the strategy gathers all parameters, whose number is unknown.
     """
     scenario = sent_as(calibration, scenario, grad_compress)
     found = predict(calibration, scenario)

@@ -24,19 +24,13 @@ _ROUNDING = 1e-9
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction and the measurement that it did not use; all in samples/s.
+    """A prediction and the measurement that it did not use; all in samples/s."""
 
-    Attributes:
-        name: of the scenario, for people.
-        interval: low, high, as the model assumes.
-        link_gbit_per_s: of a node's NIC; None in documents of earlier releases, like `nodes`.
-    """
-
-    name: str
+    name: str  # of the scenario, for people
     predicted: float
-    interval: tuple[float, float]
+    interval: tuple[float, float]  # low, high, as the model assumes
     measured: float
-    link_gbit_per_s: float | None = None
+    link_gbit_per_s: float | None = None  # of a node's NIC; None in documents of earlier releases, like `nodes`
     nodes: int | None = None
 
     @property
@@ -57,16 +51,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
-    """The error of the model according to its back-test.
+    """The error of the model according to its back-test."""
 
-    Attributes:
-        runs: number of residuals.
-        log_miss: conformal quantile of their absolute logarithms; with fewer than LEAST_RUNS the largest.
-        tested_log_width: logarithm of high over low of the widest tested interval; narrower ones count as tested.
-    """
-
-    runs: int
-    log_miss: float
+    runs: int  # number of residuals
+    log_miss: float  # conformal quantile of their absolute logarithms; with fewer than LEAST_RUNS the largest
+    # logarithm of high over low of the widest tested interval; narrower ones count as tested
     tested_log_width: float = 0.0
 
     @property
@@ -99,22 +88,14 @@ class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackTest(msgspec.Struct, frozen=True, kw_only=True):
-    """The model tested with stored runs.
-
-    Attributes:
-        median_error: of the absolute errors; None without trials, like the others.
-        worst: the trial with the largest error.
-        coverage: share of the trials whose assumed interval contains the measurement.
-        quantile: for the intervals of predictions.
-        sentence: the error, where it applies.
-    """
+    """The model tested with stored runs."""
 
     tested: tuple[Trial, ...] = ()
-    median_error: float | None = None
-    worst: Trial | None = None
-    coverage: float | None = None
-    quantile: ResidualQuantile | None = None
-    sentence: str = ""
+    median_error: float | None = None  # of the absolute errors; None without trials, like the others
+    worst: Trial | None = None  # the trial with the largest error
+    coverage: float | None = None  # share of the trials whose assumed interval contains the measurement
+    quantile: ResidualQuantile | None = None  # for the intervals of predictions
+    sentence: str = ""  # the error, where it applies
 
     @property
     def brief(self) -> str:

@@ -27,16 +27,11 @@ _ROUND_WORK, _LOW_RANK_WORK = 2.0, 4.5
 
 
 class LowRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Gradients as PowerSGD sends them, as fractions of their bytes.
+    """Gradients as PowerSGD sends them, as fractions of their bytes."""
 
-    Attributes:
-        left: the first all-reduce of thin matrices, in fp32; `right` the second.
-        rest: sent uncompressed: vectors, and matrices that would not shrink to half.
-    """
-
-    left: float
+    left: float  # the first all-reduce of thin matrices, in fp32; `right` the second
     right: float
-    rest: float
+    rest: float  # sent uncompressed: vectors, and matrices that would not shrink to half
 
 
 def make_low_rank(matrices: Iterable[tuple[int, int, int]], load: TrafficInputs, rank: int) -> LowRank:

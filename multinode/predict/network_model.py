@@ -54,17 +54,11 @@ _ALIKE = 0.01
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """The network between the nodes.
+    """The network between the nodes."""
 
-    Attributes:
-        gbit_per_s: rate of all NICs of a node together; above zero.
-        mtu: in bytes.
-        rdma: whether collectives use RDMA (InfiniBand, RoCE) instead of TCP.
-    """
-
-    gbit_per_s: float
-    mtu: int = 1500
-    rdma: bool = False
+    gbit_per_s: float  # rate of all NICs of a node together; above zero
+    mtu: int = 1500  # in bytes
+    rdma: bool = False  # whether collectives use RDMA (InfiniBand, RoCE) instead of TCP
 
     @property
     def goodput_gb_per_s(self) -> float:
@@ -73,28 +67,17 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A network and its measurements.
+    """A network and its measurements."""
 
-    Attributes:
-        link: that it was measured on, or the nominal one without curves.
-        layout: the measuring workers, on at least two nodes.
-        backend: `nccl` or `gloo`.
-        curves: time over size by collective; empty if nothing was measured.
-        error: median error of the sweep's sizes when each is held out.
-        stream_gb_per_s: measured one-way TCP rate in GB/s; None if unknown.
-        round_trip_us: of a tiny message between two nodes; None if unknown.
-        cap_gb_per_s: bounds of the TCP throughput of the nodes.
-        local_gb_per_s: bounds of busbw inside a node; None if a run on one node shows its exposed communication.
-    """
-
-    link: Link
-    layout: Layout
-    backend: str = "nccl"
-    curves: dict[str, SizeCurve] = {}
-    error: float = 0.0
-    stream_gb_per_s: float | None = None
-    round_trip_us: float | None = None
-    cap_gb_per_s: tuple[float, float] = _TCP_CAP_GB_PER_S
+    link: Link  # that it was measured on, or the nominal one without curves
+    layout: Layout  # the measuring workers, on at least two nodes
+    backend: str = "nccl"  # `nccl` or `gloo`
+    curves: dict[str, SizeCurve] = {}  # time over size by collective; empty if nothing was measured
+    error: float = 0.0  # median error of the sweep's sizes when each is held out
+    stream_gb_per_s: float | None = None  # measured one-way TCP rate in GB/s; None if unknown
+    round_trip_us: float | None = None  # of a tiny message between two nodes; None if unknown
+    cap_gb_per_s: tuple[float, float] = _TCP_CAP_GB_PER_S  # bounds of the TCP throughput of the nodes
+    # bounds of busbw inside a node; None if a run on one node shows its exposed communication
     local_gb_per_s: tuple[float, float] | None = None
 
     def carried(self, link: Link, end: int) -> float:
@@ -117,15 +100,10 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assumed(msgspec.Struct, frozen=True, kw_only=True):
-    """Which end of the unknowns is assumed.
+    """Which end of the unknowns is assumed."""
 
-    Attributes:
-        end: -1 the fast end, 0 the middle, 1 the slow end.
-        stretch: factor on the time of every call; `bulk` additionally on calls that are not small.
-    """
-
-    end: int = 0
-    stretch: float = 1.0
+    end: int = 0  # -1 the fast end, 0 the middle, 1 the slow end
+    stretch: float = 1.0  # factor on the time of every call; `bulk` additionally on calls that are not small
     bulk: float = 1.0
 
 
@@ -133,29 +111,19 @@ USUAL = Assumed()
 
 
 class UncertaintySource(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason for the width of an interval.
+    """One reason for the width of an interval."""
 
-    Attributes:
-        part: `network`, `compute`, `cores` (compute, which may take less), `overlap` or `step`, the whole.
-        relative: error in either direction: 0.1 is 10%; 0 if it has its own ends.
-    """
-
-    part: str
-    relative: float
+    part: str  # `network`, `compute`, `cores` (compute, which may take less), `overlap` or `step`, the whole
+    relative: float  # error in either direction: 0.1 is 10%; 0 if it has its own ends
     why: str
 
 
 class CommTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of the calls of a step, without overlap, in ms.
+    """Time of the calls of a step, without overlap, in ms."""
 
-    Attributes:
-        micro_batch_ms: of each micro-batch, hideable; likewise `step_ms` once per step.
-        after_ms: once per step, for calls that nothing overlaps.
-    """
-
-    micro_batch_ms: float = 0.0
+    micro_batch_ms: float = 0.0  # of each micro-batch, hideable; likewise `step_ms` once per step
     step_ms: float = 0.0
-    after_ms: float = 0.0
+    after_ms: float = 0.0  # once per step, for calls that nothing overlaps
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,28 +58,19 @@ _RHO_DOUBT = 0.1
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The prediction of a scenario.
-
-    Attributes:
-        step_time_ms: of an optimizer step.
-        samples_per_s: of all workers.
-        interval: of samples_per_s: low, high.
-        basis: of the interval: `back-test` (90%, from the residuals of stored runs), `measured` (from the variation of
-            its steps) or `assumed`.
-        ends: the step at the slow and at the fast end of the unknowns.
-        bottleneck: the main limit, as for a measured run.
-        doubts: reasons for the width of the interval.
-    """
+    """The prediction of a scenario."""
 
     scenario: Scenario
-    step_time_ms: float
-    samples_per_s: float
-    interval: tuple[float, float]
+    step_time_ms: float  # of an optimizer step
+    samples_per_s: float  # of all workers
+    interval: tuple[float, float]  # of samples_per_s: low, high
+    # of the interval: `back-test` (90%, from the residuals of stored runs), `measured` (from the variation of its
+    # steps) or `assumed`
     basis: Basis
     parts: StepParts
-    ends: tuple[StepParts, StepParts]
-    bottleneck: Bottleneck
-    doubts: tuple[UncertaintySource, ...] = ()
+    ends: tuple[StepParts, StepParts]  # the step at the slow and at the fast end of the unknowns
+    bottleneck: Bottleneck  # the main limit, as for a measured run
+    doubts: tuple[UncertaintySource, ...] = ()  # reasons for the width of the interval
 
 
 class _End(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,11 +125,7 @@ def _by_back_test(
 
 
 def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ...]:
-    """The calls of a step of the scenario.
-
-    Raises:
-        ValueError: the strategy gathers all parameters, whose number is unknown.
-    """
+    """The calls of a step of the scenario."""
     work = calibration.work
     if scenario.bucket_bytes is not None:
         # The recorded calls have another bucket size.
@@ -202,11 +189,7 @@ def _extra_ms(residual: Residual, scenario: Scenario, calls: tuple[StepCall, ...
 
 
 def overlap_of(calibration: Calibration, scenario: Scenario) -> float:
-    """Compute per micro-batch, in ms, that a slow link can hide communication behind; 0 hides nothing.
-
-    Raises:
-        ValueError: the strategy gathers all parameters, whose number is unknown.
-    """
+    """Compute per micro-batch, in ms, that a slow link can hide communication behind; 0 hides nothing."""
     overlap = _overlap(calibration, scenario, calls_of(calibration, scenario), 0)
     return hideable_part(overlap.calls) * overlap.hide_ms
 
@@ -388,9 +371,6 @@ def carry_residual(calibration: Calibration, several: Measured, scenario: Scenar
         calibration: from that run among others.
         several: on several nodes.
         scenario: of that run, its gradients as sent.
-
-    Raises:
-        UsageError: its samples per second are implausible.
     """
     step_ms = _step_ms(several.summary, scenario)
     try:

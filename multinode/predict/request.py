@@ -56,9 +56,6 @@ def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | N
         root: directory of all runs.
         names: of runs, as for `evidence_of`.
         request: what to predict; None means the common links for the measured training.
-
-    Raises:
-        UsageError: a run does not exist, the runs are not enough, or a requested value is impossible.
     """
     request = request or ForecastRequest()
     refuse_unusable(request)
@@ -113,12 +110,7 @@ def evidence_of(
 
 
 def hosts_of(root: Path, names: Sequence[str]) -> str:
-    """The value of `--hosts` of the newest of these runs; empty if the nodes came from elsewhere, or unknown.
-
-    Raises:
-        UsageError: a run does not exist.
-        MultinodeError: a file of one cannot be read.
-    """
+    """The value of `--hosts` of the newest of these runs; empty if the nodes came from elsewhere, or unknown."""
     named = {run.path for name in names for run in runs_of(RunDirectory.open(root, name))}
     newest = next((path for path in reversed(list_runs(root)) if path in named), None)
     return RunDirectory(newest).read_hosts() if newest is not None else ""
@@ -157,11 +149,7 @@ def runs_of(directory: RunDirectory) -> list[RunDirectory]:
 
 
 def read_record(directory: RunDirectory) -> Record | None:
-    """The data of a run for predictions; None if it launched nothing.
-
-    Raises:
-        MultinodeError: a file of it cannot be read.
-    """
+    """The data of a run for predictions; None if it launched nothing."""
     plan = directory.read("plan.json", LaunchPlan)
     if plan is None:
         return None
@@ -202,10 +190,5 @@ def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
 
 
 def load_published_benchmarks(path: Path) -> PublishedBenchmarks:
-    """The figures of a file.
-
-    Raises:
-        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong type; the message has
-            its place.
-    """
+    """The figures of a file."""
     return load_yaml(path, "the file of figures", PublishedBenchmarks, _BENCHMARKS_HINT)

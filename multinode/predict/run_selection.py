@@ -37,18 +37,13 @@ _SAME = (
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What a stored run has; None where it has none.
-
-    Attributes:
-        sweep: of an nccl-test.
-        model: the config.json of its model.
-    """
+    """What a stored run has; None where it has none."""
 
     plan: LaunchPlan
     summary: Summary | None = None
     workload: Workload | None = None
-    sweep: ScanReport | None = None
-    model: dict[str, Any] | None = None
+    sweep: ScanReport | None = None  # of an nccl-test
+    model: dict[str, Any] | None = None  # the config.json of its model
 
     @property
     def run_id(self) -> str:
@@ -156,19 +151,12 @@ CONTRAST = "multinode contrast --hosts H JOB.yaml"
 
 
 class RunSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """The records that are used.
+    """The records that are used."""
 
-    Attributes:
-        newest: the run that says what is trained, and how it is laid out today.
-        single: on one node; None where none is known.
-        several: on several nodes, oldest first, the newest last.
-        sweep: an nccl-test of the same nodes; None where none is stored.
-    """
-
-    newest: Record
-    single: Record | None = None
-    several: tuple[Record, ...] = ()
-    sweep: Record | None = None
+    newest: Record  # the run that says what is trained, and how it is laid out today
+    single: Record | None = None  # on one node; None where none is known
+    several: tuple[Record, ...] = ()  # on several nodes, oldest first, the newest last
+    sweep: Record | None = None  # an nccl-test of the same nodes; None where none is stored
 
     @property
     def sources(self) -> tuple[str, ...]:

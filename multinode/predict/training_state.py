@@ -31,44 +31,28 @@ _replace = msgspec.structs.replace
 
 
 class GpuMemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of the GPUs.
+    """Memory of the GPUs."""
 
-    Attributes:
-        total_gib: of the smallest GPU.
-        peak_gib: the most that a worker had allocated in a run in just these settings; None is unknown.
-    """
-
-    total_gib: float
+    total_gib: float  # of the smallest GPU
+    # the most that a worker had allocated in a run in just these settings; None is unknown
     peak_gib: float | None = None
 
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
-    """A training in its settings.
-
-    Attributes:
-        scenario: its settings, as far as the model has them; its gradients' factor is without `--grad-compress`.
-        settings: all of them.
-        subject: what was trained when its costs were measured; None is unknown.
-        deepspeed: its DeepSpeed configuration; None without one.
-        gpu_memory: None is unknown, or no GPUs.
-        slots: of the hostfile's nodes, in node-rank order; None of a node whose line does not say; empty is unknown.
-        measured_samples_per_s: of exactly this; None where it was not measured.
-        single_samples_per_s: of the run on one node that its costs were measured in; likewise.
-        stragglers: nodes that the others waited for.
-        balance: what dealing samples out by the nodes' speed would give; None is unknown.
-    """
+    """A training in its settings."""
 
     calibration: Calibration
-    scenario: Scenario
-    settings: Settings = Settings()
-    subject: Subject | None = None
-    deepspeed: DeepSpeedConfig | None = None
-    gpu_memory: GpuMemoryBudget | None = None
+    scenario: Scenario  # its settings, as far as the model has them; its gradients' factor is without `--grad-compress`
+    settings: Settings = Settings()  # all of them
+    subject: Subject | None = None  # what was trained when its costs were measured; None is unknown
+    deepspeed: DeepSpeedConfig | None = None  # its DeepSpeed configuration; None without one
+    gpu_memory: GpuMemoryBudget | None = None  # None is unknown, or no GPUs
+    # of the hostfile's nodes, in node-rank order; None of a node whose line does not say; empty is unknown
     slots: tuple[int | None, ...] = ()
-    measured_samples_per_s: float | None = None
-    single_samples_per_s: float | None = None
-    stragglers: tuple[Straggler, ...] = ()
-    balance: BalanceOutlook | None = None
+    measured_samples_per_s: float | None = None  # of exactly this; None where it was not measured
+    single_samples_per_s: float | None = None  # of the run on one node that its costs were measured in; likewise
+    stragglers: tuple[Straggler, ...] = ()  # nodes that the others waited for
+    balance: BalanceOutlook | None = None  # what dealing samples out by the nodes' speed would give; None is unknown
 
     def with_(
         self, scenario: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None, **own: Any
@@ -88,11 +72,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         return self.settings.command is not None
 
     def outlook(self) -> PredictedScenario:
-        """The state, predicted.
-
-        Raises:
-            ValueError: the strategy gathers all parameters, and how many there are is not known.
-        """
+        """The state, predicted."""
         return predict_scenario(
             self.calibration,
             self.scenario,
@@ -102,20 +82,12 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prediction(self) -> Prediction:
-        """The same with the ends of what is not known.
-
-        Raises:
-            ValueError: as `outlook`.
-        """
+        """The same with the ends of what is not known."""
         return predict(self.calibration, self.sent)
 
     @property
     def sent(self) -> Scenario:
-        """The scenario with its gradients as they are sent.
-
-        Raises:
-            UsageError: what PowerSGD would send is not known.
-        """
+        """The scenario with its gradients as they are sent."""
         return sent_as(self.calibration, self.scenario, self.settings.grad_compress)
 
     def memory_need(self) -> MemoryNeed | None:
@@ -147,11 +119,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def sample_mb(self) -> float:
-        """MB that a worker sends for each of its samples, and receives as many, in rings over all workers.
-
-        Raises:
-            ValueError: the strategy gathers all parameters, and how many there are is not known.
-        """
+        """MB that a worker sends for each of its samples, and receives as many, in rings over all workers."""
         scenario = self.sent
         samples = scenario.per_device_batch * scenario.accumulation
         return sent_bytes(scenario, calls_of(self.calibration, scenario)) / samples / 1e6
@@ -162,34 +130,20 @@ NOTHING = "nothing"
 
 
 class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
-    """One change and where it leads.
+    """One change and where it leads."""
 
-    Attributes:
-        name: in a few words, unique.
-        kind: what it moves; two of one kind exclude each other.
-        before: the state without it; `after` with it.
-        change: how a machine makes it; None where it takes a person.
-        by_hand: options that follow what a person has to do first; None where there are none.
-        extra_gib: memory of a worker beyond that of its states; None is unknown.
-        doubt: how far off its prediction may be beyond the model's own interval: 0.1 is 10%.
-        parts: of a pair, both.
-        meaning: what it changes beside the speed.
-        person: what a person does where no machine makes it.
-        remark: what the figures do not say.
-    """
-
-    name: str
-    kind: str
-    before: TrainingState
+    name: str  # in a few words, unique
+    kind: str  # what it moves; two of one kind exclude each other
+    before: TrainingState  # the state without it; `after` with it
     after: TrainingState
-    change: Change | None = None
-    by_hand: Change | None = None
-    extra_gib: float | None = 0.0
-    doubt: float = 0.0
-    parts: tuple[TuningOption, ...] = ()
-    meaning: str = NOTHING
-    person: str = ""
-    remark: Callable[[TuningOption], str] = lambda _: ""
+    change: Change | None = None  # how a machine makes it; None where it takes a person
+    by_hand: Change | None = None  # options that follow what a person has to do first; None where there are none
+    extra_gib: float | None = 0.0  # memory of a worker beyond that of its states; None is unknown
+    doubt: float = 0.0  # how far off its prediction may be beyond the model's own interval: 0.1 is 10%
+    parts: tuple[TuningOption, ...] = ()  # of a pair, both
+    meaning: str = NOTHING  # what it changes beside the speed
+    person: str = ""  # what a person does where no machine makes it
+    remark: Callable[[TuningOption], str] = lambda _: ""  # what the figures do not say
 
     @property
     def more_memory_gib(self) -> float | None:

@@ -39,29 +39,19 @@ _ROUNDS = 3
 
 
 class Trials(msgspec.Struct, frozen=True, kw_only=True):
-    """Which advice is tried, and how often.
+    """Which advice is tried, and how often."""
 
-    Attributes:
-        count: the best so many of what a machine can change.
-        repeats: runs of each; every second time in the opposite order, so that drift hits all alike.
-        picks: only advice whose name has one of these in it, two changes at once only by a `+`; empty is all.
-    """
-
-    count: int = 1
-    repeats: int = 1
+    count: int = 1  # the best so many of what a machine can change
+    repeats: int = 1  # runs of each; every second time in the opposite order, so that drift hits all alike
+    # only advice whose name has one of these in it, two changes at once only by a `+`; empty is all
     picks: tuple[str, ...] = ()
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice that was tried.
+    """Advice that was tried."""
 
-    Attributes:
-        recommendations: with what was measured.
-        directory: where it lies; its runs lie beside it.
-    """
-
-    recommendations: Recommendations
-    directory: Path
+    recommendations: Recommendations  # with what was measured
+    directory: Path  # where it lies; its runs lie beside it
 
 
 class _Measured(msgspec.Struct, kw_only=True):

@@ -71,11 +71,7 @@ _replace = msgspec.structs.replace
 
 
 def setting_options(state: TrainingState) -> Iterator[TuningOption]:
-    """Of the training's own settings, those that apply; in a script's, nothing but what the hook does is for a machine.
-
-    Raises:
-        ValueError: the strategy gathers all parameters, and how many there are is not known.
-    """
+    """Changes of the training's own settings. In a script's settings, only what the hook does can be changed."""
     several = (
         (_compress, _approximate, _average, _accumulate, _overlap, _larger_buckets, _gather_less)
         if state.scenario.layout.workers > 1

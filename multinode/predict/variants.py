@@ -35,20 +35,13 @@ _MOST_DIGITS = 9
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What was trained, as far as another strategy or method can be made of it.
-
-    Attributes:
-        job: as it ran; None of a script, or of figures.
-        model: its config.json; None is unknown.
-        shape: of the model, where there is no config.json.
-        targets: modules of an adapter, where there is no job.
-    """
+    """What was trained, as far as another strategy or method can be made of it."""
 
     settings: Settings
-    job: LlamaFactoryJob | None = None
-    model: dict[str, Any] | None = None
-    shape: ModelShape | None = None
-    targets: tuple[str, ...] = ("all",)
+    job: LlamaFactoryJob | None = None  # as it ran; None of a script, or of figures
+    model: dict[str, Any] | None = None  # its config.json; None is unknown
+    shape: ModelShape | None = None  # of the model, where there is no config.json
+    targets: tuple[str, ...] = ("all",)  # modules of an adapter, where there is no job
 
     def hideable_share(self, strategy: Strategy, *, lora: bool | None = None) -> float:
         """The fraction of compute beside which communication may run; without `lora` as the settings have it."""
@@ -98,9 +91,6 @@ def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, meth
         subject: what was trained.
         strategy: how the model is shared out.
         method: `full` or `lora:RANK`; None is as measured.
-
-    Raises:
-        UsageError: what it would send is not known.
     """
     other = method is not None and method != method_of(subject.settings)
     if not other and strategy is calibration.work.strategy:

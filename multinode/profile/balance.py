@@ -27,33 +27,22 @@ _LEAST_SHARE = 0.01
 
 
 class NodePace(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a node is.
-
-    Attributes:
-        own_ms: a worker's own work in a step, mean of its workers: the step without exposed communication and waiting.
-        samples: of a worker in a step; `balanced_samples` what dealing by speed gives it.
-        speed: samples that its workers should get where those of the slowest node get one.
-    """
+    """How fast a node is."""
 
     node: str
+    # a worker's own work in a step, mean of its workers: the step without exposed communication and waiting
     own_ms: float
-    samples: float
+    samples: float  # of a worker in a step; `balanced_samples` what dealing by speed gives it
     balanced_samples: float
-    speed: float
+    speed: float  # samples that its workers should get where those of the slowest node get one
 
 
 class BalanceOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What dealing samples out by speed would give (`launch --balance`).
+    """What dealing samples out by speed would give (`launch --balance`)."""
 
-    Attributes:
-        nodes: in node-rank order.
-        gain: samples/s over those of the run.
-        interval: of the gain, low and high: what of a worker's own work grows with its samples, and scatter.
-    """
-
-    nodes: tuple[NodePace, ...]
-    gain: float
-    interval: Bounds
+    nodes: tuple[NodePace, ...]  # in node-rank order
+    gain: float  # samples/s over those of the run
+    interval: Bounds  # of the gain, low and high: what of a worker's own work grows with its samples, and scatter
 
     @property
     def balance(self) -> Balance:
@@ -62,20 +51,13 @@ class BalanceOutlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker.
+    """One worker."""
 
-    Attributes:
-        node: its node's name.
-        own_us: its own work in each step; `own_ms` the mean.
-        samples: in a step.
-        growing: part of its own work that grows with its samples.
-    """
-
-    node: str
+    node: str  # its node's name
     rank: int
-    own_us: tuple[float, ...]
-    samples: float
-    growing: float
+    own_us: tuple[float, ...]  # its own work in each step; `own_ms` the mean
+    samples: float  # in a step
+    growing: float  # part of its own work that grows with its samples
 
     @property
     def own_ms(self) -> float:

@@ -22,20 +22,14 @@ _THREE_DIGITS = 100
 
 
 class Bottleneck(msgspec.Struct, frozen=True, kw_only=True):
-    """The main limit of a training.
+    """The main limit of a training."""
 
-    Attributes:
-        kind: `network`, `straggler`, `data`, `host`; `compute`: compute-bound; `no_communication`: each worker trains
-            alone; or `unknown`.
-        share: of the step.
-        take_turns: whether stragglers alternate, so that no single node is the cause.
-        sentence: with its figures.
-    """
-
+    # `network`, `straggler`, `data`, `host`; `compute`: compute-bound; `no_communication`: each worker trains alone; or
+    # `unknown`
     kind: str
-    share: float | None = None
-    take_turns: bool = False
-    sentence: str = ""
+    share: float | None = None  # of the step
+    take_turns: bool = False  # whether stragglers alternate, so that no single node is the cause
+    sentence: str = ""  # with its figures
 
 
 def find_bottleneck(

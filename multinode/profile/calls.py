@@ -36,29 +36,19 @@ _LONGEST_WORD = 40
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group.
+    """A process group."""
 
-    Attributes:
-        ranks: global ranks, in the group's order.
-        backend: of the model's device, `nccl` or `gloo`; None if unknown.
-    """
-
-    ranks: tuple[int, ...]
-    backend: str | None
+    ranks: tuple[int, ...]  # global ranks, in the group's order
+    backend: str | None  # of the model's device, `nccl` or `gloo`; None if unknown
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind and size per step of a worker.
+    """Calls of one kind and size per step of a worker."""
 
-    Attributes:
-        op: as in CallCount; likewise `size_bytes` and `source`.
-        count: per step, averaged over the measured steps.
-    """
-
-    op: str
+    op: str  # as in CallCount; likewise `size_bytes` and `source`
     group: Group
     size_bytes: float
-    count: float
+    count: float  # per step, averaged over the measured steps
     source: str
 
     @property
@@ -78,16 +68,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one worker per step.
-
-    Attributes:
-        kinds: the readable calls.
-        odd: why others are unreadable; empty if none.
-    """
+    """The calls of one worker per step."""
 
     rank: int
-    kinds: tuple[Kind, ...]
-    odd: str = ""
+    kinds: tuple[Kind, ...]  # the readable calls
+    odd: str = ""  # why others are unreadable; empty if none
 
     @property
     def asked_bytes(self) -> float:

@@ -40,28 +40,17 @@ _LEAST_IDLE_NS = 500_000_000
 
 
 class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean payload per step on a node's NICs.
-
-    Attributes:
-        ifname: data-plane NIC; None if unknown.
-        carried: by it, and by the RDMA ports if they carried more; if None, see `reason`.
-        rdma: the included RDMA ports.
-        others: traffic of the other NICs by name, without loopback.
-        typical: of the median step; None with too few readings.
-        idle: traffic in the time of a step before the training; None if unknown.
-        interpolated: whether the counters are the sampler's, read during the training.
-        reason: why there is no figure.
-    """
+    """Mean payload per step on a node's NICs."""
 
     node: str
-    ifname: str | None
-    carried: Carried | None = None
-    rdma: tuple[str, ...] = ()
-    others: dict[str, Carried] = {}
-    typical: Carried | None = None
-    idle: Carried | None = None
-    interpolated: bool = False
-    reason: str = ""
+    ifname: str | None  # data-plane NIC; None if unknown
+    carried: Carried | None = None  # by it, and by the RDMA ports if they carried more; if None, see `reason`
+    rdma: tuple[str, ...] = ()  # the included RDMA ports
+    others: dict[str, Carried] = {}  # traffic of the other NICs by name, without loopback
+    typical: Carried | None = None  # of the median step; None with too few readings
+    idle: Carried | None = None  # traffic in the time of a step before the training; None if unknown
+    interpolated: bool = False  # whether the counters are the sampler's, read during the training
+    reason: str = ""  # why there is no figure
 
 
 class _Series(msgspec.Struct, frozen=True, kw_only=True):

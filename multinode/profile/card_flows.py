@@ -25,49 +25,29 @@ _SAME = 1e-6
 
 
 class Manner(msgspec.Struct, frozen=True, kw_only=True):
-    """A non-default way of NCCL's collectives.
+    """A non-default way of NCCL's collectives."""
 
-    Attributes:
-        all_reduce: name of the algorithm; None is the usual one.
-        wire_factor: bytes on the wire per byte of payload.
-    """
-
-    all_reduce: str | None = None
-    wire_factor: float = 1.0
+    all_reduce: str | None = None  # name of the algorithm; None is the usual one
+    wire_factor: float = 1.0  # bytes on the wire per byte of payload
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """NIC traffic of the calls of one op, in groups of one size.
+    """NIC traffic of the calls of one op, in groups of one size."""
 
-    Attributes:
-        op: as in CallCount.
-        backend: of the groups; None if unknown.
-        ranks: workers in each group.
-        spans: nodes of each group.
-        groups: groups by node.
-        carried: by node.
-    """
-
-    op: str
-    backend: str | None
-    ranks: int
-    spans: int
-    groups: tuple[int, ...]
-    carried: tuple[Carried, ...]
+    op: str  # as in CallCount
+    backend: str | None  # of the groups; None if unknown
+    ranks: int  # workers in each group
+    spans: int  # nodes of each group
+    groups: tuple[int, ...]  # groups by node
+    carried: tuple[Carried, ...]  # by node
 
 
 class CardFlows(msgspec.Struct, frozen=True, kw_only=True):
-    """NIC traffic of a step on each node.
+    """NIC traffic of a step on each node."""
 
-    Attributes:
-        nodes: total, by node.
-        shares: of it, by op and group size.
-        unknown: by op, why its traffic is unknown; `nodes` excludes it.
-    """
-
-    nodes: tuple[Carried, ...]
-    shares: tuple[Share, ...] = ()
-    unknown: dict[str, str] = {}
+    nodes: tuple[Carried, ...]  # total, by node
+    shares: tuple[Share, ...] = ()  # of it, by op and group size
+    unknown: dict[str, str] = {}  # by op, why its traffic is unknown; `nodes` excludes it
 
     @property
     def most(self) -> float:
@@ -151,11 +131,7 @@ def _joints(calls: Mapping[int, WorkerCalls]) -> Iterable[_Joint]:
 
 
 def _flows(joint: _Joint, places: _Places, manner: Manner) -> Sequence[Carried]:
-    """Traffic of these calls on the NIC of each node.
-
-    Raises:
-        UnknownError: why it is unknown.
-    """
+    """Traffic of these calls on the NIC of each node."""
     nodes = places.of(joint.group.ranks)
     known = bool(algorithms_of(joint.group.backend or "", joint.op))
     small = all(kind.is_small for kinds in joint.workers.values() for kind in kinds)

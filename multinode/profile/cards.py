@@ -67,39 +67,27 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CardRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic of a NIC between two samples; both rates are None if its counters restarted.
+    """Traffic of a NIC between two samples; both rates are None if its counters restarted."""
 
-    Attributes:
-        sample: the later one.
-        in_gbit_per_s: as counted, including headers; likewise `out_gbit_per_s`.
-    """
-
-    sample: NicSample
-    in_gbit_per_s: float | None = None
+    sample: NicSample  # the later one
+    in_gbit_per_s: float | None = None  # as counted, including headers; likewise `out_gbit_per_s`
     out_gbit_per_s: float | None = None
 
 
 class CardUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One NIC or RDMA port.
-
-    Attributes:
-        in_gbit_per_s: as counted, including headers, mean over the window; likewise `out_gbit_per_s`.
-        peak_in_gbit_per_s: maximum between two samples; likewise `peak_out_gbit_per_s`.
-        idle_in_gbit_per_s: before the first worker started; likewise `idle_out_gbit_per_s`; None if not sampled.
-        errors: in the whole run, both directions; likewise `drops`.
-        link_gbit_per_s: its reported rate; `share` is the mean of the busier direction over it.
-    """
+    """One NIC or RDMA port."""
 
     ifname: str
-    in_gbit_per_s: float | None = None
+    in_gbit_per_s: float | None = None  # as counted, including headers, mean over the window; likewise `out_gbit_per_s`
     out_gbit_per_s: float | None = None
-    peak_in_gbit_per_s: float | None = None
+    peak_in_gbit_per_s: float | None = None  # maximum between two samples; likewise `peak_out_gbit_per_s`
     peak_out_gbit_per_s: float | None = None
+    # before the first worker started; likewise `idle_out_gbit_per_s`; None if not sampled
     idle_in_gbit_per_s: float | None = None
     idle_out_gbit_per_s: float | None = None
-    errors: int | None = None
+    errors: int | None = None  # in the whole run, both directions; likewise `drops`
     drops: int | None = None
-    link_gbit_per_s: float | None = None
+    link_gbit_per_s: float | None = None  # its reported rate; `share` is the mean of the busier direction over it
     share: float | None = None
 
 
@@ -145,11 +133,7 @@ def payload(after: CardBytes, before: CardBytes = _ZERO) -> Carried:
 
 
 def carried_in(counters: Counters, span: Span) -> Carried:
-    """Payload through a NIC in a span.
-
-    Raises:
-        UnknownError: as `grown_in`.
-    """
+    """Payload through a NIC in a span."""
     each = ([Reading(moment, getattr(one, name) or 0) for moment, one in counters] for name in _FIELDS)
     return _less_headers(*(grown_in(readings, span).count for readings in each))
 

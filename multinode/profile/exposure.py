@@ -28,56 +28,37 @@ _TRACE_TELLS = "a trace shows it (--trace)"
 
 
 class DdpTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """DDP's counters for one step of one worker, summed over iterations and DDP modules.
+    """DDP's counters for one step of one worker, summed over iterations and DDP modules."""
 
-    Attributes:
-        iterations: of the reducer; one, unless micro-batches are reduced separately or there are several modules.
-        compute_us: forward pass and backward computation.
-        comm_us: from the first bucket to the last; `exposed_us` is the part that the backward computation did not
-            overlap.
-    """
-
-    iterations: int
-    compute_us: float
+    iterations: int  # of the reducer; one, unless micro-batches are reduced separately or there are several modules
+    compute_us: float  # forward pass and backward computation
+    # from the first bucket to the last; `exposed_us` is the part that the backward computation did not overlap
     comm_us: float
     exposed_us: float
 
 
 class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one worker.
-
-    Attributes:
-        exposed_us: wait in exposed communication, at most the step; None if unknown.
-        ddp: its DDP counters, if the source is `ddp`.
-        beside_us: the part of `exposed_us` in calls other than DDP's reducer; likewise.
-    """
+    """One step of one worker."""
 
     record: StepSample
     step_us: float
-    exposed_us: float | None = None
-    ddp: DdpTimes | None = None
-    beside_us: float | None = None
+    exposed_us: float | None = None  # wait in exposed communication, at most the step; None if unknown
+    ddp: DdpTimes | None = None  # its DDP counters, if the source is `ddp`
+    beside_us: float | None = None  # the part of `exposed_us` in calls other than DDP's reducer; likewise
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps with known exposure.
+    """The steps with known exposure."""
 
-    Attributes:
-        source: `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives), `alone`
-            (one worker), or None if unknown.
-        steps: by rank, with all workers in each, ascending; steps unknown to the source are excluded.
-        device: of all workers, `cpu` or `cuda`; None if unknown or mixed.
-        accumulation: micro-batches per step by rank, if the framework reports it.
-        reason: why there is no source.
-        rule: which steps these are, in words.
-    """
-
+    # `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives), `alone` (one
+    # worker), or None if unknown
     source: str | None = None
+    # by rank, with all workers in each, ascending; steps unknown to the source are excluded
     steps: tuple[dict[int, WorkerStep], ...] = ()
-    device: str | None = None
-    accumulation: dict[int, int] = {}
-    reason: str = ""
-    rule: str = ""
+    device: str | None = None  # of all workers, `cpu` or `cuda`; None if unknown or mixed
+    accumulation: dict[int, int] = {}  # micro-batches per step by rank, if the framework reports it
+    reason: str = ""  # why there is no source
+    rule: str = ""  # which steps these are, in words
 
 
 _Step = dict[int, WorkerStep]

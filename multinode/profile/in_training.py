@@ -29,43 +29,27 @@ _SOURCES = {
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
-    """The nccl-test result for the same messages on the same nodes.
+    """The nccl-test result for the same messages on the same nodes."""
 
-    Attributes:
-        run_id: of the nccl-test.
-        busbw_gb_per_s: factor x bytes of the messages / sum of their times.
-    """
-
-    run_id: str
-    busbw_gb_per_s: float
+    run_id: str  # of the nccl-test
+    busbw_gb_per_s: float  # factor x bytes of the messages / sum of their times
 
 
 class InTraining(msgspec.Struct, frozen=True, kw_only=True):
-    """Busbw of the training's all-reduces.
+    """Busbw of the training's all-reduces."""
 
-    Attributes:
-        busbw_gb_per_s: factor x bytes of a step's all-reduces / their time; None if unknown.
-        sizes_bytes: of a step's all-reduces; empty if unknown.
-        source: `trace` (transfers in a profiler window), `nccl inspector` (NCCL's records) or `ddp span` (first to last
-            bucket, including waits for buckets: a lower bound, tight if the link is the limit).
-        bytes_per_step: of all-reduces, by the source; None if unknown.
-        recorded: recorded share of the operations, if the source numbers them; with gaps, neither sizes nor bytes are
-            known.
-        asked_bytes: requested by the calls of a worker per step, for comparison.
-        alone: nccl-test's result, if a run of the same nodes and workers is stored.
-        sentence: both in words; empty without a bandwidth.
-        reason: why there is none.
-    """
-
-    busbw_gb_per_s: float | None = None
-    sizes_bytes: tuple[int, ...] = ()
+    busbw_gb_per_s: float | None = None  # factor x bytes of a step's all-reduces / their time; None if unknown
+    sizes_bytes: tuple[int, ...] = ()  # of a step's all-reduces; empty if unknown
+    # `trace` (transfers in a profiler window), `nccl inspector` (NCCL's records) or `ddp span` (first to last bucket,
+    # including waits for buckets: a lower bound, tight if the link is the limit)
     source: str | None = None
-    bytes_per_step: float | None = None
+    bytes_per_step: float | None = None  # of all-reduces, by the source; None if unknown
+    # recorded share of the operations, if the source numbers them; with gaps, neither sizes nor bytes are known
     recorded: float = 1.0
-    asked_bytes: float | None = None
-    alone: Alone | None = None
-    sentence: str = ""
-    reason: str = ""
+    asked_bytes: float | None = None  # requested by the calls of a worker per step, for comparison
+    alone: Alone | None = None  # nccl-test's result, if a run of the same nodes and workers is stored
+    sentence: str = ""  # both in words; empty without a bandwidth
+    reason: str = ""  # why there is none
 
 
 def in_training(

@@ -39,21 +39,13 @@ _WRITTEN_WITHIN_S = 1.0
 
 
 class InspectorView(msgspec.Struct, frozen=True, kw_only=True):
-    """All-reduces of all workers in the measured steps.
+    """All-reduces of all workers in the measured steps."""
 
-    Attributes:
-        busbw_gb_per_s: factor x bytes / time, each of the worker that waited least.
-        sizes_bytes: of a step's all-reduces; empty if not all were recorded.
-        bytes_per_step: of all of them; None if not all were recorded.
-        operations: number recorded on all workers.
-        recorded: recorded share of the numbered operations, of the worker that recorded least.
-    """
-
-    busbw_gb_per_s: float
-    sizes_bytes: tuple[int, ...] = ()
-    bytes_per_step: float | None = None
-    operations: int
-    recorded: float = 1.0
+    busbw_gb_per_s: float  # factor x bytes / time, each of the worker that waited least
+    sizes_bytes: tuple[int, ...] = ()  # of a step's all-reduces; empty if not all were recorded
+    bytes_per_step: float | None = None  # of all of them; None if not all were recorded
+    operations: int  # number recorded on all workers
+    recorded: float = 1.0  # recorded share of the numbered operations, of the worker that recorded least
 
 
 def total_bytes(op: NcclOpSample) -> int:

@@ -31,15 +31,10 @@ _MOST_NAMED = 4
 
 
 class Peers(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison group of a slow machine or worker.
+    """The comparison group of a slow machine or worker."""
 
-    Attributes:
-        kind: `nodes`, `workers` (others of its own node), or `alone` (itself, while no other measured).
-        names: of the nodes.
-    """
-
-    kind: str = "nodes"
-    names: tuple[str, ...] = ()
+    kind: str = "nodes"  # `nodes`, `workers` (others of its own node), or `alone` (itself, while no other measured)
+    names: tuple[str, ...] = ()  # of the nodes
 
     def __str__(self) -> str:
         if self.kind == "nodes":
@@ -48,23 +43,14 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
-    """One possible cause of a slow machine.
+    """One possible cause of a slow machine."""
 
-    Attributes:
-        cause: as in Straggler and Slow.
-        code: distinguishes causes of the same kind.
-        node: the slow one.
-        peers: the others; None without a comparison.
-        figures: of both.
-        sentence: the observation; likewise `hint`, the fix.
-    """
-
-    cause: str
-    code: str = ""
-    node: str = ""
-    peers: Peers | None = None
-    figures: Figures = {}
-    sentence: str = ""
+    cause: str  # as in Straggler and Slow
+    code: str = ""  # distinguishes causes of the same kind
+    node: str = ""  # the slow one
+    peers: Peers | None = None  # the others; None without a comparison
+    figures: Figures = {}  # of both
+    sentence: str = ""  # the observation; likewise `hint`, the fix
     hint: str = ""
 
 
@@ -158,24 +144,16 @@ THROTTLES = (
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """A slow machine and its peers.
-
-    Attributes:
-        they: the peers.
-        use: as in NodeUse, or some of its fields; likewise `others`.
-        gpus: its GPUs in question; `peers` are those to compare with.
-        clocks_tell: whether a limit on clocks matters only if they are slower than the peers'.
-        write_hint: adapts a hint to the way the node is reached.
-    """
+    """A slow machine and its peers."""
 
     node: str
-    they: Peers
-    use: object
+    they: Peers  # the peers
+    use: object  # as in NodeUse, or some of its fields; likewise `others`
     others: Sequence[object]
-    gpus: Sequence[GpuUse]
+    gpus: Sequence[GpuUse]  # its GPUs in question; `peers` are those to compare with
     peers: Sequence[GpuUse]
-    clocks_tell: bool = True
-    write_hint: Callable[[str], str] = str
+    clocks_tell: bool = True  # whether a limit on clocks matters only if they are slower than the peers'
+    write_hint: Callable[[str], str] = str  # adapts a hint to the way the node is reached
 
     def cause(self, cause: str, code: str, sentence: str, hint: str, **figures: float | str | None) -> LikelyCause:
         """A cause with the known figures."""

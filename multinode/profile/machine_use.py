@@ -28,33 +28,21 @@ _LINK = re.compile(r"gen (\d{1,2}) x(\d{1,2})")
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU; medians over the window unless stated otherwise.
-
-    Attributes:
-        sm_percent: fraction of time in which a kernel ran.
-        peak_memory_gib: of all processes, of `memory_total_gib`.
-        power_w: of `power_limit_w`.
-        energy_j: in the measured steps; None if NVML does not count it.
-        sm_clock_mhz: of `sm_clock_max_mhz`.
-        temperature_c: maximum.
-        pcie: as "gen 3 x8 of gen 4 x16", the lowest under load; None if unknown.
-        pcie_reduced: whether it has fewer lanes than GPU and slot support.
-        throttle: fraction of the samples by reason.
-    """
+    """One GPU; medians over the window unless stated otherwise."""
 
     index: int
-    sm_percent: float | None = None
-    peak_memory_gib: float | None = None
+    sm_percent: float | None = None  # fraction of time in which a kernel ran
+    peak_memory_gib: float | None = None  # of all processes, of `memory_total_gib`
     memory_total_gib: float | None = None
-    power_w: float | None = None
+    power_w: float | None = None  # of `power_limit_w`
     power_limit_w: float | None = None
-    energy_j: float | None = None
-    sm_clock_mhz: float | None = None
+    energy_j: float | None = None  # in the measured steps; None if NVML does not count it
+    sm_clock_mhz: float | None = None  # of `sm_clock_max_mhz`
     sm_clock_max_mhz: float | None = None
-    temperature_c: float | None = None
-    pcie: str | None = None
-    pcie_reduced: bool = False
-    throttle: dict[str, float] = {}
+    temperature_c: float | None = None  # maximum
+    pcie: str | None = None  # as "gen 3 x8 of gen 4 x16", the lowest under load; None if unknown
+    pcie_reduced: bool = False  # whether it has fewer lanes than GPU and slot support
+    throttle: dict[str, float] = {}  # fraction of the samples by reason
 
     def is_narrower(self, other: GpuUse) -> bool:
         """Whether its link is slower than the other's, which has all its lanes; each generation is twice as fast."""
@@ -167,51 +155,32 @@ _UNSAMPLED = "not sampled while the measured steps ran"
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One node during the measured steps.
-
-    Attributes:
-        cards: the sampled NICs.
-        cpu_busy_percent: of all cores, mean; likewise `cpu_iowait_percent`, `cpu_steal_percent`.
-        job_cores: cores used by the job, mean.
-        quota_cores: processors that its cgroup allows; None if unlimited or unknown.
-        throttled_share: fraction of the window in which the cgroup was throttled; None if unknown.
-        memory_available_gib: minimum.
-        retransmitted_share: of the TCP segments sent in the whole run; None if unknown.
-        peak_worker_memory_gib: by rank, allocated on its GPU, otherwise resident in its process.
-        peak_worker_reserved_gib: by rank, reserved on its GPU by torch's allocator.
-        missing: reason by name of unsampled figures.
-    """
+    """One node during the measured steps."""
 
     node: str
     node_rank: int
     ranks: tuple[int, ...]
-    cards: tuple[CardUse, ...] = ()
+    cards: tuple[CardUse, ...] = ()  # the sampled NICs
     gpus: tuple[GpuUse, ...] = ()
-    cpu_busy_percent: float | None = None
+    cpu_busy_percent: float | None = None  # of all cores, mean; likewise `cpu_iowait_percent`, `cpu_steal_percent`
     cpu_iowait_percent: float | None = None
     cpu_steal_percent: float | None = None
-    job_cores: float | None = None
-    quota_cores: float | None = None
-    throttled_share: float | None = None
-    memory_available_gib: float | None = None
-    retransmitted_share: float | None = None
-    peak_worker_memory_gib: dict[int, float] = {}
-    peak_worker_reserved_gib: dict[int, float] = {}
-    missing: dict[str, str] = {}
+    job_cores: float | None = None  # cores used by the job, mean
+    quota_cores: float | None = None  # processors that its cgroup allows; None if unlimited or unknown
+    throttled_share: float | None = None  # fraction of the window in which the cgroup was throttled; None if unknown
+    memory_available_gib: float | None = None  # minimum
+    retransmitted_share: float | None = None  # of the TCP segments sent in the whole run; None if unknown
+    peak_worker_memory_gib: dict[int, float] = {}  # by rank, allocated on its GPU, otherwise resident in its process
+    peak_worker_reserved_gib: dict[int, float] = {}  # by rank, reserved on its GPU by torch's allocator
+    missing: dict[str, str] = {}  # reason by name of unsampled figures
 
 
 class GpuEnergy(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all GPUs of a run.
+    """Of all GPUs of a run."""
 
-    Attributes:
-        power_w: during the measured steps.
-        j_per_sample: energy per sample, in J.
-        reason: why one of them is None; otherwise empty.
-    """
-
-    power_w: float | None = None
-    j_per_sample: float | None = None
-    reason: str = ""
+    power_w: float | None = None  # during the measured steps
+    j_per_sample: float | None = None  # energy per sample, in J
+    reason: str = ""  # why one of them is None; otherwise empty
 
 
 def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
@@ -289,9 +258,6 @@ def _throttled_share(limits: Iterable[CgroupSample], span: Span) -> float:
     """Fraction of a span in which a cgroup was throttled.
 
     The kernel adds up the time of all waiting processors, which can exceed the elapsed time.
-
-    Raises:
-        UnknownError: as `grown_in`.
     """
     return min(1.0, grown_in([Reading(one.mono_ns, one.throttled_us) for one in limits], span).per_s / _US_PER_S)
 

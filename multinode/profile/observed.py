@@ -31,16 +31,11 @@ _SHARE_DROPPED = 1 / 3
 
 
 class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured steps.
+    """The measured steps."""
 
-    Attributes:
-        first: index of the first measured step.
-        rule: why, in words.
-    """
-
-    first: int
+    first: int  # index of the first measured step
     count: int
-    rule: str
+    rule: str  # why, in words
 
 
 def find_steady_state(step_times_us: Sequence[float]) -> SteadyState:
@@ -74,23 +69,15 @@ _OF_STEPS = (StepSample, LossSample, EvaluationSample, DdpSample, DeviceWaitSamp
 
 
 class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of one node.
-
-    Attributes:
-        ranks: global ranks of its workers.
-        ifname: its data-plane interface; None if unknown.
-        ifnames: all interfaces of the hostfile, if several.
-        link_gbit_per_s: reported rate of the interface; None if unknown.
-        samples: in the order of their files.
-    """
+    """The records of one node."""
 
     name: str
     node_rank: int
-    ranks: tuple[int, ...]
-    ifname: str | None = None
-    ifnames: tuple[str, ...] = ()
-    link_gbit_per_s: float | None = None
-    samples: tuple[Sample, ...] = ()
+    ranks: tuple[int, ...]  # global ranks of its workers
+    ifname: str | None = None  # its data-plane interface; None if unknown
+    ifnames: tuple[str, ...] = ()  # all interfaces of the hostfile, if several
+    link_gbit_per_s: float | None = None  # reported rate of the interface; None if unknown
+    samples: tuple[Sample, ...] = ()  # in the order of their files
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
         """Its samples of one kind."""
@@ -98,27 +85,18 @@ class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of all nodes.
-
-    Attributes:
-        nodes: in node-rank order; of a restarted worker, records since the restart.
-        recorded: number of recorded steps, including those not read.
-        steps: records by rank, by step number, ascending.
-        counted: numbers of the measured steps, ascending; those in `steps` with a time.
-        rule: which these are, in words.
-        syncs: measured steps in which nodes averaged their parameters; the measured steps then cover whole rounds.
-        write_hint: adapts a hint to the way its node is reached.
-    """
+    """The records of all nodes."""
 
     run_id: str
     world_size: int
-    nodes: tuple[ObservedNode, ...]
-    recorded: int
-    steps: dict[int, dict[int, StepSample]]
-    counted: tuple[int, ...]
-    rule: str
+    nodes: tuple[ObservedNode, ...]  # in node-rank order; of a restarted worker, records since the restart
+    recorded: int  # number of recorded steps, including those not read
+    steps: dict[int, dict[int, StepSample]]  # records by rank, by step number, ascending
+    counted: tuple[int, ...]  # numbers of the measured steps, ascending; those in `steps` with a time
+    rule: str  # which these are, in words
+    # measured steps in which nodes averaged their parameters; the measured steps then cover whole rounds
     syncs: tuple[int, ...] = ()
-    write_hint: Callable[[str], str] = str
+    write_hint: Callable[[str], str] = str  # adapts a hint to the way its node is reached
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
         """Samples of one kind, of all nodes."""

@@ -18,22 +18,15 @@ _EXPOSED = ("exposed_ms", "exposed_share", "late_ms")
 
 
 class RepeatedSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """The split of a side's runs.
+    """The split of a side's runs."""
 
-    Attributes:
-        split: mean of each part that all repeats have; None if a repeat was not split.
-        exposed_ms: one per repeat; None if one has none. `exposed_share` of the step, on average.
-        stragglers: nodes named by a repeat, the latest first.
-        late_ms: wait of the others for the latest, mean of the repeats; None if waits were not timed.
-        missing: reason by name of None values.
-    """
-
-    split: WorkerSplit | None = None
+    split: WorkerSplit | None = None  # mean of each part that all repeats have; None if a repeat was not split
+    # one per repeat; None if one has none. `exposed_share` of the step, on average.
     exposed_ms: tuple[float, ...] | None = None
     exposed_share: float | None = None
-    stragglers: tuple[str, ...] = ()
-    late_ms: float | None = None
-    missing: dict[str, str] = {}
+    stragglers: tuple[str, ...] = ()  # nodes named by a repeat, the latest first
+    late_ms: float | None = None  # wait of the others for the latest, mean of the repeats; None if waits were not timed
+    missing: dict[str, str] = {}  # reason by name of None values
 
 
 def average_splits(summaries: Sequence[Summary]) -> RepeatedSplit:

@@ -11,29 +11,19 @@ from multinode.records.samples import SyncSample
 
 
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured rounds of a training that averages every H steps.
+    """The measured rounds of a training that averages every H steps."""
 
-    Attributes:
-        every: H, optimizer steps per round.
-        dtype: of changes on the wire; None sends the parameters unchanged.
-        outer_lr: of DiLoCo's outer optimizer; None is local SGD. `momentum` likewise.
-        rounds: measured rounds; `early` of them were closed early by a checkpoint or evaluation.
-        steps: per round, on average; None if none was measured.
-        sync_ms: median time of averaging, including waits for slower nodes.
-        size_bytes: S of a round's all-reduces between nodes.
-        drift: norm of the difference between a node's parameters and the mean, of the node that drifted most; median of
-            the rounds. `last_drift` of the last round.
-    """
-
-    every: int
-    dtype: str | None = None
-    outer_lr: float | None = None
+    every: int  # H, optimizer steps per round
+    dtype: str | None = None  # of changes on the wire; None sends the parameters unchanged
+    outer_lr: float | None = None  # of DiLoCo's outer optimizer; None is local SGD. `momentum` likewise.
     momentum: float = 0.0
-    rounds: int = 0
+    rounds: int = 0  # measured rounds; `early` of them were closed early by a checkpoint or evaluation
     early: int = 0
-    steps: float | None = None
-    sync_ms: float | None = None
-    size_bytes: float | None = None
+    steps: float | None = None  # per round, on average; None if none was measured
+    sync_ms: float | None = None  # median time of averaging, including waits for slower nodes
+    size_bytes: float | None = None  # S of a round's all-reduces between nodes
+    # norm of the difference between a node's parameters and the mean, of the node that drifted most; median of the
+    # rounds. `last_drift` of the last round.
     drift: float | None = None
     last_drift: float | None = None
 

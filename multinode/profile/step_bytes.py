@@ -33,56 +33,34 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind, group size and message size per step of one worker.
+    """Calls of one kind, group size and message size per step of one worker."""
 
-    Attributes:
-        op: as in CallCount.
-        ranks: workers in the group.
-        nodes: of the group.
-        backend: of the group, `nccl` or `gloo`; None if unknown.
-        size_bytes: S of one call.
-        count: calls per step, averaged over the measured steps.
-        source: as in CallCount.
-    """
-
-    op: str
-    ranks: int
-    nodes: int
-    backend: str | None
-    size_bytes: float
-    count: float
-    source: str = "call"
+    op: str  # as in CallCount
+    ranks: int  # workers in the group
+    nodes: int  # of the group
+    backend: str | None  # of the group, `nccl` or `gloo`; None if unknown
+    size_bytes: float  # S of one call
+    count: float  # calls per step, averaged over the measured steps
+    source: str = "call"  # as in CallCount
 
 
 class BytesPerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per optimizer step in one direction, over the measured steps.
+    """Bytes per optimizer step in one direction, over the measured steps."""
 
-    Attributes:
-        calls: requested by the busiest worker: factor(op, ranks) x S, with busbw's factors.
-        expected: through the busiest node's NIC, by the backend's algorithms.
-        card: payload counted by that NIC in that direction, without headers.
-    """
-
-    calls: float | None = None
-    expected: float | None = None
-    card: float | None = None
+    calls: float | None = None  # requested by the busiest worker: factor(op, ranks) x S, with busbw's factors
+    expected: float | None = None  # through the busiest node's NIC, by the backend's algorithms
+    card: float | None = None  # payload counted by that NIC in that direction, without headers
 
 
 class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """The communication of a step.
+    """The communication of a step."""
 
-    Attributes:
-        bytes_per_step: three figures for the same step.
-        calls: of the busiest worker, most bytes first.
-        explained: one sentence per difference above 3% (calls and expected) or 5% (expected and NIC); an unexplained
-            one starts with "unexplained".
-        missing: reason by name of every None in `bytes_per_step`.
-    """
-
-    bytes_per_step: BytesPerStep = BytesPerStep()
-    calls: tuple[SeenCall, ...] = ()
+    bytes_per_step: BytesPerStep = BytesPerStep()  # three figures for the same step
+    calls: tuple[SeenCall, ...] = ()  # of the busiest worker, most bytes first
+    # one sentence per difference above 3% (calls and expected) or 5% (expected and NIC); an unexplained one starts with
+    # "unexplained"
     explained: tuple[str, ...] = ()
-    missing: dict[str, str] = {}
+    missing: dict[str, str] = {}  # reason by name of every None in `bytes_per_step`
 
 
 def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTraffic:

@@ -22,56 +22,40 @@ _SOURCES = {
 
 
 class WorkerSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's step in ms: means over the same steps, so the parts add up to the step.
+    """One worker's step in ms: means over the same steps, so the parts add up to the step."""
 
-    Attributes:
-        rank: global rank.
-        compute_ms: forward and backward computation.
-        exposed_ms: exposed communication without the wait for stragglers.
-        wait_ms: wait for slower workers: its exposed communication minus the minimum of all workers in that step.
-        data_ms: waiting for batches; like `optimizer_ms` of a GPU, host time in which the GPU neither computed nor
-            communicated, hence an upper bound.
-        host_ms: the rest.
-        overlap: share of the communication hidden by computation; None if unknown.
-        core_wait_ms: on a CPU, wait for a core during compute, optimizer and host; the share in the backward pass,
-            which also waits for communication, is taken from outside of it. None if unknown.
-    """
-
-    rank: int
+    rank: int  # global rank
     step_ms: float
-    compute_ms: float | None = None
-    exposed_ms: float | None = None
+    compute_ms: float | None = None  # forward and backward computation
+    exposed_ms: float | None = None  # exposed communication without the wait for stragglers
+    # wait for slower workers: its exposed communication minus the minimum of all workers in that step
     wait_ms: float | None = None
+    # waiting for batches; like `optimizer_ms` of a GPU, host time in which the GPU neither computed nor communicated,
+    # hence an upper bound
     data_ms: float | None = None
     optimizer_ms: float | None = None
-    host_ms: float | None = None
-    overlap: float | None = None
+    host_ms: float | None = None  # the rest
+    overlap: float | None = None  # share of the communication hidden by computation; None if unknown
+    # on a CPU, wait for a core during compute, optimizer and host; the share in the backward pass, which also waits for
+    # communication, is taken from outside of it. None if unknown.
     core_wait_ms: float | None = None
 
 
 class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """The split of all workers.
+    """The split of all workers."""
 
-    Attributes:
-        source: `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives), `alone`
-            (one worker), or None if exposed communication is unknown.
-        device: of all workers, `cpu` or `cuda`; None if unknown or mixed.
-        mean: over the workers, `rank` -1.
-        workers: by rank.
-        comm_ms: span of communication per step, hidden or not, minimum of all workers; None if unknown.
-        beside_ms: minimum over steps and workers of calls other than DDP's reducer; None if only the sum is known.
-        missing: reason by name of every None part.
-        rule: the method, in words.
-    """
-
+    # `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives), `alone` (one
+    # worker), or None if exposed communication is unknown
     source: str | None = None
-    device: str | None = None
-    mean: WorkerSplit | None = None
-    workers: tuple[WorkerSplit, ...] = ()
+    device: str | None = None  # of all workers, `cpu` or `cuda`; None if unknown or mixed
+    mean: WorkerSplit | None = None  # over the workers, `rank` -1
+    workers: tuple[WorkerSplit, ...] = ()  # by rank
+    # span of communication per step, hidden or not, minimum of all workers; None if unknown
     comm_ms: float | None = None
+    # minimum over steps and workers of calls other than DDP's reducer; None if only the sum is known
     beside_ms: float | None = None
-    missing: dict[str, str] = {}
-    rule: str = ""
+    missing: dict[str, str] = {}  # reason by name of every None part
+    rule: str = ""  # the method, in words
 
 
 _PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")

@@ -40,42 +40,27 @@ _COMPARED = {"data": "waits for batches", "cpus": "processors", "gpus": "GPUs", 
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """A node whose workers the others wait for.
-
-    Attributes:
-        ranks: the late workers.
-        late_ms: wait of the others, median over the steps.
-        share: of the step.
-        slower: its workers' time for a sample over that of its peers; None if unknown, or if it has more work.
-        cost: how much slower it is and what part of its peers' time is waiting, in a sentence; or empty.
-        cause: `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens) or
-            `unknown`.
-        causes: the evidence, best first; for an unknown cause, what was compared.
-        evidence: the same, one sentence each; likewise `hint`, the fix.
-    """
+    """A node whose workers the others wait for."""
 
     node: str
-    ranks: tuple[int, ...]
-    late_ms: float
-    share: float
+    ranks: tuple[int, ...]  # the late workers
+    late_ms: float  # wait of the others, median over the steps
+    share: float  # of the step
+    # its workers' time for a sample over that of its peers; None if unknown, or if it has more work
     slower: float | None = None
-    cost: str = ""
+    cost: str = ""  # how much slower it is and what part of its peers' time is waiting, in a sentence; or empty
+    # `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens) or `unknown`
     cause: str = "unknown"
-    causes: tuple[LikelyCause, ...] = ()
-    evidence: tuple[str, ...] = ()
+    causes: tuple[LikelyCause, ...] = ()  # the evidence, best first; for an unknown cause, what was compared
+    evidence: tuple[str, ...] = ()  # the same, one sentence each; likewise `hint`, the fix
     hint: str = ""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits between nodes, whoever is late; on a single node, between its workers.
+    """Waits between nodes, whoever is late; on a single node, between its workers."""
 
-    Attributes:
-        late_ms: wait of the others for the last one, mean over the steps; None if unknown.
-        take_turns: whether different ones are last.
-    """
-
-    late_ms: float | None = None
-    take_turns: bool = False
+    late_ms: float | None = None  # wait of the others for the last one, mean over the steps; None if unknown
+    take_turns: bool = False  # whether different ones are last
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,25 +277,17 @@ def _work(exposure: Exposure) -> tuple[str, dict[int, float]]:
 
 
 class _Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A late node and the others.
-
-    Attributes:
-        late_ms: wait of the others per step.
-        on_cpu: whether its workers train on CPUs.
-        mine: steps of the late workers; `theirs` of the others.
-        work: mean tokens (otherwise samples: `work_unit`) per step, by rank; empty if unknown.
-        use: of its machine; None if unknown. `others` of the other nodes.
-    """
+    """A late node and the others."""
 
     node: str
     they: Peers
-    late_ms: float
-    on_cpu: bool
-    mine: tuple[WorkerSplit, ...]
+    late_ms: float  # wait of the others per step
+    on_cpu: bool  # whether its workers train on CPUs
+    mine: tuple[WorkerSplit, ...]  # steps of the late workers; `theirs` of the others
     theirs: tuple[WorkerSplit, ...]
-    work: dict[int, float] = {}
+    work: dict[int, float] = {}  # mean tokens (otherwise samples: `work_unit`) per step, by rank; empty if unknown
     work_unit: str = "tokens"
-    use: NodeUse | None = None
+    use: NodeUse | None = None  # of its machine; None if unknown. `others` of the other nodes.
     others: tuple[NodeUse, ...] = ()
     write_hint: Callable[[str], str] = str
 

@@ -26,15 +26,10 @@ _UNSEEN_BYTES = 1 << 20
 
 
 class Recognised(msgspec.Struct, frozen=True, kw_only=True):
-    """How the model is sharded over the workers.
+    """How the model is sharded over the workers."""
 
-    Attributes:
-        name: in words; an error starts with `no communication`.
-        strategy: the known strategy, if it is one.
-    """
-
-    name: str
-    strategy: Strategy | None = None
+    name: str  # in words; an error starts with `no communication`
+    strategy: Strategy | None = None  # the known strategy, if it is one
 
 
 class _Sent(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,29 +36,18 @@ _IN_COMM = {"exposed_ms": "exposed_ms", "overlap": "overlap"}
 
 
 class Comm(msgspec.Struct, frozen=True, kw_only=True):
-    """The communication of one step.
+    """The communication of one step."""
 
-    Attributes:
-        bytes_per_step: requested by calls, expected from the backend, counted by the NIC.
-        exposed_ms: exposed communication without waits for stragglers, of the worker that waited least.
-        exposed_share: of the step.
-        overlap: share of the communication hidden by computation.
-        in_training_gb_per_s: busbw of the training's all-reduces.
-        in_training: the same with its source, and nccl-test's.
-        calls: of a worker per step.
-        explained: why the byte figures differ, one sentence each.
-        missing: reason by name of every None.
-    """
-
-    bytes_per_step: BytesPerStep = BytesPerStep()
+    bytes_per_step: BytesPerStep = BytesPerStep()  # requested by calls, expected from the backend, counted by the NIC
+    # exposed communication without waits for stragglers, of the worker that waited least
     exposed_ms: float | None = None
-    exposed_share: float | None = None
-    overlap: float | None = None
-    in_training_gb_per_s: float | None = None
-    in_training: InTraining = InTraining()
-    calls: tuple[SeenCall, ...] = ()
-    explained: tuple[str, ...] = ()
-    missing: dict[str, str] = {}
+    exposed_share: float | None = None  # of the step
+    overlap: float | None = None  # share of the communication hidden by computation
+    in_training_gb_per_s: float | None = None  # busbw of the training's all-reduces
+    in_training: InTraining = InTraining()  # the same with its source, and nccl-test's
+    calls: tuple[SeenCall, ...] = ()  # of a worker per step
+    explained: tuple[str, ...] = ()  # why the byte figures differ, one sentence each
+    missing: dict[str, str] = {}  # reason by name of every None
 
 
 class Summary(Throughput, frozen=True, kw_only=True):

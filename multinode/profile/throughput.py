@@ -26,34 +26,23 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     A step missing for a worker is excluded for it alone, both time and work, so each worker's rate is its own work over
     its own time.
-
-    Attributes:
-        samples_per_s: nominal, of all workers.
-        tokens_per_s: likewise, including padding.
-        effective_tokens_per_s: likewise, without padding.
-        counted_masks: share of the tokens with counted masks, from which the padding of others is estimated.
-        tgs: tokens per second and worker (GPU), including padding; `effective_tgs` without.
-        tokens_per_sample: mean padded length of a sample.
-        attention_length: sequence length that the mean token attends to: sum of squared lengths over sum of lengths,
-            without padding if known.
-        per_device_batch: samples per micro-batch of a worker, median.
-        micro_steps: forward passes per step of one worker (gradient accumulation), mean.
-        intervals: low and high of the 95% confidence interval, by figure.
-        missing: reason by name of every None.
     """
 
-    samples_per_s: float | None = None
-    tokens_per_s: float | None = None
-    effective_tokens_per_s: float | None = None
+    samples_per_s: float | None = None  # nominal, of all workers
+    tokens_per_s: float | None = None  # likewise, including padding
+    effective_tokens_per_s: float | None = None  # likewise, without padding
+    # share of the tokens with counted masks, from which the padding of others is estimated
     counted_masks: float | None = None
-    tgs: float | None = None
+    tgs: float | None = None  # tokens per second and worker (GPU), including padding; `effective_tgs` without
     effective_tgs: float | None = None
-    tokens_per_sample: float | None = None
+    tokens_per_sample: float | None = None  # mean padded length of a sample
+    # sequence length that the mean token attends to: sum of squared lengths over sum of lengths, without padding if
+    # known
     attention_length: float | None = None
-    per_device_batch: float | None = None
-    micro_steps: float | None = None
-    intervals: dict[str, Bounds] = {}
-    missing: dict[str, str] = {}
+    per_device_batch: float | None = None  # samples per micro-batch of a worker, median
+    micro_steps: float | None = None  # forward passes per step of one worker (gradient accumulation), mean
+    intervals: dict[str, Bounds] = {}  # low and high of the 95% confidence interval, by figure
+    missing: dict[str, str] = {}  # reason by name of every None
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):

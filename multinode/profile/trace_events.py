@@ -83,43 +83,27 @@ class TraceStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective, from when this worker joined until it had its result.
+    """One collective, from when this worker joined until it had its result."""
 
-    Attributes:
-        op: as in CallCount; `unknown` if the trace does not say.
-        size_bytes: S as in nccl-tests; None if unknown. For gloo's all-gather, one worker's share.
-        ranks: workers in the group; None if unknown (gloo does not report it).
-        group: name and members of the group, as in the trace; empty if unknown.
-        step: the optimizer step that called it.
-        start_us: by the trace's clock; likewise `end_us`.
-    """
-
-    op: str
-    size_bytes: int | None
-    ranks: int | None = None
-    group: str = ""
-    step: int
-    start_us: float
+    op: str  # as in CallCount; `unknown` if the trace does not say
+    size_bytes: int | None  # S as in nccl-tests; None if unknown. For gloo's all-gather, one worker's share.
+    ranks: int | None = None  # workers in the group; None if unknown (gloo does not report it)
+    group: str = ""  # name and members of the group, as in the trace; empty if unknown
+    step: int  # the optimizer step that called it
+    start_us: float  # by the trace's clock; likewise `end_us`
     end_us: float
 
 
 class TraceEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """The window of one worker; intervals are merged, in microseconds of the trace's clock.
+    """The window of one worker; intervals are merged, in microseconds of the trace's clock."""
 
-    Attributes:
-        device: `cuda` if GPU kernels were recorded, otherwise `cpu`.
-        steps: complete steps, in order.
-        collectives: of these steps, by start.
-        computing: computation: on a GPU any kernel that does not communicate, otherwise an operator of a training
-            thread.
-        hiding: times when communication costs nothing: `computing`, and on a CPU the time between two operators in
-            which no collective ended.
-    """
-
-    device: str
-    steps: tuple[TraceStep, ...]
-    collectives: tuple[CollectiveSpan, ...]
+    device: str  # `cuda` if GPU kernels were recorded, otherwise `cpu`
+    steps: tuple[TraceStep, ...]  # complete steps, in order
+    collectives: tuple[CollectiveSpan, ...]  # of these steps, by start
+    # computation: on a GPU any kernel that does not communicate, otherwise an operator of a training thread
     computing: tuple[Interval, ...]
+    # times when communication costs nothing: `computing`, and on a CPU the time between two operators in which no
+    # collective ended
     hiding: tuple[Interval, ...]
 
 

@@ -30,49 +30,29 @@ _Key = tuple[int, str, str, int | None, int]
 
 
 class WorkerTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The window of one worker, mean per step.
+    """The window of one worker, mean per step."""
 
-    Attributes:
-        rank: global rank.
-        steps: optimizer steps in the window.
-        step_ms: the window over its steps.
-        comm_ms: union of the intervals of collectives.
-        exposed_ms: the part that no computation overlapped.
-        overlap: |communication and computation| / |communication|.
-        compute_ms: union of the intervals of computation.
-    """
-
-    rank: int
-    steps: int
-    step_ms: float
-    comm_ms: float
-    exposed_ms: float
-    overlap: float | None
-    compute_ms: float
+    rank: int  # global rank
+    steps: int  # optimizer steps in the window
+    step_ms: float  # the window over its steps
+    comm_ms: float  # union of the intervals of collectives
+    exposed_ms: float  # the part that no computation overlapped
+    overlap: float | None  # |communication and computation| / |communication|
+    compute_ms: float  # union of the intervals of computation
 
 
 class TraceView(msgspec.Struct, frozen=True, kw_only=True):
-    """All windows of a run.
+    """All windows of a run."""
 
-    Attributes:
-        workers: by rank.
-        comm_ms: transfer per step: `WorkerTrace.comm_ms` of the worker that waited least.
-        exposed_ms: likewise.
-        overlap: of that worker.
-        busbw_gb_per_s: of its all-reduces: factor x bytes / union of their transfer times; None without an all-reduce.
-        message_bytes: sizes of those all-reduces per step.
-        agreement: a sentence that compares it with the trace-free figures.
-        missing: reason by name.
-    """
-
-    workers: tuple[WorkerTrace, ...] = ()
-    comm_ms: float | None = None
-    exposed_ms: float | None = None
-    overlap: float | None = None
+    workers: tuple[WorkerTrace, ...] = ()  # by rank
+    comm_ms: float | None = None  # transfer per step: `WorkerTrace.comm_ms` of the worker that waited least
+    exposed_ms: float | None = None  # likewise
+    overlap: float | None = None  # of that worker
+    # of its all-reduces: factor x bytes / union of their transfer times; None without an all-reduce
     busbw_gb_per_s: float | None = None
-    message_bytes: tuple[int, ...] = ()
-    agreement: str = ""
-    missing: dict[str, str] = {}
+    message_bytes: tuple[int, ...] = ()  # sizes of those all-reduces per step
+    agreement: str = ""  # a sentence that compares it with the trace-free figures
+    missing: dict[str, str] = {}  # reason by name
 
 
 def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: WorkerSplit | None = None) -> TraceView:

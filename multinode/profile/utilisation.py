@@ -28,23 +28,15 @@ _SAME_FLOPS = frozenset({"quantization_bit", "use_galore", "use_apollo", "use_ra
 
 
 class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of FLOPs per token.
+    """The inputs of FLOPs per token."""
 
-    Attributes:
-        precision: of matrix products, if the files alone decide it (`fp8`); None uses the workers' records.
-        shape: of the model; None if unknown.
-        adapter_parameters: of a LoRA or QLoRA adapter; None if the whole model is trained.
-        recompute: whether each layer's forward pass is recomputed in the backward pass.
-        packing: whether several samples share a row, so that its length says little about attention.
-        reason: why nothing is known.
-    """
-
+    # of matrix products, if the files alone decide it (`fp8`); None uses the workers' records
     precision: str | None = None
-    shape: ModelShape | None = None
-    adapter_parameters: int | None = None
-    recompute: bool = False
-    packing: bool = False
-    reason: str = ""
+    shape: ModelShape | None = None  # of the model; None if unknown
+    adapter_parameters: int | None = None  # of a LoRA or QLoRA adapter; None if the whole model is trained
+    recompute: bool = False  # whether each layer's forward pass is recomputed in the backward pass
+    packing: bool = False  # whether several samples share a row, so that its length says little about attention
+    reason: str = ""  # why nothing is known
 
 
 def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> ModelWork:

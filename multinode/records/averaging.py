@@ -24,19 +24,13 @@ _MOST_STEPS = 1_000_000
 
 
 class Averaging(msgspec.Struct, frozen=True, kw_only=True):
-    """What nodes average, and when.
+    """What nodes average, and when."""
 
-    Attributes:
-        every: optimizer steps per round, H.
-        dtype: `fp16` or `bf16`, in which changes are sent between nodes; None sends the parameters unchanged.
-        outer_lr: learning rate of DiLoCo's outer optimizer; None is local SGD.
-        momentum: of the outer optimizer (Nesterov).
-    """
-
-    every: Annotated[int, Meta(ge=1, le=_MOST_STEPS)]
+    every: Annotated[int, Meta(ge=1, le=_MOST_STEPS)]  # optimizer steps per round, H
+    # `fp16` or `bf16`, in which changes are sent between nodes; None sends the parameters unchanged
     dtype: str | None = None
-    outer_lr: float | None = None
-    momentum: float = 0.0
+    outer_lr: float | None = None  # learning rate of DiLoCo's outer optimizer; None is local SGD
+    momentum: float = 0.0  # of the outer optimizer (Nesterov)
 
     @property
     def option(self) -> str:

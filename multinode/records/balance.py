@@ -18,15 +18,11 @@ _FORM = "the id of a run, or NODE=SPEED,... such as node0=1.6,node1=1"
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast nodes are.
+    """How fast nodes are."""
 
-    Attributes:
-        speeds: of a worker of each node, by its name: samples that it gets where one of speed 1 gets one.
-        run_id: that they were measured in; None where they were stated.
-    """
-
+    # of a worker of each node, by its name: samples that it gets where one of speed 1 gets one
     speeds: dict[str, float]
-    run_id: str | None = None
+    run_id: str | None = None  # that they were measured in; None where they were stated
 
     @property
     def option(self) -> str:

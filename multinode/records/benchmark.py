@@ -163,24 +163,15 @@ _MOST_REPEATS = 1000
 
 
 class DeviceTest(msgspec.Struct, frozen=True, kw_only=True, tag="device-test"):
-    """What is measured on every worker's device.
+    """What is measured on every worker's device."""
 
-    Attributes:
-        kinds: of TEST_KINDS.
-        dtypes: of DEVICE_DTYPES; empty takes all that the device supports, and for layers the usual one for
-            training.
-        sizes: rows of the square matrices; empty takes those that fit into the time.
-        seconds: time of each test.
-        repeats: number of passes over all tests.
-        turns: whether the workers of a node take turns, so that each measures alone.
-    """
-
-    kinds: tuple[str, ...] = TEST_KINDS
+    kinds: tuple[str, ...] = TEST_KINDS  # of TEST_KINDS
+    # of DEVICE_DTYPES; empty takes all that the device supports, and for layers the usual one for training
     dtypes: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-    seconds: float = 1.0
-    repeats: int = 1
-    turns: bool = False
+    sizes: tuple[int, ...] = ()  # rows of the square matrices; empty takes those that fit into the time
+    seconds: float = 1.0  # time of each test
+    repeats: int = 1  # number of passes over all tests
+    turns: bool = False  # whether the workers of a node take turns, so that each measures alone
 
 
 def make_device_test(

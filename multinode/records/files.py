@@ -83,22 +83,12 @@ def read_text(path: Path, what: str, hint: str | None = None) -> str:
 
 
 def load_yaml(path: Path, what: str, kind: type[T], hint: str) -> T:
-    """A YAML file as `kind`, strict about every key.
-
-    Raises:
-        UsageError: it cannot be read, is not YAML, or a key is unknown, missing or of the wrong type; the message
-            has
-            the line.
-    """
+    """A YAML file as `kind`, strict about every key."""
     return decode_yaml(read_text(path, what, hint), kind, path, hint)
 
 
 def write_new_text(path: Path, text: str) -> None:
-    """Write a new file; never overwrites one.
-
-    Raises:
-        UsageError: it exists, or cannot be written.
-    """
+    """Write a new file; never overwrites one."""
     _write(path, "x", text, "choose another file: -o FILE")
 
 
@@ -115,11 +105,7 @@ def require_directory(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write an output file named by the user, replacing an earlier one.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """Write an output file named by the user, replacing an earlier one."""
     _write(path, "w", text, f"ls -ld {path.parent}")
 
 

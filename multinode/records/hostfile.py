@@ -52,10 +52,6 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
         path: a hostfile, `-` for standard input, or one of these with `:GROUP`, a group of an Ansible inventory, which
             `ansible-inventory` reads; of standard input, what it has printed.
         note: is told what of an inventory is ignored.
-
-    Raises:
-        UsageError: it cannot be read, or there is no such group.
-        HostfileError: a line is invalid, or another user could have written the file and it runs programs as us.
     """
     path, group = _split_group(path)
     source = _STDIN if str(path) == "-" else str(path)
@@ -110,12 +106,7 @@ def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> 
 
 
 def _ask_ansible(path: Path) -> str:
-    """What Ansible makes of an inventory.
-
-    Raises:
-        UsageError: Ansible is not here, or cannot read it.
-        HostfileError: another user may have written it, and programs in it run as we do.
-    """
+    """What Ansible makes of an inventory."""
     stranger = describe_stranger(path)
     if stranger is not None:
         raise HostfileError(f"{path} {stranger}, and Ansible runs programs named in an inventory", hint=_copy(path))
@@ -144,11 +135,7 @@ def _hint(path: Path) -> str:
 
 
 def _check_ownership(path: Path, cluster: Cluster) -> None:
-    """Check that a file that runs programs here or on the nodes was written by us or root.
-
-    Raises:
-        HostfileError: another user could have written it.
-    """
+    """Check that a file that runs programs here or on the nodes was written by us or root."""
     named = next((name for node in cluster.nodes for name in _programs(node)), None)
     stranger = describe_stranger(path) if named is not None and cluster.source != _STDIN else None
     if stranger is not None:
@@ -223,11 +210,7 @@ def find_hosts(
 
 
 def load_prices(path: Path) -> tuple[Prices, str]:
-    """The prices and the file's text, verbatim.
-
-    Raises:
-        UsageError: it cannot be read, or a line is invalid; the message has the line.
-    """
+    """The prices and the file's text, verbatim."""
     text = read_text(
         path,
         "the prices file",

@@ -16,40 +16,28 @@ from multinode.secret_values import redact, redact_file
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that travels to the node's run directory, mode 0600.
+    """A file that travels to the node's run directory, mode 0600."""
 
-    Attributes:
-        path: relative to the run directory.
-    """
-
-    path: str
+    path: str  # relative to the run directory
     text: str
 
 
 class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node does.
-
-    Attributes:
-        ifname: its data-plane interface; None is unknown.
-        ifnames: all that the hostfile names, where those are several.
-        gpus: ids of the GPUs that its workers use; None where it has none.
-        files: what is written into the run directory first.
-        assumed: what a probe would have told and was taken for granted instead.
-        output_cwd: where relative paths of what the job writes start, if that is not its directory, a copy of the code.
-    """
+    """What one node does."""
 
     node: str
     node_rank: int
     ranks: tuple[int, ...]
     addr: str | None
-    ifname: str | None
+    ifname: str | None  # its data-plane interface; None is unknown
     link_gbit_per_s: float | None = None
-    ifnames: tuple[str, ...] = ()
-    gpus: tuple[int, ...] | None = None
+    ifnames: tuple[str, ...] = ()  # all that the hostfile names, where those are several
+    gpus: tuple[int, ...] | None = None  # ids of the GPUs that its workers use; None where it has none
     run_dir: str
     command: Command
-    files: tuple[PlanFile, ...] = ()
-    assumed: tuple[str, ...] = ()
+    files: tuple[PlanFile, ...] = ()  # what is written into the run directory first
+    assumed: tuple[str, ...] = ()  # what a probe would have told and was taken for granted instead
+    # where relative paths of what the job writes start, if that is not its directory, a copy of the code
     output_cwd: str | None = None
 
 
@@ -65,30 +53,20 @@ class SentCode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodeCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """The copy of the user's files that a job runs in.
+    """The copy of the user's files that a job runs in."""
 
-    Attributes:
-        source: the directory that is copied, on the controller.
-        digest: of names and content.
-        sent: what each node lacked of it, by its name; empty before it was sent.
-    """
-
-    source: str
-    digest: str
+    source: str  # the directory that is copied, on the controller
+    digest: str  # of names and content
     files: int
     size_bytes: int
-    sent: dict[str, SentCode] = {}
+    sent: dict[str, SentCode] = {}  # what each node lacked of it, by its name; empty before it was sent
 
 
 class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that torch.profiler records on some workers.
-
-    Attributes:
-        after: the step after which it starts; earlier if the training is too short.
-    """
+    """Steps that torch.profiler records on some workers."""
 
     steps: int
-    after: int = 10
+    after: int = 10  # the step after which it starts; earlier if the training is too short
     ranks: tuple[int, ...]
 
 

@@ -37,17 +37,11 @@ _MOST_COUNT = 10**12
 
 
 class Rounded(msgspec.Struct, frozen=True, kw_only=True):
-    """A positive figure known to lie between two bounds; products and quotients keep the bounds.
+    """A positive figure known to lie between two bounds; products and quotients keep the bounds."""
 
-    Attributes:
-        value: as written.
-        low: the smallest value that rounds to it.
-        high: the largest value that rounds to it.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # as written
+    low: float  # the smallest value that rounds to it
+    high: float  # the largest value that rounds to it
 
     def __mul__(self, other: Rounded) -> Rounded:
         """The product."""

@@ -98,13 +98,9 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The most recent steps of one worker, ascending. Not a summary.
+    """The most recent steps of one worker, ascending. Not a summary."""
 
-    Attributes:
-        last_step: the last finished step; None before the first.
-    """
-
-    last_step: int | None = None
+    last_step: int | None = None  # the last finished step; None before the first
     steps: dict[int, StepRecords] = {}
 
     def with_sample(self, sample: StepSample | DdpSample | DeviceWaitSample) -> RecentSteps:
@@ -150,16 +146,11 @@ _OVER_LINK = 1.05
 
 
 class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One NIC, now.
-
-    Attributes:
-        in_gbit_per_s: between the last two samples.
-        out_gbit_per_s: likewise.
-    """
+    """One NIC, now."""
 
     last: NicSample
-    in_gbit_per_s: float | None = None
-    out_gbit_per_s: float | None = None
+    in_gbit_per_s: float | None = None  # between the last two samples
+    out_gbit_per_s: float | None = None  # likewise
 
     @property
     def busier_gbit_per_s(self) -> float | None:
@@ -168,47 +159,32 @@ class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, now.
-
-    Attributes:
-        state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
-        message: a short line on the state, such as how it ended.
-        stage: what its workers do before their first step; empty while their program starts and imports.
-        step: last step finished by a worker of this node; for a benchmark, messages or tests measured.
-        recent_us: the most recent step times of its first worker, oldest first.
-        round_steps: steps per round of averaging between nodes; None if gradients are reduced in each step.
-        samples_per_step: of all its workers; None if unknown.
-        loss: the last one logged; NaN if it was not finite.
-        cards: its NICs, by name.
-        net_in_gbit_per_s: of the busiest NIC between its last two samples. A bond and its NICs count the same
-            bytes, so
-            they are not added up.
-        net_out_gbit_per_s: likewise.
-        device: `cpu` or `cuda`; None if unknown.
-        test: the running collective test; None for other jobs.
-    """
+    """One node, now."""
 
     name: str
     node_rank: int
     ranks: tuple[int, ...]
-    state: str = "waiting"
-    message: str = ""
-    stage: str = ""
-    step: int | None = None
+    state: str = "waiting"  # `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`
+    message: str = ""  # a short line on the state, such as how it ended
+    stage: str = ""  # what its workers do before their first step; empty while their program starts and imports
+    step: int | None = None  # last step finished by a worker of this node; for a benchmark, messages or tests measured
     total_steps: int | None = None
-    recent_us: tuple[float, ...] = ()
+    recent_us: tuple[float, ...] = ()  # the most recent step times of its first worker, oldest first
+    # steps per round of averaging between nodes; None if gradients are reduced in each step
     round_steps: int | None = None
-    samples_per_step: int | None = None
-    loss: float | None = None
-    cards: dict[str, CardProgress] = {}
+    samples_per_step: int | None = None  # of all its workers; None if unknown
+    loss: float | None = None  # the last one logged; NaN if it was not finite
+    cards: dict[str, CardProgress] = {}  # its NICs, by name
+    # of the busiest NIC between its last two samples. A bond and its NICs count the same bytes, so they are not added
+    # up.
     net_in_gbit_per_s: float | None = None
-    net_out_gbit_per_s: float | None = None
+    net_out_gbit_per_s: float | None = None  # likewise
     ifname: str | None = None
     link_gbit_per_s: float | None = None
     gpus: dict[int, GpuSample] = {}
     workers: dict[int, RecentSteps] = {}
-    device: str | None = None
-    test: CollectiveTest | None = None
+    device: str | None = None  # `cpu` or `cuda`; None if unknown
+    test: CollectiveTest | None = None  # the running collective test; None for other jobs
 
     @property
     def doing(self) -> str:
@@ -291,14 +267,10 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a training with a time limit.
-
-    Attributes:
-        trained_s: since its first step; 0 before that.
-    """
+    """Progress of a training with a time limit."""
 
     limit_s: float
-    trained_s: float = 0.0
+    trained_s: float = 0.0  # since its first step; 0 before that
 
     @property
     def left_s(self) -> float | None:
@@ -307,27 +279,20 @@ class TrainingTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole run, now.
-
-    Attributes:
-        stall: the cause of a lasting standstill; None while the run makes progress.
-        training: progress towards the time limit; None without one.
-        attempt: number of this attempt, of at most `attempts`, if the run is restarted on failure; otherwise None.
-        note: a one-line remark on the run; may be empty.
-        troubles: problems of this machine with following the run, one line each, latest last.
-    """
+    """The whole run, now."""
 
     run_id: str
     job: str
     world_size: int
     nodes: tuple[NodeProgress, ...]
     elapsed_s: float = 0.0
-    stall: Stall | None = None
-    training: TrainingTime | None = None
+    stall: Stall | None = None  # the cause of a lasting standstill; None while the run makes progress
+    training: TrainingTime | None = None  # progress towards the time limit; None without one
+    # number of this attempt, of at most `attempts`, if the run is restarted on failure; otherwise None
     attempt: int | None = None
     attempts: int | None = None
-    note: str = ""
-    troubles: tuple[str, ...] = ()
+    note: str = ""  # a one-line remark on the run; may be empty
+    troubles: tuple[str, ...] = ()  # problems of this machine with following the run, one line each, latest last
 
     @property
     def left_s(self) -> float | None:

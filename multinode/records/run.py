@@ -33,39 +33,28 @@ class Sockets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the run.
+    """One process of the run."""
 
-    Attributes:
-        role: `worker`, or `launcher` for the processes above the workers.
-        rank: global rank; None for a launcher.
-        local_rank: likewise.
-        state: the kernel's letter (proc(5)); `state_words` explains it.
-        state_before: the letter at the first look.
-        cpu_s: CPU seconds used between the two looks, `looked_s` apart.
-        wchan: the kernel function in which it waits; None if unknown or none.
-        stack: Python stacks of all threads, printed by `stack_source`; None for the reason `stack_missing`.
-        collectives: launched in groups of all workers; None for a launcher, or if the backend does not count.
-        gpu: whether it has a GPU open.
-    """
-
-    role: str
+    role: str  # `worker`, or `launcher` for the processes above the workers
     pid: Annotated[int, Meta(ge=1)]
-    rank: int | None = None
-    local_rank: int | None = None
+    rank: int | None = None  # global rank; None for a launcher
+    local_rank: int | None = None  # likewise
     command: str | None = None
-    state: str
+    state: str  # the kernel's letter (proc(5)); `state_words` explains it
     state_words: str = ""
-    state_before: str = ""
-    cpu_s: float | None = None
+    state_before: str = ""  # the letter at the first look
+    cpu_s: float | None = None  # CPU seconds used between the two looks, `looked_s` apart
     looked_s: float | None = None
-    wchan: str | None = None
+    wchan: str | None = None  # the kernel function in which it waits; None if unknown or none
     kernel_stack: str | None = None
     sockets: Sockets | None = None
+    # Python stacks of all threads, printed by `stack_source`; None for the reason `stack_missing`
     stack: str | None = None
     stack_source: str | None = None
     stack_missing: str | None = None
+    # launched in groups of all workers; None for a launcher, or if the backend does not count
     collectives: int | None = None
-    gpu: bool = False
+    gpu: bool = False  # whether it has a GPU open
 
 
 class LastStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,37 +73,25 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a hanging run.
-
-    Attributes:
-        error: why it could not be queried; the rest is then empty.
-        processes: launchers, then workers by rank.
-        last_steps: by rank, including workers that have ended.
-        ras: the answer of NCCL's RAS service; None for the reason `ras_missing`.
-        nccl_warnings: the last WARN lines of each process in NCCL's logs.
-    """
+    """One node of a hanging run."""
 
     node: str
     node_rank: int
     ranks: tuple[int, ...]
-    error: str | None = None
+    error: str | None = None  # why it could not be queried; the rest is then empty
     time_s: float | None = None
-    processes: tuple[ProcessDiagnosis, ...] = ()
-    last_steps: tuple[LastStep, ...] = ()
-    ras: str | None = None
+    processes: tuple[ProcessDiagnosis, ...] = ()  # launchers, then workers by rank
+    last_steps: tuple[LastStep, ...] = ()  # by rank, including workers that have ended
+    ras: str | None = None  # the answer of NCCL's RAS service; None for the reason `ras_missing`
     ras_missing: str | None = None
     flight_records: tuple[FlightRecord, ...] = ()
-    nccl_warnings: tuple[str, ...] = ()
+    nccl_warnings: tuple[str, ...] = ()  # the last WARN lines of each process in NCCL's logs
 
 
 class StallCause(msgspec.Struct, frozen=True, kw_only=True):
-    """The likely cause of a stall; `hint` fixes it or shows more.
+    """The likely cause of a stall; `hint` fixes it or shows more."""
 
-    Attributes:
-        code: as in `Hang` (diagnose/stall.py).
-    """
-
-    code: str = ""
+    code: str = ""  # as in `Hang` (diagnose/stall.py)
     message: str
     hint: str | None = None
     node: str | None = None
@@ -124,15 +101,10 @@ class StallCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stall(StallCause, frozen=True, kw_only=True):
-    """A time without a step or a log line on any node, with its cause.
+    """A time without a step or a log line on any node, with its cause."""
 
-    Attributes:
-        time_s: when it was noticed, on the controller's wall clock.
-        silent_s: since the last sign of progress.
-    """
-
-    time_s: float
-    silent_s: float
+    time_s: float  # when it was noticed, on the controller's wall clock
+    silent_s: float  # since the last sign of progress
 
 
 class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,103 +121,69 @@ SLOWER_THAN_ONE_NODE = "slower_than_one_node"
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run failed: the first thing that went wrong.
-
-    Attributes:
-        rank: the worker's global rank, if one worker is to blame.
-        exit_code: of the job on that node; None if it never ended or never started.
-        log_tail: the last lines of that node's log, or the worker's traceback.
-        kind: `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`,
-            `missing_file`,
-            `timeout`, `connection`, `configuration` (of the job, its launcher or a limit), `desync` (ranks call
-            different collectives), `killed`, `crashed`, `hang`, `node_lost` (power, kernel or network), `hardware`
-            (a
-            GPU, link, disk or memory failed first), `gpu_held` (another process uses a GPU of it); None is other.
-        error_id: the error's name in the catalog and on docs/reference/troubleshooting.md; None if it is not
-            listed.
-        cause: the catalog's explanation.
-        time_s: on the controller's wall clock; for a lost node, its last message. None if unknown.
-        consequences: for a lost node or failed hardware: how its peers failed then, one sentence per node; for any
-            failure, what else may have been first.
-    """
+    """Why a run failed: the first thing that went wrong."""
 
     node: str
     node_rank: int
-    rank: int | None = None
-    exit_code: int | None = None
+    rank: int | None = None  # the worker's global rank, if one worker is to blame
+    exit_code: int | None = None  # of the job on that node; None if it never ended or never started
     signal: str | None = None
     message: str
     hint: str | None = None
-    log_tail: str = ""
+    log_tail: str = ""  # the last lines of that node's log, or the worker's traceback
+    # `out_of_gpu_memory`, `out_of_memory`, `disk_full`, `version_mismatch`, `missing_module`, `missing_file`,
+    # `timeout`, `connection`, `configuration` (of the job, its launcher or a limit), `desync` (ranks call different
+    # collectives), `killed`, `crashed`, `hang`, `node_lost` (power, kernel or network), `hardware` (a GPU, link, disk
+    # or memory failed first), `gpu_held` (another process uses a GPU of it); None is other
     kind: str | None = None
+    # the error's name in the catalog and on docs/reference/troubleshooting.md; None if it is not listed
     error_id: str | None = None
-    cause: str | None = None
-    time_s: float | None = None
+    cause: str | None = None  # the catalog's explanation
+    time_s: float | None = None  # on the controller's wall clock; for a lost node, its last message. None if unknown.
+    # for a lost node or failed hardware: how its peers failed then, one sentence per node; for any failure, what else
+    # may have been first
     consequences: tuple[str, ...] = ()
 
 
 class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job ended on one node.
-
-    Attributes:
-        state: `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`.
-        exit_code: the job's; None while it runs, or if a signal ended it.
-        cause: `exited`, `stopped`, `lease_expired`, `supervisor_lost`, `not_started`.
-        ended_s: on the node's wall clock.
-        processes_left: processes of the run that survived the stop; None if unknown.
-        oom_kills: processes that the kernel killed for lack of memory meanwhile, in the job's cgroup if visible,
-            otherwise on the whole node; None if unknown.
-        disk_free_bytes: on the log's file system when the job ended; None if unknown.
-        stopped_by: who ordered the stop; None if nobody did, for example after a signal to the supervisor.
-        lost_s: the last message of a lost node, on the controller's wall clock; None if unknown.
-    """
+    """How the job ended on one node."""
 
     name: str
     node_rank: int
-    state: str = "waiting"
-    exit_code: int | None = None
+    state: str = "waiting"  # `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`
+    exit_code: int | None = None  # the job's; None while it runs, or if a signal ended it
     signal: str | None = None
-    cause: str | None = None
-    ended_s: float | None = None
-    processes_left: int | None = None
+    cause: str | None = None  # `exited`, `stopped`, `lease_expired`, `supervisor_lost`, `not_started`
+    ended_s: float | None = None  # on the node's wall clock
+    processes_left: int | None = None  # processes of the run that survived the stop; None if unknown
+    # processes that the kernel killed for lack of memory meanwhile, in the job's cgroup if visible, otherwise on the
+    # whole node; None if unknown
     oom_kills: int | None = None
-    disk_free_bytes: int | None = None
+    disk_free_bytes: int | None = None  # on the log's file system when the job ended; None if unknown
+    # who ordered the stop; None if nobody did, for example after a signal to the supervisor
     stopped_by: str | None = None
-    lost_s: float | None = None
+    lost_s: float | None = None  # the last message of a lost node, on the controller's wall clock; None if unknown
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a run with restarts; it is a run itself, with the same nodes, logs and figures as any.
+    """One attempt of a run with restarts; it is a run itself, with the same nodes, logs and figures as any."""
 
-    Attributes:
-        run_id: its own.
-        checkpoint: the one it resumed from; None starts from scratch.
-        skipped: newer checkpoints that are incomplete, each with the reason.
-        world_size: its workers; 0 is unknown.
-        left_out: nodes of the run that it does without, each with the reason.
-        global_batch: samples per optimizer step; None if unknown, as for a script.
-        first_step: optimizer steps done before it.
-        last_step: optimizer steps done when it ended.
-        lost_steps: steps that the next attempt repeated; None for the last one.
-        lost_s: from its failure to the start of the next attempt, plus the time of the lost steps; likewise.
-        not_restarted: why no attempt follows; None if one does, or if it succeeded.
-    """
-
-    run_id: str
+    run_id: str  # its own
     status: RunStatus
     started_s: float
     ended_s: float | None = None
-    checkpoint: str | None = None
-    skipped: dict[str, str] = {}
-    world_size: int = 0
-    left_out: dict[str, str] = {}
-    global_batch: int | None = None
-    first_step: int = 0
-    last_step: int = 0
+    checkpoint: str | None = None  # the one it resumed from; None starts from scratch
+    skipped: dict[str, str] = {}  # newer checkpoints that are incomplete, each with the reason
+    world_size: int = 0  # its workers; 0 is unknown
+    left_out: dict[str, str] = {}  # nodes of the run that it does without, each with the reason
+    global_batch: int | None = None  # samples per optimizer step; None if unknown, as for a script
+    first_step: int = 0  # optimizer steps done before it
+    last_step: int = 0  # optimizer steps done when it ended
     first_failure: Failure | None = None
-    lost_steps: int | None = None
+    lost_steps: int | None = None  # steps that the next attempt repeated; None for the last one
+    # from its failure to the start of the next attempt, plus the time of the lost steps; likewise
     lost_s: float | None = None
-    not_restarted: str | None = None
+    not_restarted: str | None = None  # why no attempt follows; None if one does, or if it succeeded
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

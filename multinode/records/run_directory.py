@@ -176,11 +176,7 @@ class RunDirectory:
         return self.path.name
 
     def write(self, name: str, value: object) -> None:
-        """Write a file as indented JSON without secrets, atomically.
-
-        Raises:
-            MultinodeError: it cannot be written; likewise for the other writers.
-        """
+        """Write a file as indented JSON without secrets, atomically."""
         shown = redact(decode_json(msgspec.json.encode(value), object))
         data = msgspec.json.format(msgspec.json.encode(shown), indent=2)
         self.write_bytes(name, data + b"\n")
@@ -234,22 +230,14 @@ class RunDirectory:
         append(path, data, size)
 
     def restore(self) -> None:
-        """Recreate the parts of the directory that were removed meanwhile.
-
-        Raises:
-            MultinodeError: it cannot be created.
-        """
+        """Recreate the parts of the directory that were removed meanwhile."""
         self._sampled.clear()
         with writing(self.path):
             for path in (self.path, self.path / "logs", self.path / "samples"):
                 path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
 
     def require_room(self, size_bytes: int) -> None:
-        """Check that this much more can be written.
-
-        Raises:
-            MultinodeError: it cannot.
-        """
+        """Check that this much more can be written."""
         with writing(self.path), tempfile.TemporaryFile(dir=self.path) as file:
             file.write(bytes(size_bytes))
             file.flush()
@@ -275,11 +263,7 @@ class RunDirectory:
         return offsets
 
     def note_gap(self, node_rank: int, more_bytes: int) -> None:
-        """Record that this many bytes of the node's log are missing here, with a message in their place.
-
-        Raises:
-            MultinodeError: it cannot be written.
-        """
+        """Record that this many bytes of the node's log are missing here, with a message in their place."""
         append(self._gaps_path(node_rank), f"{more_bytes}\n".encode())
 
     def _gaps_path(self, node_rank: int) -> Path:
@@ -337,25 +321,15 @@ class SampleTail:
 
 
 class RunFolders(NamedTuple):
-    """The directories below a root.
+    """The directories below a root."""
 
-    Attributes:
-        ours: run directories, in the order in which they were last written.
-        ignored: by name, in the same order, those that another user could have written, with the reason.
-        ignored_after_last: the reasons of those newer than the last of `ours`.
-    """
-
-    ours: list[Path]
-    ignored: dict[str, str]
-    ignored_after_last: list[str]
+    ours: list[Path]  # run directories, in the order in which they were last written
+    ignored: dict[str, str]  # by name, in the same order, those that another user could have written, with the reason
+    ignored_after_last: list[str]  # the reasons of those newer than the last of `ours`
 
 
 def list_runs(root: Path) -> list[Path]:
-    """Our run directories below `root`, in the order in which they were last written.
-
-    Raises:
-        MultinodeError: `root` cannot be read.
-    """
+    """Our run directories below `root`, in the order in which they were last written."""
     return scan_runs(root).ours
 
 

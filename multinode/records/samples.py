@@ -34,351 +34,215 @@ class NoteSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model"):
-    """What is trained and how it is distributed over the workers; the last one of a worker counts.
+    """What is trained and how it is distributed over the workers; the last one of a worker counts."""
 
-    Attributes:
-        rank: global rank.
-        wrapper: `ddp`, `deepspeed`, `fsdp` (FullyShardedDataParallel), `fsdp2` (fully_shard) or `none`.
-        zero_stage: DeepSpeed's; None without it.
-        parameters: of the whole model, sharded or not.
-        trainable: those with gradients.
-        dtypes: number of parameters by dtype (`bfloat16`).
-        trainable_dtypes: likewise, of the trainable ones.
-        accumulation: micro-batches per step, if the framework reports it.
-        dataset_samples: samples in the training set, over all workers, if the Trainer reports it.
-        device: `cpu` or `cuda`; `device_name` is the GPU's name.
-        mixed_precision: accelerate's: `no`, `bf16`, `fp16` or `fp8`; None if accelerate does not prepare the model.
-        tf32: whether a GPU multiplies fp32 matrices as tf32; None if unknown.
-        settings: those that decide the communication: for DDP `bucket_cap_mb`, `find_unused_parameters`,
-            `static_graph`, `comm_hooks`; for DeepSpeed `overlap_comm`, `reduce_bucket_size`, `communication_dtype`
-            and
-            others; for FSDP `reshard_after_forward`.
-    """
-
-    rank: Count
-    wrapper: str
-    zero_stage: Count | None = None
-    parameters: Count
-    trainable: Count
-    dtypes: dict[str, Count] = {}
-    trainable_dtypes: dict[str, Count] = {}
-    accumulation: Count | None = None
-    dataset_samples: Count | None = None
-    device: str | None = None
+    rank: Count  # global rank
+    wrapper: str  # `ddp`, `deepspeed`, `fsdp` (FullyShardedDataParallel), `fsdp2` (fully_shard) or `none`
+    zero_stage: Count | None = None  # DeepSpeed's; None without it
+    parameters: Count  # of the whole model, sharded or not
+    trainable: Count  # those with gradients
+    dtypes: dict[str, Count] = {}  # number of parameters by dtype (`bfloat16`)
+    trainable_dtypes: dict[str, Count] = {}  # likewise, of the trainable ones
+    accumulation: Count | None = None  # micro-batches per step, if the framework reports it
+    dataset_samples: Count | None = None  # samples in the training set, over all workers, if the Trainer reports it
+    device: str | None = None  # `cpu` or `cuda`; `device_name` is the GPU's name
     device_name: str | None = None
+    # accelerate's: `no`, `bf16`, `fp16` or `fp8`; None if accelerate does not prepare the model
     mixed_precision: str | None = None
-    tf32: bool | None = None
+    tf32: bool | None = None  # whether a GPU multiplies fp32 matrices as tf32; None if unknown
+    # those that decide the communication: for DDP `bucket_cap_mb`, `find_unused_parameters`, `static_graph`,
+    # `comm_hooks`; for DeepSpeed `overlap_comm`, `reduce_bucket_size`, `communication_dtype` and others; for FSDP
+    # `reshard_after_forward`
     settings: dict[str, str | int | float | bool | None] = {}
 
 
 class GroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="group"):
-    """A process group in which this worker has called a collective.
+    """A process group in which this worker has called a collective."""
 
-    Attributes:
-        rank: global rank of the worker.
-        group: its name, unique in this worker.
-        ranks: its global ranks, in the group's order.
-        backend: `nccl` or `gloo`, as in torch.
-    """
-
-    rank: Count
-    group: str
-    ranks: tuple[Count, ...]
-    backend: str
+    rank: Count  # global rank of the worker
+    group: str  # its name, unique in this worker
+    ranks: tuple[Count, ...]  # its global ranks, in the group's order
+    backend: str  # `nccl` or `gloo`, as in torch
 
 
 class CallCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind and size.
+    """Calls of one kind and size."""
 
-    Attributes:
-        op: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `all_to_all`, `reduce`, `gather`, `scatter`,
-            `send`, `recv` or `barrier`.
-        size_bytes: S of one call as nccl-tests counts it: for an all-gather what every worker has afterwards, for a
-            reduce-scatter what it had before. The mean if sizes were summed up.
-        source: `call` for calls of torch.distributed, `ddp` for the buckets of DDP's reducer, which Python does not
-            see.
-    """
-
+    # `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `all_to_all`, `reduce`, `gather`, `scatter`, `send`,
+    # `recv` or `barrier`
     op: str
     group: str
+    # S of one call as nccl-tests counts it: for an all-gather what every worker has afterwards, for a reduce-scatter
+    # what it had before. The mean if sizes were summed up.
     size_bytes: Total
     count: Count
+    # `call` for calls of torch.distributed, `ddp` for the buckets of DDP's reducer, which Python does not see
     source: str = "call"
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="traffic"):
-    """The calls of a step, recorded once for all steps with the same calls (`StepSample.traffic` refers to it).
+    """The calls of a step, recorded once for all steps with the same calls (`StepSample.traffic` refers to it)."""
 
-    Attributes:
-        rank: global rank.
-        traffic: its number in this worker, from 0.
-        calls: of a step; may be empty.
-    """
-
-    rank: Count
-    traffic: Count
-    calls: tuple[CallCount, ...]
+    rank: Count  # global rank
+    traffic: Count  # its number in this worker, from 0
+    calls: tuple[CallCount, ...]  # of a step; may be empty
 
 
 class DdpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ddp"):
-    """DDP's own counters of one step (`_get_ddp_logging_data`).
+    """DDP's own counters of one step (`_get_ddp_logging_data`)."""
 
-    Attributes:
-        rank: global rank.
-        iteration: DDP's number of it.
-        bucket_sizes_bytes: its buckets, in the order of their reduction.
-        forward_us: forward pass of the last micro-batch.
-        backward_us: backward computation, from the loss to the last gradient.
-        comm_us: from the start of the first bucket's reduction to the end of the last, including waits for buckets.
-        overlap_us: the part of it during the backward computation. Exposed is `comm_us - overlap_us`.
-    """
-
-    rank: Count
+    rank: Count  # global rank
     step: Count
-    iteration: Count
-    bucket_sizes_bytes: tuple[Count, ...]
-    forward_us: Us
-    backward_us: Us
-    comm_us: Us
-    overlap_us: Us
+    iteration: Count  # DDP's number of it
+    bucket_sizes_bytes: tuple[Count, ...]  # its buckets, in the order of their reduction
+    forward_us: Us  # forward pass of the last micro-batch
+    backward_us: Us  # backward computation, from the loss to the last gradient
+    comm_us: Us  # from the start of the first bucket's reduction to the end of the last, including waits for buckets
+    overlap_us: Us  # the part of it during the backward computation. Exposed is `comm_us - overlap_us`.
 
 
 class AveragingSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="averaging"):
-    """Nodes average their parameters every H-th optimizer step; gradients are reduced only inside a node.
+    """Nodes average their parameters every H-th optimizer step; gradients are reduced only inside a node."""
 
-    Attributes:
-        rank: global rank.
-        nodes: number of nodes that average.
-        every: optimizer steps per round, H.
-        dtype: `fp16` or `bf16`, in which changes are sent; None sends the parameters unchanged.
-        outer_lr: of DiLoCo's outer optimizer; None is local SGD.
-        momentum: of the outer optimizer.
-    """
-
-    rank: Count
-    nodes: Count
-    every: Count
-    dtype: str | None = None
-    outer_lr: Total | None = None
-    momentum: Total = 0.0
+    rank: Count  # global rank
+    nodes: Count  # number of nodes that average
+    every: Count  # optimizer steps per round, H
+    dtype: str | None = None  # `fp16` or `bf16`, in which changes are sent; None sends the parameters unchanged
+    outer_lr: Total | None = None  # of DiLoCo's outer optimizer; None is local SGD
+    momentum: Total = 0.0  # of the outer optimizer
 
 
 class SyncSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sync"):
-    """The end of a round, when nodes average their parameters.
+    """The end of a round, when nodes average their parameters."""
 
-    Attributes:
-        rank: global rank.
-        step: the step that includes it; the one after the last step if it ends the training.
-        steps: optimizer steps of the round; fewer than H if it was closed early.
-        reason: `round`, or what closed it early: `checkpoint`, `evaluation`, `best model` or `end`.
-        size_bytes: S of its all-reduces between nodes; 0 for a worker that gets its parameters from another on its
-            node.
-        sync_us: duration, including waits for other nodes.
-        drift: norm of the difference between this node's parameters and the mean; from a node's first worker.
-    """
-
-    rank: Count
-    step: Count
-    steps: Count
-    reason: str
+    rank: Count  # global rank
+    step: Count  # the step that includes it; the one after the last step if it ends the training
+    steps: Count  # optimizer steps of the round; fewer than H if it was closed early
+    reason: str  # `round`, or what closed it early: `checkpoint`, `evaluation`, `best model` or `end`
+    # S of its all-reduces between nodes; 0 for a worker that gets its parameters from another on its node
     size_bytes: Count
-    sync_us: Us
+    sync_us: Us  # duration, including waits for other nodes
+    # norm of the difference between this node's parameters and the mean; from a node's first worker
     drift: Total | None = None
 
 
 class DeviceWaitSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="device_wait"):
-    """Time that a GPU's compute stream waited in the collectives of one step, by CUDA events; arrives some steps later.
+    """Time that a GPU's compute stream waited in the collectives of one step, by CUDA events; some steps late."""
 
-    Attributes:
-        rank: global rank.
-        wait_us: in total.
-        calls: number of timed calls, out of `of_calls`.
-    """
-
-    rank: Count
+    rank: Count  # global rank
     step: Count
-    wait_us: Us
-    calls: Count
+    wait_us: Us  # in total
+    calls: Count  # number of timed calls, out of `of_calls`
     of_calls: Count
 
 
 class TraceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
-    """A window that torch.profiler recorded.
+    """A window that torch.profiler recorded."""
 
-    Attributes:
-        rank: global rank.
-        first_step: the first step in it.
-        last_step: the last step in it.
-        disturbed_to: the last step that recording and writing may have slowed down.
-        file: name of the trace in the run directory's `traces`; None if it failed.
-    """
-
-    rank: Count
-    first_step: Count | None = None
-    last_step: Count | None = None
-    disturbed_to: Count | None = None
-    file: str | None = None
+    rank: Count  # global rank
+    first_step: Count | None = None  # the first step in it
+    last_step: Count | None = None  # the last step in it
+    disturbed_to: Count | None = None  # the last step that recording and writing may have slowed down
+    file: str | None = None  # name of the trace in the run directory's `traces`; None if it failed
     error: str | None = None
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="device"):
-    """The device of a worker that starts to measure it.
-
-    Attributes:
-        device: `cpu` or `cuda`.
-        name: from the driver, or from /proc/cpuinfo; None if unknown.
-        threads: torch's threads on a CPU.
-        cores: that the worker may use.
-        node_cores: all of the node.
-        capability: target of its kernels: `sm_90`, `AVX512`.
-        memory_gib: of a GPU.
-        torch: its version.
-        cuda: version of CUDA that torch was built with.
-    """
+    """The device of a worker that starts to measure it."""
 
     rank: Count
     local_rank: Count = 0
-    device: str
-    name: str | None = None
-    threads: Count | None = None
-    cores: Count | None = None
-    node_cores: Count | None = None
-    capability: str | None = None
-    memory_gib: Gauge | None = None
-    torch: str | None = None
-    cuda: str | None = None
+    device: str  # `cpu` or `cuda`
+    name: str | None = None  # from the driver, or from /proc/cpuinfo; None if unknown
+    threads: Count | None = None  # torch's threads on a CPU
+    cores: Count | None = None  # that the worker may use
+    node_cores: Count | None = None  # all of the node
+    capability: str | None = None  # target of its kernels: `sm_90`, `AVX512`
+    memory_gib: Gauge | None = None  # of a GPU
+    torch: str | None = None  # its version
+    cuda: str | None = None  # version of CUDA that torch was built with
 
 
 class SpeedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="speed"):
-    """One test on one worker's device, in one pass.
+    """One test on one worker's device, in one pass."""
 
-    Attributes:
-        rank: global rank.
-        index: of the test, counted from 0 over all passes.
-        test: `matmul`, `copy`, `triad`, `to_device`, `from_device`, or a layer: `bert`, `gpt2`, `t5_encoder`,
-            `t5_decoder`.
-        dtype: of DEVICE_DTYPES.
-        size: rows of the square matrices, or elements of each buffer.
-        width_bytes: of an element.
-        backward: for a layer, whether its backward pass is included.
-        batch: for a layer, samples.
-        sequence: for a layer, tokens per sample.
-        hidden: for a layer, its width.
-        feedforward: for a layer, inner width of its MLP.
-        attentions: for a layer, its number of attentions.
-        times_us: of one call, each the mean over `calls` consecutive calls; all timings, in order.
-        graph: whether the calls were replayed as a CUDA graph, without launches by Python.
-        began_mono_ns: the node's monotonic clock at the start of the timed calls.
-        ended_mono_ns: likewise, at their end.
-        error: why it could not be measured; None if it was.
-    """
-
-    rank: Count
-    index: Count = 0
+    rank: Count  # global rank
+    index: Count = 0  # of the test, counted from 0 over all passes
+    # `matmul`, `copy`, `triad`, `to_device`, `from_device`, or a layer: `bert`, `gpt2`, `t5_encoder`, `t5_decoder`
     test: str
-    dtype: str
-    size: Count | None = None
-    width_bytes: Count | None = None
-    backward: bool = False
-    batch: Count | None = None
-    sequence: Count | None = None
-    hidden: Count | None = None
-    feedforward: Count | None = None
-    attentions: Count | None = None
+    dtype: str  # of DEVICE_DTYPES
+    size: Count | None = None  # rows of the square matrices, or elements of each buffer
+    width_bytes: Count | None = None  # of an element
+    backward: bool = False  # for a layer, whether its backward pass is included
+    batch: Count | None = None  # for a layer, samples
+    sequence: Count | None = None  # for a layer, tokens per sample
+    hidden: Count | None = None  # for a layer, its width
+    feedforward: Count | None = None  # for a layer, inner width of its MLP
+    attentions: Count | None = None  # for a layer, its number of attentions
+    # of one call, each the mean over `calls` consecutive calls; all timings, in order
     times_us: tuple[TookUs, ...] = ()
     calls: Count = 1
-    graph: bool = False
-    began_mono_ns: Count | None = None
-    ended_mono_ns: Count | None = None
-    error: str | None = None
+    graph: bool = False  # whether the calls were replayed as a CUDA graph, without launches by Python
+    began_mono_ns: Count | None = None  # the node's monotonic clock at the start of the timed calls
+    ended_mono_ns: Count | None = None  # likewise, at their end
+    error: str | None = None  # why it could not be measured; None if it was
 
 
 class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="worker"):
-    """A worker that started to train.
-
-    Attributes:
-        time_s: the node's wall clock.
-        source: what counts its steps: `trainer`, `deepspeed` or `optimizer`.
-        versions: of torch and, if imported, transformers and deepspeed.
-        begun_mono_ns: the node's monotonic clock at the start of this worker's interpreter.
-    """
+    """A worker that started to train."""
 
     rank: Count
     local_rank: Count
     world_size: Count
-    time_s: float
-    source: str
-    versions: dict[str, str] = {}
-    begun_mono_ns: Count | None = None
+    time_s: float  # the node's wall clock
+    source: str  # what counts its steps: `trainer`, `deepspeed` or `optimizer`
+    versions: dict[str, str] = {}  # of torch and, if imported, transformers and deepspeed
+    begun_mono_ns: Count | None = None  # the node's monotonic clock at the start of this worker's interpreter
 
 
 class CardBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Growth of a NIC's counters.
+    """Growth of a NIC's counters."""
 
-    Attributes:
-        tx_bytes: sent, including Ethernet headers, without frame check sequences.
-        rx_bytes: received, likewise.
-        tx_packets: None if packets are not counted (RDMA, which counts payload).
-        rx_packets: likewise.
-    """
-
-    tx_bytes: Count
-    rx_bytes: Count
-    tx_packets: Count | None = None
-    rx_packets: Count | None = None
+    tx_bytes: Count  # sent, including Ethernet headers, without frame check sequences
+    rx_bytes: Count  # received, likewise
+    tx_packets: Count | None = None  # None if packets are not counted (RDMA, which counts payload)
+    rx_packets: Count | None = None  # likewise
 
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
-    """One optimizer step of one worker.
+    """One optimizer step of one worker."""
 
-    Attributes:
-        rank: global rank.
-        step: counted from 1.
-        total_steps: of the training; None if the framework does not report it.
-        time_s: the node's wall clock at the end of the step.
-        mono_ns: the node's monotonic clock at the end of the step.
-        step_time_us: since the end of the previous step (for the first: since the training started; None if
-            unknown).
-        samples: nominal samples of this worker in this step (per-device batch x accumulation); None if unknown.
-        micro_steps: forward passes with gradients in this step.
-        tokens: tokens of this worker in this step, including padding.
-        effective_tokens: tokens without padding.
-        estimated_tokens: the part of `tokens` whose masks were not counted: `effective_tokens` and
-            `squared_lengths`
-            assume that they are like those before. None is 0.
-        squared_lengths: sum of the squared lengths of its sequences, in tokens; each token attends only to its own
-            sequence. Without padding if that is known.
-        phases_us: host time of this step by phase, innermost only: `data` (waiting for a batch), `forward`,
-            `backward`, `optimizer`, `comm` (blocked in a collective). The rest is not attributed.
-        core_wait_us: time that the training thread waited for a CPU core, as counted by the kernel, by phase;
-            `host`
-            is outside all phases. None if unknown.
-        traffic: number of the TrafficSample with the calls of this step.
-        cards: counters of each NIC or RDMA port at the end of the step, since it came up; from a node's first
-            worker,
-            at most ten times per second.
-        peak_memory_bytes: peak allocation on the GPU, or resident memory of the process; at most once per second.
-        peak_reserved_bytes: peak reserved by torch's allocator on the GPU; likewise.
-    """
-
-    rank: Count
-    step: Count
-    time_s: float
-    mono_ns: Count
+    rank: Count  # global rank
+    step: Count  # counted from 1
+    time_s: float  # the node's wall clock at the end of the step
+    mono_ns: Count  # the node's monotonic clock at the end of the step
+    # since the end of the previous step (for the first: since the training started; None if unknown)
     step_time_us: TookUs | None = None
-    total_steps: Count | None = None
+    total_steps: Count | None = None  # of the training; None if the framework does not report it
+    # nominal samples of this worker in this step (per-device batch x accumulation); None if unknown
     samples: Count | None = None
-    micro_steps: Count | None = None
-    tokens: Count | None = None
-    effective_tokens: Count | None = None
+    micro_steps: Count | None = None  # forward passes with gradients in this step
+    tokens: Count | None = None  # tokens of this worker in this step, including padding
+    effective_tokens: Count | None = None  # tokens without padding
+    # sum of the squared lengths of its sequences, in tokens; each token attends only to its own sequence. Without
+    # padding if that is known.
     squared_lengths: Count | None = None
+    # the part of `tokens` whose masks were not counted: `effective_tokens` and `squared_lengths` assume that they are
+    # like those before. None is 0.
     estimated_tokens: Count | None = None
+    # host time of this step by phase, innermost only: `data` (waiting for a batch), `forward`, `backward`, `optimizer`,
+    # `comm` (blocked in a collective). The rest is not attributed.
     phases_us: dict[str, Us] | None = None
+    # time that the training thread waited for a CPU core, as counted by the kernel, by phase; `host` is outside all
+    # phases. None if unknown.
     core_wait_us: dict[str, Us] | None = None
-    traffic: Count | None = None
+    traffic: Count | None = None  # number of the TrafficSample with the calls of this step
+    # counters of each NIC or RDMA port at the end of the step, since it came up; from a node's first worker, at most
+    # ten times per second
     cards: dict[str, CardBytes] | None = None
+    # peak allocation on the GPU, or resident memory of the process; at most once per second
     peak_memory_bytes: Count | None = None
-    peak_reserved_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None  # peak reserved by torch's allocator on the GPU; likewise
 
 
 class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loss"):
@@ -398,19 +262,12 @@ class EvaluationSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
 
 
 class TrainEndSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="train_end"):
-    """The end of a training, with the framework's own figures.
+    """The end of a training, with the framework's own figures."""
 
-    Attributes:
-        rank: global rank.
-        time_s: the node's wall clock.
-        train_runtime_s: the Trainer's own.
-        train_samples_per_s: the Trainer's own: nominal, over all workers, including warm-up.
-    """
-
-    rank: Count
-    time_s: float
-    train_runtime_s: float | None = None
-    train_samples_per_s: float | None = None
+    rank: Count  # global rank
+    time_s: float  # the node's wall clock
+    train_runtime_s: float | None = None  # the Trainer's own
+    train_samples_per_s: float | None = None  # the Trainer's own: nominal, over all workers, including warm-up
 
 
 class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="exception"):
@@ -467,169 +324,100 @@ class TcpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 class CgroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cgroup"):
-    """The CPU limit of the job's cgroup, and how often it took effect, since the cgroup was created.
+    """The CPU limit of the job's cgroup, and how often it took effect, since the cgroup was created."""
 
-    Attributes:
-        time_s: the node's wall clock.
-        mono_ns: the node's monotonic clock.
-        quota_cores: CPUs that the cgroup may use; None is unlimited.
-        throttled_us: time throttled.
-        periods: enforcement periods.
-        throttled_periods: those in which it was throttled.
-    """
-
-    time_s: float
-    mono_ns: Count
+    time_s: float  # the node's wall clock
+    mono_ns: Count  # the node's monotonic clock
+    # CPUs that the cgroup may use; None is unlimited
     quota_cores: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
-    throttled_us: Total
-    periods: Count
-    throttled_periods: Count
+    throttled_us: Total  # time throttled
+    periods: Count  # enforcement periods
+    throttled_periods: Count  # those in which it was throttled
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cpu"):
-    """The node's CPUs and memory.
+    """The node's CPUs and memory."""
 
-    Attributes:
-        time_s: the node's wall clock.
-        mono_ns: the node's monotonic clock.
-        busy_percent: of all cores, since the previous sample.
-        iowait_percent: idle while waiting for a disk, likewise.
-        steal_percent: taken by the hypervisor, likewise.
-        job_cores: cores used by the job's processes since the previous sample.
-        memory_available_gib: memory that the job can still allocate.
-        memory_total_gib: limit of the machine or of the job's cgroups, whichever is smaller.
-    """
-
-    time_s: float
-    mono_ns: Count
-    busy_percent: Percent | None = None
-    iowait_percent: Percent | None = None
-    steal_percent: Percent | None = None
-    job_cores: Gauge | None = None
-    memory_available_gib: Gauge | None = None
-    memory_total_gib: Gauge | None = None
+    time_s: float  # the node's wall clock
+    mono_ns: Count  # the node's monotonic clock
+    busy_percent: Percent | None = None  # of all cores, since the previous sample
+    iowait_percent: Percent | None = None  # idle while waiting for a disk, likewise
+    steal_percent: Percent | None = None  # taken by the hypervisor, likewise
+    job_cores: Gauge | None = None  # cores used by the job's processes since the previous sample
+    memory_available_gib: Gauge | None = None  # memory that the job can still allocate
+    memory_total_gib: Gauge | None = None  # limit of the machine or of the job's cgroups, whichever is smaller
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
-    """One GPU, from NVML.
+    """One GPU, from NVML."""
 
-    Attributes:
-        time_s: the node's wall clock.
-        mono_ns: the node's monotonic clock.
-        sm_percent: share of time with a kernel running; a waiting NCCL kernel counts as running.
-        memory_used_gib: by all processes.
-        memory_total_gib: of the GPU.
-        power_w: power draw.
-        power_limit_w: its limit.
-        sm_clock_mhz: current clock.
-        sm_clock_max_mhz: maximum clock.
-        temperature_c: of the chip.
-        pcie_gen: current generation.
-        pcie_width: current lanes.
-        pcie_gen_max: maximum of GPU and slot.
-        pcie_width_max: likewise.
-        pcie_rx_gb_per_s: into the GPU, over the last 20 ms.
-        pcie_tx_gb_per_s: out of the GPU, likewise.
-        throttle: reasons for reduced clocks, by NVML's names (`sw_power_cap`, `hw_thermal_slowdown`, ...).
-        energy_j: since the driver was loaded.
-        ecc_uncorrected: uncorrectable memory errors since the driver was loaded.
-    """
-
-    time_s: float
-    mono_ns: Count
+    time_s: float  # the node's wall clock
+    mono_ns: Count  # the node's monotonic clock
     index: Count
-    sm_percent: Percent | None = None
-    memory_used_gib: Gauge | None = None
-    memory_total_gib: Gauge | None = None
-    power_w: Gauge | None = None
-    power_limit_w: Gauge | None = None
-    sm_clock_mhz: Gauge | None = None
-    sm_clock_max_mhz: Gauge | None = None
-    temperature_c: Celsius | None = None
-    pcie_gen: Count | None = None
-    pcie_gen_max: Count | None = None
-    pcie_width: Count | None = None
-    pcie_width_max: Count | None = None
-    pcie_rx_gb_per_s: float | None = None
-    pcie_tx_gb_per_s: float | None = None
+    sm_percent: Percent | None = None  # share of time with a kernel running; a waiting NCCL kernel counts as running
+    memory_used_gib: Gauge | None = None  # by all processes
+    memory_total_gib: Gauge | None = None  # of the GPU
+    power_w: Gauge | None = None  # power draw
+    power_limit_w: Gauge | None = None  # its limit
+    sm_clock_mhz: Gauge | None = None  # current clock
+    sm_clock_max_mhz: Gauge | None = None  # maximum clock
+    temperature_c: Celsius | None = None  # of the chip
+    pcie_gen: Count | None = None  # current generation
+    pcie_gen_max: Count | None = None  # maximum of GPU and slot
+    pcie_width: Count | None = None  # current lanes
+    pcie_width_max: Count | None = None  # likewise
+    pcie_rx_gb_per_s: float | None = None  # into the GPU, over the last 20 ms
+    pcie_tx_gb_per_s: float | None = None  # out of the GPU, likewise
+    # reasons for reduced clocks, by NVML's names (`sw_power_cap`, `hw_thermal_slowdown`, ...)
     throttle: tuple[str, ...] = ()
-    energy_j: Total | None = None
-    ecc_uncorrected: Count | None = None
+    energy_j: Total | None = None  # since the driver was loaded
+    ecc_uncorrected: Count | None = None  # uncorrectable memory errors since the driver was loaded
 
 
 class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="collective"):
-    """One message of a collective benchmark on one worker.
-
-    Attributes:
-        dtype: nccl-tests' name of the element type.
-        redop: nccl-tests' name of the reduction, `none` if nothing is reduced.
-        size_bytes: S as nccl-tests counts it, rounded down to a multiple of the workers.
-        count: elements as nccl-tests counts them: of one worker's share for collectives with shares.
-        times_us: all timed iterations, in order.
-        num_wrong: elements with a wrong value; None if they were not verified.
-        cards: traffic of each NIC during `card_iters` iterations; only from a node's first worker.
-        card_iters: iterations that `cards` covers.
-        index: of the message in the request.
-    """
+    """One message of a collective benchmark on one worker."""
 
     rank: Count
     local_rank: Count = 0
     collective: str
-    dtype: str
-    redop: str = "sum"
-    size_bytes: Count
-    count: Count
-    times_us: tuple[TookUs, ...]
-    num_wrong: Count | None = None
+    dtype: str  # nccl-tests' name of the element type
+    redop: str = "sum"  # nccl-tests' name of the reduction, `none` if nothing is reduced
+    size_bytes: Count  # S as nccl-tests counts it, rounded down to a multiple of the workers
+    count: Count  # elements as nccl-tests counts them: of one worker's share for collectives with shares
+    times_us: tuple[TookUs, ...]  # all timed iterations, in order
+    num_wrong: Count | None = None  # elements with a wrong value; None if they were not verified
+    # traffic of each NIC during `card_iters` iterations; only from a node's first worker
     cards: dict[str, CardBytes] | None = None
-    card_iters: Count = 0
-    index: Count = 0
+    card_iters: Count = 0  # iterations that `cards` covers
+    index: Count = 0  # of the message in the request
 
 
 class BenchmarkSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="benchmark"):
-    """A worker of a collective benchmark that started.
+    """A worker of a collective benchmark that started."""
 
-    Attributes:
-        rank: global rank.
-        backend: `nccl` or `gloo`.
-        timer: of the iterations: `clock` (monotonic clock of the CPU) or `cuda` (CUDA events).
-        device: the GPU's name, or None.
-    """
-
-    rank: Count
+    rank: Count  # global rank
     world_size: Count
-    backend: str
-    timer: str = "clock"
-    device: str | None = None
+    backend: str  # `nccl` or `gloo`
+    timer: str = "clock"  # of the iterations: `clock` (monotonic clock of the CPU) or `cuda` (CUDA events)
+    device: str | None = None  # the GPU's name, or None
 
 
 class StreamResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrived over one TCP connection, without its start-up; None if it failed.
+    """What arrived over one TCP connection, without its start-up; None if it failed."""
 
-    Attributes:
-        rdma_port: the sending port, `mlx5_0:1`; None for TCP.
-    """
-
-    rdma_port: str | None = None
+    rdma_port: str | None = None  # the sending port, `mlx5_0:1`; None for TCP
     size_bytes: Count | None = None
     time_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     error: str | None = None
 
 
 class StreamSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="stream"):
-    """A raw stream from a node to the next between two turns of a collective; from a node's first worker.
+    """A raw stream from a node to the next between two turns of a collective; from a node's first worker."""
 
-    Attributes:
-        rank: global rank.
-        index: of the message in the request.
-        network: `tcp`, or `rdma` (perftest's ib_write_bw).
-        results: by connection or RDMA port, all at once.
-    """
-
-    rank: Count
-    index: Count
-    network: str = "tcp"
-    results: tuple[StreamResult, ...]
+    rank: Count  # global rank
+    index: Count  # of the message in the request
+    network: str = "tcp"  # `tcp`, or `rdma` (perftest's ib_write_bw)
+    results: tuple[StreamResult, ...]  # by connection or RDMA port, all at once
 
 
 class PingSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ping"):
@@ -648,32 +436,19 @@ class NcclSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class NcclOpSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl_op"):
-    """One operation on one rank, as recorded by NCCL's Inspector plugin.
+    """One operation on one rank, as recorded by NCCL's Inspector plugin."""
 
-    Attributes:
-        comm: the communicator's id.
-        comm_ranks: number of its ranks.
-        nodes: number of its nodes.
-        comm_rank: rank of this worker in the communicator.
-        op: NCCL's name: `AllReduce`, `AllGather`, `ReduceScatter`, `Broadcast`, `Reduce`.
-        number: of the operation in its communicator; equal on all ranks.
-        size_bytes: of the call's buffer; for a gather or scatter, one rank's share.
-        time_us: its duration, by the GPU's clock if `timing` is `kernel_gpu`.
-        busbw_gb_per_s: as computed by the plugin.
-        written_s: the node's wall clock when the record was written; the plugin does not record when it ran.
-    """
-
-    comm: str
-    comm_rank: Count
-    comm_ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    nodes: Count = 1
-    op: str
-    number: Count
-    size_bytes: Count
-    time_us: TookUs
-    busbw_gb_per_s: Total = 0.0
+    comm: str  # the communicator's id
+    comm_rank: Count  # rank of this worker in the communicator
+    comm_ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # number of its ranks
+    nodes: Count = 1  # number of its nodes
+    op: str  # NCCL's name: `AllReduce`, `AllGather`, `ReduceScatter`, `Broadcast`, `Reduce`
+    number: Count  # of the operation in its communicator; equal on all ranks
+    size_bytes: Count  # of the call's buffer; for a gather or scatter, one rank's share
+    time_us: TookUs  # its duration, by the GPU's clock if `timing` is `kernel_gpu`
+    busbw_gb_per_s: Total = 0.0  # as computed by the plugin
     timing: str | None = None
-    written_s: Total
+    written_s: Total  # the node's wall clock when the record was written; the plugin does not record when it ran
 
 
 Sample = (

@@ -25,18 +25,13 @@ SshClient = Literal["openssh", "fabric"]
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[defaults]` table: a hostfile (or `lab`), a job, and setup commands that run before it on every node.
-
-    Attributes:
-        fan_out: number of nodes contacted at the same time.
-        ssh: the SSH client.
-    """
+    """The `[defaults]` table: a hostfile (or `lab`), a job, and setup commands that run before it on every node."""
 
     hosts: str | None = None
     job: str | None = None
     setup: str | None = None
-    fan_out: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    ssh: SshClient | None = None
+    fan_out: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None  # number of nodes contacted at the same time
+    ssh: SshClient | None = None  # the SSH client
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,11 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load_settings(cwd: Path) -> Settings:
-    """The settings of a directory; empty without multinode.toml, or if another user could have written it.
-
-    Raises:
-        UsageError: the file is not TOML, or has an unknown key.
-    """
+    """The settings of a directory; empty without multinode.toml, or if another user could have written it."""
     path = cwd / _FILE
     try:
         found = path.stat()

@@ -21,30 +21,20 @@ _WIDE, _NARROW = 0.25, 0.0005
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column.
-
-    Attributes:
-        words: whether it contains text (left-aligned, may wrap) or figures.
-    """
+    """A column."""
 
     name: str
     unit: str = ""
-    words: bool = False
+    words: bool = False  # whether it contains text (left-aligned, may wrap) or figures
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
-    """A table.
-
-    Attributes:
-        columns: without them, its rows are a name and a text.
-        rows: one cell per column; plain text from any source.
-        notes: one sentence each, below the table.
-    """
+    """A table."""
 
     title: str
-    columns: tuple[Column, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    notes: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()  # without them, its rows are a name and a text
+    rows: tuple[tuple[str, ...], ...] = ()  # one cell per column; plain text from any source
+    notes: tuple[str, ...] = ()  # one sentence each, below the table
 
 
 def figure(value: float | None, form: str = ".1f") -> str:

@@ -52,11 +52,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grown_in(readings: Iterable[Reading], span: Span) -> Growth:
-    """The growth in the span, interpolated linearly between the readings around its ends.
-
-    Raises:
-        UnknownError: less than half of the span was sampled, or the counter decreased.
-    """
+    """The growth in the span, interpolated linearly between the readings around its ends."""
     within = _within(readings, span)
     return Growth(
         count=within[-1].total - within[0].total, seconds=(within[-1].mono_ns - within[0].mono_ns) / _NS_PER_S
@@ -64,11 +60,7 @@ def grown_in(readings: Iterable[Reading], span: Span) -> Growth:
 
 
 def peak_in(readings: Iterable[Reading], span: Span) -> float:
-    """The highest rate per second between two readings that are at least 50 ms apart.
-
-    Raises:
-        UnknownError: as `grown_in`.
-    """
+    """The highest rate per second between two readings that are at least 50 ms apart."""
     first, *others = within = _within(readings, span)
     peak = 0.0
     for reading in others:

@@ -35,21 +35,13 @@ _WIDEST = 10.0
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure with its 95% confidence interval; for a published figure, the interval of its rounding.
+    """A figure with its 95% confidence interval; for a published figure, the interval of its rounding."""
 
-    Attributes:
-        value: the mean of the repeats.
-        low: lower end of the interval.
-        high: upper end of the interval.
-        repeats: number of repeats.
-        values: one per repeat, in order of measurement; empty for a single one, or if unknown.
-    """
-
-    value: float
-    low: float
-    high: float
-    repeats: int = 1
-    values: tuple[float, ...] = ()
+    value: float  # the mean of the repeats
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    repeats: int = 1  # number of repeats
+    values: tuple[float, ...] = ()  # one per repeat, in order of measurement; empty for a single one, or if unknown
 
     def __mul__(self, factor: float) -> Estimate:
         """Scaled by a positive factor."""

@@ -19,45 +19,27 @@ from multinode.stats.estimate import Bounds, estimate_median, spread_of
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a size scan.
-
-    Attributes:
-        dtype: nccl-tests' name of the element type.
-        redop: nccl-tests' name of the reduction, or `none`.
-        size_bytes: S as nccl-tests prints it.
-        count: elements, as nccl-tests prints them.
-        iters: timed iterations.
-        time_us: duration of the operation: median over iterations of the slowest worker's time.
-        interval_us: its 95% confidence interval.
-        p95_us: likewise, the 95th percentile.
-        cv: coefficient of variation, standard deviation over mean; 0 for a single iteration.
-        transfer_us: time without waiting for others: median over iterations of the fastest worker's time.
-        algbw_gb_per_s: size over time, 1e9 bytes per second.
-        busbw_gb_per_s: algbw times the collective's factor.
-        num_wrong: elements with a wrong value, over all workers; None if they were not verified.
-        tcp_gb_per_s: raw TCP in turns with it; None without turns.
-        share_of_ceiling: busbw over the goodput ceiling of the slowest link; None if no link speed is known.
-        share_of_tcp: busbw over raw TCP between the same NICs, in turns with it or with another message; None if
-            raw
-            TCP was not measured.
-    """
+    """One message of a size scan."""
 
     collective: str = "all_reduce"
-    dtype: str = "float"
-    redop: str = "sum"
-    size_bytes: int
-    count: int
-    iters: int
-    time_us: float
-    interval_us: Bounds | None = None
-    p95_us: float
-    cv: float = 0.0
-    transfer_us: float
-    algbw_gb_per_s: float
-    busbw_gb_per_s: float
-    num_wrong: int | None = None
-    tcp_gb_per_s: float | None = None
+    dtype: str = "float"  # nccl-tests' name of the element type
+    redop: str = "sum"  # nccl-tests' name of the reduction, or `none`
+    size_bytes: int  # S as nccl-tests prints it
+    count: int  # elements, as nccl-tests prints them
+    iters: int  # timed iterations
+    time_us: float  # duration of the operation: median over iterations of the slowest worker's time
+    interval_us: Bounds | None = None  # its 95% confidence interval
+    p95_us: float  # likewise, the 95th percentile
+    cv: float = 0.0  # coefficient of variation, standard deviation over mean; 0 for a single iteration
+    transfer_us: float  # time without waiting for others: median over iterations of the fastest worker's time
+    algbw_gb_per_s: float  # size over time, 1e9 bytes per second
+    busbw_gb_per_s: float  # algbw times the collective's factor
+    num_wrong: int | None = None  # elements with a wrong value, over all workers; None if they were not verified
+    tcp_gb_per_s: float | None = None  # raw TCP in turns with it; None without turns
+    # busbw over the goodput ceiling of the slowest link; None if no link speed is known
     share_of_ceiling: float | None = None
+    # busbw over raw TCP between the same NICs, in turns with it or with another message; None if raw TCP was not
+    # measured
     share_of_tcp: float | None = None
 
 
@@ -142,16 +124,11 @@ Flows = dict[tuple[int, int], float]
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers on nodes; ranks are numbered node by node, as by torchrun.
-
-    Attributes:
-        workers_per_node: for unequal nodes, the largest number.
-        unequal: workers of each node, if they differ.
-    """
+    """Workers on nodes; ranks are numbered node by node, as by torchrun."""
 
     nodes: int
-    workers_per_node: int = 1
-    unequal: tuple[int, ...] = ()
+    workers_per_node: int = 1  # for unequal nodes, the largest number
+    unequal: tuple[int, ...] = ()  # workers of each node, if they differ
 
     @classmethod
     def of(cls, workers: Sequence[int]) -> Layout:
@@ -181,17 +158,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call moves at one node, as fractions of S.
+    """What a call moves at one node, as fractions of S."""
 
-    Attributes:
-        sent: to other nodes.
-        received: from other nodes.
-        inside: between workers of the node.
-    """
-
-    sent: float
-    received: float
-    inside: float
+    sent: float  # to other nodes
+    received: float  # from other nodes
+    inside: float  # between workers of the node
 
 
 class MessageSteps(NamedTuple):
@@ -202,20 +173,13 @@ class MessageSteps(NamedTuple):
 
 
 class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
-    """One algorithm of a backend for a collective.
-
-    Attributes:
-        source: its reference.
-        flows: for this number of nodes and workers per node.
-        steps: likewise, the number of consecutive messages.
-        in_turns: whether two workers that send each other large messages do so one after the other.
-    """
+    """One algorithm of a backend for a collective."""
 
     name: str
-    source: str
-    flows: Callable[[Layout], Flows]
-    steps: Callable[[Layout], MessageSteps]
-    in_turns: bool = False
+    source: str  # its reference
+    flows: Callable[[Layout], Flows]  # for this number of nodes and workers per node
+    steps: Callable[[Layout], MessageSteps]  # likewise, the number of consecutive messages
+    in_turns: bool = False  # whether two workers that send each other large messages do so one after the other
 
 
 def _ring(passes: float, shared: int) -> Callable[[Layout], Flows]:
@@ -457,9 +421,6 @@ def card_factor(backend: str, collective: str, layout: Layout, algorithm: str | 
         collective: its name.
         layout: the workers.
         algorithm: its name; default, or if the backend lacks it: the usual one.
-
-    Raises:
-        ValueError: the collective is unknown.
     """
     known = algorithms_of(backend, collective)
     if not known:
@@ -504,11 +465,7 @@ def _inside_us(backend: str) -> float:
 
 
 def worker_factor(backend: str, collective: str, ranks: int) -> float:
-    """Fraction of S that the busiest worker sends per call.
-
-    Raises:
-        ValueError: the backend has no such collective.
-    """
+    """Fraction of S that the busiest worker sends per call."""
     sent: dict[int, float] = {}
     for (source, _), part in rank_flows(backend, collective, Layout(nodes=ranks)).items():
         sent[source] = sent.get(source, 0.0) + part

@@ -35,17 +35,12 @@ _LOST = "nstat -az TcpRetransSegs"
 
 
 class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of a TCP stream from one node to another, over one or several connections, of one or two tries.
-
-    Attributes:
-        gbit_per_s: received payload, of the better try; None if the stream failed.
-        worse_gbit_per_s: of the other try; None if there was one.
-    """
+    """Speed of a TCP stream from one node to another, over one or several connections, of one or two tries."""
 
     source: str
     target: str
-    gbit_per_s: float | None = None
-    worse_gbit_per_s: float | None = None
+    gbit_per_s: float | None = None  # received payload, of the better try; None if the stream failed
+    worse_gbit_per_s: float | None = None  # of the other try; None if there was one
     error: str | None = None
 
 
@@ -63,23 +58,15 @@ class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
-    """Raw TCP between the nodes' NICs, without collectives.
+    """Raw TCP between the nodes' NICs, without collectives."""
 
-    Attributes:
-        one: every node sends to the next while it receives from the previous, over one connection: the median of
-            the
-            turns with collectives.
-        several: likewise over several connections.
-        connections: their number; 0 if nothing was measured.
-        latency: round trips along the same ring.
-        pairs: every pair, both ways, disjoint pairs at once; empty if not asked for.
-    """
-
+    # every node sends to the next while it receives from the previous, over one connection: the median of the turns
+    # with collectives
     one: tuple[PairSpeed, ...] = ()
-    several: tuple[PairSpeed, ...] = ()
-    connections: int = 0
-    latency: tuple[RoundTrip, ...] = ()
-    pairs: tuple[PairSpeed, ...] = ()
+    several: tuple[PairSpeed, ...] = ()  # likewise over several connections
+    connections: int = 0  # their number; 0 if nothing was measured
+    latency: tuple[RoundTrip, ...] = ()  # round trips along the same ring
+    pairs: tuple[PairSpeed, ...] = ()  # every pair, both ways, disjoint pairs at once; empty if not asked for
 
     @property
     def ring(self) -> tuple[PairSpeed, ...]:
@@ -98,30 +85,20 @@ class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Odd(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that differs from the other nodes or pairs.
+    """Something that differs from the other nodes or pairs."""
 
-    Attributes:
-        kind: `node` (slow both ways with every peer), `sends` or `receives` (a node, that way only), `cable` (two
-            nodes, both ways), `one-way` (from the first node to the second), `failed` (streams that did not run),
-            `all`
-            (no pair reaches the link speed).
-        nodes: one node, or sender and receiver; empty if all are concerned.
-        best_gbit_per_s: the fastest stream concerned; None if none ran.
-        usual_gbit_per_s: median of the good streams; without any, what the links carry.
-        due_gbit_per_s: what the links carry, if the stream is slow compared with that, not only with the others.
-        error: why streams did not run.
-        text: the finding in words.
-        hint: what to check.
-    """
-
+    # `node` (slow both ways with every peer), `sends` or `receives` (a node, that way only), `cable` (two nodes, both
+    # ways), `one-way` (from the first node to the second), `failed` (streams that did not run), `all` (no pair reaches
+    # the link speed)
     kind: str
-    nodes: tuple[str, ...]
-    best_gbit_per_s: float | None = None
-    usual_gbit_per_s: float | None = None
+    nodes: tuple[str, ...]  # one node, or sender and receiver; empty if all are concerned
+    best_gbit_per_s: float | None = None  # the fastest stream concerned; None if none ran
+    usual_gbit_per_s: float | None = None  # median of the good streams; without any, what the links carry
+    # what the links carry, if the stream is slow compared with that, not only with the others
     due_gbit_per_s: float | None = None
-    error: str | None = None
-    text: str = ""
-    hint: str = ""
+    error: str | None = None  # why streams did not run
+    text: str = ""  # the finding in words
+    hint: str = ""  # what to check
 
     @property
     def figures(self) -> dict[str, float | str]:
@@ -145,17 +122,11 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Slow pairs with one explanation.
+    """Slow pairs with one explanation."""
 
-    Attributes:
-        kind: as in `Odd`, without `failed`.
-        nodes: likewise.
-        pairs: the slow streams that it explains.
-    """
-
-    kind: str
-    nodes: tuple[str, ...]
-    pairs: tuple[Pair, ...]
+    kind: str  # as in `Odd`, without `failed`
+    nodes: tuple[str, ...]  # likewise
+    pairs: tuple[Pair, ...]  # the slow streams that it explains
 
 
 def stream_speed(source: str, target: str, results: Sequence[StreamResult]) -> PairSpeed:

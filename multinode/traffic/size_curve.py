@@ -28,20 +28,13 @@ _US_PER_GB_PER_S = 1e-3
 
 
 class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Time over size of one collective.
+    """Time over size of one collective."""
 
-    Attributes:
-        points: sizes in bytes and measured times in microseconds, by size.
-        alpha_us: of the fit t = alpha + size / bandwidth: the cost of every message, at least zero.
-        bandwidth_gb_per_s: of the fit, 1e9 bytes per second; None if the times do not grow with size.
-        residuals: of the fit, by point: (fitted - measured) / measured.
-        method: what predicts: the fit, or interpolation if the fit is off by more than 5% at any point.
-    """
-
-    points: tuple[Point, ...]
-    alpha_us: float
-    bandwidth_gb_per_s: float | None
-    residuals: tuple[float, ...]
+    points: tuple[Point, ...]  # sizes in bytes and measured times in microseconds, by size
+    alpha_us: float  # of the fit t = alpha + size / bandwidth: the cost of every message, at least zero
+    bandwidth_gb_per_s: float | None  # of the fit, 1e9 bytes per second; None if the times do not grow with size
+    residuals: tuple[float, ...]  # of the fit, by point: (fitted - measured) / measured
+    # what predicts: the fit, or interpolation if the fit is off by more than 5% at any point
     method: Literal["fit", "interpolation"]
 
     def predict_us(self, size_bytes: float) -> float:
@@ -57,31 +50,21 @@ class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanCurves(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a size scan that other runs can use.
-
-    Attributes:
-        link_gbit_per_s: of the slowest node: total rate of the NICs that the collectives used; None if one is
-            unknown,
-            or for one node.
-        curves: time over size, by collective, if several sizes were measured.
-    """
+    """The part of a size scan that other runs can use."""
 
     run_id: str
     world_size: int
     nodes: tuple[str, ...]
+    # of the slowest node: total rate of the NICs that the collectives used; None if one is unknown, or for one node
     link_gbit_per_s: float | None = None
-    curves: dict[str, SizeCurve] = {}
+    curves: dict[str, SizeCurve] = {}  # time over size, by collective, if several sizes were measured
 
 
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
-    """One point, predicted from all others.
-
-    Attributes:
-        predicted_us: by the curve through the others.
-    """
+    """One point, predicted from all others."""
 
     size_bytes: int
-    predicted_us: float
+    predicted_us: float  # by the curve through the others
     measured_us: float
 
     @property
@@ -91,11 +74,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_curve(points: Iterable[Point]) -> SizeCurve:
-    """The curve through points in bytes and microseconds; several of one size become their median.
-
-    Raises:
-        ValueError: fewer than two sizes, an invalid size, or an invalid time.
-    """
+    """The curve through points in bytes and microseconds; several of one size become their median."""
     unique = _clean(points)
     alpha_us, bandwidth = _fit(unique)
     residuals = tuple(_line_us(alpha_us, bandwidth, size) / time_us - 1 for size, time_us in unique)
@@ -110,11 +89,7 @@ def fit_curve(points: Iterable[Point]) -> SizeCurve:
 
 
 def held_back(points: Iterable[Point], least_bytes: int) -> tuple[HeldBack, ...]:
-    """Each point from this size on, predicted from the others; empty if fewer than two others remain.
-
-    Raises:
-        ValueError: as for `fit_curve`.
-    """
+    """Each point from this size on, predicted from the others; empty if fewer than two others remain."""
     unique = _clean(points)
     if len(unique) <= _LEAST_SIZES:
         return ()

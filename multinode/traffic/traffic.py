@@ -37,52 +37,33 @@ class GroupScope(enum.StrEnum):
 
 
 class TrafficInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training has to move.
+    """What a training has to move."""
 
-    Attributes:
-        parameters: of the model, including frozen ones; None if unknown, which suffices for DDP, ZeRO-1 and ZeRO-2.
-        trainable: trained parameters.
-        parameter_bytes: bytes per parameter on the wire.
-        gradient_bytes: bytes per gradient element on the wire.
-        accumulation: K, micro-batches per optimizer step.
-        gathers: how often a micro-batch gathers the parameters; None is 1 for SHARD_GRAD_OP, and 2 for ZeRO-3 and
-            FSDP.
-            Below 2 if some stay whole between the forward and the backward pass.
-        no_sync: for FSDP, whether gradients are reduced only in the last micro-batch, as in the Trainer and
-            accelerate:
-            `no_sync()`, or `set_requires_gradient_sync(False)` before.
-        fsdp_version: 1 is FullyShardedDataParallel, 2 is `fully_shard`.
-        optimizer_within_node: for ZeRO-1, whether each node holds all optimizer states; None is unknown, counted as
-            not, as in DeepSpeed.
-    """
-
+    # of the model, including frozen ones; None if unknown, which suffices for DDP, ZeRO-1 and ZeRO-2
     parameters: int | None
-    trainable: int
-    parameter_bytes: int
-    gradient_bytes: int
-    accumulation: int = 1
+    trainable: int  # trained parameters
+    parameter_bytes: int  # bytes per parameter on the wire
+    gradient_bytes: int  # bytes per gradient element on the wire
+    accumulation: int = 1  # K, micro-batches per optimizer step
+    # how often a micro-batch gathers the parameters; None is 1 for SHARD_GRAD_OP, and 2 for ZeRO-3 and FSDP. Below 2 if
+    # some stay whole between the forward and the backward pass.
     gathers: float | None = None
+    # for FSDP, whether gradients are reduced only in the last micro-batch, as in the Trainer and accelerate:
+    # `no_sync()`, or `set_requires_gradient_sync(False)` before
     no_sync: bool = True
-    fsdp_version: int = 1
+    fsdp_version: int = 1  # 1 is FullyShardedDataParallel, 2 is `fully_shard`
+    # for ZeRO-1, whether each node holds all optimizer states; None is unknown, counted as not, as in DeepSpeed
     optimizer_within_node: bool | None = False
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of collective in a step.
+    """One kind of collective in a step."""
 
-    Attributes:
-        op: as in `bus_factor`.
-        size_bytes: S as nccl-tests counts it: the whole of what is reduced or gathered, in bytes per call.
-        times: calls of this size per optimizer step; a call stands for all its buckets.
-        reach: the workers that take part.
-        hideable: whether computation runs meanwhile; not the case after the optimizer step.
-    """
-
-    op: str
-    size_bytes: float
-    times: float = 1
-    reach: GroupScope = GroupScope.WORLD
-    hideable: bool = True
+    op: str  # as in `bus_factor`
+    size_bytes: float  # S as nccl-tests counts it: the whole of what is reduced or gathered, in bytes per call
+    times: float = 1  # calls of this size per optimizer step; a call stands for all its buckets
+    reach: GroupScope = GroupScope.WORLD  # the workers that take part
+    hideable: bool = True  # whether computation runs meanwhile; not the case after the optimizer step
 
 
 def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> tuple[Exchange, ...]:

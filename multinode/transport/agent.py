@@ -153,14 +153,11 @@ def _read_line(line: bytes, kind: type[_Kind], node: str, what: str) -> _Kind:
 
 
 class AgentArchive:
-    """The zipapp: its bytes, and its path on a node.
-
-    Attributes:
-        path: relative to the user's home directory; its name begins with its SHA-256.
-    """
+    """The zipapp: its bytes, and its path on a node."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+        # relative to the user's home directory; its name begins with its SHA-256
         self.path = f".multinode/agent/{hashlib.sha256(data).hexdigest()[:_NAME_DIGITS]}.pyz"
 
 
@@ -265,11 +262,7 @@ class AgentTransport:
         return stream.first
 
     def open(self, node: Node, verb: str, request: Record, *, deadline_s: float) -> AgentStream:
-        """Start a verb that keeps communicating, and wait for its first record.
-
-        Raises:
-            NodeError, NodeFailed: as for `call`.
-        """
+        """Start a verb that keeps communicating, and wait for its first record."""
         return self._open(node, verb, request, _Expected(verb), deadline_s)
 
     def _open(self, node: Node, verb: str, request: Record, expected: _Expected, deadline_s: float) -> AgentStream:
@@ -361,12 +354,7 @@ class AgentTransport:
                 raise _no_agent(node, verb, ended, stream)
 
     def _greet(self, stream: AgentStream, node: Node, end: float) -> bool:
-        """Wait until the agent has started, by `end` on the monotonic clock; False if its command ended before.
-
-        Raises:
-            ContactLost: it has not started.
-            NodeFailed: its interpreter is too old.
-        """
+        """Wait until the agent has started, by `end` on the monotonic clock; False if its command ended before."""
         began = time.monotonic()
         soon = began + self._patience_s
         try:
@@ -416,23 +404,16 @@ class AgentTransport:
 
 
 class AgentStream:
-    """A running verb on a node.
-
-    Attributes:
-        channel: the transport's name of it.
-        first: its first record, already read.
-        has_greeted: whether the agent has started.
-        passed_over: the end of the output before the agent started.
-    """
+    """A running verb on a node."""
 
     def __init__(self, stream: Stream, node: Node, channel: str = "") -> None:
-        self.channel = channel
+        self.channel = channel  # the transport's name of it
         self._stream = stream
         self._node = node
-        self.has_greeted = False
-        self.first: Any = None
+        self.has_greeted = False  # whether the agent has started
+        self.first: Any = None  # its first record, already read
         self._expected = _Expected("")
-        self.passed_over = b""
+        self.passed_over = b""  # the end of the output before the agent started
 
     def expect(self, expected: _Expected) -> None:
         """Expect this answer next, which limits its length."""
@@ -464,11 +445,7 @@ class AgentStream:
         return True
 
     def answer(self, deadline_s: float) -> Completed | None:
-        """Wait for the first record in answer to what was sent; without one, report how the verb ended.
-
-        Raises:
-            ContactLost, NodeFailed: as for `read`.
-        """
+        """Wait for the first record in answer to what was sent; without one, report how the verb ended."""
         self.first = None
         try:
             self.first = self.read(deadline_s)
@@ -482,12 +459,7 @@ class AgentStream:
         self._stream.send(msgspec.json.encode(request) + b"\n")
 
     def read(self, deadline_s: float) -> Record | None:
-        """The next record; None at the end.
-
-        Raises:
-            ContactLost: none arrived within `deadline_s` seconds, or the connection ended inside a record.
-            NodeFailed: an error record, or a malformed line.
-        """
+        """The next record; None at the end."""
         line = self._stream.read_line(deadline_s)
         return None if line is None else self._decode(line)
 

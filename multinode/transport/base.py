@@ -44,13 +44,9 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stream(Protocol):
-    """A running remote command, with its standard input and output.
+    """A running remote command, with its standard input and output."""
 
-    Attributes:
-        most_bytes: maximum length of an answer.
-    """
-
-    most_bytes: int = MAX_ANSWER_BYTES
+    most_bytes: int = MAX_ANSWER_BYTES  # maximum length of an answer
 
     def send(self, data: bytes) -> None:
         """Write to its standard input.
@@ -84,11 +80,7 @@ class Transport(Protocol):
     """Runs commands on nodes. All methods may be called from several threads, one thread per node."""
 
     def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:
-        """Run a constant command line with `stdin`, and wait for its end.
-
-        Raises:
-            NodeError: the node is unreachable, or did not answer within `deadline_s` seconds.
-        """
+        """Run a constant command line with `stdin`, and wait for its end."""
         end = time.monotonic() + deadline_s
         stream = self.open(node, command, deadline_s=deadline_s)
         try:

@@ -270,11 +270,7 @@ def make_connection(node: Node, *, connect_timeout_s: float) -> fabric.Connectio
 
 
 def _make_strict(connection: fabric.Connection, timeout_s: float) -> None:
-    """Make it, and its jump hosts, verify host keys and keep deadlines.
-
-    Raises:
-        paramiko.hostkeys.InvalidHostKey: known_hosts has a line that paramiko cannot read.
-    """
+    """Make it, and its jump hosts, verify host keys and keep deadlines."""
     client, options, kwargs = connection.client, connection.ssh_config, connection.connect_kwargs
     client.set_missing_host_key_policy(_RejectUnknown())
     for name in [*shlex.split(options.get("userknownhostsfile", _KNOWN_HOSTS)), _SYSTEM_KNOWN_HOSTS]:
@@ -311,9 +307,6 @@ def _open(
         stage_s: timeout of each stage.
         end: of everything, on the monotonic clock.
         target: what a jump host is for.
-
-    Raises:
-        NodeError: it cannot be opened; the error has the reason and the fix.
     """
     if isinstance(connection.gateway, fabric.Connection):
         _open(connection.gateway, node, stage_s, end, target or connection)

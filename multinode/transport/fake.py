@@ -17,16 +17,12 @@ class FakeTransport(Transport):
     """Answers with `handler(node, command, stdin)`: a Completed, or the lines of a stream; it may raise.
 
     A stream that is read before anything was sent greets like the agent.
-
-    Attributes:
-        ran: what was run: (node's name, command, stdin).
-        streams: what was opened.
     """
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self.ran: list[tuple[str, str, bytes]] = []
-        self.streams: list[FakeStream] = []
+        self.ran: list[tuple[str, str, bytes]] = []  # what was run: (node's name, command, stdin)
+        self.streams: list[FakeStream] = []  # what was opened
 
     def run(self, node: Node, command: str, *, stdin: bytes = b"", deadline_s: float) -> Completed:  # noqa: ARG002 - nothing is waited for
         """Answer at once. See `Transport.run`."""
@@ -44,12 +40,7 @@ class FakeTransport(Transport):
 
 
 class FakeStream(Stream):
-    """The stream of `FakeTransport.open`.
-
-    Attributes:
-        sent: everything written to it.
-        is_closed: whether it was released.
-    """
+    """The stream of `FakeTransport.open`."""
 
     def __init__(self, transport: FakeTransport, node: Node, command: str) -> None:
         self._transport = transport
@@ -58,8 +49,8 @@ class FakeStream(Stream):
         self._completed: Completed | None = None
         self._lines: list[bytes] | None = None
         self._has_greeted = False
-        self.sent = b""
-        self.is_closed = False
+        self.sent = b""  # everything written to it
+        self.is_closed = False  # whether it was released
 
     def send(self, data: bytes) -> None:
         """Keep the text. See `Stream.send`."""

@@ -32,15 +32,11 @@ def set_fan_out(most: int) -> None:
 
 
 class Outcome(Generic[T]):
-    """The answer of one node: a value or an error.
-
-    Attributes:
-        error: why there is no value; None if there is one.
-    """
+    """The answer of one node: a value or an error."""
 
     def __init__(self, node: Node, *, value: T | None = None, error: MultinodeError | None = None) -> None:
         self.node = node
-        self.error = error
+        self.error = error  # why there is no value; None if there is one
         self._value = value
 
     @property

@@ -60,11 +60,7 @@ class LocalTransport(Transport):
 
 
 def start_piped(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a program with pipes; Ctrl-C in the controller's terminal does not reach it, as over SSH.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Start a program with pipes; Ctrl-C in the controller's terminal does not reach it, as over SSH."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
         argv, cwd=cwd, env=env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
@@ -74,12 +70,7 @@ def start_piped(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = 
 def ask_program(
     argv: Sequence[str], env: Mapping[str, str], *, stdin: str = "", deadline_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """The output of a program without a terminal.
-
-    Raises:
-        OSError: it cannot be started.
-        subprocess.TimeoutExpired: it did not end within `deadline_s` seconds.
-    """
+    """The output of a program without a terminal."""
     return subprocess.run(
         argv,
         env=env,
@@ -100,12 +91,9 @@ class LocalStream(BufferedStream):
         process: it, with pipes.
         node: the node's name, for messages.
         send_deadline_s: how long it may leave input unread.
-
-    Attributes:
-        client_end_s: how long a client program may take to end after its pipes are closed; None for the command
-            itself.
     """
 
+    # how long a client program may take to end after its pipes are closed; None for the command itself
     client_end_s: float | None = None
 
     def __init__(self, process: subprocess.Popen[bytes], node: str, *, send_deadline_s: float) -> None:
@@ -201,11 +189,7 @@ class LocalStream(BufferedStream):
         return exit_code
 
     def _left(self, end: float, trouble: str) -> float:
-        """Seconds until `end`.
-
-        Raises:
-            ContactLost: none are left, or the stream was closed.
-        """
+        """Seconds until `end`."""
         if self._closed:
             raise ContactLost("it was abandoned", node=self._node)
         left_s = end - time.monotonic()

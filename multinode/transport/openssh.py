@@ -204,11 +204,7 @@ class OpensshTransport(Transport):
         return link
 
     def _connect_gate(self, gate: Node, node: Node, end: float) -> _Link:
-        """The same for a jump host; nodes behind it share its failure.
-
-        Raises:
-            MultinodeError: it is unreachable; the error is that of the node.
-        """
+        """The same for a jump host; nodes behind it share its failure."""
         link = self._link(gate)
         with held(link.lock, end, refusals.STILL_OPENING.error(node, where=node.name)):
             try:
@@ -259,11 +255,7 @@ class OpensshTransport(Transport):
             raise ContactLost("the SSH connection closed right after opening", node=node.name)
 
     def _log_in(self, node: Node, link: _Link, settings: _Settings, words: Sequence[str], end: float) -> None:
-        """Start a master, which goes into the background after the login.
-
-        Raises:
-            NodeError: the login failed; the error has the reason and the fix.
-        """
+        """Start a master, which goes into the background after the login."""
         timeout_s = max(1, math.ceil(min(self._connect_timeout_s, time_left(end))))
         own = _options(f"ConnectTimeout={timeout_s}", *_ALIVE, "ControlMaster=yes", f"ControlPersist={_PERSIST_S}")
         argv = ["ssh", "-f", "-N", "-T", "-E", str(link.log), *own, *words, *link.options, "--", destination(node)]
@@ -291,11 +283,7 @@ class OpensshTransport(Transport):
         return _ask([*argv, "--", destination(node)]).returncode == 0
 
     def _settings(self, node: Node) -> _Settings:
-        """The output of `ssh -G` for a node.
-
-        Raises:
-            UsageError: OpenSSH rejects the configuration.
-        """
+        """The output of `ssh -G` for a node."""
         ended = _ask(["ssh", "-G", *ssh_words(node, "ssh")[1:], "--", destination(node)])
         if ended.returncode != 0:
             said = " ".join(ended.stderr.split()) or "ssh -G failed"
@@ -521,11 +509,7 @@ def _expanded(node: Node) -> Node:
 
 
 def _make_directory(environ: Mapping[str, str]) -> Path:
-    """A new private directory for sockets and logs, never in the home directory, which may be on NFS.
-
-    Raises:
-        UsageError: none can be created.
-    """
+    """A new private directory for sockets and logs, never in the home directory, which may be on NFS."""
     home = os.path.realpath(Path("~").expanduser()) + os.sep
     reason = "no temporary directory"
     for place in (environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - a new one of mode 0700 in it
@@ -548,11 +532,7 @@ def _environment() -> dict[str, str]:
 
 
 def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start ssh without a terminal.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """Start ssh without a terminal."""
     null = subprocess.DEVNULL
     try:
         return subprocess.Popen(argv, env=_environment(), stdin=null, stdout=null, stderr=null, start_new_session=True)
@@ -565,11 +545,7 @@ def _no_ssh(error: OSError) -> UsageError:
 
 
 def _ask(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Ask ssh something that needs no node.
-
-    Raises:
-        UsageError: it is not installed, or does not answer.
-    """
+    """Ask ssh something that needs no node."""
     try:
         return ask_program(argv, _environment(), deadline_s=_QUERY_S)
     except subprocess.TimeoutExpired as error:

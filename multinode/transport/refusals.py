@@ -22,23 +22,15 @@ from multinode.errors import (
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason.
+    """One reason."""
 
-    Attributes:
-        kind: the error class.
-        catches: the problem, for a list.
-        message: the problem, with `{names}` for values known at run time.
-        hint: the fix, likewise; each line after the first is a command. `{login}` is `ssh NODE` as typed,
-            `{verbose}`
-            the same with `-v`, `{accept}` the same where it asks about an unknown host key.
-        says: the output of OpenSSH's client; its named groups are values for `message` and `hint`.
-    """
-
-    kind: type[MultinodeError]
-    catches: str
-    message: str
+    kind: type[MultinodeError]  # the error class
+    catches: str  # the problem, for a list
+    message: str  # the problem, with `{names}` for values known at run time
+    # the fix, likewise; each line after the first is a command. `{login}` is `ssh NODE` as typed, `{verbose}` the same
+    # with `-v`, `{accept}` the same where it asks about an unknown host key.
     hint: str
-    says: str | None = None
+    says: str | None = None  # the output of OpenSSH's client; its named groups are values for `message` and `hint`
 
     def error(self, node: Node, values: Mapping[str, object] | None = None, **more: object) -> MultinodeError:
         """The error, on a node."""

@@ -228,14 +228,7 @@ def _read_job(job_id: int) -> Allocation:
 
 
 def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """The output of one of Slurm's programs.
-
-    Raises:
-        UsageError: it is not installed.
-        NodeFailed, NodeGone, ConnectError: as in SLURM_REFUSALS.
-        ContactLost: it did not answer in time.
-        MultinodeError: it failed otherwise.
-    """
+    """The output of one of Slurm's programs."""
     ran = shlex.join(argv)
     try:
         done = ask_program(argv, environ or step_environment(os.environ), stdin=stdin, deadline_s=_QUERY_S)

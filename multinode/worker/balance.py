@@ -40,17 +40,11 @@ class RefusedError(RuntimeError):
 
 
 class Settings(NamedTuple):
-    """How fast the workers are.
+    """How fast the workers are."""
 
-    Attributes:
-        speeds: of each rank, in any unit.
-        accumulation: micro-batches of a step, over which shares are rounded; a Trainer says so itself.
-        option: as the user typed it.
-    """
-
-    speeds: Tuple[float, ...]
-    accumulation: int = 1
-    option: str = "--balance"
+    speeds: Tuple[float, ...]  # of each rank, in any unit
+    accumulation: int = 1  # micro-batches of a step, over which shares are rounded; a Trainer says so itself
+    option: str = "--balance"  # as the user typed it
 
 
 def read_settings(text: str) -> Settings:
@@ -95,16 +89,11 @@ def deal(samples: int, speeds: Sequence[float], dealt: Sequence[int]) -> List[in
 
 
 class Balance:
-    """What this worker does otherwise.
-
-    Attributes:
-        settings: of it.
-        rank: of this worker.
-    """
+    """What this worker does otherwise."""
 
     def __init__(self, settings: Settings, steps: Steps) -> None:
-        self.settings = settings
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.settings = settings  # of it
+        self.rank = int(os.environ.get("RANK", "0"))  # of this worker
         self._steps = steps
         self._accumulation = settings.accumulation
         self._has_dealt = False

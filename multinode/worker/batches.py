@@ -48,19 +48,14 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
 
 
 class _Look(NamedTuple):
-    """What is to be seen of one batch; None is unknown.
-
-    Attributes:
-        mask: which of the tokens are no padding, and of which sequence of their row they are (1, 2, ... where packed).
-        positions: of each token in its sequence, where there is no such mask.
-        squares: of the lengths of sequences, summed up, where it takes no looking at either.
-    """
+    """What is to be seen of one batch; None is unknown."""
 
     samples: Optional[int] = None
     tokens: Optional[int] = None
+    # which of the tokens are no padding, and of which sequence of their row they are (1, 2, ... where packed).
     mask: Any = None
-    positions: Any = None
-    squares: Optional[int] = None
+    positions: Any = None  # of each token in its sequence, where there is no such mask
+    squares: Optional[int] = None  # of the lengths of sequences, summed up, where it takes no looking at either
 
 
 def start_count(torch: Any, tensor: Any, count: Callable[[Any, Any], Any]) -> Optional[Poll]:

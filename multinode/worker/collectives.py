@@ -35,17 +35,11 @@ _Count = Callable[[str, Any, float], None]
 
 
 class _Kind(NamedTuple):
-    """What a function does, and which of its parameters says how much.
+    """What a function does, and which of its parameters says how much."""
 
-    Attributes:
-        op: the collective, as CallCount names it.
-        sized: the parameter that holds the tensor, or the tensors; none for a barrier, which carries nothing.
-        shared: whether that is one worker's share of S.
-    """
-
-    op: str
-    sized: str = ""
-    shared: bool = False
+    op: str  # the collective, as CallCount names it
+    sized: str = ""  # the parameter that holds the tensor, or the tensors; none for a barrier, which carries nothing
+    shared: bool = False  # whether that is one worker's share of S
     group: str = "group"
 
 
@@ -425,18 +419,14 @@ class _Wait:
 
 
 class _StepWaits(NamedTuple):
-    """What the computing stream waited for in a step.
-
-    Attributes:
-        calls: calls of the step whose waits the pairs time. One of an earlier step is none of them: who waits for it
-            may have waited before, where it was not seen.
-        of_calls: all of this step.
-    """
+    """What the computing stream waited for in a step."""
 
     step: int
     pairs: List[_Wait]
+    # calls of the step whose waits the pairs time. One of an earlier step is none of them: who waits for it may have
+    # waited before, where it was not seen.
     calls: int
-    of_calls: int
+    of_calls: int  # all of this step
 
 
 def _on_another_stream() -> None:
@@ -448,12 +438,10 @@ class DeviceWaits:
 
     The sum is of stretches that the stream passed waiting: from the last computation before the call to the end of the
     collective. It holds what was transferred as well as what was waited for a slower peer.
-
-    Attributes:
-        outstanding: calls on other streams that nobody has waited for yet; with none there is nothing to be marked.
     """
 
     def __init__(self, steps: Steps, stream: Any) -> None:
+        # calls on other streams that nobody has waited for yet; with none there is nothing to be marked
         self.outstanding = 0
         self._steps = steps
         self._stream = stream
@@ -591,11 +579,6 @@ class DeviceWaits:
 class _Call:
     """Reads the arguments of one function's calls.
 
-    Attributes:
-        tensors: of a call's args and kwargs, the tensor or the tensors that say how much; None of a barrier.
-        group: likewise the process group as it was given; None is the default group.
-        tag: likewise what a functional collective tells groups of the same ranks apart by.
-
     Raises:
         ValueError: it has no parameter of that name.
     """
@@ -608,8 +591,11 @@ class _Call:
                 raise ValueError("%s has no parameter %s" % (name, wanted))
         self.op = kind.op
         self.shared = kind.shared
+        # of a call's args and kwargs, the tensor or the tensors that say how much; None of a barrier
         self.tensors = _reader(parameters, kind.sized)
+        # likewise the process group as it was given; None is the default group
         self.group = _reader(parameters, kind.group)
+        # likewise what a functional collective tells groups of the same ranks apart by
         self.tag = _reader(parameters, "tag")
         self._asynchronous = _reader(parameters, "async_op")
         # These two return while their work goes on, and say so by their names alone.

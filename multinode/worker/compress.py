@@ -75,23 +75,16 @@ def _giving_way(
 
 
 class _Sender:
-    """What the reducer of one DDP module is given: it keeps no module alive, and none of them keeps it when saved.
-
-    Attributes:
-        dtype: in which they travel; None leaves them as they are.
-        count: told what is sent, as `hooks` has it.
-        other: the user's own hook with its state, once that has taken the place.
-        is_ours: whether the user's code has not asked for another one.
-        low_rank: PowerSGD's state, where that was asked for.
-    """
+    """What the reducer of one DDP module is given: it keeps no module alive, and none of them keeps it when saved."""
 
     def __init__(self, group: Any, dtype: Any, count: Callable[..., None]) -> None:
         self.group = group
-        self.dtype = dtype
-        self.count = count
+        self.dtype = dtype  # in which they travel; None leaves them as they are
+        self.count = count  # told what is sent, as `hooks` has it
+        # the user's own hook with its state, once that has taken the place
         self.other: Optional[Tuple[Callable[..., Any], Any]] = None
-        self.is_ours = True
-        self.low_rank: Optional[PowerSgd] = None
+        self.is_ours = True  # whether the user's code has not asked for another one
+        self.low_rank: Optional[PowerSgd] = None  # PowerSGD's state, where that was asked for
 
 
 class _Compression:

@@ -68,25 +68,17 @@ def sends_gradients(module: Any) -> bool:
 
 
 class _Reduced:
-    """One module's reductions: a synchronised forward pass, and the backward pass that it announces, is an iteration.
-
-    Attributes:
-        iterations: begun, as DDP counts them.
-        is_open: whether what the last one sends has yet to be added.
-        ended: iterations that had begun when a step ended, and the last such step in which there was one.
-        started: when the last iteration that was measured had begun, by torch's clock.
-        done: CUDA event after an iteration's backward pass, and that iteration.
-    """
+    """One module's reductions. An iteration is a synchronised forward pass and the backward pass it announces."""
 
     def __init__(self) -> None:
-        self.iterations = 0
-        self.is_open = False
+        self.iterations = 0  # begun, as DDP counts them
+        self.is_open = False  # whether what the last one sends has yet to be added
         self.is_rebuilt = False
-        self.ended = 0
+        self.ended = 0  # iterations that had begun when a step ended, and the last such step in which there was one
         self.step = 0
         self.samples: List[Dict[str, Any]] = []
-        self.started = 0
-        self.done: Any = None
+        self.started = 0  # when the last iteration that was measured had begun, by torch's clock
+        self.done: Any = None  # CUDA event after an iteration's backward pass, and that iteration
         self.done_iteration = 0
 
 
@@ -195,13 +187,9 @@ class _Reductions:
 
 
 class _Timing(NamedTuple):
-    """What torch measured of one iteration.
+    """What torch measured of one iteration."""
 
-    Attributes:
-        is_reduced: whether it had a backward pass; what torch says of one that had not is of an earlier one.
-    """
-
-    is_reduced: bool
+    is_reduced: bool  # whether it had a backward pass; what torch says of one that had not is of an earlier one
     fields: Dict[str, Any]
 
 

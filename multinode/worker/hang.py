@@ -30,9 +30,6 @@ def register(run_dir: str, rank: int) -> None:
     """Register the signal, and leave a mark that says so; whoever signals reads the mark first.
 
     Nothing is done where the signal is taken already.
-
-    Raises:
-        OSError: the run directory cannot be written.
     """
     number = _free_signal()
     if number is None:
@@ -62,11 +59,7 @@ _JOIN_DEADLINE_S = 5.0
 
 
 def start_counting(run_dir: str, rank: int) -> None:
-    """Start the thread; it writes `<pid> <count>` into stacks/rank-N.sequence when the count has changed.
-
-    Raises:
-        OSError: the run directory cannot be written.
-    """
+    """Start the thread; it writes `<pid> <count>` into stacks/rank-N.sequence when the count has changed."""
     folder = os.path.join(run_dir, "stacks")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC

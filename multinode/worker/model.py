@@ -55,17 +55,14 @@ def hooks(steps: Steps, guard: Guard) -> Hooks:
 
 
 class _Seen:
-    """Who may say what is trained, in the order in which they were made; none of them is kept alive.
-
-    Attributes:
-        fsdp: FullyShardedDataParallel modules, the inner ones too.
-        sharded: modules given to `fully_shard`, the first given first, and with what arguments.
-    """
+    """Who may say what is trained, in the order in which they were made; none of them is kept alive."""
 
     def __init__(self) -> None:
         self.ddp: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self.engines: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        # FullyShardedDataParallel modules, the inner ones too
         self.fsdp: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        # modules given to `fully_shard`, the first given first, and with what arguments
         self.sharded: weakref.WeakKeyDictionary[Any, Dict[str, Any]] = weakref.WeakKeyDictionary()
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.trainers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()

@@ -18,15 +18,10 @@ _LEAST_RATE = 2
 
 
 class Choice(NamedTuple):
-    """`powersgd[:RANK[:START]]`.
+    """`powersgd[:RANK[:START]]`."""
 
-    Attributes:
-        rank: columns of the thin matrices.
-        start: iterations before it begins, in which gradients travel as they are.
-    """
-
-    rank: int = 4
-    start: int = 10
+    rank: int = 4  # columns of the thin matrices
+    start: int = 10  # iterations before it begins, in which gradients travel as they are
 
 
 def read_choice(kind: str) -> Optional[Choice]:
@@ -51,9 +46,6 @@ class PowerSgd:
         module: the DDP module, which is not kept.
         choice: rank and start.
         count: told what is sent, by `count(op, group, size_bytes, source="ddp")`.
-
-    Attributes:
-        iteration: backward passes that were reduced.
     """
 
     def __init__(self, module: Any, choice: Choice, count: Callable[..., None]) -> None:
@@ -65,7 +57,7 @@ class PowerSgd:
         self._thread: Optional[concurrent.futures.ThreadPoolExecutor] = None
         self._errors: Dict[int, Any] = {}
         self._queries: Dict[int, Any] = {}
-        self.iteration = 0
+        self.iteration = 0  # backward passes that were reduced
 
     def send(self, bucket: Any) -> Any:
         """A communication hook's part: a future of the bucket's mean over the workers, as far as it is sent."""

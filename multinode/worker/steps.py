@@ -26,16 +26,11 @@ Meter = Callable[[int], Dict[str, Any]]
 
 
 class Steps:
-    """Listens to the best source that has spoken.
-
-    Attributes:
-        meters: asked at each step; one that raises is told and dropped.
-        phases: the clock whose phases are recorded with each step.
-    """
+    """Listens to the best source that has spoken."""
 
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
-        self.phases = PhaseClock(guard)
-        self.meters: List[Meter] = [self._phases_us]
+        self.phases = PhaseClock(guard)  # the clock whose phases are recorded with each step
+        self.meters: List[Meter] = [self._phases_us]  # asked at each step; one that raises is told and dropped
         self.count = 0
         self._recorder = recorder
         self._guard = guard

@@ -41,23 +41,15 @@ class RefusedError(RuntimeError):
 
 
 class Settings(NamedTuple):
-    """What is averaged, and when.
+    """What is averaged, and when."""
 
-    Attributes:
-        every: optimizer steps of a round.
-        workers: ranks of each node, which follow one another.
-        dtype: `fp16` or `bf16`, in which changes travel between nodes; None sends the parameters as they are.
-        outer_lr: of the outer optimizer, SGD with Nesterov momentum; None averages alone.
-        momentum: of the outer optimizer.
-        option: as the user typed it.
-    """
-
-    every: int
-    workers: Tuple[int, ...]
+    every: int  # optimizer steps of a round
+    workers: Tuple[int, ...]  # ranks of each node, which follow one another
+    # `fp16` or `bf16`, in which changes travel between nodes; None sends the parameters as they are
     dtype: Optional[str] = None
-    outer_lr: Optional[float] = None
-    momentum: float = 0.0
-    option: str = "--sync-every"
+    outer_lr: Optional[float] = None  # of the outer optimizer, SGD with Nesterov momentum; None averages alone
+    momentum: float = 0.0  # of the outer optimizer
+    option: str = "--sync-every"  # as the user typed it
 
     @property
     def firsts(self) -> Tuple[int, ...]:
@@ -91,47 +83,30 @@ def hooks(steps: Steps, averaging: Averaging) -> Hooks:
 
 
 class _Groups(NamedTuple):
-    """Process groups of this worker.
+    """Process groups of this worker."""
 
-    Attributes:
-        world: the default group that they were made in.
-        node: of this node's workers; `leader` the global rank of its first.
-        leaders: of each node's first worker; None where this one is not among them.
-        size: nodes.
-        share: of all workers, those of this node: its weight in the average.
-    """
-
-    world: Any
-    node: Any
+    world: Any  # the default group that they were made in
+    node: Any  # of this node's workers; `leader` the global rank of its first
     leader: int
-    leaders: Any
-    size: int
-    share: float
+    leaders: Any  # of each node's first worker; None where this one is not among them
+    size: int  # nodes
+    share: float  # of all workers, those of this node: its weight in the average
 
 
 class _Bucket:
-    """Parameters of one dtype and device that are sent together.
-
-    Attributes:
-        anchor: what they were after the last round, flat; of a node's first worker, where it is kept.
-        momentum: of the outer optimizer, likewise; None before its first step.
-    """
+    """Parameters of one dtype and device that are sent together."""
 
     def __init__(self, parameters: List[Any], anchor: Any) -> None:
         self.parameters = parameters
-        self.anchor = anchor
-        self.momentum: Any = None
+        self.anchor = anchor  # what they were after the last round, flat; of a node's first worker, where it is kept
+        self.momentum: Any = None  # of the outer optimizer, likewise; None before its first step
 
 
 class Round:
-    """One optimizer's parameters, and how far its round has come.
-
-    Attributes:
-        position: optimizer steps since all workers' parameters were equal.
-    """
+    """One optimizer's parameters, and how far its round has come."""
 
     def __init__(self) -> None:
-        self.position = 0
+        self.position = 0  # optimizer steps since all workers' parameters were equal
         self.buckets: List[_Bucket] = []
         self.known = 0
 
@@ -157,18 +132,13 @@ class Round:
 
 
 class Averaging:
-    """All rounds of this worker.
-
-    Attributes:
-        stepped: whether an optimizer has stepped since this was last set to False.
-        listeners: called when a round has ended.
-    """
+    """All rounds of this worker."""
 
     def __init__(self, settings: Settings, steps: Steps) -> None:
         self.settings = settings
         self.rank = int(os.environ.get("RANK", "0"))
-        self.stepped = False
-        self.listeners: List[Callable[[], None]] = []
+        self.stepped = False  # whether an optimizer has stepped since this was last set to False
+        self.listeners: List[Callable[[], None]] = []  # called when a round has ended
         self._steps = steps
         self._step = 0
         self._pending: List[Dict[str, Any]] = []

@@ -50,16 +50,11 @@ class View(NamedTuple):
 
 
 class Chromium:
-    """One browser with one tab.
-
-    Attributes:
-        complaints: what pages wrote to the console as an error, and what they threw.
-        asked: every URL that a page asked for, the page's own first.
-    """
+    """One browser with one tab."""
 
     def __init__(self, reading: int, writing: int) -> None:
-        self.complaints: list[str] = []
-        self.asked: list[str] = []
+        self.complaints: list[str] = []  # what pages wrote to the console as an error, and what they threw
+        self.asked: list[str] = []  # every URL that a page asked for, the page's own first
         self._reading, self._writing = reading, writing
         self._left = b""
         self._number = 0

@@ -39,11 +39,7 @@ def main() -> int:
 
 
 def fault(words: Sequence[str]) -> int:
-    """Make, list or clear faults, and say which.
-
-    Raises:
-        MultinodeError, msgspec.ValidationError: it could not be done, or there is no such fault.
-    """
+    """Make, list or clear faults, and say which."""
     match words:
         case ["-h" | "--help" | "help", *_]:
             sys.stdout.write(_USAGE + "".join(map(_describe, get_args(Fault))))
@@ -68,11 +64,7 @@ def fault(words: Sequence[str]) -> int:
 
 
 def up(words: Sequence[str]) -> int:
-    """Make a lab with Slurm on its nodes, or whose nodes share this machine's GPUs.
-
-    Raises:
-        MultinodeError: it cannot be made here.
-    """
+    """Make a lab with Slurm on its nodes, or whose nodes share this machine's GPUs."""
     parser = argparse.ArgumentParser(prog="scripts/lab-up", description=up.__doc__)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rate", type=parse_lab_rate, default=1.0, help="as of multinode lab up")

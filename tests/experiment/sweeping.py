@@ -51,25 +51,17 @@ def sweep_of(settings: dict[str, tuple[Any, ...]], **changed: Any) -> AskedGrid:
 
 
 class Elsewhere:
-    """The nodes: each run ends as `ends` says, by the label of its cell or the end of its id.
-
-    Attributes:
-        order: ids of the runs that were begun, without the sweep's.
-        launches: what they were.
-        said: every stage.
-        tables: how often a table was made.
-        is_stopped_in_time: whether Ctrl-C comes before the run that is under way has ended.
-    """
+    """The nodes: each run ends as `ends` says, by the label of its cell or the end of its id."""
 
     def __init__(self, runs: Path, ends: Callable[[str], End] = lambda _: 10.0) -> None:
         self.runs = runs
         self.ends = ends
         self.stop = StopRequest()
-        self.order: list[str] = []
-        self.launches: list[Launch] = []
-        self.said: list[str] = []
-        self.tables = 0
-        self.is_stopped_in_time = True
+        self.order: list[str] = []  # ids of the runs that were begun, without the sweep's
+        self.launches: list[Launch] = []  # what they were
+        self.said: list[str] = []  # every stage
+        self.tables = 0  # how often a table was made
+        self.is_stopped_in_time = True  # whether Ctrl-C comes before the run that is under way has ended
 
     @property
     def context(self) -> RunContext:

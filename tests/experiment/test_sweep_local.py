@@ -31,18 +31,13 @@ STEPS = str(Path(__file__).with_name("steps.py"))
 
 
 class Here:
-    """This machine with a home of its own, and a sweep over the number of workers.
-
-    Attributes:
-        runs: directory of all runs.
-        said: every stage.
-    """
+    """This machine with a home of its own, and a sweep over the number of workers."""
 
     def __init__(self, root: Path, arguments: tuple[str, ...], minutes: float | None = None) -> None:
         self.root = root
-        self.runs = root / "runs"
+        self.runs = root / "runs"  # directory of all runs
         self.started = root / "started"
-        self.said: list[str] = []
+        self.said: list[str] = []  # every stage
         (root / "home").mkdir(exist_ok=True)
         job = ScriptJob(argv=(sys.executable, STEPS, *arguments, str(self.started)))
         grid = Grid(nodes=(1,), workers_per_node=(1, 2))

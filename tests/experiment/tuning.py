@@ -66,15 +66,7 @@ def steps_of(what: Launch) -> int:
 
 
 class Elsewhere:
-    """The nodes.
-
-    Attributes:
-        ends: what a run comes to, by the label of its cell and its seed.
-        order: the runs that were begun, without the tuning's id.
-        launches: what they were; `said` every stage.
-        evaluates: whether they record losses of evaluations, or those of the training alone.
-        loss_by_round: how much slower a training learns for each step between two averages.
-    """
+    """The nodes."""
 
     def __init__(
         self,
@@ -85,12 +77,12 @@ class Elsewhere:
         loss_by_round: float = 1 / 64,
     ) -> None:
         self.runs = runs
-        self.ends = ends
-        self.evaluates = evaluates
-        self.loss_by_round = loss_by_round
+        self.ends = ends  # what a run comes to, by the label of its cell and its seed
+        self.evaluates = evaluates  # whether they record losses of evaluations, or those of the training alone
+        self.loss_by_round = loss_by_round  # how much slower a training learns for each step between two averages
         self.stop = StopRequest()
-        self.order: list[str] = []
-        self.launches: list[Launch] = []
+        self.order: list[str] = []  # the runs that were begun, without the tuning's id
+        self.launches: list[Launch] = []  # what they were; `said` every stage
         self.said: list[str] = []
 
     @property

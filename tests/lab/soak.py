@@ -61,11 +61,7 @@ class Soak:
         self.events = 0
 
     def run(self, minutes: float) -> dict[str, Any]:
-        """Trouble one run for so long and see it end; then stop another one. Returns what was seen.
-
-        Raises:
-            AssertionError: the run did not go on, its records are not complete, or something is left.
-        """
+        """Trouble one run for so long and see it end; then stop another one. Returns what was seen."""
         install = [sys.executable, "-c", INSTALL_CLOCK, find_clock_library(), str(self._clock)]
         subprocess.run(install, check=True)
         with self._mounted():

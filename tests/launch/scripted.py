@@ -183,20 +183,14 @@ def make_plan(*names: str) -> LaunchPlan:
 
 
 class Execution:
-    """A run of `make_plan` on scripted nodes; `options` are fields of ExecuteOptions.
-
-    Attributes:
-        directory: its run directory.
-        stop: how the user stops it.
-        seen: every progress that was shown.
-    """
+    """A run of `make_plan` on scripted nodes; `options` are fields of ExecuteOptions."""
 
     def __init__(self, root: Path, *names: str, **options: Any) -> None:
         self._plan = make_plan(*names)
         self._options = msgspec.structs.replace(ExecuteOptions(lease_s=60.0, grace_s=5.0), **options)
-        self.directory = RunDirectory.create(root / "runs", "r")
-        self.stop = StopRequest()
-        self.seen: list[RunProgress] = []
+        self.directory = RunDirectory.create(root / "runs", "r")  # its run directory
+        self.stop = StopRequest()  # how the user stops it
+        self.seen: list[RunProgress] = []  # every progress that was shown
         self.observe: Callable[[RunProgress], None] = self.seen.append
 
     def wait_until(self, is_so: Callable[[RunProgress], bool]) -> None:

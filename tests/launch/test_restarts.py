@@ -60,16 +60,12 @@ def launch(execute: ExecuteOptions, code: CodeTree | None = None) -> Launch:
 
 
 class Restarted:
-    """A run whose first attempt fails after its third step, and its launcher in a thread.
-
-    Attributes:
-        began: how many attempts did.
-        stuck_at: a verb to which the node does not answer between two attempts; `stop` is out of reach instead.
-    """
+    """A run whose first attempt fails after its third step, and its launcher in a thread."""
 
     def __init__(self, runs: Path, stuck_at: str, node_wait_s: float = 600.0, code: CodeTree | None = None) -> None:
         self.runs = runs
-        self.began = 0
+        self.began = 0  # how many attempts did
+        # a verb to which the node does not answer between two attempts; `stop` is out of reach instead
         self.stuck_at: str | None = stuck_at
         self.said: list[str] = []
         self._stuck, self._over = threading.Event(), threading.Event()

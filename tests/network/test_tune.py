@@ -33,16 +33,11 @@ SCAN = report(plan(), measured(plan()))
 
 
 class StandIn:
-    """Takes for NCCL: `speed` gives the speed-up of a run with these variables, by its number.
-
-    Attributes:
-        asked: the variables of each run, in order.
-        said: every stage.
-    """
+    """Takes for NCCL: `speed` gives the speed-up of a run with these variables, by its number."""
 
     def __init__(self, runs: Path, speed: Callable[[dict[str, str], int], float], *, gpus: bool = True) -> None:
-        self.asked: list[dict[str, str]] = []
-        self.said: list[str] = []
+        self.asked: list[dict[str, str]] = []  # the variables of each run, in order
+        self.said: list[str] = []  # every stage
         self.stop = StopRequest()
         self.nccl = NcclPath(version="2.27.5+cuda12.9", network="Socket")
         self._speed = speed

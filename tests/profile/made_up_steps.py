@@ -19,32 +19,23 @@ def always(time_ms: float, **of_ranks: float) -> Duration:
 
 
 class MadeUp(msgspec.Struct, frozen=True, kw_only=True):
-    """What the workers do.
+    """What the workers do."""
 
-    Attributes:
-        nodes: the ranks on each, `node0` first.
-        compute_ms: forward and backward, by rank and step; likewise `data_ms`, `transfer_ms`.
-        hidden_ms: communication that passes beside computing.
-        core_wait_ms: of what is done outside of the backward pass, in which others had the worker's core; None is not
-            counted.
-        told_by: `ddp`, `device`, `host` or `nothing`.
-        lost: (rank, step) of which no record came home.
-    """
-
-    nodes: tuple[tuple[int, ...], ...] = ((0,), (1,))
+    nodes: tuple[tuple[int, ...], ...] = ((0,), (1,))  # the ranks on each, `node0` first
     steps: int = 20
-    compute_ms: Duration = always(100.0)
+    compute_ms: Duration = always(100.0)  # forward and backward, by rank and step; likewise `data_ms`, `transfer_ms`
     data_ms: Duration = always(2.0)
     transfer_ms: Duration = always(10.0)
     optimizer_ms: float = 5.0
     host_ms: float = 1.0
-    hidden_ms: float = 20.0
+    hidden_ms: float = 20.0  # communication that passes beside computing
+    # of what is done outside of the backward pass, in which others had the worker's core; None is not counted
     core_wait_ms: Duration | None = None
     device: str = "cpu"
-    told_by: str = "ddp"
+    told_by: str = "ddp"  # `ddp`, `device`, `host` or `nothing`
     micro_steps: int = 1
     tokens: Callable[[int], int] = lambda _: 1000
-    lost: frozenset[tuple[int, int]] = frozenset()
+    lost: frozenset[tuple[int, int]] = frozenset()  # (rank, step) of which no record came home
 
     def observed(self) -> Observed:
         """What the nodes recorded of it."""

@@ -30,15 +30,10 @@ _RECORDED = Path(__file__).with_name("recorded_steps.json")
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """A training as its workers recorded it.
+    """A training as its workers recorded it."""
 
-    Attributes:
-        nodes: the ranks on each, `node0` first.
-        samples: of each node.
-    """
-
-    nodes: tuple[tuple[int, ...], ...]
-    samples: tuple[tuple[Sample, ...], ...]
+    nodes: tuple[tuple[int, ...], ...]  # the ranks on each, `node0` first
+    samples: tuple[tuple[Sample, ...], ...]  # of each node
 
     def observed(self) -> Observed:
         """As it came home."""

@@ -40,17 +40,12 @@ _ABSURD_ACCUMULATION = 1 << 20
 
 
 class Theory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step of a strategy should send.
+    """What a step of a strategy should send."""
 
-    Attributes:
-        exchanges: its collectives.
-        bytes_per_step: that one worker sends, by busbw's factors, as `BytesPerStep.calls` is; None has a `reason`.
-        reason: why there is none.
-    """
-
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()  # its collectives
+    # that one worker sends, by busbw's factors, as `BytesPerStep.calls` is; None has a `reason`
     bytes_per_step: float | None = None
-    reason: str = ""
+    reason: str = ""  # why there is none
 
 
 class _Unknown(Exception):
@@ -74,11 +69,7 @@ def theory(observed: Observed) -> Theory:
 
 
 def _exchanges(strategy: Strategy, model: ModelSample, observed: Observed) -> tuple[Exchange, ...]:
-    """Sizes are given in bytes, as dtypes may be mixed: each byte counts as an element.
-
-    Raises:
-        _Unknown: something that the strategy's bytes depend on is not known.
-    """
+    """Sizes are given in bytes, as dtypes may be mixed: each byte counts as an element."""
     if model.wrapper == "deepspeed":
         _refuse_unlike(model)
     load = TrafficInputs(
@@ -128,11 +119,7 @@ def _gradient_bytes(model: ModelSample) -> int:
 
 
 def _bytes(dtypes: Mapping[str, int], named: str | float | None) -> int:
-    """Bytes of so many parameters by dtype; all in the dtype that is named, where one is.
-
-    Raises:
-        _Unknown: a dtype is none that is known, or there are none, or too many to be true.
-    """
+    """Bytes of so many parameters by dtype; all in the dtype that is named, where one is."""
     size = 0
     for dtype, count in dtypes.items():
         width = _WIDTHS.get(str(named or dtype))

@@ -40,28 +40,21 @@ def see(observed: Observed) -> SeenTraffic:
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recorded: by each worker its calls, by each node what its cards counted.
-
-    Attributes:
-        unequal: workers of each node, where these differ.
-        calls: of a rank in each step.
-        groups: the groups of a rank, by name; the world without.
-        cards: of a node in a step.
-        micro_steps: of a step.
-    """
+    """What is recorded: by each worker its calls, by each node what its cards counted."""
 
     nodes: int = 2
     workers: int = 1
-    unequal: tuple[int, ...] = ()
+    unequal: tuple[int, ...] = ()  # workers of each node, where these differ
     backend: str = "gloo"
-    calls: Callable[[int], Sequence[CallCount]] | None = None
+    calls: Callable[[int], Sequence[CallCount]] | None = None  # of a rank in each step
+    # the groups of a rank, by name; the world without
     groups: Callable[[int], Mapping[str, tuple[int, ...]]] | None = None
-    cards: Callable[[int, int], Passed] | None = None
+    cards: Callable[[int, int], Passed] | None = None  # of a node in a step
     model: Mapping[str, Any] | None = None
     ifname: str | None = "ens1f0"
     ifnames: tuple[str, ...] = ()
     more: Callable[[int], Sequence[Sample]] | None = None
-    micro_steps: int | None = None
+    micro_steps: int | None = None  # of a step
 
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:

@@ -20,20 +20,13 @@ _DEADLINE_S = 20.0
 
 
 class Sshd:
-    """One sshd.
-
-    Attributes:
-        folder: its keys and configuration.
-        home: the home directory of whoever logs in.
-        port: where it listens.
-        user: who may log in.
-    """
+    """One sshd."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.folder = folder
-        self.home = folder / "home"
-        self.port = port
-        self.user = getpass.getuser()
+        self.folder = folder  # its keys and configuration
+        self.home = folder / "home"  # the home directory of whoever logs in
+        self.port = port  # where it listens
+        self.user = getpass.getuser()  # who may log in
         self.home.mkdir()
         make_key(folder / "host_key")
         make_key(folder / "user_key")

@@ -38,13 +38,7 @@ OPENSSH = ("openssh",)
 
 
 class Case:
-    """An sshd, and a node in a hostfile that leads to it.
-
-    Attributes:
-        config: lines of the SSH configuration, behind `Host box`.
-        known: known_hosts.
-        error: what the node was refused with.
-    """
+    """An sshd, and a node in a hostfile that leads to it."""
 
     def __init__(self, folder: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.others = set(psutil.Process().children())
@@ -57,10 +51,11 @@ class Case:
         self.here = contextlib.ExitStack()
         (folder / "sshd").mkdir()
         self.sshd = Sshd(folder / "sshd", free_port())
-        self.known = self.sshd.known_hosts_line
+        self.known = self.sshd.known_hosts_line  # known_hosts
+        # lines of the SSH configuration, behind `Host box`
         self.config = f"IdentityFile {self.sshd.folder / 'user_key'}\nIdentitiesOnly yes\n"
         self.options: dict[str, object] = {}
-        self.error = MultinodeError("none")
+        self.error = MultinodeError("none")  # what the node was refused with
         self.patience_s = 8.0
         self.connect_timeout_s = 10.0
         self.kept: OpensshTransport | FabricTransport | None = None

@@ -52,24 +52,18 @@ if "torch.distributed" in sys.modules and sys.modules["torch.distributed"].is_in
 
 
 class Told:
-    """What one worker told.
-
-    Attributes:
-        said: by the script itself, through `tell`; None where no output.
-        records: by the instrumentation.
-        samples: the same, as the controller reads them.
-        stderr: all that it wrote.
-    """
+    """What one worker told."""
 
     def __init__(self, folder: Path, rank: int, stderr: str) -> None:
         said, recorded = folder / f"told-{rank}.json", folder / f"rank-{rank}.jsonl"
+        # by the script itself, through `tell`; None where no output
         self.said: Any = json.loads(said.read_bytes()) if said.exists() else None
         lines = recorded.read_bytes().splitlines() if recorded.exists() else []
-        self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        self.samples: list[Sample] = list(parse_samples(lines))
+        self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]  # by the instrumentation
+        self.samples: list[Sample] = list(parse_samples(lines))  # the same, as the controller reads them
         # One that could not be read would be passed over.
         assert len(self.samples) == len(lines)
-        self.stderr = stderr
+        self.stderr = stderr  # all that it wrote
 
 
 def run_pair(folder: Path, script: str, workers: int = 2, *, warm: bool = True, **environ: str) -> list[Told]:

@@ -22,22 +22,16 @@ class Worker:
         folder: for all that scripts read and write.
         archive: holds the instrumentation.
         warm: scripts import torch, and run where that costs nothing (tests/warm.py).
-
-    Attributes:
-        samples: where the records go.
-        modules: where scripts can import from.
-        archive: holds the instrumentation.
-        start: the folder in it that PYTHONPATH names.
     """
 
     def __init__(self, folder: Path, archive: Path, *, warm: bool = False) -> None:
         self._warm = warm
-        self.samples = folder / "samples"
+        self.samples = folder / "samples"  # where the records go
         self.samples.mkdir()
-        self.modules = folder / "modules"
+        self.modules = folder / "modules"  # where scripts can import from
         self.modules.mkdir()
-        self.archive = archive
-        self.start = archive / "multinode_agent/worker/start"
+        self.archive = archive  # holds the instrumentation
+        self.start = archive / "multinode_agent/worker/start"  # the folder in it that PYTHONPATH names
 
     def module(self, name: str, text: str) -> None:
         """Put a module where scripts can import it; the packages above it are made."""

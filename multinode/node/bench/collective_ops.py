@@ -242,9 +242,6 @@ def make_operation(torch: Any, request: dict[str, Any], device: Any) -> Operatio
         torch: the module; its process group stands.
         request: `collective`, `size_bytes`, `dtype`, `redop`.
         device: where the buffers are.
-
-    Raises:
-        KeyError: the collective is unknown.
     """
     return _OPERATIONS[request["collective"]](torch, request, device)
 

@@ -107,9 +107,6 @@ class _Worker:
         torch: the module.
         request: a DeviceTest.
         run: whose samples.
-
-    Attributes:
-        device: torch's.
     """
 
     def __init__(self, torch: Any, request: Record, run: RunDir) -> None:
@@ -118,7 +115,7 @@ class _Worker:
         self._rank, self._local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self._file = SampleFile(run, f"rank-{self._rank}.jsonl")
         kind = "cuda" if torch.cuda.is_available() else None
-        self.device = find_device(torch, kind=kind, need="each worker needs its own GPU")
+        self.device = find_device(torch, kind=kind, need="each worker needs its own GPU")  # torch's
         # By type, size and seconds of the matrix product that was measured last.
         self._product: Optional[tuple[str, int, float]] = None
 

@@ -34,14 +34,10 @@ _BEYOND_CACHE, _OF_MEMORY = 4, 16
 
 
 class DeviceOp(NamedTuple):
-    """One thing to measure.
+    """One thing to measure."""
 
-    Attributes:
-        fields: of its record.
-        make: makes what is to be called again and again; its buffers live as long as that does.
-    """
-
-    fields: Record
+    fields: Record  # of its record
+    # makes what is to be called again and again; its buffers live as long as that does
     make: Callable[[], Callable[[], Any]]
 
 
@@ -223,20 +219,13 @@ def make_layer(torch: Any, device: Any, name: str, dtype: str, *, backward: bool
 
 
 class LayerKind(NamedTuple):
-    """How a layer differs from the others.
-
-    Attributes:
-        is_t5: no biases, root mean square norms, and a bias of the attention by distance.
-        norms_after: whether it normalises after each of its parts, and not before.
-        looks_back: whether its tokens see none that come later.
-        has_memory: whether it then looks at an encoder's output of the same length.
-    """
+    """How a layer differs from the others."""
 
     activation: str
-    is_t5: bool = False
-    norms_after: bool = False
-    looks_back: bool = False
-    has_memory: bool = False
+    is_t5: bool = False  # no biases, root mean square norms, and a bias of the attention by distance
+    norms_after: bool = False  # whether it normalises after each of its parts, and not before
+    looks_back: bool = False  # whether its tokens see none that come later
+    has_memory: bool = False  # whether it then looks at an encoder's output of the same length
 
 
 LAYERS = {

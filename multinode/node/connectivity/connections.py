@@ -413,11 +413,7 @@ def listen(addr: str, port: int) -> Union[socket.socket, str]:
 
 
 def _read_line(sock: socket.socket) -> Generator[int, None, bytes]:
-    """Read one line, byte by byte so that nothing after it is taken; the generator's value is the line.
-
-    Raises:
-        EOFError: the peer closed, or its line is longer than any of ours.
-    """
+    """Read one line, byte by byte so that nothing after it is taken; the generator's value is the line."""
     line = b""
     while not line.endswith(b"\n"):
         yield _READ

@@ -48,11 +48,6 @@ class Manifest:
     Args:
         data: as it is sent: JSON with `roots` (a mode, or null if the path is a file) and `entries`.
 
-    Attributes:
-        roots: of each path the mode of the directory; None if it is a file.
-        directories: path, name and mode, each below those before it.
-        links: path, name and text.
-
     Raises:
         AgentError: it cannot be read, or names something outside of its paths.
     """
@@ -60,11 +55,12 @@ class Manifest:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.files: list[File] = []
-        self.directories: list[tuple[int, str, int]] = []
-        self.links: list[tuple[int, str, str]] = []
+        self.directories: list[tuple[int, str, int]] = []  # path, name and mode, each below those before it
+        self.links: list[tuple[int, str, str]] = []  # path, name and text
         self.block_count = 0
         try:
             told = json.loads(data)
+            # of each path the mode of the directory; None if it is a file
             self.roots = [None if mode is None else _number(mode, _MODE) for mode in told["roots"]]
             entries = told["entries"]
             seen: set[tuple[int, str]] = set()
@@ -98,11 +94,7 @@ class Manifest:
         return {name for of, name in named if of == root}
 
     def _check_name(self, root: int, name: str, seen: set[tuple[int, str]], folders: set[tuple[int, str]]) -> str:
-        """The name, if it lies below its path, in a directory that was named before, and was not named itself.
-
-        Raises:
-            ValueError, AttributeError: it does not.
-        """
+        """The name, if it lies below its path, in a directory that was named before, and was not named itself."""
         parts = name.split("/")
         if self.roots[root] is None:
             good = not name
@@ -158,11 +150,7 @@ def stays_below(text: str, depth: int) -> bool:
 
 
 def make_manifest(paths: Sequence[str]) -> Manifest:
-    """What stands at these paths of the source.
-
-    Raises:
-        AgentError: something there cannot be copied.
-    """
+    """What stands at these paths of the source."""
     entries = [entry for root, path in enumerate(paths) for entry in list_entries(root, path)]
     modes = [os.stat(path).st_mode & _MODE if os.path.isdir(path) else None for path in paths]
     # Names that are not UTF-8 carry lone surrogates, which ASCII spells out.

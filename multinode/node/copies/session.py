@@ -166,11 +166,7 @@ class _Session:
             self._records.append(record)
 
     def _await(self, ready: Callable[[], bool], pinged: Optional[Wire] = None) -> None:
-        """Wait until something has come about; a peer is told meanwhile that we are there.
-
-        Raises:
-            _ClosedError: it will not any more.
-        """
+        """Wait until something has come about; a peer is told meanwhile that we are there."""
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: ready() or self._is_closed, wire.PING_S):
@@ -274,11 +270,7 @@ class _Session:
             raise PeerError("it sent less than it has")
 
     def _take(self, queued: queue.Queue[Any], peer: Wire) -> Any:
-        """The next item, whenever it comes; the peer is told meanwhile that we are there.
-
-        Raises:
-            _ClosedError: none will come.
-        """
+        """The next item, whenever it comes; the peer is told meanwhile that we are there."""
         while not self._is_closed:
             with contextlib.suppress(queue.Empty):
                 return queued.get(timeout=wire.PING_S)

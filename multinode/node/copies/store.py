@@ -52,10 +52,6 @@ class Store:
     Args:
         manifest: of the source.
         paths: absolute, one for each of its roots.
-
-    Attributes:
-        has: by block, whether it is here and is what the source has.
-        digests: of all blocks, one after the other; only those that are known count.
     """
 
     def __init__(self, manifest: Manifest, paths: Sequence[str]) -> None:
@@ -63,7 +59,8 @@ class Store:
             raise AgentError("refused: the list of files has other paths than were asked for")
         self.manifest = manifest
         self.places = [_find_place(path) for path in paths]
-        self.has = bytearray(b"\1" * manifest.block_count)
+        self.has = bytearray(b"\1" * manifest.block_count)  # by block, whether it is here and is what the source has
+        # of all blocks, one after the other; only those that are known count
         self.digests = bytearray(DIGEST_BYTES * manifest.block_count)
 
     def read(self, block: int, buffer: memoryview) -> memoryview:
@@ -158,11 +155,7 @@ class Target(Store):
         self._locked: set[_Place] = set()
 
     def find_candidates(self) -> bytearray:
-        """The blocks for which there is something here, by block; nothing is written.
-
-        Raises:
-            AgentError: something else stands where a file or a directory would come.
-        """
+        """The blocks for which there is something here, by block; nothing is written."""
         self._check()
         for place in self.places:
             if os.path.isdir(place.staging):
@@ -232,12 +225,7 @@ class Target(Store):
         return links and folders and len(self._equal) == len(self.manifest.files)
 
     def prepare(self) -> None:
-        """Make room for what comes, and keep others out.
-
-        Raises:
-            AgentError: another copy writes there.
-            OSError: it cannot be made.
-        """
+        """Make room for what comes, and keep others out."""
         for root, place in enumerate(self.places):
             os.makedirs(os.path.dirname(place.staging), exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -272,9 +260,6 @@ class Target(Store):
 
         Args:
             delete: whether files that the source does not have are removed.
-
-        Raises:
-            OSError: it cannot be.
         """
         for file in self._equal:
             # Where it is somebody else's, its content counts.
@@ -365,11 +350,7 @@ class Target(Store):
                         os.remove(path)
 
     def _check(self) -> None:
-        """Nothing stands in the way, and nothing leads out of the path.
-
-        Raises:
-            AgentError: something does.
-        """
+        """Nothing stands in the way, and nothing leads out of the path."""
         folders = [(self.places[root].final, mode is not None) for root, mode in enumerate(self.manifest.roots)]
         folders += [(_join(self.places[root].final, name), True) for root, name, _ in self.manifest.directories]
         files = [self.path(file) for file in self.manifest.files]

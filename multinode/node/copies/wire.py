@@ -66,11 +66,7 @@ class Wire:
         self._socket = sock
 
     def send(self, kind: int, *parts: Union[bytes, bytearray, memoryview]) -> None:
-        """Send one frame.
-
-        Raises:
-            PeerError: the peer has gone.
-        """
+        """Send one frame."""
         with _as_peer_error():
             *first, last = parts or (b"",)
             self._socket.sendall(b"".join([_HEAD.pack(kind, sum(map(len, parts))), *first]))
@@ -96,11 +92,7 @@ class Wire:
         return kind, size_bytes
 
     def read(self, kind: int, *, most_bytes: int) -> bytes:
-        """What the next frame holds, which is of that kind.
-
-        Raises:
-            PeerError: as `receive`.
-        """
+        """What the next frame holds, which is of that kind."""
         _, size_bytes = self.receive(kind, most_bytes=most_bytes)
         data = bytearray(size_bytes)
         self.read_into(memoryview(data))
@@ -114,11 +106,7 @@ class Wire:
             self.ping()
 
     def read_into(self, view: memoryview) -> None:
-        """Fill it.
-
-        Raises:
-            PeerError: the peer has gone.
-        """
+        """Fill it."""
         with _as_peer_error():
             if len(view) > 2 * _WAKE_BYTES:
                 # More than that is sure to come: each wakening takes time of a processor.
@@ -256,11 +244,7 @@ def _check_certificate(sock: ssl.SSLSocket, credentials: Credentials) -> None:
 
 
 def _make_context(credentials: Credentials, protocol: int) -> ssl.SSLContext:
-    """TLS 1.3 in which each end shows the certificate of this copy, and knows no other.
-
-    Raises:
-        AgentError: this Python cannot.
-    """
+    """TLS 1.3 in which each end shows the certificate of this copy, and knows no other."""
     if not ssl.HAS_TLSv1_3:
         raise AgentError("its python3 has no TLS 1.3", hint="python= in the hostfile names another interpreter")
     context = ssl.SSLContext(protocol)

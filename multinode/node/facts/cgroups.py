@@ -16,19 +16,12 @@ _US_PER_NS = 1e-3
 
 
 class Hierarchy(NamedTuple):
-    """A mounted tree of control groups.
+    """A mounted tree of control groups."""
 
-    Attributes:
-        controller: what its groups are wanted for, `cpu` or `memory`.
-        unified: whether it is version 2, which has one tree for all controllers.
-        root: the group that is mounted.
-        place: where it is mounted.
-    """
-
-    controller: str
-    unified: bool
-    root: str
-    place: str
+    controller: str  # what its groups are wanted for, `cpu` or `memory`
+    unified: bool  # whether it is version 2, which has one tree for all controllers
+    root: str  # the group that is mounted
+    place: str  # where it is mounted
 
     def group_of(self, membership: str) -> Optional[Group]:
         """The group of a process, by the text of its /proc/PID/cgroup; None where what is mounted does not hold it."""
@@ -67,11 +60,7 @@ class GroupFinder:
         self._has_looked = False
 
     def find(self, pid: Optional[int]) -> Optional[Group]:
-        """The group of this process; our own where there is none, or no more. None where it cannot be seen.
-
-        Raises:
-            OSError: the kernel lists no groups, not even ours.
-        """
+        """The group of this process; our own where there is none, or no more. None where it cannot be seen."""
         if not self._has_looked:
             self._has_looked, self._hierarchy = True, find_hierarchy(self._controller, self._mountinfo)
         if self._hierarchy is None:

@@ -155,11 +155,7 @@ def list_files(path: str, cwd: str, datasets: list[str]) -> Iterator[str]:
 
 
 def digest_file(full: str) -> tuple[str, int]:
-    """Digest and size in bytes; of a large file, and of weights, the digest of its size, its first and its last MiB.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Digest and size in bytes; of a large file, and of weights, the digest of its size, its first and its last MiB."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -184,12 +180,7 @@ def read_revision(cwd: str) -> Optional[str]:
 
 
 def read_model(path: str, cwd: str) -> Record:
-    """The numbers of a model directory's config.json, and those of its texts that say how large the model is.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no JSON object, or too large for one.
-    """
+    """The numbers of a model directory's config.json, and those of its texts that say how large the model is."""
     config = read_object(os.path.join(_full(path, cwd), "config.json"), _MOST_JSON_BYTES, "config.json")
     return {key: one for key, one in config.items() if _is_harmless(key, one)}
 

@@ -29,16 +29,11 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 class Holder(NamedTuple):
-    """A process that holds memory of a GPU.
-
-    Attributes:
-        pid: the process's, as the driver knows it.
-        memory_mib: how much it holds; None where the driver does not tell.
-    """
+    """A process that holds memory of a GPU."""
 
     uuid: str
-    pid: int
-    memory_mib: Optional[float]
+    pid: int  # the process's, as the driver knows it
+    memory_mib: Optional[float]  # how much it holds; None where the driver does not tell
 
 
 def query_gpus(nvidia_smi: str) -> Query:
@@ -52,11 +47,7 @@ def query_processes(nvidia_smi: str) -> Query:
 
 
 def parse_gpus(text: str) -> list[Record]:
-    """One record for each line of its CSV.
-
-    Raises:
-        ValueError: a line is something else.
-    """
+    """One record for each line of its CSV."""
     gpus: list[Record] = []
     for line in filter(None, map(str.strip, text.splitlines())):
         index, name, total, used, driver, uuid = _split(line, _FIELDS)
@@ -74,11 +65,7 @@ def parse_gpus(text: str) -> list[Record]:
 
 
 def parse_processes(text: str) -> list[Holder]:
-    """One for each line of its CSV; empty text is no process.
-
-    Raises:
-        ValueError: a line is something else.
-    """
+    """One for each line of its CSV; empty text is no process."""
     rows = [_split(line, _PROCESS_FIELDS) for line in filter(None, map(str.strip, text.splitlines()))]
     return [Holder(uuid, int(pid), _number(memory)) for uuid, pid, memory in rows]
 

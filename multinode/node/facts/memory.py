@@ -22,26 +22,17 @@ _MACHINE_KILLS = "/proc/vmstat"
 
 
 class Memory(NamedTuple):
-    """In bytes.
-
-    Attributes:
-        available: of it, what could still be had without swapping.
-    """
+    """In bytes."""
 
     total: int
-    available: int
+    available: int  # of it, what could still be had without swapping
 
 
 class GroupMemory(NamedTuple):
-    """Of a control group with a limit, in bytes.
+    """Of a control group with a limit, in bytes."""
 
-    Attributes:
-        limit: what its processes may hold together.
-        held: what they do, less what the kernel would take back for them; None where it does not tell.
-    """
-
-    limit: int
-    held: Optional[int]
+    limit: int  # what its processes may hold together
+    held: Optional[int]  # what they do, less what the kernel would take back for them; None where it does not tell
 
 
 class _Files(NamedTuple):
@@ -69,19 +60,11 @@ class MemoryReader:
         self._finder = GroupFinder("memory", mountinfo)
 
     def read(self, pid: Optional[int] = None) -> Memory:
-        """What this process can have; we ourselves where there is none, or no more.
-
-        Raises:
-            OSError, ValueError, LookupError: the kernel does not tell the machine's memory.
-        """
+        """What this process can have; we ourselves where there is none, or no more."""
         return usable_memory(read_meminfo(), self._groups(pid))
 
     def limit(self) -> Optional[int]:
-        """The lowest limit, in bytes, of the control groups that we are in; None where none has less than the machine.
-
-        Raises:
-            OSError, ValueError, LookupError: the kernel does not tell the machine's memory.
-        """
+        """The lowest limit, in bytes, of our control groups; None if the machine has no more."""
         lowest = min((group.limit for group in self._groups(None)), default=None)
         return lowest if lowest is not None and lowest < read_meminfo().total else None
 
@@ -100,13 +83,10 @@ class MemoryKills:
 
     Args:
         find: the file that counts where a process is, and where we are ourselves if there is none, or no more.
-
-    Attributes:
-        count: kills that were seen so far; None where the kernel tells none.
     """
 
     def __init__(self, find: Optional[Callable[[Optional[int]], str]] = None) -> None:
-        self.count: Optional[int] = None
+        self.count: Optional[int] = None  # kills that were seen so far; None where the kernel tells none
         self._groups = GroupFinder("memory")
         self._find = self._find_counter if find is None else find
         self._file: Optional[str] = None
@@ -145,11 +125,7 @@ class MemoryKills:
 
 
 def read_meminfo(path: str = "/proc/meminfo") -> Memory:
-    """The machine's.
-
-    Raises:
-        OSError, ValueError, LookupError: the kernel does not tell it.
-    """
+    """The machine's."""
     lines = dict(line.split(":", 1) for line in read_text(path).splitlines())
     total, available = (int(lines[name].split()[0]) * _BYTES_PER_KIB for name in ("MemTotal", "MemAvailable"))
     return Memory(total, available)

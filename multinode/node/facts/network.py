@@ -75,11 +75,7 @@ _TUNNELS = {"tun", "tap", "wireguard", "dummy", "vxlan", "geneve", "gre", "greta
 
 
 def list_interfaces() -> list[Record]:
-    """All interfaces, in the kernel's order, each by the names of its fact.
-
-    Raises:
-        OSError: neither iproute2 nor the kernel's own calls told them.
-    """
+    """All interfaces, in the kernel's order, each by the names of its fact."""
     program = find_program("ip", os.pathsep.join((os.environ.get("PATH", os.defpath), *_SBIN)))
     if program is not None:
         # BusyBox's ip knows no -json, an old one prints what is no JSON: the kernel is asked instead.
@@ -91,11 +87,7 @@ def list_interfaces() -> list[Record]:
 
 
 def parse_ip_addr(text: str) -> list[Record]:
-    """What `ip -details -json address show` printed.
-
-    Raises:
-        ValueError, KeyError: it is something else.
-    """
+    """What `ip -details -json address show` printed."""
     return [
         _describe(
             link["ifname"],
@@ -166,11 +158,7 @@ def prefix_length(mask: bytes) -> int:
 
 
 def read_port_range() -> tuple[int, int]:
-    """First and last of the ephemeral ports.
-
-    Raises:
-        OSError, ValueError: the kernel does not tell them.
-    """
+    """First and last of the ephemeral ports."""
     first, last = read_text("/proc/sys/net/ipv4/ip_local_port_range").split()
     return int(first), int(last)
 

@@ -26,30 +26,19 @@ _SOCKET = "socket:["
 
 
 class Row(NamedTuple):
-    """One socket.
-
-    Attributes:
-        peer: `10.0.0.2:29500`.
-        send_queue_bytes: sent and not acknowledged, or not sent yet.
-        receive_queue_bytes: arrived and not read by the process.
-        inode: by which processes hold it.
-    """
+    """One socket."""
 
     state: str
     port: int
-    peer: str
-    send_queue_bytes: int
-    receive_queue_bytes: int
+    peer: str  # `10.0.0.2:29500`
+    send_queue_bytes: int  # sent and not acknowledged, or not sent yet
+    receive_queue_bytes: int  # arrived and not read by the process
     uid: int
-    inode: int
+    inode: int  # by which processes hold it
 
 
 def is_port_taken(port: int) -> bool:
-    """Whether a rendezvous could not bind it now, on any address.
-
-    Raises:
-        OSError: a port may not be bound at all (below 1024, for an ordinary user).
-    """
+    """Whether a rendezvous could not bind it now, on any address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As torch's store does: remains of closed connections do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,11 +65,7 @@ def find_port_users(ports: Collection[int]) -> dict[int, str]:
 
 
 def describe_connections(pid: int) -> Record:
-    """Counts of a process's connections, and the fullest of them.
-
-    Raises:
-        OSError: they may not be seen, or the process is gone.
-    """
+    """Counts of a process's connections, and the fullest of them."""
     # Another user's process is told from one that has no connections.
     os.listdir(f"/proc/{pid}/fd")
     inodes = _socket_inodes(pid)

@@ -107,17 +107,13 @@ print("\\n{_MARK}" + json.dumps({{**answer, "unknown": unknown, "trouble": troub
 
 
 class Installed(NamedTuple):
-    """What the job's interpreter has.
-
-    Attributes:
-        missing: why there is no cuda_version or nccl_version.
-    """
+    """What the job's interpreter has."""
 
     python_version: str
     packages: dict[str, str]
     cuda_version: Optional[str]
     nccl_version: Optional[str]
-    missing: dict[str, str]
+    missing: dict[str, str]  # why there is no cuda_version or nccl_version
 
 
 def find_interpreter(python: Optional[str], path: str) -> tuple[Optional[str], str]:

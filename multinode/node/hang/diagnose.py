@@ -56,16 +56,11 @@ _WORDS = {
 
 
 class _Member(NamedTuple):
-    """A process of the run that is looked at.
-
-    Attributes:
-        environ: some of the variables it was started with; none of a zombie.
-        rank: global rank; None of a launcher, which is whatever stands above the workers.
-    """
+    """A process of the run that is looked at."""
 
     process: Process
-    environ: dict[str, str]
-    rank: Optional[int]
+    environ: dict[str, str]  # some of the variables it was started with; none of a zombie
+    rank: Optional[int]  # global rank; None of a launcher, which is whatever stands above the workers
     local_rank: Optional[int]
 
 
@@ -129,11 +124,7 @@ class _Look(NamedTuple):
 
 
 def run(request: Record, channel: Channel) -> None:
-    """One record `diagnosis`.
-
-    Raises:
-        AgentError: no such run.
-    """
+    """One record `diagnosis`."""
     run_dir = open_run(request["run_id"])
     marks = read_marks(run_dir)
     members = _find_members(run_dir, marks)

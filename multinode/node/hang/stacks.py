@@ -26,16 +26,12 @@ _HELD = {"T": "it is stopped", "t": "a debugger holds it", "Z": "it has ended", 
 
 
 class Mark(NamedTuple):
-    """What an instrumented worker left when it registered.
-
-    Attributes:
-        number: the signal on which it shows its stacks.
-    """
+    """What an instrumented worker left when it registered."""
 
     rank: int
     pid: int
     start_ticks: int
-    number: int
+    number: int  # the signal on which it shows its stacks
 
 
 class StackReader:

@@ -250,11 +250,7 @@ def _move(new: str, place: str, digest: str) -> None:
 
 
 def _is_made(place: str, digest: str) -> bool:
-    """Whether the run's tree is there.
-
-    Raises:
-        AgentError: another one is.
-    """
+    """Whether the run's tree is there."""
     found = _read_manifest(place)
     if found is not None and found["digest"] != digest:
         raise AgentError(f"{place} holds other code than this run's", hint=f"rm -r {place}")

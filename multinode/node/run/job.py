@@ -49,11 +49,7 @@ class Job(NamedTuple):
 
 
 def prepare_job(request: Record, run: RunDir, umask: int) -> Job:
-    """The job of a supervise request; where that has a prelude, a bash that runs it and then becomes the job.
-
-    Raises:
-        AgentError: the directory does not exist, there is no program, or a string cannot be handed to the kernel.
-    """
+    """The job of a supervise request; where that has a prelude, a bash that runs it and then becomes the job."""
     prelude: Optional[str] = request.get("prelude")
     if not prelude:
         return _prepare(request, run, umask)
@@ -124,10 +120,6 @@ def hold_files(run: RunDir, files: list[Record]) -> None:
     """Hold the texts of those that are marked so in this process, with which they are gone: they may be secrets.
 
     The workers open them by their place in the run directory, as often as they like.
-
-    Raises:
-        AgentError: a path leads out of the run directory.
-        OSError: there is no memory, or no place for the link.
     """
     for file in files:
         if file.get("in_memory"):

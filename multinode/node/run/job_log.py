@@ -29,17 +29,11 @@ PIECE = struct.Struct("<QQ")
 
 
 class LogIndex(NamedTuple):
-    """What log.json says.
+    """What log.json says."""
 
-    Attributes:
-        base: offset of the first byte of the file.
-        whole_from: from there on the file has all that the job has written.
-        busy: the file is just being cut, and cannot be read.
-    """
-
-    base: int = 0
-    whole_from: int = 0
-    busy: bool = False
+    base: int = 0  # offset of the first byte of the file
+    whole_from: int = 0  # from there on the file has all that the job has written
+    busy: bool = False  # the file is just being cut, and cannot be read
 
     def record(self) -> Record:
         """It, as log.json has it."""
@@ -194,15 +188,12 @@ class LogLimit:
     Args:
         limit_bytes: what the log may take on the disk, all in all; None is without end.
         punch: gives back blocks of a file.
-
-    Attributes:
-        gone_bytes: how much of the log is gone.
     """
 
     def __init__(
         self, run: RunDir, limit_bytes: Optional[int], punch: Callable[[int, int, int], None] = punch_hole
     ) -> None:
-        self.gone_bytes = 0
+        self.gone_bytes = 0  # how much of the log is gone
         self._run = run
         self._limit = limit_bytes
         self._punch: Optional[Callable[[int, int, int], None]] = punch

@@ -11,21 +11,13 @@ _FILE = "lease.json"
 
 
 def grant_lease(run: RunDir, lease_s: Optional[float]) -> None:
-    """Write the lease: `lease_s` seconds from now, or without end.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the lease: `lease_s` seconds from now, or without end."""
     deadline = None if lease_s is None else time.clock_gettime(time.CLOCK_BOOTTIME) + lease_s
     run.write(_FILE, {"schema": 1, "lease_s": lease_s, "deadline_boot_s": deadline})
 
 
 def renew_lease(run: RunDir, lease_s: Optional[float]) -> None:
-    """Grant the lease anew, unless it has no end: word from a controller never makes a detached run stop.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Grant the lease anew, unless it has no end: word from a controller never makes a detached run stop."""
     lease = run.read(_FILE)
     if lease is None or lease.get("deadline_boot_s") is not None:
         grant_lease(run, lease_s)

@@ -62,11 +62,7 @@ def clean(request: Record, channel: Channel) -> None:
 
 
 def find_run_processes() -> list[Record]:
-    """One record for each process; our own, and those that it descends from, do not count.
-
-    Raises:
-        OSError: /proc cannot be listed.
-    """
+    """One record for each process; our own, and those that it descends from, do not count."""
     found = ((pid, _read_mark(pid)) for pid in sorted(list_pids() - _lineage()))
     marks = dict(itertools.islice(((pid, mark) for pid, mark in found if mark is not None), _MOST_PROCESSES))
     supervised = {mark: _is_supervised(mark) for mark in set(marks.values())}

@@ -49,11 +49,7 @@ def read_status(run: RunDir) -> Optional[Record]:
 
 
 def write_status(run: RunDir, status: Record) -> None:
-    """Write the status.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the status."""
     run.write(_FILE, status)
 
 
@@ -124,11 +120,7 @@ def is_lost(run: RunDir) -> bool:
 
 
 def _read_watcher(run: RunDir) -> Optional[Record]:
-    """supervisor.json; None where there is none, or it holds something else.
-
-    Raises:
-        OSError: it cannot be read now.
-    """
+    """supervisor.json; None where there is none, or it holds something else."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
         with open(os.path.join(run.path, _WATCHERS), "rb") as file:
             found = json.loads(file.read())

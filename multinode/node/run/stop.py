@@ -97,13 +97,10 @@ class Ending:
     Args:
         find: the living processes of the run, at each call.
         grace_s: time from TERM to KILL.
-
-    Attributes:
-        left: how many processes the last look found.
     """
 
     def __init__(self, find: Callable[[], list[Process]], grace_s: float) -> None:
-        self.left = 0
+        self.left = 0  # how many processes the last look found
         self._find = find
         self._kill_at = time.monotonic() + grace_s
         self._asked: set[tuple[int, int]] = set()
@@ -141,15 +138,13 @@ class Recovery:
     Args:
         family: its processes, as far as the caller can see them.
         message: what became of the supervisor.
-
-    Attributes:
-        status: the run's status as it should be on disk; a full disk may keep it from there.
     """
 
     def __init__(self, run: RunDir, family: Family, message: str) -> None:
         self._run = run
         request = run.read("request.json") or {}
         self._ending = Ending(family.find, request.get("grace_s", _LOST_GRACE_S))
+        # the run's status as it should be on disk; a full disk may keep it from there
         self.status: Record = read_status(run) or new_status()
         self._change(state="stopping", cause="supervisor_lost", message=message)
 

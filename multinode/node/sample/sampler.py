@@ -52,11 +52,7 @@ class SampleFile:
         self._noted: set[str] = set()
 
     def append(self, records: list[Record]) -> None:
-        """Write the records, each stamped with wall clock and monotonic clock, unless it is.
-
-        Raises:
-            OSError: they could not be written.
-        """
+        """Write the records, each stamped with wall clock and monotonic clock, unless it is."""
         stamp: Record = {"schema": 1, "time_s": time.time(), "mono_ns": time.monotonic_ns()}
         data = b"".join(json.dumps({**stamp, **record}).encode() + b"\n" for record in records)
         append_lines(self._path, data)
@@ -121,9 +117,6 @@ class NodeSampler:
         ifnames: the NICs to read; RDMA ports that are active are read as well.
         interval_s: from one sample of the cards to the next.
         spared: children of the caller that are none of the job's.
-
-    Attributes:
-        job_pid: the job, once it has been started.
     """
 
     def __init__(
@@ -147,7 +140,7 @@ class NodeSampler:
         self._memory = MemoryReader() if memory is None else memory
         self._kernel_log = KernelLog()
         self._inspector = InspectorReader(run.path)
-        self.job_pid: Optional[int] = None
+        self.job_pid: Optional[int] = None  # the job, once it has been started
 
     def due_in_s(self) -> float:
         """Time until the next sample is due."""
@@ -216,9 +209,6 @@ def parse_snmp(text: str) -> Record:
     """A `tcp` record from the text of /proc/net/snmp: a line of names, then a line of values, for each protocol.
 
     It tells the segments sent, and sent again, in the network namespace that we are in.
-
-    Raises:
-        KeyError, ValueError: it is something else.
     """
     names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
     counters = dict(zip(names, values))
@@ -265,17 +255,12 @@ _LEAST_SPAN_S = 0.5
 
 
 class Ticks(NamedTuple):
-    """Clock ticks of all cores since boot.
-
-    Attributes:
-        idle: in which nothing ran; `iowait` those of them in which a disk was waited for.
-        steal: taken by the hypervisor.
-    """
+    """Clock ticks of all cores since boot."""
 
     all: int
-    idle: int
+    idle: int  # in which nothing ran; `iowait` those of them in which a disk was waited for
     iowait: int
-    steal: int
+    steal: int  # taken by the hypervisor
 
 
 def read_ticks(path: str = "/proc/stat") -> Ticks:
@@ -310,11 +295,7 @@ class JobClock:
         self._before: Optional[tuple[float, float]] = None
 
     def read_cores(self) -> Optional[float]:
-        """Cores used since this was asked before; None at first, or where that is too short a time.
-
-        Raises:
-            OSError: /proc cannot be read.
-        """
+        """Cores used since this was asked before; None at first, or where that is too short a time."""
         before, now = self._before, time.monotonic()
         if before is not None and now - before[0] < _LEAST_SPAN_S:
             return None
@@ -323,11 +304,7 @@ class JobClock:
         return None if before is None else round(max(0.0, self._before[1] - before[1]) / (now - before[0]), 3)
 
     def read_s(self) -> float:
-        """Processor seconds so far.
-
-        Raises:
-            OSError: /proc cannot be read.
-        """
+        """Processor seconds so far."""
         self._meet()
         own = os.times()
         ticks = 0

@@ -34,20 +34,13 @@ class AnyFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one fault happens.
-
-    Attributes:
-        node: the one that the fault is taken from.
-        number: names what the fault leaves in the node.
-        boot_id: the node's when the fault was made.
-        others: what else is in force on this node since it was started, oldest first.
-    """
+    """Where one fault happens."""
 
     lab: Lab
-    node: LabNode
-    number: int
-    boot_id: str
-    others: tuple[AnyFault, ...]
+    node: LabNode  # the one that the fault is taken from
+    number: int  # names what the fault leaves in the node
+    boot_id: str  # the node's when the fault was made
+    others: tuple[AnyFault, ...]  # what else is in force on this node since it was started, oldest first
 
     @property
     def is_same_boot(self) -> bool:
