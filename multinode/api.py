@@ -26,15 +26,13 @@ if TYPE_CHECKING:
     from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
     from multinode.job.code_tree import CodeTree
     from multinode.job.engine_commands import Engine
-    from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
-    from multinode.job.job_environment import JobEnvironment
+    from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
     from multinode.job.planning import LaunchOptions
     from multinode.job.synthetic import with_synthetic
-    from multinode.launch.connection import connect
+    from multinode.launch.connection import Nodes, connect, load_nodes, local_nodes, parse_nodes
     from multinode.launch.context import Launch, Launched, RunContext
     from multinode.launch.copy_chain import CopyProgress
     from multinode.launch.copy_paths import CopyReport, CopyRequest
-    from multinode.launch.nodes import Nodes, load_nodes, local_nodes, parse_nodes
     from multinode.launch.request import ExecuteOptions
     from multinode.launch.restart import RestartOptions
     from multinode.launch.runs import StoredRun
@@ -120,8 +118,7 @@ _FROM = {
     "profile.summary": ("Summary",),
     "check.rule": ("Finding",),
     "cluster.cluster": ("Cluster", "Node"),
-    "job.job": ("Job", "LlamaFactoryJob", "ScriptJob"),
-    "job.job_environment": ("JobEnvironment",),
+    "job.job": ("Job", "JobEnvironment", "LlamaFactoryJob", "ScriptJob"),
     "records.benchmark": ("CollectiveTest", "Message", "scan_messages", "scan_sizes"),
     "job.code_tree": ("CodeTree",),
     "job.engine_commands": ("Engine",),
@@ -135,11 +132,10 @@ _FROM = {
     "check.check": ("CheckOptions", "CheckReport"),
     "contrast.measure": ("Contrasted", "ContrastRequest", "cut_job"),
     "network.measure": ("Extent",),
-    "launch.connection": ("connect",),
+    "launch.connection": ("Nodes", "connect", "load_nodes", "local_nodes", "parse_nodes"),
     "launch.context": ("Launch", "Launched", "RunContext"),
     "launch.copy_chain": ("CopyProgress",),
     "launch.copy_paths": ("CopyReport", "CopyRequest"),
-    "launch.nodes": ("Nodes", "load_nodes", "local_nodes", "parse_nodes"),
     "launch.runs": ("StoredRun",),
 }
 _MODULES = {name: f"multinode.{module}" for module, names in _FROM.items() for name in names}
@@ -169,7 +165,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequenc
         UsageError: a file cannot be read or is wrong, or there is no JSON to edit.
     """
     from multinode.job.deepspeed import parse_deepspeed_edits
-    from multinode.job.stored_job import load_job as load
+    from multinode.job.job_files import load_job as load
 
     return load(Path(path), tuple(overrides), parse_deepspeed_edits(deepspeed))
 

@@ -15,7 +15,7 @@ from multinode.errors import JobError
 from multinode.job.deepspeed import parse_deepspeed, require_known
 from multinode.job.engine_commands import parse_accelerate
 from multinode.job.job import LlamaFactoryJob
-from multinode.job.stored_job import load_job
+from multinode.job.job_files import load_job
 from multinode.job.synthetic import with_synthetic
 from multinode.job.workload import read_settings
 

@@ -21,9 +21,9 @@ from multinode.bench.judge import summarise_bench, with_progress
 from multinode.bench.nodes import BenchPart
 from multinode.cluster.quoting import as_steps
 from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
-from multinode.launch.clean import cleanup_nodes
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.launch import create_parent, prepare, require_success, run_prepared
+from multinode.launch.node_runs import cleanup_nodes
 from multinode.records.benchmark import DeviceTest, describe_benchmark
 from multinode.records.progress import RunProgress
 from multinode.records.run import NodeRun, Run

@@ -23,10 +23,8 @@ from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.quoting import as_steps
 from multinode.errors import NodeError, UsageError
 from multinode.job.job import Job
-from multinode.job.job_files import job_files, may_be_paths
-from multinode.job.planning import LaunchOptions, argument_names, plan_launch
-from multinode.job.rendezvous import candidate_ports, choose_master_port
-from multinode.job.stored_job import absent_files
+from multinode.job.job_files import absent_files, job_files, may_be_paths
+from multinode.job.planning import LaunchOptions, argument_names, candidate_ports, choose_master_port, plan_launch
 from multinode.job.training import with_accelerate
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed

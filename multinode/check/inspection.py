@@ -12,8 +12,7 @@ from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import UsageError
 from multinode.job.code_tree import CodeTree
-from multinode.job.job import Job, LlamaFactoryJob
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob
 from multinode.job.planning import workers_of_nodes
 from multinode.records.benchmark import Benchmark
 

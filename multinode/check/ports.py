@@ -13,7 +13,7 @@ from multinode.check.connectivity import Attempted
 from multinode.check.inspection import Inspection
 from multinode.check.rule import Case, Rule, listed, meeting_check
 from multinode.cluster.facts import Interface
-from multinode.job.rendezvous import RENDEZVOUS_PORTS
+from multinode.job.planning import RENDEZVOUS_PORTS
 
 PORT_IN_USE = Rule(
     "master-port",

@@ -33,8 +33,7 @@ from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
     from multinode.launch.attach import Known
-    from multinode.launch.clean import Cleaned
-    from multinode.launch.stop_by_id import NodeStop
+    from multinode.launch.node_runs import Cleaned, NodeStop
 
 # The run's own hostfile is kept with it, so this is for a machine that did not launch it.
 Elsewhere = Annotated[
@@ -143,7 +142,7 @@ def stop(
 
 
 def _stop_without_record(hosts: str | None, run_id: str, grace_s: float, *, as_json: bool) -> NoReturn:
-    from multinode.launch.stop_by_id import stop_by_id
+    from multinode.launch.node_runs import stop_by_id
 
     cluster, _ = read_cluster(hosts)
     with open_context(cluster) as context:
@@ -168,8 +167,8 @@ def clean(
 
     cluster, _ = read_cluster(hosts)
     with api.connect(cluster) as context:
-        from multinode.launch.clean import clean as clean_nodes
-        from multinode.launch.clean import find_runs
+        from multinode.launch.node_runs import clean as clean_nodes
+        from multinode.launch.node_runs import find_runs
 
         named = find_runs(context.agent, cluster, runs_root(), run_ids) if run_ids else None
         cleaned = clean_nodes(context.agent, cluster, named, older_than * _SECONDS_PER_DAY)

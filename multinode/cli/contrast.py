@@ -159,8 +159,7 @@ def one_node_command(contrast: Contrast, given: str) -> str | None:
 
 def _print_plan(what: Launch, request: ContrastRequest, *, as_json: bool) -> None:
     from multinode.contrast.measure import plan_offline_sides
-    from multinode.launch.plan_text import plan_text
-    from multinode.records.plan import redact_plan
+    from multinode.records.plan import plan_text, redact_plan
 
     sides, plans = plan_offline_sides(what, request)
     if as_json:

@@ -48,7 +48,7 @@ def copy(
     Sends only differences, from node to node, and verifies digests. A path changes once all its data has arrived.
     """
     from multinode import api
-    from multinode.launch.copy_screen import copy_parts, progress_text
+    from multinode.launch.copy_paths import copy_parts, progress_text
 
     cluster, _ = read_cluster(hosts, nodes)
     request = api.CopyRequest(paths=tuple(paths), source=source, delete=delete)

@@ -20,9 +20,9 @@ from multinode.units import format_count
 
 if TYPE_CHECKING:
     from multinode.launch.context import RunContext
-    from multinode.launch.early_verdict import EarlyVerdict
     from multinode.predict.early_verdict_watch import Judged
     from multinode.records.progress import RunProgress
+    from multinode.records.run import EarlyVerdict
 
 Mode = Literal["report", "ask", "stop"]
 IfSlower = Annotated[
@@ -87,7 +87,7 @@ class _Watch:
     """
 
     def __init__(self, context: RunContext, mode: Mode) -> None:
-        from multinode.launch.early_verdict import LEAST_STEPS
+        from multinode.records.run import LEAST_STEPS
 
         self._context = context
         self._observe = context.observe
@@ -139,8 +139,8 @@ class _Watch:
         return msgspec.structs.replace(progress, note=verdict_line(self._verdict, step))
 
     def _judge(self, run_id: str) -> None:
-        from multinode.launch.early_verdict import VERDICT_FILE
         from multinode.predict.early_verdict_watch import judge
+        from multinode.records.run import VERDICT_FILE
 
         directory = RunDirectory(self._context.runs / run_id)
         try:
@@ -152,7 +152,7 @@ class _Watch:
             self._judged = error
 
     def _take(self, step: int) -> None:
-        from multinode.launch.early_verdict import CERTAIN_STEPS
+        from multinode.records.run import CERTAIN_STEPS
 
         judged, self._judged = self._judged, None
         if isinstance(judged, Exception):

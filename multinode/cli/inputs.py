@@ -13,15 +13,14 @@ import typer
 from multinode.cli.output import note
 from multinode.errors import UsageError
 from multinode.job.engine_commands import Engine, choose_engine, parse_accelerate
-from multinode.job.job import Job, LlamaFactoryJob
-from multinode.job.job_environment import JobEnvironment, parse_job_environment
-from multinode.launch.change import Change, parse_change
+from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, parse_job_environment
+from multinode.job.job_files import Change, parse_change
 from multinode.records.balance import Balance, parse_balance
 from multinode.records.files import read_text
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
-    from multinode.launch.nodes import Nodes
+    from multinode.launch.connection import Nodes
 
 T = TypeVar("T")
 _MOST_NOTES = 10
@@ -93,7 +92,7 @@ def read_job(
 ) -> Job:
     """The job: a script after `--`, a YAML, or the default one; edits of its DeepSpeed JSON are shown as a diff."""
     from multinode import api
-    from multinode.job.stored_job import load_script
+    from multinode.job.job_files import load_script
     from multinode.records.settings import default_job, load_settings
 
     if script is not None:

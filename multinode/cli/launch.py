@@ -209,8 +209,7 @@ def contrast_command(ctx: typer.Context) -> str:
 
 def _print_plan(what: Launch, *, as_json: bool) -> None:
     from multinode import api
-    from multinode.launch.plan_text import plan_text
-    from multinode.records.plan import redact_plan
+    from multinode.records.plan import plan_text, redact_plan
 
     plan = api.plan(what)
     if as_json:

@@ -38,13 +38,15 @@ class NoticeOptions:
             yield lambda _: None
             return
         from multinode.launch.notice import (
+            LOG,
+            Notifier,
+            check_url,
             end_notice,
             interrupted_notice,
             new_notices,
             notice_document,
             notice_environment,
         )
-        from multinode.launch.notify import LOG, Notifier, check_url
 
         notifier = Notifier(self.on_end, check_url(self.notify) if self.notify is not None else None)
         observe = context.observe

@@ -16,8 +16,7 @@ from multinode.experiment.cell_sheet import cell_csv, cell_markdown
 from multinode.experiment.cell_words import combined
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep_table import load_table
-from multinode.launch.observe import observe_run
-from multinode.launch.runs import StoredRun, load_run
+from multinode.launch.runs import StoredRun, load_run, observe_run
 from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
 from multinode.records.files import write_text

@@ -136,7 +136,7 @@ def fetch_results(
         return None
     if run.nodes[0].state == "lost":
         return ContactLost("nothing was fetched: contact was lost", node=node.name)
-    from multinode.launch.fetch import Wanted, fetch_files
+    from multinode.launch.transfer import Wanted, fetch_files
 
     wanted = Wanted(node=node, paths=tuple(paths), cwd=place.output_cwd or place.command.cwd)
     try:

@@ -11,7 +11,7 @@ import typer
 from multinode.cli.options import SCRIPT, Json, ScriptCommand
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
-from multinode.launch.batch_script import BatchJob, batch_script
+from multinode.cluster.allocation import BatchJob, batch_script
 from multinode.records.run_directory import runs_root
 
 _SBATCH = "multinode.sbatch"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from multinode.experiment.sweep import Resume, Swept
     from multinode.experiment.sweep_cell import AskedGrid
     from multinode.job.job import Job
-    from multinode.launch.nodes import Nodes
+    from multinode.launch.connection import Nodes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -281,7 +281,7 @@ def _cell_jobs(
     from multinode.experiment.grid_plan import cell_arguments, cell_overrides
     from multinode.job.deepspeed import parse_deepspeed_edits
     from multinode.job.job import ScriptJob
-    from multinode.job.stored_job import load_job, load_script
+    from multinode.job.job_files import load_job, load_script
 
     if isinstance(plain, ScriptJob):
         return {cell.label: load_script((*plain.argv, *cell_arguments(grid, cell))) for cell in cells}

@@ -33,7 +33,7 @@ from multinode.cli.output import is_quiet, note, print_directory, print_document
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.errors import UsageError
-from multinode.job.job_environment import parse_learning_rates
+from multinode.job.job import parse_learning_rates
 from multinode.job.planning import LaunchOptions
 from multinode.launch.request import ExecuteOptions
 from multinode.records.files import require_directory
@@ -273,7 +273,7 @@ def _job(
     edits: list[str] | None,
 ) -> Job:
     """The YAML or the script that was named; else the job that was measured, from its stored run."""
-    from multinode.launch.change import Change
+    from multinode.job.job_files import Change
     from multinode.predict.advise import measured_job
     from multinode.predict.try_advice import changed_job
 

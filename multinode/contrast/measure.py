@@ -17,10 +17,8 @@ from multinode.contrast.side import SideRun, make_side
 from multinode.contrast.words import ASKED, enough_words, named_words, too_few_words, uneven_words
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
-from multinode.job.job import Job, LlamaFactoryJob, limit_steps, override_job
-from multinode.job.job_environment import with_same_threads
+from multinode.job.job import Job, LlamaFactoryJob, limit_steps, override_job, with_same_threads
 from multinode.job.planning import with_workers, workers_of_nodes
-from multinode.launch.clean import cleanup_nodes
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.launch import (
     benchmark_mode,
@@ -31,6 +29,7 @@ from multinode.launch.launch import (
     require_success,
     same_threads,
 )
+from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.runs import PLAN_FILE
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest

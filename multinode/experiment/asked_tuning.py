@@ -16,9 +16,9 @@ from multinode.experiment.sweep_store import find_sweep
 from multinode.experiment.tuned_runs import find_runs_alike, list_candidates, run_s
 from multinode.experiment.tuning import Tuning, plan
 from multinode.job.job import LlamaFactoryJob, describe_job
+from multinode.job.job_files import Change
 from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import global_batch, read_settings
-from multinode.launch.change import Change
 from multinode.launch.context import Launch
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout

@@ -13,7 +13,7 @@ import msgspec
 from multinode.experiment.grid import GridRecord
 from multinode.experiment.grid_plan import Turn
 from multinode.experiment.grid_state import due_turns
-from multinode.launch.change import Change
+from multinode.job.job_files import Change
 from multinode.predict.advice import RankedOption, pays
 from multinode.records.averaging import Averaging
 

@@ -18,12 +18,11 @@ from multinode.job.job import Job, LlamaFactoryJob, limit_steps
 from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
 from multinode.launch.attach import Known, find_known, stop
-from multinode.launch.clean import cleanup_nodes
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
-from multinode.launch.launch import benchmark_mode, prepare, run_prepared
-from multinode.launch.nodes import PATIENCE_S, wait_for_gpus
-from multinode.launch.observe import summarise_run
+from multinode.launch.launch import PATIENCE_S, benchmark_mode, prepare, run_prepared, wait_for_gpus
+from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.request import StopRequest
+from multinode.launch.runs import summarise_run
 from multinode.profile.summary import Summary
 from multinode.profile.throughput import trained_s
 from multinode.records.progress import RunProgress, TrainingTime

@@ -38,11 +38,18 @@ from multinode.experiment.trial import PARTS, at_best_rate
 from multinode.experiment.tuned_runs import list_candidates, trial_of
 from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
 from multinode.job.engine_commands import choose_engine
-from multinode.job.job import LlamaFactoryJob, describe_job, override_job, override_text
-from multinode.job.job_environment import DEFAULT_SEED, TrialTraining, trial_job
+from multinode.job.job import (
+    DEFAULT_SEED,
+    LlamaFactoryJob,
+    TrialTraining,
+    describe_job,
+    override_job,
+    override_text,
+    trial_job,
+)
+from multinode.job.job_files import Change, change_text
 from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import global_batch, read_settings
-from multinode.launch.change import Change, change_text
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import benchmark_mode, probe_workers
 from multinode.predict.try_advice import changed_launch

@@ -10,10 +10,9 @@ from multinode.errors import MultinodeError
 from multinode.experiment.grid import CellRecord
 from multinode.experiment.shortlist import Candidate, LeftOut, candidate_of, make_shortlist
 from multinode.experiment.trial import Trial, TrialRun, read_losses
-from multinode.job.job import Job
-from multinode.job.job_environment import DEFAULT_SEED
+from multinode.job.job import DEFAULT_SEED, Job
 from multinode.job.workload import Settings, global_batch, read_settings
-from multinode.launch.observe import observe_run
+from multinode.launch.runs import observe_run
 from multinode.predict.advice import rank_options
 from multinode.predict.advise import training_today
 from multinode.predict.request import read_record

@@ -1,15 +1,36 @@
-"""JobFiles: the paths of a job on the nodes' disks, by purpose. Names only; reads nothing."""
+"""The files of a job: reading its YAML, DeepSpeed JSON and change; its paths on the nodes' disks, by purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import difflib
+import itertools
+import shlex
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from multinode.errors import UsageError
+from multinode.decoding import decode_json
+from multinode.errors import JobError, UsageError
 from multinode.job.code_tree import CodeTree
-from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, job_paths, named_paths
+from multinode.job.deepspeed import DeepSpeedEdit, diff_deepspeed, edit_deepspeed, parse_deepspeed_edits
+from multinode.job.job import (
+    Job,
+    LlamaFactoryJob,
+    ScriptJob,
+    job_paths,
+    named_paths,
+    override_text,
+    parse_llamafactory,
+    parse_overrides,
+)
+from multinode.records.averaging import Averaging, read_averaging
+from multinode.records.balance import Balance, parse_balance
 from multinode.records.benchmark import Benchmark
+from multinode.records.files import read_text
+from multinode.strict_yaml import decode_yaml, dump_yaml
 
 _MODELS = ("model_name_or_path", "adapter_name_or_path")
 _DATASETS = ("dataset", "eval_dataset")
@@ -137,3 +158,200 @@ def _names(value: object) -> list[str]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+# Of the Trainer, and of DeepSpeed's own `add_config_arguments`.
+_DEEPSPEED_OPTIONS = frozenset({"--deepspeed", "--deepspeed_config"})
+
+
+def load_job(
+    path: Path, overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
+) -> LlamaFactoryJob:
+    """A LLaMA-Factory job, with the edited DeepSpeed JSON that travels with it; the user's file is unchanged.
+
+    Raises:
+        UsageError: a file cannot be read.
+        JobError: a file is invalid, or there is no JSON to edit.
+    """
+    text = read_text(path, "the job", "give a LLaMA-Factory YAML; your own script goes after --")
+    job = parse_llamafactory(text, str(path), overrides)
+    local = tuple(named for named in named_paths(job) if _exists(Path(named)))
+    return _with_deepspeed(msgspec.structs.replace(job, local_paths=local), path, deepspeed_edits)
+
+
+def load_script(argv: tuple[str, ...]) -> ScriptJob:
+    """A script, with the DeepSpeed JSON that its options name; it stays where it is."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    named = next((value for key, value in itertools.pairwise(words) if key in _DEEPSPEED_OPTIONS), None)
+    try:
+        text = read_text(Path(named), "the DeepSpeed configuration", "") if named is not None else None
+    except UsageError:
+        text = None
+    return ScriptJob(argv=argv, deepspeed_text=text)
+
+
+def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit, ...]) -> LlamaFactoryJob:
+    named = job.config.get("deepspeed")
+    if not isinstance(named, str):
+        if edits:
+            raise _nothing_to_edit(path, written_out=named is not None)
+        return job
+    found, text = _read_deepspeed(named, path)
+    edited = edit_deepspeed(text, edits)
+    diff = diff_deepspeed(text, edited, str(found)) if edits else None
+    return msgspec.structs.replace(job, deepspeed_text=edited, deepspeed_diff=diff)
+
+
+def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
+    if written_out:
+        return JobError(
+            f"--deepspeed-set edits a DeepSpeed JSON, but {path} has its DeepSpeed settings inline",
+            hint="put them into a JSON file, and name it: `deepspeed: FILE`",
+        )
+    return JobError(
+        f"--deepspeed-set edits a DeepSpeed JSON, but {path} names none",
+        hint="name one for this run: --set deepspeed=FILE",
+    )
+
+
+def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
+    """The JSON named by `deepspeed:`, relative to the working directory, as in LLaMA-Factory, or to the YAML."""
+    candidates = [Path(named), path.parent / named]
+    found = next((candidate for candidate in candidates if _exists(candidate)), candidates[0])
+    hint = f"`deepspeed:` in {path} names it; multinode looks for it here, then next to {path}"
+    text = read_text(found, "the DeepSpeed configuration", hint)
+    try:
+        decode_json(text, dict)
+    except msgspec.DecodeError as error:
+        raise JobError(f"{found} is not a JSON object: {error}", hint=hint) from None
+    except RecursionError:
+        raise JobError(f"{found} is nested too deeply", hint=hint) from None
+    return found, text
+
+
+def absent_files(paths: Iterable[str]) -> dict[str, str | None]:
+    """Those of a job's paths that do not exist on this machine, each with the most similar name there, if any."""
+    return {path: _nearest(Path(path)) for path in paths if not _exists(Path(path).expanduser())}
+
+
+def _nearest(path: Path) -> str | None:
+    try:
+        names = [beside.name for beside in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return str(path.with_name(near[0])) if near else None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+_Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that can be applied automatically."""
+
+    overrides: tuple[str, ...] = ()  # `KEY=VALUE` for `--set`
+    deepspeed: tuple[str, ...] = ()  # `DOTTED.KEY=VALUE` for `--deepspeed-set`
+    grad_compress: str | None = None
+    averaging: Averaging | None = None  # what nodes average every H steps
+    balance: Balance | None = None  # speeds of the nodes, by which samples are dealt out
+    nodes: int | None = None  # number of first nodes of the hostfile to use; None is unchanged
+    workers_per_node: int | None = None  # None is unchanged
+
+    @property
+    def options(self) -> str:
+        """As options of `multinode launch`, quoted for a shell."""
+        words = [
+            *(("--nodes", str(self.nodes)) if self.nodes is not None else ()),
+            *(("--workers-per-node", str(self.workers_per_node)) if self.workers_per_node is not None else ()),
+            *(("--grad-compress", self.grad_compress) if self.grad_compress is not None else ()),
+            *(self.averaging.options if self.averaging is not None else ()),
+            *(("--balance", self.balance.words) if self.balance is not None else ()),
+            *(word for override in self.overrides for word in ("--set", override)),
+            *(word for edit in self.deepspeed for word in ("--deepspeed-set", edit)),
+        ]
+        return shlex.join(words)
+
+    def joined(self, second: Change) -> Change:
+        """Both changes; the second wins."""
+        return Change(
+            overrides=(*self.overrides, *second.overrides),
+            # A job without DeepSpeed has no configuration to edit.
+            deepspeed=() if "deepspeed=null" in second.overrides else (*self.deepspeed, *second.deepspeed),
+            grad_compress=second.grad_compress or self.grad_compress,
+            averaging=second.averaging or self.averaging,
+            balance=second.balance or self.balance,
+            nodes=second.nodes if second.nodes is not None else self.nodes,
+            workers_per_node=second.workers_per_node or self.workers_per_node,
+        )
+
+
+class _ChangeFile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab", omit_defaults=True
+):
+    """The file: options of `launch` by name."""
+
+    nodes: _Count | None = None
+    workers_per_node: _Count | None = None
+    sync_every: _Count | None = None
+    diloco: str | int | None = None
+    sync_dtype: str | None = None
+    grad_compress: str | None = None
+    balance: str | None = None
+    set_: dict[str, Any] = msgspec.field(name="set", default_factory=dict)
+    deepspeed_set: dict[str, Any] = {}
+
+
+_CHANGE_HINT = f"its keys are options of launch: {', '.join(_ChangeFile.__struct_encode_fields__)}"
+
+
+def parse_change(text: str, source: object) -> Change:
+    """A change from its file; `source` is its path, for messages.
+
+    Raises:
+        UsageError: it is not YAML, or has an unknown key or an invalid value.
+    """
+    file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
+    try:
+        averaging = read_averaging(file.sync_every, None if file.diloco is None else str(file.diloco), file.sync_dtype)
+        change = Change(
+            overrides=tuple(override_text(key, value) for key, value in file.set_.items()),
+            deepspeed=tuple(override_text(key, value) for key, value in file.deepspeed_set.items()),
+            grad_compress=file.grad_compress,
+            averaging=averaging,
+            balance=parse_balance(file.balance) if file.balance is not None else None,
+            nodes=file.nodes,
+            workers_per_node=file.workers_per_node,
+        )
+        parse_overrides(change.overrides)
+        parse_deepspeed_edits(change.deepspeed)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error.message}", hint=error.hint) from None
+    return change
+
+
+def change_text(change: Change, comment: str) -> str:
+    """A change as a file, with a comment on its origin."""
+    averaging = change.averaging
+    outer = averaging is not None and averaging.outer_lr is not None
+    file = _ChangeFile(
+        nodes=change.nodes,
+        workers_per_node=change.workers_per_node,
+        sync_every=averaging.every if averaging is not None and not outer else None,
+        diloco=averaging.option.removeprefix("--diloco ") if averaging is not None and outer else None,
+        sync_dtype=averaging.dtype if averaging is not None else None,
+        grad_compress=change.grad_compress,
+        balance=change.balance.words if change.balance is not None else None,
+        set_=parse_overrides(change.overrides),
+        deepspeed_set={".".join(edit.path): edit.value for edit in parse_deepspeed_edits(change.deepspeed)},
+    )
+    written = msgspec.to_builtins(file)
+    # A comment ends with its line.
+    said = " ".join(comment.split())
+    return f"# {said}\n{dump_yaml(written) if written else '{}' + chr(10)}"

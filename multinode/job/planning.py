@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,8 +25,7 @@ from multinode.job.engine_commands import (
     engine_command,
     engine_files,
 )
-from multinode.job.job import Job, LlamaFactoryJob, argument_keys, describe_job, render_job
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
 from multinode.job.node_groups import (
     node_groups_of,
@@ -35,7 +35,6 @@ from multinode.job.node_groups import (
     require_instrumentation,
     step_shares,
 )
-from multinode.job.rendezvous import choose_master_port
 from multinode.job.synthetic import synthetic_environment, synthetic_files, synthetic_paths
 from multinode.job.workload import read_settings
 from multinode.records.averaging import Averaging, averaging_environment
@@ -43,6 +42,26 @@ from multinode.records.balance import Balance, balance_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id
+
+# Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
+RENDEZVOUS_PORTS = range(20000, 30000)
+_CANDIDATES = 16
+
+
+def candidate_ports(run_id: str, asked: int | None) -> tuple[int, ...]:
+    """Ports to try, in order: the one asked for, or those derived from the run id."""
+    if asked is not None:
+        return (asked,)
+    first = zlib.crc32(run_id.encode())
+    return tuple(RENDEZVOUS_PORTS[(first + step) % len(RENDEZVOUS_PORTS)] for step in range(_CANDIDATES))
+
+
+def choose_master_port(run_id: str, asked: int | None, found: NodeFacts | None) -> int:
+    """The first candidate that is free on node 0 by its facts; the first if none is."""
+    ports = candidate_ports(run_id, asked)
+    taken = found.port_users if found is not None else {}
+    return next((port for port in ports if str(port) not in taken), ports[0])
+
 
 _DEEPSPEED_FILE = "deepspeed.json"
 _FEWER = "use --workers-per-node {}, or equal slots= in the hostfile"

@@ -16,9 +16,8 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import MultinodeError, NodeGone, UsageError
 from multinode.launch.context import Launched, RunContext
 from multinode.launch.launch import follow_run
-from multinode.launch.observe import summarise_run
 from multinode.launch.request import STOP_FILE, ExecuteOptions, StopOrder, StopRequest
-from multinode.launch.runs import PLAN_FILE
+from multinode.launch.runs import PLAN_FILE, summarise_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs

@@ -1,15 +1,20 @@
-"""connect: the connections to the nodes of a cluster."""
+"""The nodes of a command, from a hostfile or its alternatives, and the connections to them. Prints nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from multinode.cluster.cluster import Cluster
+import msgspec
+
+from multinode.cluster.cluster import Cluster, local_cluster
+from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
+from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile
 from multinode.records.progress import RunProgress
 from multinode.records.run_directory import runs_root
 from multinode.records.settings import find_fan_out, find_ssh_client, load_settings
@@ -107,3 +112,61 @@ def _open_ssh() -> OpensshTransport | FabricTransport:
     from multinode.transport.fabric_ssh import FabricTransport  # noqa: PLC0415
 
     return FabricTransport()
+
+
+class Nodes(NamedTuple):
+    """A cluster, and the text of its hostfile."""
+
+    cluster: Cluster
+    hostfile: str
+
+
+def load_nodes(
+    hosts: str | None = None, count: int | None = None, note: Callable[[str], None] = lambda _: None
+) -> Nodes:
+    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `FILE:GROUP`, `lab` or `auto`.
+
+    Args:
+        hosts: None takes $MULTINODE_HOSTS, else multinode.toml, else the running lab.
+        count: only so many, the first ones; None is all.
+        note: is told which hostfile was taken where `hosts` names none, and what of an inventory is ignored; what a
+            scheduler gave, as a hostfile.
+
+    Raises:
+        UsageError: no hostfile, an invalid one, or fewer nodes than asked for.
+    """
+    path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), _lab_hostfile)
+    cluster, text = load_allocation(os.environ, note) if path is None else load_hostfile(path, note)
+    if hosts is None:
+        note(f"hostfile: {cluster.source} ({named_by})")
+    else:
+        cluster = msgspec.structs.replace(cluster, hosts=hosts)
+    if count is not None and count > len(cluster.nodes):
+        raise UsageError(f"{count} nodes are requested, but {cluster.source} has {len(cluster.nodes)}")
+    return Nodes(cluster if count is None else cluster.first(count), text)
+
+
+def _lab_hostfile() -> Path | None:
+    from multinode.lab.state import load_lab  # noqa: PLC0415 - nothing else of a launch is about the lab
+
+    lab = load_lab()
+    return Path(lab.hostfile) if lab is not None else None
+
+
+def local_nodes(workers: int, python: str = sys.executable) -> Nodes:
+    """This machine as the only node, for `connect(..., local=True)`, without SSH.
+
+    Args:
+        workers: maximum number.
+        python: the interpreter of the training environment.
+    """
+    return Nodes(local_cluster(workers, python), "# This machine, without SSH\n")
+
+
+def parse_nodes(hostfile: str) -> Nodes:
+    """The nodes in the text of a hostfile, one line per node: `gpu-a addr=192.0.2.1 slots=4`.
+
+    Raises:
+        HostfileError: a line is invalid.
+    """
+    return Nodes(parse_hostfile(hostfile, "the text"), hostfile)

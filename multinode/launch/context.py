@@ -14,12 +14,11 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.job.job import Job
 from multinode.job.planning import LaunchOptions
-from multinode.launch.early_verdict import VERDICT_FILE, EarlyVerdict
 from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
-from multinode.records.run import Run
+from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport

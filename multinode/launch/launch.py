@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 
 from multinode.check.catalogue import sort_findings
+from multinode.check.gpus import check_gpus_free
 from multinode.check.inspection import Inspection
 from multinode.check.launch_checks import (
     check_connectivity,
@@ -21,22 +23,18 @@ from multinode.check.probe import Questions, peer_addresses, probe
 from multinode.check.rule import Finding
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.facts import NodeFacts
+from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.errors import Interrupted, RunFailed, UsageError
-from multinode.job.job import LlamaFactoryJob, benchmark_job
-from multinode.job.job_environment import with_same_threads
-from multinode.job.job_files import job_files, may_be_paths
-from multinode.job.planning import argument_names, plan_launch, workers_of_nodes
-from multinode.job.rendezvous import candidate_ports
-from multinode.job.stored_job import absent_files
+from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
+from multinode.job.job_files import absent_files, job_files, may_be_paths
+from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
 from multinode.job.training import with_accelerate
 from multinode.job.workload import read_workload
-from multinode.launch.code import copy_code
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
-from multinode.launch.fetch import fetch_traces
-from multinode.launch.observe import summarise_run
 from multinode.launch.request import ExecuteOptions
+from multinode.launch.runs import summarise_run
+from multinode.launch.transfer import copy_code, fetch_traces
 from multinode.profile.utilisation import read_model_work
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, LaunchPlan, redact_plan
@@ -254,3 +252,48 @@ def _accelerate(what: Launch) -> dict[str, Any]:
 
 def _nodes(cluster: Cluster) -> str:
     return format_count(len(cluster.nodes), "node")
+
+
+# A process that has just ended needs seconds to free its memory; another training does not end for us.
+PATIENCE_S = 60.0
+_EVERY_S = 2.0
+
+
+def wait_for_gpus(
+    prepared: Prepared, context: RunContext, *, patience_s: float = PATIENCE_S, every_s: float = _EVERY_S
+) -> Finding | None:
+    """Wait until the GPUs are free, or the user asks to stop; returns the process that still holds one.
+
+    The facts of the launch are used first, so that free GPUs, and nodes without any, need no further probe.
+    """
+    cluster = prepared.what.cluster
+    held = find_holder(cluster, prepared.plan, prepared.facts)
+    if held is not None:
+        context.say(f"waiting up to {patience_s:.0f} s: {held.node}: {held.message}")
+    end = time.monotonic() + patience_s
+    while held is not None and time.monotonic() < end and not context.stop.count:
+        time.sleep(every_s)
+        found = probe(context.agent, cluster, Questions(packages=False)).require()
+        held = find_holder(cluster, prepared.plan, {one.node: one for one in found})
+    return held
+
+
+def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts]) -> Finding | None:
+    """The first GPU of the plan held by another process; None if all are free, or without GPUs."""
+    planned = {node.node: node.gpus for node in plan.nodes}
+    nodes = tuple(
+        msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
+    )
+    strangers = {
+        name: msgspec.structs.replace(found, gpus=tuple(map(_of_strangers, found.gpus)))
+        for name, found in facts.items()
+    }
+    cluster = msgspec.structs.replace(cluster, nodes=nodes)
+    inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.master_port)
+    return next(check_gpus_free(inspection), None)
+
+
+def _of_strangers(gpu: Gpu) -> Gpu:
+    return msgspec.structs.replace(
+        gpu, processes=tuple(msgspec.structs.replace(process, run_id=None) for process in gpu.processes)
+    )

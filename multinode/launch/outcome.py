@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from multinode.cluster.quoting import hosts_option
-from multinode.launch.early_verdict import EarlyVerdict
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import measured, step_sheet
 from multinode.records.plan import CodeCopy
-from multinode.records.run import SLOWER_THAN_ONE_NODE, Attempt, Failure, NodeRun, Run, Stall
+from multinode.records.run import SLOWER_THAN_ONE_NODE, Attempt, EarlyVerdict, Failure, NodeRun, Run, Stall
 from multinode.render.escaping import sanitize
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.launch.lease import LEASE_S
+from multinode.launch.session import LEASE_S
 from multinode.records.plan import LaunchPlan, PlanFile, redact_plan
 from multinode.records.run import node_run_id
 from multinode.secret_values import redact_file

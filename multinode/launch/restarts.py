@@ -15,15 +15,16 @@ from multinode.cluster.cluster import Node
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, NodeGone, UsageError
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.planning import plan_launch, workers_of_nodes
-from multinode.launch.checkpoint import Checkpoint, choose_checkpoint
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import create_parent, prepare, probe_nodes, probe_workers, run_prepared
 from multinode.launch.request import STOP_FILE, StopOrder
 from multinode.launch.restart import (
+    Checkpoint,
     RestartOptions,
     Saved,
     Start,
     batch_words,
+    choose_checkpoint,
     global_batch,
     resume_job,
     says_resume,

@@ -13,9 +13,9 @@ import msgspec
 
 from multinode.cluster.facts import common_backend
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
-from multinode.launch.clean import cleanup_nodes
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import create_parent, probe_nodes
+from multinode.launch.node_runs import cleanup_nodes
 from multinode.network.measure import Extent, run_scan
 from multinode.network.nccl_log import NcclPath
 from multinode.network.nccl_tuning import (

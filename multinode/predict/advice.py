@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.job.job_files import Change
 from multinode.job.workload import Settings
-from multinode.launch.change import Change
 from multinode.predict.break_even import Gain, gain, gain_over_measured, own_error
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.leave_one_out import BackTest

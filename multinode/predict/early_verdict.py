@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.launch.early_verdict import BestChange, EarlyVerdict, Projection, RunSteps, unknown_verdict
 from multinode.predict.advice import NOTICEABLE, RankedOption, pays, rank_options
 from multinode.predict.early_verdict_words import verdict_line
 from multinode.predict.training_state import TrainingState, TuningOption
 from multinode.predict.tuning_options import one_node
 from multinode.profile.summary import Summary
+from multinode.records.run import BestChange, EarlyVerdict, Projection, RunSteps, unknown_verdict
 from multinode.traffic.traffic import Strategy
 
 # Changes that a user can make right away: no machines, no other training, nothing that may not fit the memory.

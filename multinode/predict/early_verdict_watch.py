@@ -6,8 +6,7 @@ import msgspec
 
 from multinode.errors import MultinodeError
 from multinode.job.step_calls import passing_bytes
-from multinode.launch.early_verdict import CERTAIN_STEPS, LEAST_STEPS, EarlyVerdict, RunSteps, unknown_verdict
-from multinode.launch.observe import observe_run
+from multinode.launch.runs import observe_run
 from multinode.predict.advise import training_state
 from multinode.predict.early_verdict import early_verdict
 from multinode.predict.evidence import gather, work_of_calls
@@ -15,6 +14,7 @@ from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary, summarise
+from multinode.records.run import CERTAIN_STEPS, LEAST_STEPS, EarlyVerdict, RunSteps, unknown_verdict
 from multinode.records.run_directory import RunDirectory
 
 _BITS_PER_BYTE, _BYTES_PER_MS = 8, 1e6

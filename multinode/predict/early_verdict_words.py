@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multinode.launch.early_verdict import BestChange, EarlyVerdict, Projection
+from multinode.records.run import BestChange, EarlyVerdict, Projection
 from multinode.render.sheet import times
 from multinode.units import format_count, format_duration
 

@@ -11,7 +11,6 @@ import msgspec
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.workload import Workload
-from multinode.launch.early_verdict import VERDICT_FILE, EarlyVerdict
 from multinode.network.size_scan import ScanReport
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
@@ -21,6 +20,7 @@ from multinode.predict.run_selection import Record, could_be_single
 from multinode.profile.summary import Summary
 from multinode.records.files import load_yaml, read_text
 from multinode.records.plan import LaunchPlan
+from multinode.records.run import VERDICT_FILE, EarlyVerdict
 from multinode.records.run_directory import RunDirectory, list_runs
 
 _BENCHMARKS_HINT = "start from configs/figures/two_boxes_lora.yaml, which multinode init --example writes"

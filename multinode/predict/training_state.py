@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from multinode.job.deepspeed import DeepSpeedConfig, fixed_edits
+from multinode.job.job_files import Change
 from multinode.job.model_size import MemoryNeed, StatePlacement, memory_need
 from multinode.job.workload import Settings
-from multinode.launch.change import Change
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.forecast import PredictedScenario, predict_scenario

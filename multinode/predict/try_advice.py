@@ -14,10 +14,9 @@ import msgspec
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.job.deepspeed import edit_deepspeed, fit_batch, parse_deepspeed_edits
 from multinode.job.job import LlamaFactoryJob, override_job, parse_overrides
+from multinode.job.job_files import Change
 from multinode.job.planning import with_workers
 from multinode.job.workload import Settings, read_settings
-from multinode.launch.change import Change
-from multinode.launch.clean import cleanup_nodes
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.launch import (
     benchmark_mode,
@@ -26,6 +25,7 @@ from multinode.launch.launch import (
     require_success,
     same_threads,
 )
+from multinode.launch.node_runs import cleanup_nodes
 from multinode.predict.advice import Advice, Recommendations, Tried
 from multinode.predict.run_selection import CONTRAST
 from multinode.records.benchmark import Benchmark

@@ -8,9 +8,9 @@ import msgspec
 
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
+from multinode.job.job_files import Change
 from multinode.job.model_size import COUNTED
 from multinode.job.step_calls import StepCall
-from multinode.launch.change import Change
 from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.levers import make_low_rank
 from multinode.predict.network_model import comm_times

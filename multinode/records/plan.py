@@ -7,12 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from multinode.cluster.quoting import Command, shown_environment
+from multinode.cluster.quoting import Command, bracketed, render_command, shown_environment
 from multinode.decoding import convert
+from multinode.errors import printable_line
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance
 from multinode.records.benchmark import Benchmark
 from multinode.secret_values import redact, redact_file
+from multinode.units import format_count, format_size
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,3 +125,40 @@ def _redact_node(node: NodePlan) -> NodePlan:
     shown = msgspec.structs.replace(node.command, env=shown_environment(node.command))
     files = tuple(PlanFile(path=file.path, text=redact_file(file.text)) for file in node.files)
     return msgspec.structs.replace(node, command=shown, files=files)
+
+
+_DIGITS = 16
+
+
+def plan_text(plan: LaunchPlan) -> str:
+    """The plan: comment lines, then each node's command; secrets are redacted."""
+    header = [
+        f"# {plan.job}: {_describe_workers(plan)}",
+        f"# rendezvous at {bracketed(plan.master_addr)}:{plan.master_port}",
+        *(f"# note: {note}" for note in plan.notes),
+    ]
+    if plan.code is not None:
+        code = plan.code
+        size = f"{format_count(code.files, 'file')}, {format_size(code.size_bytes)}"
+        header.append(
+            f"# copied to every node first: {size} of {printable_line(code.source)} (digest {code.digest[:_DIGITS]})"
+        )
+    return "\n".join(header) + "\n" + "\n".join(_node_text(node) for node in plan.nodes)
+
+
+def _describe_workers(plan: LaunchPlan) -> str:
+    if len(set(plan.workers)) > 1:
+        return f"{plan.world_size} workers on {len(plan.nodes)} nodes: {', '.join(map(str, plan.workers))}"
+    return f"{plan.world_size} workers, {plan.nproc_per_node} on each of {len(plan.nodes)} nodes"
+
+
+def _node_text(node: NodePlan) -> str:
+    ranks = ", ".join(str(rank) for rank in node.ranks)
+    lines = [
+        "",
+        f"# --- {node.node}: node rank {node.node_rank}, ranks {ranks}, {node.addr} on {node.ifname or 'unknown'}",
+        *(f"# assumed: {assumption}" for assumption in node.assumed),
+        *(f"# sent first: {node.run_dir}/{file.path}" for file in node.files),
+        render_command(node.command),
+    ]
+    return "\n".join(lines)

@@ -18,8 +18,7 @@ from multinode.check.paths import (
 )
 from multinode.cluster.facts import ContentFact, HungPath, PathFact
 from multinode.job.code_tree import CodeFile, CodeTree
-from multinode.job.job import LlamaFactoryJob
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import JobEnvironment, LlamaFactoryJob
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
 

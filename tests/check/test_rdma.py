@@ -14,7 +14,7 @@ from multinode.check.rdma import (
 )
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Interface, RdmaPort
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import JobEnvironment
 
 from .inspecting import but, expect, inspection, only, silent
 

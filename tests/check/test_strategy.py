@@ -12,8 +12,7 @@ from multinode.check.inspection import Inspection
 from multinode.check.rule import Finding
 from multinode.check.strategy import check_sharding, check_strategy
 from multinode.cluster.facts import Gpu
-from multinode.job.job import LlamaFactoryJob
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import JobEnvironment, LlamaFactoryJob
 from multinode.job.training import with_accelerate
 from multinode.traffic.pair_speeds import PairSpeed
 from tests.job.trainings import LLAMA_3_8B, TINY

@@ -18,8 +18,7 @@ from multinode.check.training import (
 )
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu
-from multinode.job.job import LlamaFactoryJob
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import JobEnvironment, LlamaFactoryJob
 
 from .inspecting import PACKAGES, SCRIPT, but, expect, inspection, only, silent
 

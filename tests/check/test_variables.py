@@ -18,7 +18,7 @@ from multinode.check.variables import (
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import JobEnvironment
 from multinode.records.benchmark import CollectiveTest, Message
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent

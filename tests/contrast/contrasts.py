@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from multinode.contrast.figures import Contrast, CurvePoint, NodeSpeed, Side, SlowdownAttribution
+from multinode.job.job_files import Change
 from multinode.job.workload import Settings
-from multinode.launch.change import Change
 from multinode.predict.advice import Advice, Tried
 from multinode.predict.break_even import BreakEven, Needed, NodeGain
 from multinode.predict.cost_model import StepParts

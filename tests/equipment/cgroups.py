@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from multinode.errors import MultinodeError
+from multinode.lab.cluster import our_mark
 from multinode.lab.processes import poll
-from multinode.lab.teardown import our_mark
 from multinode.node.facts.cgroups import Hierarchy, find_hierarchy
 from multinode.node.kernel_files import read_text, try_read
 

@@ -15,8 +15,8 @@ import msgspec
 import psutil
 
 from multinode.errors import MultinodeError, NodeFailed, UsageError
-from multinode.lab.access import REFRESH_SCRIPT
 from multinode.lab.cluster import ns_command
+from multinode.lab.nodes import REFRESH_SCRIPT
 from multinode.lab.processes import poll, run_all, run_program
 from multinode.lab.state import Lab, LabSpec, NodeFile, node_addresses, node_name
 from tests.equipment.cgroups import find_top, group_path

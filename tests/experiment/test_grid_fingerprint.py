@@ -10,8 +10,7 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.experiment.grid import Grid, fingerprint
 from multinode.job.code_tree import CodeTree
 from multinode.job.engine_commands import Engine
-from multinode.job.job import Job, ScriptJob, override_job, parse_llamafactory
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import Job, JobEnvironment, ScriptJob, override_job, parse_llamafactory
 from multinode.job.planning import LaunchOptions
 
 JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")

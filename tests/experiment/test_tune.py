@@ -13,8 +13,8 @@ from multinode.experiment.sweep import Resume
 from multinode.experiment.tune import find_tuned
 from multinode.experiment.tuning import Tuning
 from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.job_files import parse_change
 from multinode.job.planning import workers_of_nodes
-from multinode.launch.change import parse_change
 from multinode.predict.try_advice import changed_launch
 from multinode.records.averaging import Averaging
 from multinode.records.run import Run

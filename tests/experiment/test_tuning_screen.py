@@ -9,7 +9,7 @@ from multinode.experiment.shortlist import Candidate, LeftOut
 from multinode.experiment.trial import Losses, Trial
 from multinode.experiment.tuning import Tuning, judge
 from multinode.experiment.tuning_screen import plan_parts, tuning_parts
-from multinode.launch.change import Change
+from multinode.job.job_files import Change
 from multinode.records.averaging import Averaging
 from tests.experiment.trials import curve, trial
 from tests.golden import Golden

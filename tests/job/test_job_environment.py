@@ -4,7 +4,7 @@ import pytest
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
-from multinode.job.job_environment import JobEnvironment, parse_job_environment, with_same_threads
+from multinode.job.job import JobEnvironment, parse_job_environment, with_same_threads
 
 
 def test_a_name_alone_is_forwarded_and_a_pair_is_taken_as_it_stands() -> None:

@@ -16,8 +16,7 @@ from multinode.check.training import check_deepspeed_devices
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.job.engine_commands import ENGINES, Engine
-from multinode.job.job import Job, ScriptJob
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import Job, JobEnvironment, ScriptJob
 from multinode.job.planning import LaunchOptions, plan_launch
 from tests.warm import run_warm
 

@@ -7,8 +7,8 @@ import pytest
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import parse_deepspeed_edits
 from multinode.job.job import ScriptJob, job_paths
+from multinode.job.job_files import load_job, load_script
 from multinode.job.node_groups import node_groups_of
-from multinode.job.stored_job import load_job, load_script
 
 TRAINING = "model_name_or_path: models/tiny\nstage: sft\n"
 

@@ -16,9 +16,16 @@ from hypothesis import strategies as st
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import JobError, UsageError
-from multinode.job.job import LlamaFactoryJob, ScriptJob, describe_job, job_paths, named_paths, override_job
+from multinode.job.job import (
+    JobEnvironment,
+    LlamaFactoryJob,
+    ScriptJob,
+    describe_job,
+    job_paths,
+    named_paths,
+    override_job,
+)
 from multinode.job.job import parse_llamafactory as parse
-from multinode.job.job_environment import JobEnvironment
 from multinode.job.job_files import job_files
 from multinode.job.planning import LaunchOptions, plan_launch
 from multinode.job.synthetic import DATASET, synthetic_files, with_synthetic

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from multinode.job.job import parse_llamafactory
-from multinode.job.job_environment import TrialTraining, can_evaluate, trial_job
+from multinode.job.job import TrialTraining, can_evaluate, parse_llamafactory, trial_job
 
 YAML = "model_name_or_path: m\nstage: sft\nper_device_train_batch_size: 3\n"
 

@@ -13,11 +13,10 @@ from typing import Any, get_args
 
 import pytest
 
-from multinode.lab.access import REFRESH_SCRIPT, SSH_CONFIG
-from multinode.lab.cluster import down_lab, login_environment, ns_command, require_lab, up_lab
+from multinode.lab.cluster import Remains, down_lab, find_remains, login_environment, ns_command, require_lab, up_lab
+from multinode.lab.nodes import REFRESH_SCRIPT, SSH_CONFIG
 from multinode.lab.processes import is_alive, poll
 from multinode.lab.state import Lab, LabSpec, load_lab
-from multinode.lab.teardown import Remains, find_remains
 from tests.equipment.cgroups import Controller, find_top
 from tests.equipment.faults import Fault, clear_faults, make_fault
 

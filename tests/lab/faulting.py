@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from subprocess import CompletedProcess
 
-from multinode.lab.access import SSH_CONFIG
 from multinode.lab.cluster import require_lab
+from multinode.lab.nodes import SSH_CONFIG
 from multinode.lab.state import LabNode
 from tests.equipment.faults import Fault, clear_faults, make_fault
 

@@ -10,7 +10,7 @@ import pytest
 
 from multinode.lab.cluster import set_rate
 from multinode.lab.state import Lab, LabSpec
-from multinode.launch.early_verdict import CERTAIN_STEPS
+from multinode.records.run import CERTAIN_STEPS
 from tests.lab.conftest import stand_lab
 from tests.lab.launching import Command, assert_nothing_left
 from tests.lab.supervised import REAL_TORCH

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from multinode.cluster.allocation import MPI_HOSTFILE
-from multinode.lab.access import REFRESH_SCRIPT
 from multinode.lab.cluster import login_environment, ns_command
+from multinode.lab.nodes import REFRESH_SCRIPT
 from multinode.lab.state import Lab, LabNode
 
 from .launching import DEADLINE_S, MULTINODE, REPOSITORY, wait_for

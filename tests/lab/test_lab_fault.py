@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from multinode.errors import NodeFailed, UsageError
-from multinode.lab.cluster import down_lab
+from multinode.lab.cluster import down_lab, find_remains
 from multinode.lab.network import measure_stream
 from multinode.lab.processes import is_alive
 from multinode.lab.state import STATE_DIR, Lab, load_lab
-from multinode.lab.teardown import find_remains
 from tests.equipment.command import main
 from tests.equipment.faults import (
     Address,

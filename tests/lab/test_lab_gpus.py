@@ -13,8 +13,8 @@ import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
-from multinode.lab.access import hostfile_text
 from multinode.lab.cluster import require_lab, up_lab
+from multinode.lab.nodes import hostfile_text
 from multinode.lab.state import CPU_ENVIRONMENT
 from tests.equipment.command import up
 from tests.equipment.gpus import GPU_ENVIRONMENT, count_gpus, gpu_files

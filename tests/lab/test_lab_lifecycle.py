@@ -14,10 +14,9 @@ from subprocess import CompletedProcess
 import msgspec
 import pytest
 
-from multinode.lab.cluster import exec_in_node, require_lab, up_lab
+from multinode.lab.cluster import exec_in_node, find_remains, require_lab, up_lab
 from multinode.lab.processes import is_alive, poll
 from multinode.lab.state import STATE_DIR, Lab, load_lab, save_lab
-from multinode.lab.teardown import find_remains
 
 from .conftest import DEADLINE_S, REPOSITORY, SMALL
 from .launching import call_here

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.access import REFRESH_SCRIPT
 from multinode.lab.cluster import login_environment, ns_command
+from multinode.lab.nodes import REFRESH_SCRIPT
 from multinode.lab.state import Lab, LabSpec
 from multinode.units import goodput_gb_per_s
 from tests.equipment.faults import clear_faults, make_fault

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from multinode.cluster.allocation import BatchJob, batch_script
 from multinode.errors import UsageError
-from multinode.launch.batch_script import BatchJob, batch_script
 
 
 def script(options: str, *command: str) -> str:

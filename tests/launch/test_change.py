@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.errors import UsageError
-from multinode.launch.change import Change, change_text, parse_change
+from multinode.job.job_files import Change, change_text, parse_change
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multinode.launch.checkpoint import Checkpoint, choose_checkpoint, find_gap
+from multinode.launch.restart import Checkpoint, choose_checkpoint, find_gap
 
 FILES: dict[str, str | None] = dict.fromkeys(
     ("trainer_state.json", "optimizer.pt", "scheduler.pt", "adapter_model.safetensors", "rng_state_1.pth")

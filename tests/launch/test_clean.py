@@ -9,7 +9,7 @@ import pytest
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, NodeError, UsageError
-from multinode.launch.clean import clean, find_runs
+from multinode.launch.node_runs import clean, find_runs
 from multinode.records.run import new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport

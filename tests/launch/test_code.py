@@ -13,8 +13,8 @@ import pytest
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed, UsageError
 from multinode.job.code_tree import CodeTree, read_code
-from multinode.launch.code import copy_code
 from multinode.launch.context import RunContext
+from multinode.launch.transfer import copy_code
 from multinode.records.plan import SentCode
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import Transport

@@ -24,8 +24,17 @@ from multinode.launch.copy_chain import (
     find_failures,
     require_room,
 )
-from multinode.launch.copy_paths import CONTROLLER, CopiedNode, CopyReport, CopyRequest, Look, choose_source, copy_paths
-from multinode.launch.copy_screen import copy_parts, progress_text
+from multinode.launch.copy_paths import (
+    CONTROLLER,
+    CopiedNode,
+    CopyReport,
+    CopyRequest,
+    Look,
+    choose_source,
+    copy_parts,
+    copy_paths,
+    progress_text,
+)
 from multinode.node.copies.manifest import BLOCK_BYTES
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Stream, Transport

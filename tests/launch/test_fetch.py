@@ -11,7 +11,7 @@ import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError
-from multinode.launch.fetch import Fetched, Wanted, fetch_files
+from multinode.launch.transfer import Fetched, Wanted, fetch_files
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
 from tests.launch.scripted import DEADLINE_S, ScriptedNodes, Talk

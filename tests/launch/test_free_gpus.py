@@ -14,7 +14,7 @@ from multinode.experiment.sweep_cell import measure_cell
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions, plan_launch
 from multinode.launch.context import Launch, Prepared, RunContext
-from multinode.launch.nodes import find_holder, wait_for_gpus
+from multinode.launch.launch import find_holder, wait_for_gpus
 from multinode.launch.request import StopRequest
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run

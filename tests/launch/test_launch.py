@@ -9,8 +9,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import NodeFailed, UsageError
 from multinode.job.engine_commands import Engine
-from multinode.job.job import Job, ScriptJob, parse_llamafactory
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import prepare, probe_nodes

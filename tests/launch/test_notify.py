@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from multinode.errors import UsageError
-from multinode.launch.notify import Notifier, check_url
+from multinode.launch.notice import Notifier, check_url
 
 DEADLINE_S = 20.0
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from multinode.cluster.quoting import Command
-from multinode.launch.plan_text import plan_text
-from multinode.records.plan import CodeCopy, LaunchPlan, NodePlan, PlanFile
+from multinode.records.plan import CodeCopy, LaunchPlan, NodePlan, PlanFile, plan_text
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 from multinode.job.engine_commands import Engine
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.job.planning import LaunchOptions
-from multinode.launch.checkpoint import Checkpoint, CheckpointChoice
 from multinode.launch.restart import (
+    Checkpoint,
+    CheckpointChoice,
     RestartOptions,
     Saved,
     Start,

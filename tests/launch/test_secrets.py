@@ -11,8 +11,7 @@ import pytest
 
 from multinode.cluster.cluster import local_cluster
 from multinode.job.engine_commands import Engine
-from multinode.job.job import Job, ScriptJob, parse_llamafactory
-from multinode.job.job_environment import JobEnvironment
+from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
 from multinode.job.planning import LaunchOptions
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import launch

@@ -15,7 +15,7 @@ from multinode.errors import ConnectError, MultinodeError, NodeFailed, NodeGone,
 from multinode.launch import attach
 from multinode.launch.attach import Known, find_known, stop
 from multinode.launch.context import RunContext
-from multinode.launch.stop_by_id import stop_by_id
+from multinode.launch.node_runs import stop_by_id
 from multinode.records.run import NodeRun, Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport

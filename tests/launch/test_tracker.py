@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import AuthError, ContactLost, NodeFailed
-from multinode.launch.kept_files import KeptLimits
-from multinode.launch.observe import summarise_run
+from multinode.launch.runs import summarise_run
 from multinode.launch.session import Chunk, Ended, Event, Gone, Hello, Message, Status, parse_record
-from multinode.launch.tracker import Tracker
+from multinode.launch.tracker import KeptLimits, Tracker
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import NoteSample, parse_samples
 

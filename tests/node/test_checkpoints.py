@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.launch.checkpoint import Checkpoint, CheckpointChoice, choose_checkpoint
+from multinode.launch.restart import Checkpoint, CheckpointChoice, choose_checkpoint
 from multinode.node.run.checkpoints import look_at
 
 from .localnode import LocalNode

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.launch.early_verdict import EarlyVerdict
 from multinode.predict.early_verdict_watch import judge
 from multinode.predict.early_verdict_words import verdict_line
 from multinode.profile.summary import summarise
 from multinode.profile.throughput import measure_throughput
 from multinode.records.averaging import Averaging
+from multinode.records.run import EarlyVerdict
 from multinode.traffic.traffic import Strategy
 from tests.profile.made_up_steps import MadeUp, always
 from tests.profile.running import TOTAL_STEPS, Recorded, keep_running, recorded

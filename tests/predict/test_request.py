@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from multinode.errors import MultinodeError, UsageError
-from multinode.launch.early_verdict import VERDICT_FILE, RunSteps
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import evidence_of, forecast_benchmarks, forecast_runs, lacks_one_node
 from multinode.predict.run_selection import Record
-from multinode.records.run import NodeRun, Run
+from multinode.records.run import VERDICT_FILE, NodeRun, Run, RunSteps
 from multinode.records.run_directory import RunDirectory
 from tests.predict.stored import comm_ms, sweep_record, training_record
 

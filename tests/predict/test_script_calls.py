@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.launch.change import Change
+from multinode.job.job_files import Change
 from multinode.predict.advice import rank_options
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import gather

@@ -11,8 +11,8 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.job.job_files import Change
 from multinode.job.workload import Settings
-from multinode.launch.change import Change
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.request import StopRequest
 from multinode.predict.advice import Advice, Recommendations

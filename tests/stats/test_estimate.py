@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from multinode.launch.early_verdict import CERTAIN_STEPS
+from multinode.records.run import CERTAIN_STEPS
 from multinode.stats.estimate import (
     Estimate,
     estimate_median,

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 
 from multinode.errors import NodeFailed, UsageError
+from multinode.lab.cluster import remove_group
 from multinode.lab.nodes import start_nodes, write_speed
 from multinode.lab.processes import (
     is_alive,
@@ -26,7 +27,6 @@ from multinode.lab.processes import (
     signal_all,
 )
 from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
-from multinode.lab.teardown import remove_group
 from multinode.node.facts.cgroups import Hierarchy
 from multinode.units import format_size
 from tests.equipment import cgroups

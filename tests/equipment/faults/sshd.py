@@ -14,10 +14,10 @@ from typing import Literal
 import msgspec
 
 from multinode.errors import NodeFailed, UsageError
-from multinode.lab.access import SSHD_CONFIG, sshd_config
 from multinode.lab.cluster import ns_command
-from multinode.lab.nodes import log_path
+from multinode.lab.nodes import SSHD_CONFIG, log_path, sshd_config
 from multinode.lab.processes import (
+    SSHD,
     environment_of,
     is_alive,
     node_processes,
@@ -25,7 +25,6 @@ from multinode.lab.processes import (
     process_ref,
     signal_all,
 )
-from multinode.lab.requirements import SSHD
 from multinode.lab.state import Lab, LabNode, ProcessRef
 from tests.equipment.faults.fault import AnyFault, Scene, is_stopped, run_in_node
 

@@ -1,4 +1,4 @@
-"""clean: remove what ended runs left on their nodes. Prints nothing."""
+"""Runs as their nodes know them: find, stop and remove them. Prints nothing."""
 
 from __future__ import annotations
 
@@ -117,3 +117,84 @@ def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> 
             context.say(f"{node.node}: {launched.run.run_id} was not removed there: {node.error}")
         for path in node.code_kept:
             context.say(f"{node.node}: {path} is kept, because the job has written files there")
+
+
+_STOP_ANSWER_S = 30.0
+
+
+class NodeStop(msgspec.Struct, frozen=True, kw_only=True):
+    """What was stopped on one node."""
+
+    node: str
+    runs: tuple[str, ...] = ()  # their names there, `ID.RANK`
+    processes_left: int = 0  # of them
+    error: str | None = None  # why that is unknown
+
+
+class _RunThere(msgspec.Struct, frozen=True):
+    run_id: str
+    machine: str | None = None
+
+
+class _RunsThere(msgspec.Struct, frozen=True):
+    runs: tuple[_RunThere, ...]
+    living: tuple[str, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Runs with a directory there, and runs with live processes; not those of other machines."""
+        return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
+
+
+class _Stopped(msgspec.Struct, frozen=True):
+    processes_left: int
+
+
+def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: float) -> tuple[NodeStop, ...]:
+    """Stop a run on all nodes, with the runs named after it, such as attempts.
+
+    `run_id` is an id, or the beginning of one.
+
+    Raises:
+        UsageError: no reachable node knows such a run, or several match.
+        NodeError, NodeFailed: no node could be asked.
+    """
+
+    def look(node: Node) -> frozenset[str]:
+        request = {"schema": 1, "run_id": None}
+        return agent.call(node, "runs", request, _RunsThere, deadline_s=_STOP_ANSWER_S).names
+
+    looks = gather(cluster.nodes, look, deadline_s=2 * _STOP_ANSWER_S)
+    if not looks.values:
+        looks.require()
+    ids = sorted({parse_node_run_id(name) for names in looks.values for name in names})
+    matching = match_runs(ids, run_id)
+    if len(matching) != 1:
+        said = f"several runs start with {run_id!r} ({', '.join(matching)})" if matching else f"no run {run_id!r}"
+        missing = "".join(f"; {error}" for error in looks.errors)
+        raise UsageError(
+            f"{said} on the nodes of {cluster.source}{missing}", hint="see what runs there: multinode check"
+        )
+    there = {outcome.node.name: outcome.value for outcome in looks if outcome.error is None}
+
+    def is_meant(name: str) -> bool:
+        base = parse_node_run_id(name)
+        return base == matching[0] or base.startswith(f"{matching[0]}-")
+
+    def stop(node: Node) -> NodeStop:
+        names = tuple(sorted(filter(is_meant, there[node.name])))
+        left = 0
+        for name in names:
+            request = {"schema": 1, "run_id": name, "grace_s": grace_s}
+            left += agent.call(node, "stop", request, _Stopped, deadline_s=grace_s + _STOP_ANSWER_S).processes_left
+        return NodeStop(node=node.name, runs=names, processes_left=left)
+
+    asked = [node for node in cluster.nodes if node.name in there]
+    outcomes = gather(asked, stop, deadline_s=4 * (grace_s + _STOP_ANSWER_S))
+    stops = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
+    errors = {outcome.node.name: outcome.error for outcome in looks if outcome.error is not None}
+    errors |= {outcome.node.name: outcome.error for outcome in outcomes if outcome.error is not None}
+    return tuple(
+        stops[node.name] if node.name in stops else NodeStop(node=node.name, error=errors[node.name].message)
+        for node in cluster.nodes
+    )
