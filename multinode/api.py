@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multinode.check.check import CheckOptions, CheckReport
-    from multinode.check.rule import Finding
+    from multinode.check.rule import CheckFinding
     from multinode.cluster.cluster import Cluster, Node
     from multinode.contrast.figures import Contrast
     from multinode.contrast.measure import Contrasted, ContrastRequest, cut_job
@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     from multinode.predict.forecast import Forecast, ForecastRequest
     from multinode.profile.summary import Summary
     from multinode.records.benchmark import CollectiveTest, Message, scan_messages, scan_sizes
+    from multinode.records.finding import Finding
     from multinode.records.plan import LaunchPlan
     from multinode.records.run import Run
     from multinode.traffic.traffic import Strategy
 
 __all__ = [
+    "CheckFinding",
     "CheckOptions",
     "CheckReport",
     "Cluster",
@@ -116,7 +118,8 @@ _FROM = {
     "network.size_scan": ("ScanReport",),
     "predict.forecast": ("Forecast", "ForecastRequest"),
     "profile.summary": ("Summary",),
-    "check.rule": ("Finding",),
+    "check.rule": ("CheckFinding",),
+    "records.finding": ("Finding",),
     "cluster.cluster": ("Cluster", "Node"),
     "job.job": ("Job", "JobEnvironment", "LlamaFactoryJob", "ScriptJob"),
     "records.benchmark": ("CollectiveTest", "Message", "scan_messages", "scan_sizes"),

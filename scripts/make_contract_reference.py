@@ -108,9 +108,7 @@ def _schema(struct: Any) -> dict[str, Any]:
 def _field_comments() -> dict[tuple[str | None, frozenset[str]], dict[str, str]]:
     """By the name of a struct and its fields in JSON: what the comments on or above its fields say."""
     return {
-        (struct.__name__, frozenset(struct.__struct_encode_fields__) | _tag(struct)): _comments(
-            inspect.getsource(struct)
-        )
+        (struct.__name__, frozenset(struct.__struct_encode_fields__) | _tag(struct)): _comments_in_json(struct)
         for struct in _below(msgspec.Struct)
         if struct.__module__.startswith("multinode.")
     }
@@ -119,6 +117,15 @@ def _field_comments() -> dict[tuple[str | None, frozenset[str]], dict[str, str]]
 def _tag(struct: type[msgspec.Struct]) -> set[str]:
     field = struct.__struct_config__.tag_field
     return {field} if field else set()
+
+
+def _comments_in_json(struct: type[msgspec.Struct]) -> dict[str, str]:
+    names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
+    parts = (
+        part for part in reversed(struct.__mro__) if issubclass(part, msgspec.Struct) and part is not msgspec.Struct
+    )
+    comments = (item for part in parts for item in _comments(inspect.getsource(part)).items())
+    return {names[name]: text for name, text in comments if name in names}
 
 
 def _comments(source: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from multinode.check import (
 )
 from multinode.check.inspection import Inspection
 from multinode.check.probe import UNANSWERED, UNVERIFIED
-from multinode.check.rule import SEVERITIES, Check, Finding, Rule
+from multinode.check.rule import SEVERITIES, Check, CheckFinding, Rule
 
 # In the order of their module.
 _MODULES = (software, machine, gpus, rdma, interfaces, variables, link, mtu, paths, training, strategy, ports)
@@ -32,13 +32,14 @@ RULES = (*UNANSWERED, UNVERIFIED, *(value for value in _MEMBERS if isinstance(va
 CHECK_NAMES = tuple(dict.fromkeys(rule.check for rule in RULES))
 
 
-def check_all(inspection: Inspection, *, before_launch: bool = False) -> Iterator[Finding]:
+def check_all(inspection: Inspection, *, before_launch: bool = False) -> Iterator[CheckFinding]:
     """The findings of all checks, or of those before a launch."""
     for check in CHECKS:
         if check.before_launch or not before_launch:
             yield from check(inspection)
 
 
-def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def sort_findings(findings: Iterable[CheckFinding]) -> tuple[CheckFinding, ...]:
     """Errors first, without duplicates, otherwise in the order of the checks."""
-    return tuple(sorted(dict.fromkeys(findings), key=lambda finding: SEVERITIES.index(finding.severity)))
+    single = {(one.node, one.code, one.message, one.hint): one for one in findings}
+    return tuple(sorted(single.values(), key=lambda finding: SEVERITIES.index(finding.severity)))

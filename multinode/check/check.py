@@ -16,7 +16,7 @@ from multinode.check.inspection import Inspection
 from multinode.check.launch_checks import concerning
 from multinode.check.link import least_speeds
 from multinode.check.probe import Questions, check_host_keys, check_ssh, peer_addresses, probe
-from multinode.check.rule import Finding, finding_of_error
+from multinode.check.rule import CheckFinding, finding_of_error
 from multinode.check.software import needed_tools
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import choose_endpoints
@@ -71,7 +71,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     nodes: tuple[CheckedNode, ...]
     checks: tuple[str, ...] = CHECK_NAMES
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
     streams: tuple[PairSpeed, ...] = ()
     time_s: float
 
@@ -126,11 +126,11 @@ def check_cluster(
     )
 
 
-def _reachable(finding: Finding, cluster: Cluster) -> Finding:
+def _reachable(finding: CheckFinding, cluster: Cluster) -> CheckFinding:
     return msgspec.structs.replace(finding, hint=as_steps(finding.hint, cluster.nodes)) if finding.hint else finding
 
 
-def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> list[Finding]:
+def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> list[CheckFinding]:
     try:
         plan_launch(inspection.cluster, job, inspection.facts, "check", options)
     except UsageError as error:
@@ -156,7 +156,7 @@ def _questions(cluster: Cluster, job: Job | None, options: CheckOptions, ports: 
 
 def _inspect_network(
     agent: AgentTransport, inspection: Inspection, options: CheckOptions, say: Callable[[str], None]
-) -> tuple[Inspection, list[Finding]]:
+) -> tuple[Inspection, list[CheckFinding]]:
     nodes = tuple(node for node, _ in inspection.known)
     if not nodes:
         return inspection, []

@@ -10,7 +10,7 @@ from multinode.check.catalogue import CHECKS, check_all, sort_findings
 from multinode.check.connection_test import ConnectivityPlan, run_connectivity_test
 from multinode.check.connectivity import launch_pairs
 from multinode.check.inspection import Inspection
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.cluster.cluster import Cluster
 from multinode.errors import NodeFailed
 from multinode.job.planning import LaunchOptions
@@ -23,12 +23,12 @@ _SOFTWARE = frozenset({"interpreter", "packages", "versions"})
 _FILES = "paths"
 
 
-def check_launch(inspection: Inspection) -> tuple[Finding, ...]:
+def check_launch(inspection: Inspection) -> tuple[CheckFinding, ...]:
     """The findings of the checks before a launch."""
     return sort_findings(check_all(inspection, before_launch=True))
 
 
-def check_connectivity(inspection: Inspection) -> tuple[Finding, ...]:
+def check_connectivity(inspection: Inspection) -> tuple[CheckFinding, ...]:
     """Those of them that judge the connections between nodes."""
     return sort_findings(finding for check in CHECKS if check.judges_meeting for finding in check(inspection))
 
@@ -52,7 +52,7 @@ def with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspecti
     return msgspec.structs.replace(inspection, connectivity=connectivity)
 
 
-def concerning(findings: Iterable[Finding], cluster: Cluster, options: LaunchOptions) -> tuple[Finding, ...]:
+def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: LaunchOptions) -> tuple[CheckFinding, ...]:
     """Those that concern the job: its setup may provide interpreter and files, and a program needs none."""
     names = {node.name for node in cluster.nodes}
     # Nodes for which the job's files, and its interpreter, are unknown.
@@ -64,11 +64,11 @@ def concerning(findings: Iterable[Finding], cluster: Cluster, options: LaunchOpt
     return tuple(
         one
         for one in findings
-        if not ((one.check == _FILES and one.node in files) or (one.check in _SOFTWARE and one.node in software))
+        if not ((one.code == _FILES and one.node in files) or (one.code in _SOFTWARE and one.node in software))
     )
 
 
-def raise_first_error(findings: Iterable[Finding]) -> None:
+def raise_first_error(findings: Iterable[CheckFinding]) -> None:
     """Stop at the first finding that would break the run; the others are in its detail.
 
     Raises:

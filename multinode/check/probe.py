@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.check.rule import Finding, Rule, finding_of_error
+from multinode.check.rule import CheckFinding, Rule, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import MultinodeError
@@ -65,13 +65,13 @@ def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outc
     return gather(cluster.nodes, lambda node: _probe_node(agent, node, questions), deadline_s=PROBE_DEADLINE_S)
 
 
-def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[Finding]:
+def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[CheckFinding]:
     """Nodes that did not answer, as findings; the transport knows the reason and the fix."""
     for error in errors:
         yield finding_of_error("ssh", error)
 
 
-def check_host_keys(agent: AgentTransport, nodes: Iterable[Node]) -> Iterator[Finding]:
+def check_host_keys(agent: AgentTransport, nodes: Iterable[Node]) -> Iterator[CheckFinding]:
     """Nodes whose identity is not verified."""
     return (UNVERIFIED.found(node.name).finding() for node in nodes if not agent.verifies(node))
 

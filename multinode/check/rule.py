@@ -12,35 +12,24 @@ import msgspec
 
 from multinode.check.inspection import Inspection
 from multinode.errors import MultinodeError
+from multinode.records.finding import Finding
 from multinode.units import format_list
 
 SEVERITIES = ("error", "warning", "note")
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a check found.
+class CheckFinding(Finding, frozen=True, kw_only=True):
+    """What a check found on a node, or in the whole cluster."""
 
-    Attributes:
-        severity: `error` (the training would fail or hang), `warning` (it may), `note` (for information).
-        node: the node's name; None concerns the whole cluster.
-        check: the check's name, as in the matrix.
-        message: what is wrong and why it breaks the training.
-        hint: the fix, such as a key of the hostfile; each line after the first is a command.
-        by_hand: whether it concerns only launches without multinode.
-    """
-
-    severity: str
-    node: str | None
-    check: str
-    message: str
-    hint: str | None = None
-    by_hand: bool = False
+    code: str = msgspec.field(name="check")  # the check's name, as in the matrix
+    severity: str  # `error` (the training would fail or hang), `warning` (it may), `note` (for information)
+    by_hand: bool = False  # whether it concerns only launches without multinode
 
 
-def finding_of_error(check: str, error: MultinodeError) -> Finding:
+def finding_of_error(check: str, error: MultinodeError) -> CheckFinding:
     """A finding for something that could not be asked."""
     hint = "\n".join(error.hint_lines) or None
-    return Finding(severity="error", node=error.node, check=check, message=error.message, hint=hint)
+    return CheckFinding(severity="error", node=error.node, code=check, message=error.message, hint=hint)
 
 
 _MOST_NAMES = 8
@@ -59,7 +48,7 @@ class Rule(msgspec.Struct, frozen=True):
     """One kind of finding; the reference of the checks is generated from these."""
 
     check: str  # its check, the column in the matrix
-    severity: str  # as in `Finding`
+    severity: str  # as in `CheckFinding`
     catches: str  # the problem, for a list
     # the finding's, with `{names}` for values known at run time. If it or the hint contains `{nodes}`, nodes with equal
     # values share one finding.
@@ -67,7 +56,7 @@ class Rule(msgspec.Struct, frozen=True):
     # likewise; `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each line after
     # the first is a command to copy.
     hint: str
-    by_hand: bool = False  # as in `Finding`
+    by_hand: bool = False  # as in `CheckFinding`
 
     def found(self, on: str | None, /, **values: object) -> Case:
         """A case on a node, which message and hint may refer to as `{node}`; None concerns the whole cluster."""
@@ -92,15 +81,15 @@ class Case(NamedTuple):
     node: str | None
     values: Mapping[str, object]
 
-    def finding(self) -> Finding:
+    def finding(self) -> CheckFinding:
         """The finding for the user."""
         # A node's text must not begin a line that looks like one of ours.
         known = {name: _text(one) for name, one in {"node": self.node, **self.values}.items()}
         words = {name: _Word(value) if isinstance(value, str) else value for name, value in known.items()}
-        return Finding(
+        return CheckFinding(
             severity=self.rule.severity,
             node=self.node,
-            check=self.rule.check,
+            code=self.rule.check,
             message=self.rule.message.format_map(known),
             hint=self.rule.hint.format_map(words),
             by_hand=self.rule.by_hand,
@@ -114,7 +103,7 @@ class Check(msgspec.Struct, frozen=True):
     before_launch: bool = False  # whether a launch runs it: its errors would make the run hang or fail
     judges_meeting: bool = False  # whether it also judges the connections between nodes
 
-    def __call__(self, inspection: Inspection) -> Iterator[Finding]:
+    def __call__(self, inspection: Inspection) -> Iterator[CheckFinding]:
         """Its findings; equal ones of several nodes are merged."""
         shared: dict[tuple[Rule, tuple[Any, ...]], list[Case]] = {}
         for case in self.judge(inspection):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from multinode.check.rule import SEVERITIES, Finding
+from multinode.check.rule import SEVERITIES, CheckFinding
 from multinode.render.table import Command, Part, footer, labelled, labelled_parts, make_table, paragraph
 from multinode.units import format_count, format_list
 
@@ -25,7 +25,7 @@ _Place = tuple[str | None, bool]
 
 
 def check_parts(
-    nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding], *, details: bool = False
+    nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding], *, details: bool = False
 ) -> Iterator[Part]:
     """The screen of a check, without its next step.
 
@@ -57,7 +57,7 @@ def check_parts(
     yield footer("Details", f"--details: {notes}table of nodes and checks")
 
 
-def next_step(failures: Sequence[Finding], given: str, for_launch: str) -> str:
+def next_step(failures: Sequence[CheckFinding], given: str, for_launch: str) -> str:
     """The next command: check again after fixing, or launch, with the options given to `check`."""
     if not failures:
         return footer("Next", f"multinode launch{for_launch}")
@@ -66,7 +66,7 @@ def next_step(failures: Sequence[Finding], given: str, for_launch: str) -> str:
     return footer("Next", f"fix the {named} above, then: multinode check{given}")
 
 
-def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> str:
+def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding]) -> str:
     counts = Counter(alike[0].severity for alike in _alike(findings))
     named = [format_count(counts[name], name) for name in SEVERITIES if counts[name]]
     where = f"{format_count(len(nodes), 'node')}, {format_count(len(checks), 'check')} each"
@@ -77,18 +77,18 @@ def _counts(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) ->
     return f"OK: no errors or warnings{f', {named[0]}' if named else ''} ({where}{unreached})"
 
 
-def _alike(findings: Sequence[Finding]) -> list[list[Finding]]:
-    same: dict[tuple[str, str, str], list[Finding]] = {}
+def _alike(findings: Sequence[CheckFinding]) -> list[list[CheckFinding]]:
+    same: dict[tuple[str, str, str], list[CheckFinding]] = {}
     for finding in findings:
-        same.setdefault((finding.severity, finding.check, finding.message), []).append(finding)
+        same.setdefault((finding.severity, finding.code, finding.message), []).append(finding)
     return list(same.values())
 
 
-def _rows(alike: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+def _rows(alike: Sequence[CheckFinding]) -> Iterator[tuple[str, str]]:
     names = [finding.node for finding in alike if finding.node is not None]
     where = f"{format_list(names, _MAX_LINES, 'more')}: " if len(names) > 1 else ""
     label = format_count(len(names), "node") if where else alike[0].node or "all nodes"
-    yield label, f"{where}{alike[0].message} [{alike[0].check}]"
+    yield label, f"{where}{alike[0].message} [{alike[0].code}]"
     fixes: dict[str, dict[str, None]] = {}
     for words, *commands in (finding.hint.split("\n") for finding in alike if finding.hint):
         fixes.setdefault(words, {}).update(dict.fromkeys(commands))
@@ -97,7 +97,7 @@ def _rows(alike: Sequence[Finding]) -> Iterator[tuple[str, str]]:
         yield from (("", Command(line)) for line in lines)
 
 
-def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding]) -> Iterator[tuple[str, str]]:
     lines = {name: _passed_on(name, checks, findings) if reached else "not reached" for name, reached in nodes}
     for line in dict.fromkeys(lines.values()):
         alike = [name for name in lines if lines[name] == line]
@@ -105,13 +105,13 @@ def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) ->
         yield label, f"{line} ({format_list(alike, _MAX_LINES, 'more')})" if len(alike) > 1 else line
 
 
-def _passed_on(node: str, checks: Sequence[str], findings: Sequence[Finding]) -> str:
-    failed = {finding.check for finding in findings if finding.node in {node, None} and finding.severity != "note"}
+def _passed_on(node: str, checks: Sequence[str], findings: Sequence[CheckFinding]) -> str:
+    failed = {finding.code for finding in findings if finding.node in {node, None} and finding.severity != "note"}
     count = sum(check not in failed for check in checks)
     return f"{count} of {len(checks)} checks" if count < len(checks) else f"all {len(checks)} checks"
 
 
-def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) -> Table:
+def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding]) -> Table:
     everywhere = [(None, True)] if any(finding.node is None for finding in findings) else []
     places: list[_Place] = [*nodes, *everywhere]
     table = make_table()
@@ -122,7 +122,7 @@ def _matrix(nodes: Nodes, checks: Sequence[str], findings: Sequence[Finding]) ->
         for check in checks:
             table.add_row(check, *(_mark(place, check, findings) for place in places))
         return table
-    found = {finding.check for finding in findings}
+    found = {finding.code for finding in findings}
     shown = [check for check in checks if check in found]
     others = len(checks) - len(shown)
     table.add_column("node", no_wrap=True)
@@ -140,9 +140,9 @@ def _title(name: str | None) -> str:
     return "all nodes" if name is None else escape(name)
 
 
-def _mark(place: _Place, check: str, findings: Sequence[Finding]) -> str:
+def _mark(place: _Place, check: str, findings: Sequence[CheckFinding]) -> str:
     name, reached = place
-    mine = {finding.severity for finding in findings if finding.node == name and finding.check == check}
+    mine = {finding.severity for finding in findings if finding.node == name and finding.code == check}
     worst = next((severity for severity in SEVERITIES if severity in mine), None)
     if worst is None and name is None:
         return ""

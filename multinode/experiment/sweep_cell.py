@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
 from multinode.errors import Interrupted
@@ -112,7 +112,7 @@ def _cut(job: Job, training: CellTraining) -> Job:
     return limit_steps(job, STEPS_WITHOUT_END) if isinstance(job, LlamaFactoryJob) else job
 
 
-def _refuse(prepared: Prepared, held: Finding) -> Launched:
+def _refuse(prepared: Prepared, held: CheckFinding) -> Launched:
     plan, now_s = prepared.plan, time.time()
     run = new_run(plan, now_s)
     nodes = tuple(msgspec.structs.replace(node, state="ended", cause="not_started") for node in run.nodes)

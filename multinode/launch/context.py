@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.job.job import Job
@@ -103,5 +103,5 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     what: Launch
     facts: dict[str, NodeFacts]
     plan: LaunchPlan
-    findings: tuple[Finding, ...]  # of the checks, without errors
+    findings: tuple[CheckFinding, ...]  # of the checks, without errors
     directory: RunDirectory

@@ -20,7 +20,7 @@ from multinode.check.launch_checks import (
     with_connectivity,
 )
 from multinode.check.probe import Questions, peer_addresses, probe
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
@@ -197,7 +197,9 @@ def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()
     return {facts.node: facts for facts in probe(agent, what.cluster, questions).require()}
 
 
-def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext) -> tuple[Finding, ...]:
+def _check(
+    what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext
+) -> tuple[CheckFinding, ...]:
     endpoints = {
         node.node: Endpoint(
             addr=node.addr, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s, ifnames=node.ifnames
@@ -227,7 +229,11 @@ def _check(what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context:
 
 
 def _keep(
-    directory: RunDirectory, what: Launch, plan: LaunchPlan, facts: dict[str, NodeFacts], findings: tuple[Finding, ...]
+    directory: RunDirectory,
+    what: Launch,
+    plan: LaunchPlan,
+    facts: dict[str, NodeFacts],
+    findings: tuple[CheckFinding, ...],
 ) -> None:
     directory.write_cluster(what.cluster, what.hostfile)
     directory.write("facts.json", list(facts.values()))
@@ -261,7 +267,7 @@ _EVERY_S = 2.0
 
 def wait_for_gpus(
     prepared: Prepared, context: RunContext, *, patience_s: float = PATIENCE_S, every_s: float = _EVERY_S
-) -> Finding | None:
+) -> CheckFinding | None:
     """Wait until the GPUs are free, or the user asks to stop; returns the process that still holds one.
 
     The facts of the launch are used first, so that free GPUs, and nodes without any, need no further probe.
@@ -278,7 +284,7 @@ def wait_for_gpus(
     return held
 
 
-def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts]) -> Finding | None:
+def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts]) -> CheckFinding | None:
     """The first GPU of the plan held by another process; None if all are free, or without GPUs."""
     planned = {node.node: node.gpus for node in plan.nodes}
     nodes = tuple(

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from multinode.check.inspection import Inspection
-from multinode.check.rule import SEVERITIES, Finding
+from multinode.check.rule import SEVERITIES, CheckFinding
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface, NodeFacts
@@ -68,7 +68,7 @@ def command_in_words(hint: str) -> str:
     return found[0] if found is not None else ""
 
 
-def only(findings: Iterable[Finding]) -> Finding:
+def only(findings: Iterable[CheckFinding]) -> CheckFinding:
     """The one finding, which must be something its user can act on."""
     (finding,) = findings
     assert finding.severity in SEVERITIES
@@ -77,23 +77,23 @@ def only(findings: Iterable[Finding]) -> Finding:
     return finding
 
 
-def silent(*found: Iterable[Finding]) -> None:
+def silent(*found: Iterable[CheckFinding]) -> None:
     """Nothing was found, by none of these checks."""
     assert [list(findings) for findings in found] == [[]] * len(found)
 
 
 def expect(
-    findings: Iterable[Finding],
+    findings: Iterable[CheckFinding],
     severity: str,
     node: str | None,
     *message: str,
     hint: str = "",
     check: str | None = None,
-) -> Finding:
+) -> CheckFinding:
     """The one finding, which must be of this severity, node and check, and have these words in message and hint."""
     finding = only(findings)
     assert (finding.severity, finding.node) == (severity, node)
-    assert check in {None, finding.check}
+    assert check in {None, finding.code}
     assert [words for words in message if words not in finding.message] == [], finding.message
     assert hint in str(finding.hint)
     return finding

@@ -56,7 +56,7 @@ def met(before: Inspection) -> Inspection:
 def test_nodes_that_are_well_have_no_findings() -> None:
     good = two(DOCKER, routes=(Route(peer="10.0.0.1", source="10.0.0.1"), Route(peer="10.0.0.2", source="10.0.0.1")))
     good = everywhere(good, nccl_version="2.27.5")
-    assert [one for one in check_all(good) if one.check in {"interface", "hostname"}] == []
+    assert [one for one in check_all(good) if one.code in {"interface", "hostname"}] == []
 
 
 def test_a_node_alone_has_no_network_to_judge() -> None:
@@ -64,13 +64,13 @@ def test_a_node_alone_has_no_network_to_judge() -> None:
         inspection("a"), "a", interfaces=(LOOPBACK, BRIDGE), hostname_address="127.0.1.1", nccl_version="2.27.5"
     )
     alone = replace(alone, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
-    assert [one for one in check_all(alone) if one.check in {"interface", "hostname"}] == []
+    assert [one for one in check_all(alone) if one.code in {"interface", "hostname"}] == []
 
 
 def test_the_only_node_that_answers_is_not_judged_by_its_loopback() -> None:
     lone = two(BRIDGE, hostname_address="127.0.1.1", nccl_version="2.27.5")
     lone = replace(lone, facts={"a": lone.facts["a"]}, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
-    assert [one for one in check_all(lone) if one.check in {"interface", "hostname"}] == []
+    assert [one for one in check_all(lone) if one.code in {"interface", "hostname"}] == []
 
 
 def test_no_route_to_a_peer_comes_with_the_command_that_makes_one() -> None:

@@ -236,7 +236,7 @@ ROOTLESS = {"filesystem": "fuse.fuse-overlayfs", "device": "fuse-overlayfs"}
 
 def test_a_promise_of_a_shared_file_system_that_is_not_kept_is_a_warning() -> None:
     finding = only(check_shared(shared((LOCAL, LOCAL), told=True)))
-    assert (finding.severity, finding.check) == ("warning", "shared")
+    assert (finding.severity, finding.code) == ("warning", "shared")
     assert "here: ext4" in finding.message
     assert finding.hint == "--set data_shared_file_system=false"
     assert list(check_shared(shared((ROOTLESS, ROOTLESS), told=True))) != []

@@ -6,7 +6,7 @@ import pytest
 from multinode.check.connectivity import Attempted, ConnectivityResult, Listening
 from multinode.check.inspection import Inspection
 from multinode.check.ports import check_master_port, check_ports
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.cluster.facts import Interface
 
 from .inspecting import but, expect, inspection, only, silent
@@ -59,14 +59,14 @@ def test_a_firewall_that_drops_the_answers_to_its_own_node_too_is_found_once(nam
     failures = {f"{other}{node}": ephemeral("timed out") for other in others}
     failures |= {f"{node}{other}": every("timed out") for other in others}
     finding = only(check_ports(met(names, **failures)))
-    assert (finding.node, finding.check) == (node, "ports")
+    assert (finding.node, finding.code) == (node, "ports")
     assert "first collective" in finding.message
 
 
 def test_a_blocked_rendezvous_matters_on_node_0_alone() -> None:
     blocked = {29500: "refused"}
     finding = only(check_ports(met("abc", ba=blocked, ca=blocked)))
-    assert (finding.node, finding.check) == ("a", "master-port")
+    assert (finding.node, finding.code) == ("a", "master-port")
     assert "b and c cannot reach its rendezvous port 29500" in finding.message
     assert "--master-port" in str(finding.hint)
     silent(check_ports(met("abc", ab=blocked, cb=blocked)))
@@ -77,21 +77,21 @@ def test_a_blocked_rendezvous_matters_on_node_0_alone() -> None:
 )
 def test_a_node_that_nobody_reaches_is_told_once_and_why(error: str, hint: str) -> None:
     finding = only(check_ports(met("ab", ab=every(error), ba=every(error))))
-    assert (finding.node, finding.check) == ("b", "ports")
+    assert (finding.node, finding.code) == ("b", "ports")
     assert f"at 10.0.0.2 on any tried port ({error})" in finding.message
     assert hint in str(finding.hint)
 
 
 def test_a_node_that_cannot_reach_out_is_told_itself() -> None:
     finding = only(check_ports(met("abc", ba=every("timed out"), bc=every("timed out"))))
-    assert (finding.node, finding.check) == ("b", "ports")
+    assert (finding.node, finding.code) == ("b", "ports")
     assert "it cannot reach a and c (timed out), but others can" in finding.message
 
 
 def test_an_impostor_and_lost_large_packets_have_words_of_their_own() -> None:
     assert "two machines have this address" in only(check_ports(met(ab=every("wrong answer")))).message
     finding = only(check_ports(met(ba={45000: "large packets lost"})))
-    assert (finding.node, finding.check) == ("a", "link")
+    assert (finding.node, finding.code) == ("a", "link")
     assert "the MTU of its NIC is 1500" in finding.message
     assert "mtu 1500" in str(finding.hint)
 
@@ -118,7 +118,7 @@ def test_a_taken_master_port_is_node_0s_and_names_its_user() -> None:
 def test_a_master_port_that_could_not_be_bound_says_why() -> None:
     failed = {29500: "in use by nginx (pid 3, user root)"}
 
-    def found(node: str) -> list[Finding]:
+    def found(node: str) -> list[CheckFinding]:
         connectivity = ConnectivityResult(listening=(Listening(node=node, failed=failed),))
         return list(check_master_port(inspection(connectivity=connectivity)))
 

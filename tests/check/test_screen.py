@@ -6,38 +6,38 @@ import msgspec
 import pytest
 
 from multinode.check.catalogue import CHECK_NAMES, RULES
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.check.screen import check_parts, next_step
 from multinode.render.table import screen_text
 from tests.check.inspecting import command_in_words
 from tests.golden import Golden
 
-CLOCK = Finding(
+CLOCK = CheckFinding(
     severity="warning",
     node="node1",
-    check="machine",
+    code="machine",
     message="its clock is 12.3 s behind node0's: times in logs are not comparable",
     hint="on node1:\nsudo timedatectl set-ntp true",
 )
 FINDINGS = (
-    Finding(
+    CheckFinding(
         severity="error",
         node="node0",
-        check="master-port",
+        code="master-port",
         message="port 29500, the rendezvous, is in use by python3 (pid 7, user eve): the workers could not find each "
         "other there",
         hint="end that process, or choose another port: --master-port 29501",
     ),
     CLOCK,
-    Finding(severity="warning", node=None, check="link", message="[red]no[/] stream fills the links\x1b[2J"),
-    Finding(severity="note", node="node0", check="gpus", message="nvidia-smi took 3.0 s", hint="nvidia-smi -pm 1"),
-    Finding(severity="note", node="node1", check="hostname", message="its name is 127.0.1.1", by_hand=True),
+    CheckFinding(severity="warning", node=None, code="link", message="[red]no[/] stream fills the links\x1b[2J"),
+    CheckFinding(severity="note", node="node0", code="gpus", message="nvidia-smi took 3.0 s", hint="nvidia-smi -pm 1"),
+    CheckFinding(severity="note", node="node1", code="hostname", message="its name is 127.0.1.1", by_hand=True),
 )
 MISSING = tuple(
-    Finding(
+    CheckFinding(
         severity="error",
         node=node,
-        check="paths",
+        code="paths",
         message="data is missing: the job reads it on every node",
         hint="copy it; run in this directory:\n"
         f"ssh -F /run/multinode/lab/ssh_config {node} mkdir -p /home/user/x && scp -rp data {node}:/home/user/x/",
@@ -60,7 +60,7 @@ TWO = (("node0", True), ("node1", True))
     ],
 )
 def test_the_screen(
-    golden: Golden, name: str, nodes: tuple[tuple[str, bool], ...], findings: tuple[Finding, ...], *, details: bool
+    golden: Golden, name: str, nodes: tuple[tuple[str, bool], ...], findings: tuple[CheckFinding, ...], *, details: bool
 ) -> None:
     golden.check_screen(name, check_parts(nodes, CHECK_NAMES, findings, details=details))
 
@@ -77,7 +77,7 @@ def test_every_fix_is_copied_whole_from_a_terminal_of_80_columns() -> None:
     hints = [re.sub(r"{(\w+)(?:!s)?}", r"a-\1-of-some-length", rule.hint) for rule in RULES]
     assert [found for hint in hints if (found := command_in_words(hint))] == []
     findings = [
-        Finding(severity="error", node="node1", check=rule.check, message=str(number), hint=hint)
+        CheckFinding(severity="error", node="node1", code=rule.check, message=str(number), hint=hint)
         for number, (rule, hint) in enumerate(zip(RULES, hints, strict=True))
     ]
     lines = screen_text(check_parts(TWO, CHECK_NAMES, findings), 80).splitlines()
@@ -108,5 +108,5 @@ def test_equal_commands_of_several_nodes_stand_below_where_each_runs() -> None:
         ),
     ],
 )
-def test_the_next_command_has_the_options_that_were_given(failures: tuple[Finding, ...], expected: str) -> None:
+def test_the_next_command_has_the_options_that_were_given(failures: tuple[CheckFinding, ...], expected: str) -> None:
     assert next_step(failures, " --hosts h --strict train.yaml", " --hosts h train.yaml") == expected

@@ -23,7 +23,7 @@ WELL = inspection()
 
 def test_what_ssh_says_is_a_finding_with_its_hint() -> None:
     finding = only(check_ssh([ConnectError("no SSH connection to b port 22: refused", node="b", hint="start sshd")]))
-    assert (finding.node, finding.check, finding.hint) == ("b", "ssh", "start sshd")
+    assert (finding.node, finding.code, finding.hint) == ("b", "ssh", "start sshd")
 
 
 def test_a_missing_interpreter_is_told_with_the_reason() -> None:

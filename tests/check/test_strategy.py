@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from multinode.check.connectivity import ConnectivityResult
 from multinode.check.inspection import Inspection
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.check.strategy import check_sharding, check_strategy
 from multinode.cluster.facts import Gpu
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
@@ -39,7 +39,7 @@ def training(
     return but(found, "ab", **big)
 
 
-def judge(*args: Any, **named: Any) -> Iterator[Finding]:
+def judge(*args: Any, **named: Any) -> Iterator[CheckFinding]:
     return check_strategy(training(*args, **named))
 
 

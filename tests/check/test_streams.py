@@ -8,7 +8,7 @@ import pytest
 from multinode.check.connectivity import ConnectivityResult
 from multinode.check.inspection import Inspection
 from multinode.check.link import check_streams, least_speeds
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.traffic.pair_speeds import PairSpeed
 
 from .inspecting import expect, inspection, only, silent
@@ -29,7 +29,7 @@ def streamed(names: str, speed: Speed, link_gbit_per_s: float | None = 1.0) -> I
     return known
 
 
-def findings(names: str, speed: Speed, link_gbit_per_s: float | None = 1.0) -> list[Finding]:
+def findings(names: str, speed: Speed, link_gbit_per_s: float | None = 1.0) -> list[CheckFinding]:
     return list(check_streams(streamed(names, speed, link_gbit_per_s)))
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from multinode.check.catalogue import check_all
 from multinode.check.inspection import Inspection
-from multinode.check.rule import Finding
+from multinode.check.rule import CheckFinding
 from multinode.check.variables import (
     check_agreement,
     check_hidden_gpus,
@@ -55,8 +55,8 @@ def without_gpus(before: Inspection) -> Inspection:
     return but(before, before.facts, gpus=())
 
 
-def ours(found: Inspection) -> list[Finding]:
-    return [one for one in check_all(found) if one.check == "variables"]
+def ours(found: Inspection) -> list[CheckFinding]:
+    return [one for one in check_all(found) if one.code == "variables"]
 
 
 def test_nodes_without_presets_and_nodes_that_say_nothing_have_no_findings() -> None:

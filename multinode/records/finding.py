@@ -1,0 +1,15 @@
+"""Finding: a judgement in words, made where it is judged; it is stored, printed and exported as it is."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was found, what it means, and what fixes it."""
+
+    code: str = ""  # identifies its kind
+    message: str  # what is wrong and why it matters
+    hint: str | None = None  # the fix; each line after the first is a command
+    node: str | None = None  # the node; None concerns several, or none
+    figures: dict[str, float | str] = {}  # observed values with units in their names
