@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reference_pages import write_or_check
 
-from multinode.check.catalogue import CHECK_NAMES, CHECKS, RULES
+from multinode.check.check import CHECK_NAMES, CHECKS, RULES
 from multinode.check.rule import SEVERITIES, Rule
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "checks.md"

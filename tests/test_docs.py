@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.check.catalogue import CHECK_NAMES
+from multinode.check.check import CHECK_NAMES
 from multinode.cli.main import VERBS
 from multinode.diagnose.known_errors import find_error, known_errors
 

@@ -1,27 +1,27 @@
-"""check: ask every node, test the connections, judge. Reports on the others if one is unreachable."""
+"""check: ask every node, test the connections, judge. Reports on the others if one is unreachable.
+
+A launch runs those checks whose failure would make it hang or fail.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from multinode.check.catalogue import CHECK_NAMES, check_all, sort_findings
-from multinode.check.connection_test import ConnectivityPlan, run_connectivity_test
-from multinode.check.connectivity import choose_pairs
-from multinode.check.inspection import Inspection
-from multinode.check.launch_checks import concerning
+from multinode.check import gpus, interfaces, link, machine, paths, ports, rdma, training, variables
+from multinode.check.connectivity import ConnectivityPlan, choose_pairs, launch_pairs, run_connectivity_test
 from multinode.check.link import least_speeds
-from multinode.check.probe import Questions, check_host_keys, check_ssh, peer_addresses, probe
-from multinode.check.rule import CheckFinding, finding_of_error
-from multinode.check.software import needed_tools
+from multinode.check.machine import needed_tools
+from multinode.check.probe import UNANSWERED, UNVERIFIED, Questions, check_host_keys, check_ssh, peer_addresses, probe
+from multinode.check.rule import SEVERITIES, Check, CheckFinding, Inspection, Rule, finding_of_error
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.quoting import as_steps
-from multinode.errors import NodeError, UsageError
+from multinode.errors import NodeError, NodeFailed, UsageError
 from multinode.job.job import Job
 from multinode.job.job_files import absent_files, job_files, may_be_paths
 from multinode.job.planning import LaunchOptions, argument_names, candidate_ports, choose_master_port, plan_launch
@@ -29,6 +29,99 @@ from multinode.job.training import with_accelerate
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
+
+_EPHEMERAL_PORTS = 2
+# Checks of the interpreter that was found before the job starts.
+_SOFTWARE = frozenset({"interpreter", "packages", "versions"})
+# Looks whether the job's files are there.
+_FILES = "paths"
+
+
+def check_launch(inspection: Inspection) -> tuple[CheckFinding, ...]:
+    """The findings of the checks before a launch."""
+    return sort_findings(check_all(inspection, before_launch=True))
+
+
+def check_connectivity(inspection: Inspection) -> tuple[CheckFinding, ...]:
+    """Those of them that judge the connections between nodes."""
+    return sort_findings(finding for check in CHECKS if check.judges_meeting for finding in check(inspection))
+
+
+def with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspection:
+    """The same after the nodes have connected to node 0 and their neighbors.
+
+    Raises:
+        NodeError, NodeFailed: a node could not be asked.
+    """
+    nodes = inspection.cluster.nodes
+    plan = ConnectivityPlan(
+        pairs=launch_pairs([node.name for node in nodes]),
+        master_port=inspection.master_port,
+        ephemeral=_EPHEMERAL_PORTS,
+    )
+    addresses = {name: place.addr for name, place in inspection.endpoints.items() if place.addr is not None}
+    connectivity, errors = run_connectivity_test(agent, nodes, addresses, plan)
+    for error in errors:
+        raise error
+    return msgspec.structs.replace(inspection, connectivity=connectivity)
+
+
+def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: LaunchOptions) -> tuple[CheckFinding, ...]:
+    """Those that concern the job: its setup may provide interpreter and files, and a program needs none."""
+    names = {node.name for node in cluster.nodes}
+    # Nodes for which the job's files, and its interpreter, are unknown.
+    files, software = set[str](), set[str]()
+    if options.engine is not None and options.engine.name == "exec":
+        files = software = names
+    elif options.environment.prelude is not None:
+        files, software = names, {node.name for node in cluster.nodes if node.python is None}
+    return tuple(
+        one
+        for one in findings
+        if not ((one.code == _FILES and one.node in files) or (one.code in _SOFTWARE and one.node in software))
+    )
+
+
+def raise_first_error(findings: Iterable[CheckFinding]) -> None:
+    """Stop at the first finding that would break the run; the others are in its detail.
+
+    Raises:
+        NodeFailed: there is one.
+    """
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if not errors:
+        return
+    first, *others = errors
+    raise NodeFailed(
+        first.message,
+        node=first.node,
+        hint=first.hint and first.hint.split("\n"),
+        detail="\n".join(f"also {finding.node}: {finding.message}" for finding in others),
+    )
+
+
+# In the order of their module.
+_MODULES = (machine, gpus, rdma, interfaces, variables, link, paths, training, ports)
+_MEMBERS = [value for module in _MODULES for value in vars(module).values()]
+CHECKS = tuple(value for value in _MEMBERS if isinstance(value, Check))
+# Every kind of finding, grouped by check, in the order of the checks.
+RULES = (*UNANSWERED, UNVERIFIED, *(value for value in _MEMBERS if isinstance(value, Rule)))
+# The rows of the matrix.
+CHECK_NAMES = tuple(dict.fromkeys(rule.check for rule in RULES))
+
+
+def check_all(inspection: Inspection, *, before_launch: bool = False) -> Iterator[CheckFinding]:
+    """The findings of all checks, or of those before a launch."""
+    for check in CHECKS:
+        if check.before_launch or not before_launch:
+            yield from check(inspection)
+
+
+def sort_findings(findings: Iterable[CheckFinding]) -> tuple[CheckFinding, ...]:
+    """Errors first, without duplicates, otherwise in the order of the checks."""
+    single = {(one.node, one.code, one.message, one.hint): one for one in findings}
+    return tuple(sorted(single.values(), key=lambda finding: SEVERITIES.index(finding.severity)))
+
 
 # Up to this number of nodes, streams between all pairs take seconds; above, they are made on request.
 _STREAMS_NODES = 8

@@ -1,16 +1,25 @@
-"""ConnectivityResult: which nodes connect to which, in which rounds they stream, and the results.
-
-Pure, except for a random choice of peers; independent of how connections are tested.
-"""
+"""Test the network: every node opens ports, the others connect and stream to them, and all are closed again."""
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from multinode.traffic.pair_speeds import Pair, PairSpeed
+from multinode.cluster.cluster import Node
+from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
+from multinode.records.samples import StreamResult
+from multinode.traffic.pair_speeds import Pair, PairSpeed, least_of_pairs, stream_speed
+from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
+from multinode.transport.base import time_left
+from multinode.transport.fan_out import Outcomes, gather
 
 ALL_PAIRS_NODES = 16
 _RANDOM_PEERS = 2
@@ -125,3 +134,250 @@ def _better(first: PairSpeed, second: PairSpeed) -> PairSpeed:
         return first
     worse, better = sorted((first.gbit_per_s or 0.0, second.gbit_per_s))
     return msgspec.structs.replace(first, gbit_per_s=better, worse_gbit_per_s=worse)
+
+
+_ANSWER_S = 15.0
+_CONNECT_S = 3.0
+# Many nodes share the controller, and in a lab one machine: slowness of either is not the network's.
+_CONNECT_S_PER_NODE = 0.15
+_STREAM_ANSWER_S = 10.0
+
+_Kind = TypeVar("_Kind")
+
+
+class ConnectivityPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tested."""
+
+    pairs: tuple[Pair, ...] = ()  # caller and peer
+    master_port: int | None  # opened on every node beside the ephemeral ones, if free; None opens only those
+    ephemeral: int = 4  # number of ephemeral ports per node
+    stream_s: float | None = None  # duration of a stream between each pair, both ways; None makes none
+    least_gbit_per_s: dict[Pair, float] = {}  # by pair, the minimum of a healthy stream; slower ones are repeated
+    deadline_s: float = 600.0  # total time; streams that would end later are left out
+
+
+def run_connectivity_test(
+    agent: AgentTransport,
+    nodes: Sequence[Node],
+    addresses: Mapping[str, str],
+    plan: ConnectivityPlan,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[ConnectivityResult, tuple[MultinodeError, ...]]:
+    """The result, and the errors of nodes that could not be asked; the others continue without them.
+
+    Args:
+        agent: runs the verbs.
+        nodes: in node-rank order.
+        addresses: for data, by name.
+        plan: what is tested.
+        say: is called with each stage in a few words.
+    """
+    with ConnectivityTest(agent, nodes, addresses, plan) as test:
+        attempts = test.connect(plan.pairs)
+        streams: tuple[PairSpeed, ...] = ()
+        if (seconds := plan.stream_s) is not None:
+            streams = stream_pairs(
+                [node.name for node in test.present],
+                lambda pairs: test.stream(pairs, seconds) if test.has_time_for(seconds) else (),
+                lambda _: plan.least_gbit_per_s,
+                say,
+            )
+    return ConnectivityResult(listening=test.listening, attempts=attempts, streams=streams), tuple(test.errors)
+
+
+class ConnectivityTest:
+    """The nodes with open ports, inside a `with` block.
+
+    Args:
+        agent: runs the verbs.
+        nodes: in node-rank order.
+        addresses: for data, by name.
+        plan: the ports to open.
+    """
+
+    def __init__(
+        self, agent: AgentTransport, nodes: Sequence[Node], addresses: Mapping[str, str], plan: ConnectivityPlan
+    ) -> None:
+        self.errors: list[MultinodeError] = []  # of nodes that could not be asked, or no longer
+        self.listening: tuple[Listening, ...] = ()  # what was opened, by node
+        self._agent = agent
+        self._addresses = addresses
+        self._nodes = tuple(nodes)
+        self._ends = time.monotonic() + plan.deadline_s
+        self._master_port = plan.master_port
+        self._request = {
+            "schema": 1,
+            "ports": [] if plan.master_port is None else [plan.master_port],
+            "ephemeral": plan.ephemeral,
+            "token": secrets.token_hex(16),
+            "deadline_s": plan.deadline_s,
+            "then": True,
+        }
+        self._streams: dict[str, AgentStream] = {}
+
+    def __enter__(self) -> Self:
+        opened = gather(self._nodes, self._open, deadline_s=_ANSWER_S)
+        self.listening = self._note(opened)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Wait for their end: the job must be able to bind the ports.
+        gather(self.present, self._end, deadline_s=_ANSWER_S)
+        for stream in self._streams.values():
+            stream.close()
+
+    @property
+    def present(self) -> tuple[Node, ...]:
+        """The nodes that take part."""
+        return tuple(node for node in self._nodes if node.name in self._streams)
+
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether a stream of this duration would end before the nodes close their ports."""
+        return time.monotonic() + seconds + _STREAM_ANSWER_S < self._ends
+
+    def connect(self, pairs: Sequence[Pair]) -> tuple[Attempted, ...]:
+        """Each caller connects to every port of its peers, with full-size packets on one of them."""
+        timeout_s = _CONNECT_S + _CONNECT_S_PER_NODE * len(self._nodes)
+        ports = {one.node: one.ports for one in self.listening}
+        targets: dict[str, list[tuple[str, Record]]] = {}
+        for caller, peer in pairs:
+            for port in ports.get(peer, ()):
+                target = {"addr": self._addresses[peer], "port": port, "whole": port == ports[peer][-1]}
+                targets.setdefault(caller, []).append((peer, target))
+
+        def ask(node: Node) -> list[Attempted]:
+            mine = targets[node.name]
+            self._order(node, {"attempts": [target for _, target in mine], "timeout_s": timeout_s})
+            results = self._hear(node, "attempts", timeout_s)
+            if len(results) != len(mine):
+                raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
+            found = zip(mine, results, strict=True)
+            return [_read(result, Attempted, node.name, peer=peer) for (peer, _), result in found]
+
+        callers = [node for node in self.present if node.name in targets]
+        answers = self._note(gather(callers, ask, deadline_s=timeout_s + _ANSWER_S))
+        return tuple(one for answer in answers for one in answer)
+
+    def stream(self, pairs: Sequence[Pair], seconds: float) -> tuple[PairSpeed, ...]:
+        """Each caller sends to its peer over one connection; the pairs should be disjoint."""
+        timeout_s = seconds + _STREAM_ANSWER_S
+        peers = dict(pairs)
+        ports = {one.node: one.ports[-1] for one in self.listening if one.ports}
+
+        def order(node: Node) -> None:
+            peer = peers[node.name]
+            target = {"addr": self._addresses[peer], "port": ports[peer], "seconds": seconds}
+            self._order(node, {"streams": [target], "timeout_s": timeout_s})
+
+        def hear(node: Node) -> PairSpeed:
+            results = self._hear(node, "streams", timeout_s)
+            return stream_speed(node.name, peers[node.name], [_read(one, StreamResult, node.name) for one in results])
+
+        callers = [node for node in self.present if peers.get(node.name) in ports]
+        # All start before any result is read: only some nodes are read at a time, and the streams must overlap.
+        self._note(gather(callers, order, deadline_s=_ANSWER_S))
+        told = [node for node in callers if node.name in self._streams]
+        return self._note(gather(told, hear, deadline_s=timeout_s + _ANSWER_S))
+
+    def _open(self, node: Node) -> Listening:
+        request = self._request | {"addr": self._addresses[node.name]}
+        stream = self._agent.open(node, "connectivity", request, deadline_s=_ANSWER_S)
+        try:
+            listening = _read(stream.first or {}, Listening, node.name)
+        except NodeFailed:
+            stream.close()
+            raise
+        self._streams[node.name] = stream
+        return listening
+
+    def _order(self, node: Node, order: Record) -> None:
+        with self._dropping(node) as stream:
+            stream.send(order)
+
+    def _hear(self, node: Node, kind: str, timeout_s: float) -> list[Any]:
+        with self._dropping(node) as stream:
+            record = stream.read(timeout_s + _ANSWER_S)
+            if record is None:
+                raise ContactLost("its agent ended during the network test", node=node.name)
+        results = record.get("results") if record.get("kind") == kind else None
+        if not isinstance(results, list):
+            raise NodeFailed("cannot read its answer: no results", node=node.name)
+        return results
+
+    @contextlib.contextmanager
+    def _dropping(self, node: Node) -> Iterator[AgentStream]:
+        stream = self._streams[node.name]
+        try:
+            yield stream
+        except MultinodeError:
+            del self._streams[node.name]
+            stream.close()
+            raise
+
+    def _end(self, node: Node) -> None:
+        stream = self._streams[node.name]
+        with contextlib.suppress(MultinodeError):
+            stream.send({"end": True})
+            end = time.monotonic() + _ANSWER_S
+            while (record := stream.read(time_left(end))) is not None:
+                if record.get("kind") == "ended":
+                    self._agent.keep(node, self._streams.pop(node.name))
+                    return
+
+    def _note(self, outcomes: Outcomes[Any]) -> tuple[Any, ...]:
+        self.errors += outcomes.errors
+        return outcomes.values
+
+
+def _read(record: Any, kind: type[_Kind], node: str, **more: str) -> _Kind:
+    return read_answer({**record, "node": node, **more} if isinstance(record, dict) else record, kind, node)
+
+
+_PAIR_S = 0.5
+
+
+def require_pairs(names: Sequence[str]) -> None:
+    """Reject a measurement of all pairs if there are too many, or none.
+
+    Raises:
+        UsageError: there are.
+    """
+    if len(names) > ALL_PAIRS_NODES:
+        raise UsageError(
+            f"--pairs measures every pair of at most {ALL_PAIRS_NODES} nodes; this hostfile has {len(names)}",
+            hint=f"use --nodes {ALL_PAIRS_NODES}, or a hostfile with fewer nodes",
+        )
+    if len(names) < 2:  # noqa: PLR2004 - a pair is two
+        raise UsageError("--pairs needs at least two nodes; there is one", hint="use a hostfile with two or more nodes")
+
+
+def measure_pairs(
+    agent: AgentTransport,
+    nodes: Sequence[Node],
+    addresses: Mapping[str, str],
+    ceilings: Mapping[str, float],
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[PairSpeed, ...]:
+    """Stream between all pairs, both ways.
+
+    Args:
+        agent: runs the verbs.
+        nodes: in node-rank order.
+        addresses: for data, by name.
+        ceilings: payload in Gbit/s that each node's link carries, if known.
+        say: is called with each stage in a few words.
+    """
+    plan = ConnectivityPlan(master_port=None, ephemeral=1)
+    with ConnectivityTest(agent, nodes, addresses, plan) as test:
+        _raise_first(test.errors)
+        stream = partial(test.stream, seconds=_PAIR_S)
+        found = stream_pairs([node.name for node in nodes], stream, partial(least_of_pairs, ceilings=ceilings), say)
+        _raise_first(test.errors)
+    return found
+
+
+def _raise_first(errors: Sequence[MultinodeError]) -> None:
+    for error in errors:
+        raise error

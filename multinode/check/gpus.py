@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from operator import attrgetter
 
-from multinode.check.inspection import Inspection
-from multinode.check.rule import Case, Check, Rule, disagreements, launch_check, listed
+from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess

@@ -6,9 +6,8 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 
-from multinode.check.inspection import Inspection
 from multinode.check.ports import select_interfaces
-from multinode.check.rule import Case, Check, Rule, listed
+from multinode.check.rule import Case, Check, Inspection, Rule, listed
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts, Route
 

@@ -1,4 +1,4 @@
-"""Links: NICs are as fast and healthy as they should be, and streams reach the link speed."""
+"""Links: NICs are as fast and healthy as they should be, have one MTU, and streams reach the link speed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple
 
-from multinode.check.inspection import Inspection
-from multinode.check.rule import Case, Check, Rule, launch_check
+from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check
 from multinode.traffic.pair_speeds import Pair, blame_pairs, least_of_due
 from multinode.units import format_rate, goodput_gb_per_s
 
@@ -231,3 +230,24 @@ def _figures(streams: list[_Stream]) -> dict[str, str]:
     if best.worse_gbit_per_s is not None:
         reached += f" (the better of two measurements; the other: {format_rate(best.worse_gbit_per_s)})"
     return {"best": reached, "ceiling": format_rate(best.due.goodput_gbit_per_s)}
+
+
+MTU_DIFFERS = Rule(
+    "link",
+    "warning",
+    catches="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
+    message=(
+        "{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost without an "
+        "error"
+    ),
+    hint="the switches must support it too; on {node}:\nsudo ip link set dev {ifname} mtu {expected}",
+)
+
+
+@Check
+def check_mtus(inspection: Inspection) -> Iterator[Case]:
+    """All NICs for data have the same MTU."""
+    cards = inspection.cards
+    mtus = {name: link.mtu for name, link in cards.items() if link.mtu is not None}
+    for name, mtu, peer, expected in disagreements(mtus, majority=True):
+        yield MTU_DIFFERS.found(name, ifname=cards[name].name, mtu=mtu, peer=peer, expected=expected)

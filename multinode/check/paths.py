@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from multinode.check.inspection import Inspection
-from multinode.check.rule import Case, Check, Rule, disagreements, launch_check, listed
+from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check, listed
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts, PathFact
 from multinode.cluster.quoting import destination, hosts_option, ssh_words

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.check.connectivity import Attempted
-from multinode.check.inspection import Inspection
-from multinode.check.rule import Case, Rule, listed, meeting_check
+from multinode.check.rule import Case, Inspection, Rule, listed, meeting_check
 from multinode.cluster.facts import Interface
 from multinode.job.planning import RENDEZVOUS_PORTS
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from multinode.check.gpus import used_gpus
-from multinode.check.inspection import Inspection
-from multinode.check.rule import Case, Check, Rule, disagreements, listed
+from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, listed
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
 

@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from multinode.check.inspection import Inspection
 from multinode.check.ports import select_interfaces, takes_by_prefix
-from multinode.check.rule import Case, Check, Rule, disagreements, launch_check, listed
+from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check, listed
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts

@@ -36,7 +36,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Find the first failure in logs of torchrun, DeepSpeed, accelerate, LLaMA-Factory, Slurm or NCCL, with a fix."""
-    from multinode.diagnose.explain_logs import explain_logs
+    from multinode.diagnose.explanation import explain_logs
 
     if not logs and sys.stdin.isatty():
         raise UsageError("no log was given", hint="use multinode explain node0.log node1.log, or pipe a log into it")

@@ -110,7 +110,7 @@ def read_job(
 
 
 def _show_diff(job: LlamaFactoryJob) -> None:
-    from multinode.render.escaping import sanitize
+    from multinode.render.sheet import sanitize
     from multinode.secret_values import redact_text
 
     if job.deepspeed_diff is None:

@@ -19,7 +19,7 @@ from multinode.cli.output import is_quiet
 from multinode.launch.progress_table import progress_line, progress_table, stall_line
 from multinode.records.progress import RunProgress
 from multinode.records.run import Stall
-from multinode.render.escaping import sanitize
+from multinode.render.sheet import sanitize
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 5.0

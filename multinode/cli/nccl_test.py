@@ -195,8 +195,8 @@ def nccl_test(
 
 
 def _tune(what: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
+    from multinode.network.nccl_tuning import env_keys, tune_parts, tune_warnings
     from multinode.network.tune import nccl_tune
-    from multinode.network.tune_screen import env_keys, tune_parts, tune_warnings
 
     path = Path(what.cluster.source)
     if write and not (path.is_file() and read_text(path, "the hostfile") == what.hostfile):
@@ -228,8 +228,7 @@ def _cluster(hosts: str | None, nodes: int | None, local: int | None) -> api.Nod
 
 
 def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -> None:
-    from multinode.network.scan_tables import nccl_tests_text, pair_table
-    from multinode.network.screen import next_step, scan_lines, scan_parts
+    from multinode.network.screen import nccl_tests_text, next_step, pair_table, scan_lines, scan_parts
 
     if form != "nccl-tests":
         print_screen(scan_parts(report, details=details))

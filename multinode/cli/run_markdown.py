@@ -11,7 +11,7 @@ from multinode.experiment.cell_sheet import cell_markdown
 from multinode.launch.outcome import attempt_sheet, failure_notes
 from multinode.network.screen import scan_lines
 from multinode.profile.summary_sheets import summary_sheets
-from multinode.render.markdown import code_markdown, sheet_markdown, text_markdown
+from multinode.render.sheet import code_markdown, sheet_markdown, text_markdown
 
 
 def run_markdown(runs: Sequence[ReportedRun]) -> str:

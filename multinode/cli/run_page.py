@@ -18,9 +18,8 @@ from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.run import Run
-from multinode.render.escaping import html_text
 from multinode.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, percent
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, html_text, percent
 from multinode.units import format_duration
 
 _CLOCKS = (

@@ -83,9 +83,8 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     from multinode.contrast.compare import load_contrast
     from multinode.experiment.sweep_table import load_table
     from multinode.network.measure import load_scan
-    from multinode.network.nccl_tuning import TuneReport
+    from multinode.network.nccl_tuning import TuneReport, tune_parts
     from multinode.network.screen import scan_parts
-    from multinode.network.tune_screen import tune_parts
 
     if _show_tuning(directory):
         return True

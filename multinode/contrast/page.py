@@ -24,9 +24,8 @@ from multinode.predict.forecast import PredictedScenario
 from multinode.predict.sheets import break_even_sheet, what_if_sheet
 from multinode.predict.words import link_words
 from multinode.profile.summary_sheets import PARTS
-from multinode.render.charts import GREY, PALETTE, error_bars, stacked_bars, with_axes
+from multinode.render.charts import GREY, PALETTE, Figure, Scatter, error_bars, stacked_bars, with_axes
 from multinode.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
-from multinode.render.plotting import Figure, Scatter
 from multinode.render.sheet import UNKNOWN, format_sig, percent
 from multinode.units import format_placement
 

@@ -25,8 +25,7 @@ from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.sheets import break_even_sheet, what_if_sheet
 from multinode.predict.words import break_even_words
-from multinode.render.markdown import code_markdown, sheet_markdown, text_markdown
-from multinode.render.sheet import Sheet, span_of_times, times
+from multinode.render.sheet import Sheet, code_markdown, sheet_markdown, span_of_times, text_markdown, times
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.units import format_count

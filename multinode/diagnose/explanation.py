@@ -1,4 +1,4 @@
-"""Explanation: the first failure that logs tell of, of runs that multinode did not start. Pure.
+"""Explanation: the first failure that logs tell of, of runs that multinode did not start.
 
 It is found as that of a launch is (`failure.first_failure`); of nodes, ranks and times there is what the texts say.
 """
@@ -6,7 +6,9 @@ It is found as that of a launch is (`failure.first_failure`); of nodes, ranks an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -14,7 +16,8 @@ from multinode.cluster.quoting import quote_path
 from multinode.diagnose.failure import Evidence, first_failure
 from multinode.diagnose.failure_kinds import find_worker_death
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
-from multinode.diagnose.log_words import LogReading, LogWord, last_words
+from multinode.diagnose.log_words import LogReading, LogWord, last_words, read_log
+from multinode.errors import UsageError
 from multinode.records.log import clean_log
 from multinode.records.run import Failure, NodeRun
 
@@ -190,3 +193,46 @@ def _next(first: LogFailure, readings: Sequence[LogReading]) -> Iterator[str]:
     error = known_errors()[first.error_id] if first.error_id is not None else None
     if error is not None and error.project == "NCCL" and error.is_general and not any(one.has_nccl for one in readings):
         yield "no log has messages of NCCL: run it again with NCCL_DEBUG=WARN, and pass that log"
+
+
+Progress = Callable[[str, int, int], None]
+
+
+def explain_logs(paths: Sequence[str], progress: Progress) -> Explanation:
+    """The first failure of logs.
+
+    Args:
+        paths: files; directories, whose files are all read; `-` is standard input.
+        progress: called now and then with a file's name, the bytes of it that are read, and its size (0 is unknown).
+    """
+    names = [name for path in paths for name in _files(path)]
+    return explain([(name, _read(name, progress)) for name in dict.fromkeys(names)])
+
+
+def _files(path: str) -> Iterator[str]:
+    if path == STDIN or not Path(path).is_dir():
+        yield path
+        return
+    found = sorted(str(one) for one in Path(path).rglob("*") if one.is_file() and not one.is_symlink())
+    if not found:
+        raise UsageError(f"{path} has no files", hint="name the directory with the launcher's logs")
+    yield from found
+
+
+def _read(name: str, progress: Progress) -> LogReading:
+    done = 0
+
+    def tell(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(name, done, size)
+
+    try:
+        if name == STDIN:
+            size = 0
+            return read_log(sys.stdin.buffer, progress=tell)
+        size = Path(name).stat().st_size
+        with Path(name).open("rb") as file:
+            return read_log(file, progress=tell)
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from error

@@ -10,10 +10,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from multinode.diagnose.failure_kinds import WorkerDeath, classify, find_worker_death, told_by_nccl
+from multinode.diagnose.failure_kinds import (
+    MachineFault,
+    WorkerDeath,
+    classify,
+    explains,
+    find_worker_death,
+    told_by_nccl,
+)
 from multinode.diagnose.known_errors import find_error
 from multinode.diagnose.log_words import LogReading, LogWord, last_words, rate, read_log
-from multinode.diagnose.machine_faults import MachineFault, explains
 from multinode.errors import MultinodeError
 from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun

@@ -1,4 +1,4 @@
-"""A hang in words: from the code and facts of `diagnose.stall` to the sentence that names a cause, and its hint."""
+"""A hang in words: from the code and facts of `diagnose.hang` to the sentence that names a cause, and its hint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from multinode.diagnose.failure_kinds import told_by_nccl
-from multinode.diagnose.stall import Hang, RankState
+from multinode.diagnose.hang import Hang, RankState
 from multinode.records.run import NodeDiagnosis, StallCause
 
 _SPINS = 0.5  # share of a processor from which on a process is said to compute

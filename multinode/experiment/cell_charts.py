@@ -14,10 +14,8 @@ import msgspec
 
 from multinode.experiment.cell_sheet import cell_columns, state_word, tell
 from multinode.experiment.cells import CellRow, CellTable, value_of
-from multinode.render.charts import GREY, PALETTE, error_bars, line_style, with_axes
-from multinode.render.escaping import html_text
-from multinode.render.plotting import Bar, Figure, Scatter
-from multinode.render.sheet import UNKNOWN
+from multinode.render.charts import GREY, PALETTE, Bar, Figure, Scatter, error_bars, line_style, with_axes
+from multinode.render.sheet import UNKNOWN, html_text
 from multinode.stats.estimate import Estimate
 
 MOST_BARS = 60

@@ -21,8 +21,8 @@ from multinode.experiment.cell_sheet import (
 )
 from multinode.experiment.cells import CellTable, currencies, has_figures, other_job, value_of
 from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY
-from multinode.render.escaping import html_text, sanitize
 from multinode.render.page import chart_html, lead_html, page, section_html, sheet_html, tiles_html
+from multinode.render.sheet import html_text, sanitize
 
 _TOO_MANY = f'<p class="note">The first {MOST_BARS} cells are drawn; the table has all of them.</p>\n'
 _LONGEST_AXIS = 30

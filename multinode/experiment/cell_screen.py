@@ -22,8 +22,7 @@ from multinode.experiment.cell_sheet import (
 )
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.columns import COLUMNS, CellColumn
-from multinode.render.escaping import sanitize
-from multinode.render.sheet import Sheet, plus_minus
+from multinode.render.sheet import Sheet, plus_minus, sanitize
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 
 _LABEL = COLUMNS["label"]

@@ -30,9 +30,17 @@ from multinode.experiment.cells import (
 )
 from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
 from multinode.profile.export import harmless
-from multinode.render.escaping import sanitize
-from multinode.render.markdown import sheet_markdown, text_markdown
-from multinode.render.sheet import RANGES, UNKNOWN, Column, Sheet, format_sig, percent
+from multinode.render.sheet import (
+    RANGES,
+    UNKNOWN,
+    Column,
+    Sheet,
+    format_sig,
+    percent,
+    sanitize,
+    sheet_markdown,
+    text_markdown,
+)
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_duration, format_list, format_placement
 

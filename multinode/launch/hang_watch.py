@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
+from multinode.diagnose.hang import find_hang
 from multinode.diagnose.hang_words import stall_cause
-from multinode.diagnose.stall import find_hang
 from multinode.launch.session import Chunk, Event, Hello, Status
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import NodeDiagnosis, Stall, StallRecord, node_run_id

@@ -9,18 +9,17 @@ from typing import Any
 
 import msgspec
 
-from multinode.check.catalogue import sort_findings
-from multinode.check.gpus import check_gpus_free
-from multinode.check.inspection import Inspection
-from multinode.check.launch_checks import (
+from multinode.check.check import (
     check_connectivity,
     check_launch,
     concerning,
     raise_first_error,
+    sort_findings,
     with_connectivity,
 )
+from multinode.check.gpus import check_gpus_free
 from multinode.check.probe import Questions, peer_addresses, probe
-from multinode.check.rule import CheckFinding
+from multinode.check.rule import CheckFinding, Inspection
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts

@@ -22,7 +22,7 @@ from multinode.errors import UsageError, printable
 from multinode.records.files import open_private
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run, Stall
-from multinode.render.escaping import sanitize
+from multinode.render.sheet import sanitize
 from multinode.secret_values import redact
 from multinode.transport.base import time_left
 from multinode.units import format_duration

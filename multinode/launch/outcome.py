@@ -18,8 +18,7 @@ from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import measured, step_sheet
 from multinode.records.plan import CodeCopy
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Attempt, EarlyVerdict, Failure, NodeRun, Run, Stall
-from multinode.render.escaping import sanitize
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent, sanitize
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.stats.estimate import Spread
 from multinode.units import format_count, format_duration

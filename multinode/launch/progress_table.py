@@ -15,7 +15,7 @@ from rich.text import Text
 from multinode.cluster.hostfile import fold_ranges
 from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.run import Stall
-from multinode.render.escaping import sanitize
+from multinode.render.sheet import sanitize
 from multinode.render.table import make_table
 from multinode.units import format_duration
 

@@ -11,9 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from multinode.diagnose.failure import Evidence
-from multinode.diagnose.failure_kinds import explain_timeout, link_share
+from multinode.diagnose.failure_kinds import FaultWatch, explain_timeout, link_share
 from multinode.diagnose.log_words import LogReading, read_log
-from multinode.diagnose.machine_faults import FaultWatch
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
 from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s
 from multinode.records.log import next_stage

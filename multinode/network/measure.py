@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.check.connection_test import measure_pairs, require_pairs
+from multinode.check.connectivity import measure_pairs, require_pairs
 from multinode.check.probe import Questions, probe
 from multinode.errors import Interrupted, UsageError
 from multinode.job.job import Job
@@ -16,11 +16,10 @@ from multinode.job.planning import workers_of_nodes
 from multinode.job.step_messages import StepMessages, messages_to_test, step_messages
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
-from multinode.network.raw_ring import read_ring
 from multinode.network.scan_changes import compare_scans
 from multinode.network.scan_verdict import card_ceilings
 from multinode.network.screen import step_notes
-from multinode.network.size_scan import ScanReport, cards_of, estimate_step, summarise_scan
+from multinode.network.size_scan import ScanReport, cards_of, estimate_step, read_ring, summarise_scan
 from multinode.records.benchmark import CollectiveTest, in_turns
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import parse_samples

@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from multinode.render.charts import with_axes
-from multinode.render.plotting import Figure, Scatter
+from multinode.render.charts import Figure, Scatter, with_axes
 from multinode.traffic.algorithms import CollectiveRow
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from multinode.cluster.facts import Interface
-from multinode.network.nic_path_check import NicPathCheck
+from multinode.network.nic_path import NicPathCheck
 from multinode.traffic.algorithms import (
     CollectiveRow,
     Layout,

@@ -17,7 +17,6 @@ from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import create_parent, probe_nodes
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.network.measure import Extent, run_scan
-from multinode.network.nccl_log import NcclPath
 from multinode.network.nccl_tuning import (
     TunedSetting,
     TuneReport,
@@ -27,6 +26,7 @@ from multinode.network.nccl_tuning import (
     tuned,
     with_mtu,
 )
+from multinode.network.nic_path import NcclPath
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest, describe_benchmark
 from multinode.records.run import NodeRun, Run

@@ -13,9 +13,8 @@ from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary_sheets import PARTS
 from multinode.records.samples import CpuSample, GpuSample, LossSample, NicSample, StepSample
-from multinode.render.charts import PALETTE, stacked_bars, thinned, with_axes
-from multinode.render.escaping import html_text
-from multinode.render.plotting import Figure, Scatter, make_subplots
+from multinode.render.charts import PALETTE, Figure, Scatter, make_subplots, stacked_bars, thinned, with_axes
+from multinode.render.sheet import html_text
 
 # A browser draws each one again at every move.
 _MOST_SHADES = 20

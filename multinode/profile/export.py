@@ -26,7 +26,7 @@ from multinode.records.samples import (
     TcpSample,
     TrafficSample,
 )
-from multinode.render.escaping import sanitize
+from multinode.render.sheet import sanitize
 
 _Row = dict[str, Any]
 _Columns = tuple[str, ...]

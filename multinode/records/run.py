@@ -91,7 +91,7 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 class StallCause(msgspec.Struct, frozen=True, kw_only=True):
     """The likely cause of a stall; `hint` fixes it or shows more."""
 
-    code: str = ""  # as in `Hang` (diagnose/stall.py)
+    code: str = ""  # as in `Hang` (diagnose/hang.py)
     message: str
     hint: str | None = None
     node: str | None = None

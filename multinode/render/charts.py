@@ -1,12 +1,28 @@
-"""What all charts share: axes, error bars, stacked bars, line styles, and curves reduced to fewer points."""
+"""What all charts share: axes, error bars, stacked bars, line styles, and curves reduced to fewer points.
+
+plotly is large, and comes with the extra `report`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from multinode.render.plotting import Bar, Figure
+from multinode.errors import MultinodeError
 from multinode.stats.estimate import Estimate
+
+try:
+    from plotly.graph_objects import Bar, Figure, Scatter
+    from plotly.offline import get_plotlyjs
+    from plotly.subplots import make_subplots
+except ModuleNotFoundError as error:
+    raise MultinodeError(
+        "a page with charts needs plotly, which is not installed",
+        hint="run python -m pip install 'plotly>=6.0' in multinode's environment, or install multinode[report]",
+    ) from error
+
+__all__ = ["Bar", "Figure", "Scatter", "get_plotlyjs", "make_subplots"]
+
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
 """Distinguishable with color vision deficiencies, on white and black (Okabe and Ito)."""

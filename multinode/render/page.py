@@ -8,10 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from multinode.render.charts import PALETTE
-from multinode.render.escaping import html_text, sanitize
-from multinode.render.plotting import Figure, get_plotlyjs
-from multinode.render.sheet import Sheet
+from multinode.render.charts import PALETTE, Figure, get_plotlyjs
+from multinode.render.sheet import Sheet, html_text, sanitize
 
 # The browser refuses network requests; plotly draws with inline scripts and styles.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"

@@ -12,8 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-from multinode.render.escaping import sanitize
-from multinode.render.sheet import Sheet
+from multinode.render.sheet import Sheet, sanitize
 
 _GAP = 2
 

@@ -1,6 +1,6 @@
 """Algorithms: what each backend sends for a collective, between ranks and through the NICs of nodes.
 
-Sizes and busbw factors are in `collectives`; `nic_path_check` reads the counters.
+Sizes and busbw factors are in `collectives`; `nic_path` reads the counters.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from multinode.check.inspection import Inspection
-from multinode.check.rule import SEVERITIES, CheckFinding
+from multinode.check.rule import SEVERITIES, CheckFinding, Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface, NodeFacts

@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from multinode.check.connection_test import ConnectivityPlan, run_connectivity_test
-from multinode.check.connectivity import Attempted, ConnectivityResult, Listening
+from multinode.check.connectivity import (
+    Attempted,
+    ConnectivityPlan,
+    ConnectivityResult,
+    Listening,
+    run_connectivity_test,
+)
 from multinode.cluster.cluster import Node
 from multinode.errors import AuthError, MultinodeError, NodeFailed
 from multinode.traffic.pair_speeds import PairSpeed

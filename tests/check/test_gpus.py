@@ -15,7 +15,7 @@ from multinode.check.gpus import (
     check_vendors,
     used_gpus,
 )
-from multinode.check.inspection import Inspection
+from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu
 from multinode.job.job import LlamaFactoryJob

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from multinode.check.catalogue import check_all
+from multinode.check.check import check_all
 from multinode.check.connectivity import Attempted, ConnectivityResult
-from multinode.check.inspection import Inspection
 from multinode.check.interfaces import (
     check_hostnames,
     check_media,
@@ -15,6 +14,7 @@ from multinode.check.interfaces import (
     check_subnets,
     check_unset_interface,
 )
+from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, Route

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.check.launch_checks import check_launch, raise_first_error
+from multinode.check.check import check_launch, raise_first_error
 from multinode.check.rule import CheckFinding
 from multinode.errors import NodeFailed
 

@@ -4,9 +4,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from multinode.check.inspection import Inspection
-from multinode.check.link import check_link_health, check_link_speeds, check_link_up
-from multinode.check.mtu import check_mtus
+from multinode.check.link import check_link_health, check_link_speeds, check_link_up, check_mtus
+from multinode.check.rule import Inspection
 from multinode.cluster.dataplane import Endpoint
 
 from .inspecting import but, expect, inspection, only, silent

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from multinode.check.connectivity import Attempted, ConnectivityResult
-from multinode.check.inspection import Inspection
 from multinode.check.machine import check_clocks, check_container_network, check_same_machine
+from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface

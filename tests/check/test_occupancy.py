@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from multinode.check.gpus import check_gpus_free, check_leftovers
-from multinode.check.inspection import Inspection
+from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, GpuProcess, RunProcess
 

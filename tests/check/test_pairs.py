@@ -6,7 +6,7 @@ from typing import Any, Self, cast
 
 import pytest
 
-from multinode.check import connection_test as pairs
+from multinode.check import connectivity as pairs
 from multinode.cluster.cluster import Node
 from multinode.traffic.pair_speeds import Pair, PairSpeed, find_odd
 from multinode.transport.agent import AgentTransport

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from multinode.check.inspection import Inspection
 from multinode.check.paths import (
     check_contents,
     check_hung_paths,
@@ -16,6 +15,7 @@ from multinode.check.paths import (
     check_shared,
     check_workdir,
 )
+from multinode.check.rule import Inspection
 from multinode.cluster.facts import ContentFact, HungPath, PathFact
 from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import JobEnvironment, LlamaFactoryJob

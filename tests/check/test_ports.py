@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from multinode.check.connectivity import Attempted, ConnectivityResult, Listening
-from multinode.check.inspection import Inspection
 from multinode.check.ports import check_master_port, check_ports
-from multinode.check.rule import CheckFinding
+from multinode.check.rule import CheckFinding, Inspection
 from multinode.cluster.facts import Interface
 
 from .inspecting import but, expect, inspection, only, silent

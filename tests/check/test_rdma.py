@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from multinode.check.inspection import Inspection
 from multinode.check.rdma import (
     check_locked_memory,
     check_rdma,
@@ -12,6 +11,7 @@ from multinode.check.rdma import (
     check_rdma_path,
     check_rdma_ports,
 )
+from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Interface, RdmaPort
 from multinode.job.job import JobEnvironment

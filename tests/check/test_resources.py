@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from multinode.check.inspection import Inspection
 from multinode.check.machine import (
     check_disk,
     check_limits,
@@ -13,6 +12,7 @@ from multinode.check.machine import (
     check_offload,
     check_shared_memory,
 )
+from multinode.check.rule import Inspection
 from multinode.cluster.facts import Gpu
 from multinode.job.job import LlamaFactoryJob
 

@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from multinode.check.catalogue import CHECK_NAMES, RULES
+from multinode.check.check import CHECK_NAMES, RULES
 from multinode.check.rule import CheckFinding
 from multinode.check.screen import check_parts, next_step
 from multinode.render.table import screen_text

@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.check.connectivity import ConnectivityResult
-from multinode.check.inspection import Inspection
-from multinode.check.rule import CheckFinding
-from multinode.check.strategy import check_sharding, check_strategy
+from multinode.check.rule import CheckFinding, Inspection
+from multinode.check.training import check_sharding, check_strategy
 from multinode.cluster.facts import Gpu
 from multinode.job.job import JobEnvironment, LlamaFactoryJob
 from multinode.job.training import with_accelerate

@@ -6,9 +6,8 @@ from itertools import permutations
 import pytest
 
 from multinode.check.connectivity import ConnectivityResult
-from multinode.check.inspection import Inspection
 from multinode.check.link import check_streams, least_speeds
-from multinode.check.rule import CheckFinding
+from multinode.check.rule import CheckFinding, Inspection
 from multinode.traffic.pair_speeds import PairSpeed
 
 from .inspecting import expect, inspection, only, silent

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from multinode.check.inspection import Inspection
+from multinode.check.rule import Inspection
 from multinode.check.training import (
     check_arguments,
     check_batch_size,

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from multinode.check.catalogue import check_all
-from multinode.check.inspection import Inspection
-from multinode.check.rule import CheckFinding
+from multinode.check.check import check_all
+from multinode.check.rule import CheckFinding, Inspection
 from multinode.check.variables import (
     check_agreement,
     check_hidden_gpus,

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from multinode.diagnose.explanation import explain
 from multinode.diagnose.failure import Evidence, first_failure
 from multinode.diagnose.failure_kinds import WorkerDeath, find_worker_death
+from multinode.diagnose.hang import find_hang
 from multinode.diagnose.hang_words import stall_cause
 from multinode.diagnose.known_errors import find_error
 from multinode.diagnose.log_words import read_log
-from multinode.diagnose.stall import find_hang
 from multinode.records.run import NodeDiagnosis
 from multinode.records.samples import ExceptionSample
 from tests.launch.scripted import HELLO, RUNNING, Execution, Talk

@@ -10,7 +10,7 @@ import sys
 import msgspec
 import pytest
 
-from multinode.check.catalogue import CHECK_NAMES
+from multinode.check.check import CHECK_NAMES
 from multinode.diagnose.failure import Evidence, first_failure
 from multinode.diagnose.failure_kinds import classify
 from multinode.diagnose.known_errors import PROJECTS, decode_catalogue, find_error, known_errors

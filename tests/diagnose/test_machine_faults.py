@@ -5,7 +5,7 @@ import json
 import pytest
 
 from multinode.diagnose.failure import Evidence, blame_machine, first_failure
-from multinode.diagnose.machine_faults import FaultWatch
+from multinode.diagnose.failure_kinds import FaultWatch
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample, parse_samples
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.diagnose.stall import find_lagging
+from multinode.diagnose.hang import find_lagging
 
 # As NCCL's own example of a rank that sleeps prints it, with another process id.
 MISMATCH = """\

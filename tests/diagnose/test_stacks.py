@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.diagnose.stall import parse_main_thread, standpoint
+from multinode.diagnose.hang import parse_main_thread, standpoint
 
 # In the form of CPython 3.11's faulthandler; the frames of BACKWARD as a gloo job under torch 2.13 showed them.
 SITE = "/env/lib/python3.11/site-packages"

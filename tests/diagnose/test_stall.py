@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.diagnose.hang import find_hang
 from multinode.diagnose.hang_words import stall_cause
-from multinode.diagnose.stall import find_hang
 from multinode.records.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets, StallCause
 from tests.diagnose.test_nccl_ras import MISMATCH
 

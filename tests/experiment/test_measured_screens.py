@@ -10,8 +10,7 @@ import pytest
 from multinode.experiment.cell_screen import cell_parts
 from multinode.experiment.cell_words import with_notes
 from multinode.experiment.cells import Cheapest
-from multinode.network.nccl_tuning import TunedSetting, TuneReport
-from multinode.network.tune_screen import tune_parts
+from multinode.network.nccl_tuning import TunedSetting, TuneReport, tune_parts
 from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.render.table import Part, screen_text
 from multinode.stats.estimate import Estimate

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from multinode.api import load_job
-from multinode.check.inspection import Inspection
+from multinode.check.rule import Inspection
 from multinode.check.training import check_deepspeed_devices
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, NodeFacts

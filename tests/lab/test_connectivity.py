@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.check.connection_test import ConnectivityPlan, ConnectivityTest
+from multinode.check.connectivity import ConnectivityPlan, ConnectivityTest
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.lab.state import Lab
 from multinode.transport.agent import AgentTransport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.network.nccl_log import parse_nccl_log
+from multinode.network.nic_path import parse_nccl_log
 
 SOCKETS = """\
 node0:812:812 [0] NCCL INFO Bootstrap: Using ens1f0:192.0.2.11<0>

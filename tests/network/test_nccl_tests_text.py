@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multinode.network.scan_tables import nccl_tests_text
+from multinode.network.screen import nccl_tests_text
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.traffic.algorithms import CollectiveRow
 

@@ -10,10 +10,10 @@ from multinode.network.nccl_tuning import (
     candidates,
     choose,
     measured_us,
+    tune_parts,
     tuned,
     with_mtu,
 )
-from multinode.network.tune_screen import tune_parts
 from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.render.table import screen_text
 from multinode.stats.estimate import of_repeats, ratio

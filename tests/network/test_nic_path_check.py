@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from multinode.network.nic_path_check import NicPathCheck, Way, check_nic_path
+from multinode.network.nic_path import NicPathCheck, Way, check_nic_path
 from multinode.records.samples import CardBytes, CollectiveSample
 from multinode.traffic.algorithms import Layout, node_flows, rank_flows
 

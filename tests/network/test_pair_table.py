@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 from rich.console import Console
 
-from multinode.network.scan_tables import pair_table
+from multinode.network.screen import pair_table
 from multinode.traffic.pair_speeds import Odd, PairSpeed, find_odd
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from multinode.cluster.facts import Interface, RdmaPort
-from multinode.network.nic_path_check import MessagePath, NicPathCheck
+from multinode.network.nic_path import MessagePath, NicPathCheck
 from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.traffic.algorithms import CollectiveRow, Layout, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from multinode.network.raw_ring import read_rdma, read_ring
+from multinode.network.size_scan import read_rdma, read_ring
 from multinode.records.samples import PingSample, Sample, StreamResult, StreamSample
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 

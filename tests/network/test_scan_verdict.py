@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.facts import Interface
-from multinode.network.nic_path_check import NicPathCheck
+from multinode.network.nic_path import NicPathCheck
 from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.traffic.algorithms import CollectiveRow, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip

@@ -15,11 +15,10 @@ from multinode.job.planning import LaunchOptions
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.request import StopRequest
 from multinode.network.measure import Extent
-from multinode.network.nccl_log import NcclPath
-from multinode.network.nccl_tuning import TuneReport
+from multinode.network.nccl_tuning import TuneReport, env_keys, tune_parts
+from multinode.network.nic_path import NcclPath
 from multinode.network.size_scan import ScanReport
 from multinode.network.tune import nccl_tune
-from multinode.network.tune_screen import env_keys, tune_parts
 from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.records.run import Run
 from multinode.render.table import screen_text

@@ -8,7 +8,7 @@ from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_split import StepSplit
 from multinode.records.samples import CpuSample, LossSample
 from multinode.render.charts import MOST_POINTS
-from multinode.render.escaping import html_text
+from multinode.render.sheet import html_text
 from tests.profile.observing import NAMES, STEPS, SUMMARY, observed
 
 

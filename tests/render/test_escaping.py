@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.render.escaping import sanitize
+from multinode.render.sheet import sanitize
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from multinode.cli.reported_run import ReportedRun
 from multinode.cli.run_markdown import run_markdown
 from multinode.cli.run_page import run_page
 from multinode.records.run import Attempt, Failure
-from multinode.render.markdown import code_markdown, sheet_markdown, text_markdown
-from multinode.render.sheet import Column, Sheet
+from multinode.render.sheet import Column, Sheet, code_markdown, sheet_markdown, text_markdown
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
 from tests.profile.observing import RUN, SUMMARY
 
