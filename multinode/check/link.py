@@ -128,7 +128,7 @@ _RULES = {
     "node": SLOW_NODE,
     "sends": SLOW_SENDER,
     "receives": SLOW_RECEIVER,
-    "one-way": SLOW_PAIR,
+    "one_way": SLOW_PAIR,
     "cable": SLOW_BETWEEN,
     "all": ALL_SLOW,
 }

@@ -24,7 +24,14 @@ from multinode.traffic.algorithms import (
     message_steps,
     steps_us,
 )
-from multinode.traffic.pair_speeds import Odd, PairSpeed, RawTcp, find_odd, find_odd_in_ring, slowest_gb_per_s
+from multinode.traffic.pair_speeds import (
+    NetworkFinding,
+    PairSpeed,
+    RawTcp,
+    find_odd,
+    find_odd_in_ring,
+    slowest_gb_per_s,
+)
 from multinode.units import format_list, format_rate, format_size, goodput_gb_per_s
 
 _BITS_PER_BYTE = 8
@@ -86,19 +93,6 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     fill: float | None = None
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One explanation."""
-
-    code: str = ""  # identifies it
-    figures: dict[str, float | str] = {}  # observations with units in their names, and names of nodes or collectives
-    by_node: dict[str, float] = {}  # the figure of each affected node
-    # the observation and its meaning, a sentence without its full stop; likewise `hint`, the fix; empty if an earlier
-    # cause has the same
-    text: str = ""
-    hint: str = ""
-    nodes: tuple[str, ...] = ()  # affected nodes, as far as known
-
-
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The judgement of a size scan."""
 
@@ -112,7 +106,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     worst: SizeShare | None = None
     nics: int = 1  # number of NICs of a node in the link's rate
     nodes: tuple[str, ...] = ()  # nodes to look at, the likeliest first
-    causes: tuple[Cause, ...] = ()  # likewise; empty if there is nothing to fix
+    # likewise; empty if there is nothing to fix; one whose hint an earlier one has has none
+    causes: tuple[NetworkFinding, ...] = ()
     shares: tuple[SizeShare, ...] = ()  # network use of every large message
 
 
@@ -151,7 +146,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return goodput_gb_per_s(link, self.mtu or _ETHERNET_MTU) if link else None
 
     @functools.cached_property
-    def odd(self) -> tuple[Odd, ...]:
+    def odd(self) -> tuple[NetworkFinding, ...]:
         """Outliers among individually measured pairs."""
         return find_odd(self.tcp.pairs, card_ceilings(self.cards)) if self.tcp.pairs else ()
 
@@ -262,14 +257,14 @@ def judge_scan(seen: Evidence) -> Verdict:
     )
 
 
-def _once(causes: Iterable[Cause]) -> Iterator[Cause]:
-    told: set[str] = set()
+def _once(causes: Iterable[NetworkFinding]) -> Iterator[NetworkFinding]:
+    told: set[str | None] = set()
     for cause in causes:
-        yield msgspec.structs.replace(cause, hint="" if cause.hint in told else cause.hint)
+        yield msgspec.structs.replace(cause, hint=None if cause.hint in told else cause.hint)
         told.add(cause.hint)
 
 
-def _verdict_text(status: str, seen: Evidence, causes: Sequence[Cause], nics: int) -> str:
+def _verdict_text(status: str, seen: Evidence, causes: Sequence[NetworkFinding], nics: int) -> str:
     worst, link = seen.worst, seen.link_gbit_per_s
     if worst is None or status in {"wrong_values", "wrong_path", "empty"}:
         return {
@@ -355,15 +350,15 @@ def _status(seen: Evidence) -> str:
     return "inconclusive" if seen.collective_is_slow is None else "slow"
 
 
-def _find_causes(seen: Evidence) -> tuple[Cause, ...]:
+def _find_causes(seen: Evidence) -> tuple[NetworkFinding, ...]:
     causes = [cause for find in _IN_ORDER if not (seen.over_rdma and find in _OF_TCP) for cause in find(seen)]
     if not causes and seen.tcp_is_slow:
         tcp = seen.tcp_gb_per_s or 0.0
         return (
-            Cause(
+            NetworkFinding(
                 code="slow_tcp",
                 figures={"tcp_gb_per_s": tcp},
-                text=(
+                message=(
                     f"raw TCP is slow too, {tcp:.3g} GB/s on the slowest link of the ring: the network is the cause, "
                     "not the collective"
                 ),
@@ -377,14 +372,14 @@ def _find_causes(seen: Evidence) -> tuple[Cause, ...]:
     return tuple(causes) or ((_slow(seen),) if seen.collective_is_slow else ())
 
 
-def _slow_beside_raw_rdma(seen: Evidence, raw_gb_per_s: float) -> Cause:
+def _slow_beside_raw_rdma(seen: Evidence, raw_gb_per_s: float) -> NetworkFinding:
     ceiling = seen.ceiling_gb_per_s or 0.0
     figures = {"rdma_gb_per_s": raw_gb_per_s, "ceiling_gb_per_s": ceiling}
     if seen.rdma_is_slow:
-        return Cause(
+        return NetworkFinding(
             code="slow_raw_rdma",
             figures={**figures},
-            text=(
+            message=(
                 f"ib_write_bw also reaches only {raw_gb_per_s:.3g} of {ceiling:.3g} GB/s: the network or the NIC's "
                 "slot is the cause, not NCCL"
             ),
@@ -393,10 +388,10 @@ def _slow_beside_raw_rdma(seen: Evidence, raw_gb_per_s: float) -> Cause:
                 "port: ibstat; if a NIC started degraded, power-cycle both nodes"
             ),
         )
-    return Cause(
+    return NetworkFinding(
         code="slow_over_rdma",
         figures={**figures},
-        text=(
+        message=(
             f"ib_write_bw reaches {raw_gb_per_s:.3g} GB/s between the same ports, which rules out cable and switch: "
             "the cause is the path from GPU to NIC, or NCCL itself"
         ),
@@ -407,11 +402,11 @@ def _slow_beside_raw_rdma(seen: Evidence, raw_gb_per_s: float) -> Cause:
     )
 
 
-def _slow(seen: Evidence) -> Cause:
+def _slow(seen: Evidence) -> NetworkFinding:
     if seen.over_rdma:
-        return Cause(
+        return NetworkFinding(
             code="slow_rdma",
-            text=(
+            message=(
                 "the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path "
                 "from GPU to NIC"
             ),
@@ -422,27 +417,27 @@ def _slow(seen: Evidence) -> Cause:
             ),
         )
     if seen.tcp_gb_per_s is None:
-        return Cause(
+        return NetworkFinding(
             code="no_tcp",
-            text="raw TCP was not measured, so it is unknown whether the network or the collective is slow",
+            message="raw TCP was not measured, so it is unknown whether the network or the collective is slow",
             hint="multinode check --bandwidth",
         )
-    return Cause(
+    return NetworkFinding(
         code="slow_collective",
-        text="raw TCP is OK, which rules out cables and switch: the collective is slow",
+        message="raw TCP is OK, which rules out cables and switch: the collective is slow",
         hint="watch the CPUs of each node while it runs: top; enable NCCL's log: --env NCCL_DEBUG=INFO",
     )
 
 
-def _wrong_values(seen: Evidence) -> Iterator[Cause]:
+def _wrong_values(seen: Evidence) -> Iterator[NetworkFinding]:
     wrong = [row for row in seen.rows if row.num_wrong]
     if wrong:
         where = ", ".join(dict.fromkeys(f"{row.collective} of {row.dtype}" for row in wrong))
         count = sum(row.num_wrong or 0 for row in wrong)
-        yield Cause(
+        yield NetworkFinding(
             code="wrong_values",
             figures={"count": count, "collectives": where},
-            text=f"{count} values were wrong ({where}): speeds are invalid until they are correct",
+            message=f"{count} values were wrong ({where}): speeds are invalid until they are correct",
             hint=(
                 "measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU "
                 "memory (nvidia-smi -q -d ECC) and the kernel log (dmesg) on each"
@@ -450,17 +445,17 @@ def _wrong_values(seen: Evidence) -> Iterator[Cause]:
         )
 
 
-def _wrong_path(seen: Evidence) -> Iterator[Cause]:
+def _wrong_path(seen: Evidence) -> Iterator[NetworkFinding]:
     if seen.path.ok is False:
         said = " ".join(seen.path.sentences).rstrip(". ")
-        yield Cause(
+        yield NetworkFinding(
             code="wrong_path",
-            text=said or "the traffic did not use the expected NICs",
+            message=said or "the traffic did not use the expected NICs",
             hint="name the interface in the hostfile (ifname=), and unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
         )
 
 
-def _beyond(seen: Evidence) -> Iterator[Cause]:
+def _beyond(seen: Evidence) -> Iterator[NetworkFinding]:
     share = seen.beyond
     if share is None:
         return
@@ -476,20 +471,20 @@ def _beyond(seen: Evidence) -> Iterator[Cause]:
     least, name = min(others, default=(math.inf, ""))
     other = of_link * least / card_factor(*what)
     if other <= _MORE_THAN_A_LINK:
-        yield Cause(
+        yield NetworkFinding(
             code="another_algorithm",
             figures={**figures, "algorithm": name, "other": other},
-            text=(
+            message=(
                 f"a ring would have needed {of_link:.0%} of the line rate ({link}): the backend used its {name}, which "
                 f"sends less through a NIC ({other:.0%} of the rate), or more NICs than the known one"
             ),
             hint="to be certain, measure with a ring only: multinode nccl-test with --env NCCL_ALGO=Ring",
         )
     else:
-        yield Cause(
+        yield NetworkFinding(
             code="more_nics",
             figures=figures,
-            text=(
+            message=(
                 f"{share.card_gb_per_s:.3g} GB/s through a node is {of_link:.0%} of the rate of its known NICs "
                 f"({link}): the data used more NICs, or a NIC reports too low a rate"
             ),
@@ -500,13 +495,13 @@ def _beyond(seen: Evidence) -> Iterator[Cause]:
         )
 
 
-def _half_duplex(seen: Evidence) -> Iterator[Cause]:
+def _half_duplex(seen: Evidence) -> Iterator[NetworkFinding]:
     half = tuple(name for name, card in seen.cards.items() if card.duplex == "half")
     if half and not seen.is_well:
-        yield Cause(
+        yield NetworkFinding(
             code="half_duplex",
             nodes=half,
-            text=f"the NIC of {format_list(half)} runs in half duplex: it cannot send and receive at the same time",
+            message=f"the NIC of {format_list(half)} runs in half duplex: it cannot send and receive at the same time",
             hint=(
                 "enable autonegotiation on NIC and switch port: sudo ethtool -s INTERFACE autoneg on; or replace the "
                 "cable"
@@ -514,24 +509,21 @@ def _half_duplex(seen: Evidence) -> Iterator[Cause]:
         )
 
 
-def _odd_pairs(seen: Evidence) -> Iterator[Cause]:
-    for one in seen.odd or find_odd_in_ring(seen.tcp.ring, card_ceilings(seen.cards)):
-        code = f"odd_{one.kind.replace('-', '_')}"
-        yield Cause(code=code, figures=one.figures, nodes=one.nodes, text=one.text, hint=one.hint)
+def _odd_pairs(seen: Evidence) -> Iterator[NetworkFinding]:
+    yield from seen.odd or find_odd_in_ring(seen.tcp.ring, card_ceilings(seen.cards))
 
 
-def _slower_link(seen: Evidence) -> Iterator[Cause]:
+def _slower_link(seen: Evidence) -> Iterator[NetworkFinding]:
     links = {name: card.speed_gbit_per_s for name, card in seen.cards.items() if card.speed_gbit_per_s}
     most = max(links.values(), default=0.0)
     slow = {name: link for name, link in links.items() if link < most}
     if slow and len(slow) <= len(links) / 2:
         each = format_list([f"{name} negotiated {format_rate(link)}" for name, link in slow.items()])
-        yield Cause(
+        yield NetworkFinding(
             code="slower_link",
-            figures={"link_gbit_per_s": most},
-            by_node=slow,
+            figures={"link_gbit_per_s": most, **slow},
             nodes=tuple(slow),
-            text=(
+            message=(
                 f"{each} while others have {format_rate(most)}: every collective runs at the speed of the slowest link"
             ),
             hint=(
@@ -541,23 +533,22 @@ def _slower_link(seen: Evidence) -> Iterator[Cause]:
         )
 
 
-def _mixed_mtu(seen: Evidence) -> Iterator[Cause]:
+def _mixed_mtu(seen: Evidence) -> Iterator[NetworkFinding]:
     mtus = {name: float(card.mtu) for name, card in seen.cards.items() if card.mtu}
     most = max(mtus.values(), default=0.0)
     small = {name: mtu for name, mtu in mtus.items() if mtu < most}
     if small and not seen.is_well:
         each = format_list([f"{name} is {mtu:.0f}" for name, mtu in small.items()])
-        yield Cause(
+        yield NetworkFinding(
             code="mixed_mtu",
-            figures={"mtu_bytes": most},
-            by_node=small,
+            figures={"mtu_bytes": most, **small},
             nodes=tuple(small),
-            text=f"the MTU of {each} while others have {most:.0f}: large packets may be lost",
+            message=f"the MTU of {each} while others have {most:.0f}: large packets may be lost",
             hint="set the same MTU on every NIC and on the switch: sudo ip link set dev INTERFACE mtu 1500",
         )
 
 
-def _one_connection(seen: Evidence) -> Iterator[Cause]:
+def _one_connection(seen: Evidence) -> Iterator[NetworkFinding]:
     one, many = slowest_gb_per_s(seen.tcp.one), slowest_gb_per_s(seen.tcp.several)
     if not one or not many or one >= _ONE_OF_MANY * many or seen.collective_is_slow is False:
         return
@@ -575,10 +566,10 @@ def _one_connection(seen: Evidence) -> Iterator[Cause]:
     if seen.backend == "nccl" and seen.is_fast_link:
         hint = f"{_SOCKETS}; or {_PLACEMENT}" if code == "flow_cap" else _SOCKETS
         code = f"{code}_nccl"
-    yield Cause(
+    yield NetworkFinding(
         code=code,
         figures=figures,
-        text=(
+        message=(
             f"one TCP connection reaches {one:.3g} GB/s, several together {many:.3g} GB/s: a single connection is "
             f"limited {limit}"
         ),
@@ -586,48 +577,48 @@ def _one_connection(seen: Evidence) -> Iterator[Cause]:
     )
 
 
-def _straggler(seen: Evidence) -> Iterator[Cause]:
+def _straggler(seen: Evidence) -> Iterator[NetworkFinding]:
     waits = seen.wait_share_by_node
     if len(waits) < 2 or seen.is_well:  # noqa: PLR2004 - somebody, and others who wait
         return
     last = min(waits, key=lambda name: waits[name])
     others = statistics.median(share for name, share in waits.items() if name != last)
     if others - waits[last] >= _WAIT_NOTICED:
-        yield Cause(
+        yield NetworkFinding(
             code="straggler",
             figures={"others": others, "share": waits[last]},
             nodes=(last,),
-            text=f"the others wait {others:.0%} of the time, and {last} {waits[last]:.0%}: {last} is the straggler",
+            message=f"the others wait {others:.0%} of the time, and {last} {waits[last]:.0%}: {last} is the straggler",
             hint=f"look for other work on {last}, or throttled CPUs or GPUs: top; nvidia-smi -q -d PERFORMANCE",
         )
 
 
-def _busy(seen: Evidence) -> Iterator[Cause]:
+def _busy(seen: Evidence) -> Iterator[NetworkFinding]:
     busy = {name: used for name, used in seen.busy_percent_by_node.items() if used >= _BUSY_PERCENT}
     if busy and not seen.is_well:
         each = format_list([f"{name} {used:.0f}%" for name, used in busy.items()])
-        yield Cause(
+        yield NetworkFinding(
             code="busy_cpus",
-            by_node=busy,
+            figures={**busy},
             nodes=tuple(busy),
-            text=f"the CPUs are busy during the collectives ({each}), and TCP needs them too",
+            message=f"the CPUs are busy during the collectives ({each}), and TCP needs them too",
             hint="see what runs there: top; fewer workers per node or a larger MTU need less CPU",
         )
 
 
-def _sockets(seen: Evidence) -> Iterator[Cause]:
+def _sockets(seen: Evidence) -> Iterator[NetworkFinding]:
     fine = seen.tcp_gb_per_s is not None and not seen.tcp_is_slow
     if (fallen := _fallen(seen)) is not None:
         yield fallen
     elif seen.backend == "nccl" and seen.is_fast_link and fine and seen.collective_is_slow:
-        yield Cause(
+        yield NetworkFinding(
             code="few_sockets",
-            text="raw TCP is OK, but NCCL does not reach it: at this speed it may need more sockets",
+            message="raw TCP is OK, but NCCL does not reach it: at this speed it may need more sockets",
             hint=_SOCKETS,
         )
 
 
-def _fallen(seen: Evidence) -> Cause | None:
+def _fallen(seen: Evidence) -> NetworkFinding | None:
     if seen.backend != "nccl" or not seen.is_fast_link or not seen.collective_is_slow or seen.worst is None:
         return None
     mine = [one for one in seen.shares if one.collective == seen.worst.collective]
@@ -636,10 +627,10 @@ def _fallen(seen: Evidence) -> Cause | None:
     if len(larger) < _LEAST_FALLEN or max(one.card_gb_per_s for one in larger) > _FALLEN * best.card_gb_per_s:
         return None
     least = min(one.card_gb_per_s for one in larger)
-    return Cause(
+    return NetworkFinding(
         code="many_sockets",
         figures={"best_gb_per_s": best.card_gb_per_s, "size_bytes": best.size_bytes, "least_gb_per_s": least},
-        text=(
+        message=(
             f"NCCL reaches {best.card_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: with "
             "this many sockets large messages lose packets"
         ),
@@ -650,17 +641,17 @@ def _fallen(seen: Evidence) -> Cause | None:
     )
 
 
-def _far_apart(seen: Evidence) -> Iterator[Cause]:
+def _far_apart(seen: Evidence) -> Iterator[NetworkFinding]:
     trips, usual = seen.tcp.round_trips_us, seen.tcp.round_trip_us
     if usual is None:
         return
     for (source, target), trip in trips.items():
         if len(trips) >= _ODD_NEEDS and trip >= max(_ODD_ROUND_TRIP_US, _ODD_ROUND_TRIPS * usual):
-            yield Cause(
+            yield NetworkFinding(
                 code="odd_round_trip",
                 figures={"round_trip_ms": trip / 1000, "usual_ms": usual / 1000},
                 nodes=(source, target),
-                text=(
+                message=(
                     f"a round trip from {source} to {target} takes {trip / 1000:.3g} ms instead of the usual "
                     f"{usual / 1000:.3g} ms: small messages wait for it"
                 ),
@@ -670,10 +661,10 @@ def _far_apart(seen: Evidence) -> Iterator[Cause]:
                 ),
             )
     if usual > _LAN_ROUND_TRIP_US:
-        yield Cause(
+        yield NetworkFinding(
             code="long_round_trip",
             figures={"round_trip_ms": usual / 1000},
-            text=(
+            message=(
                 f"a round trip between the nodes takes {usual / 1000:.3g} ms, far longer than through a switch: small "
                 "messages are latency-bound"
             ),
@@ -684,7 +675,7 @@ def _far_apart(seen: Evidence) -> Iterator[Cause]:
         )
 
 
-def _slow_start(seen: Evidence) -> Iterator[Cause]:
+def _slow_start(seen: Evidence) -> Iterator[NetworkFinding]:
     small = [row for row in seen.rows if row.size_bytes <= _SMALL_BYTES]
     trip_us = seen.tcp.round_trip_us
     if not small or trip_us is None or trip_us > _LAN_ROUND_TRIP_US:
@@ -692,7 +683,7 @@ def _slow_start(seen: Evidence) -> Iterator[Cause]:
     row = min(small, key=lambda row: row.size_bytes)
     needed_us = steps_us(seen.backend, message_steps(seen.backend, row.collective, seen.layout), trip_us / 2)
     if row.time_us >= max(_SMALL_FACTOR * needed_us, _SMALL_LEAST_US):
-        yield Cause(
+        yield NetworkFinding(
             code="slow_start",
             figures={
                 "collective": row.collective,
@@ -700,7 +691,7 @@ def _slow_start(seen: Evidence) -> Iterator[Cause]:
                 "time_ms": row.time_us / 1000,
                 "needed_ms": needed_us / 1000,
             },
-            text=(
+            message=(
                 f"{row.collective} of {format_size(row.size_bytes)} takes {row.time_us / 1000:.3g} ms, but its round "
                 f"trips need only {needed_us / 1000:.3g} ms: the workers wait for something other than the network"
             ),
@@ -708,15 +699,15 @@ def _slow_start(seen: Evidence) -> Iterator[Cause]:
         )
 
 
-def _tcp_limit(seen: Evidence) -> Iterator[Cause]:
+def _tcp_limit(seen: Evidence) -> Iterator[NetworkFinding]:
     tcp, ceiling = seen.tcp_gb_per_s, seen.ceiling_gb_per_s
     link = seen.link_gbit_per_s or 0.0
     is_limit = tcp and ceiling and not seen.tcp_is_slow and tcp < _TCP_LIMIT_SHARE * ceiling
     if is_limit and link >= _TCP_LIMIT_LINK_GBIT:
-        yield Cause(
+        yield NetworkFinding(
             code="tcp_limit",
             figures={"tcp_gb_per_s": tcp or 0.0, "ceiling_gb_per_s": ceiling or 0.0},
-            text=f"raw TCP reaches only {tcp:.3g} of {ceiling:.3g} GB/s: TCP rarely exceeds 3 to 5 GB/s on any link",
+            message=f"raw TCP reaches only {tcp:.3g} of {ceiling:.3g} GB/s: TCP rarely exceeds 3 to 5 GB/s on any link",
             hint="use RDMA (RoCE, InfiniBand), which is faster on such NICs: multinode check shows which support it",
         )
 
@@ -724,7 +715,7 @@ def _tcp_limit(seen: Evidence) -> Iterator[Cause]:
 _OF_TCP = frozenset({_odd_pairs, _mixed_mtu, _one_connection, _sockets, _tcp_limit})
 """Causes that explain only TCP."""
 
-_IN_ORDER: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
+_IN_ORDER: tuple[Callable[[Evidence], Iterator[NetworkFinding]], ...] = (
     _wrong_values,
     _wrong_path,
     _beyond,

@@ -16,7 +16,7 @@ from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, 
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.traffic.algorithms import CollectiveRow
-from multinode.traffic.pair_speeds import Odd, PairSpeed
+from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
 from multinode.units import format_count, format_duration, format_rate, format_size
 
 _COLUMNS = (
@@ -145,7 +145,7 @@ def _step(sizes: Sequence[int]) -> str:
     return f"{steps.pop() if len(steps) == 1 else 0}(bytes)"
 
 
-def pair_table(pairs: Sequence[PairSpeed], odd: Sequence[Odd] = (), *, nodes: Sequence[str] = ()) -> Table:
+def pair_table(pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *, nodes: Sequence[str] = ()) -> Table:
     """Payload in Gbit/s; outliers are marked with `!`, unmeasured pairs with a dash.
 
     Args:
@@ -174,7 +174,7 @@ def _heads(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) if fits else tuple(str(rank) for rank in range(len(names)))
 
 
-def _cell(one: PairSpeed | None, odd: Sequence[Odd]) -> str:
+def _cell(one: PairSpeed | None, odd: Sequence[NetworkFinding]) -> str:
     if one is None:
         return "[dim]-[/]"
     figure = "fail" if one.gbit_per_s is None else _figure(one.gbit_per_s)
@@ -276,7 +276,7 @@ def _time_us(row: CollectiveRow) -> Estimate:
 
 def _causes(report: ScanReport) -> Iterator[tuple[str, str]]:
     for number, cause in enumerate(report.verdict.causes):
-        yield "Also" if number else "Cause", cause.text
+        yield "Also" if number else "Cause", cause.message
         if cause.hint:
             yield "Fix", cause.hint
 
@@ -325,11 +325,11 @@ def _path(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 
 def _odd(report: ScanReport) -> Iterator[tuple[str, str]]:
-    known = {cause.text for cause in report.verdict.causes}
-    for one in report.odd:
-        if one.text not in known:
-            yield "Odd", one.text
-            yield "Fix", one.hint
+    causes = {cause.message for cause in report.verdict.causes}
+    for finding in report.odd:
+        if finding.message not in causes:
+            yield "Odd", finding.message
+            yield "Fix", finding.hint or ""
 
 
 def _like(report: ScanReport) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,15 @@ from multinode.records.samples import (
 )
 from multinode.stats.estimate import spread_of
 from multinode.traffic.algorithms import CollectiveRow, Layout, collective_rows, with_shares
-from multinode.traffic.pair_speeds import Odd, Pair, PairSpeed, RawTcp, RoundTrip, slowest_gb_per_s, stream_speed
+from multinode.traffic.pair_speeds import (
+    NetworkFinding,
+    Pair,
+    PairSpeed,
+    RawTcp,
+    RoundTrip,
+    slowest_gb_per_s,
+    stream_speed,
+)
 from multinode.traffic.size_curve import ScanCurves, SizeCurve, fit_curve
 from multinode.units import format_count
 
@@ -138,7 +146,7 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
     rdma_gb_per_s: float | None = None
     rows: tuple[CollectiveRow, ...]
     tcp: RawTcp = RawTcp()
-    odd: tuple[Odd, ...] = ()
+    odd: tuple[NetworkFinding, ...] = ()
     path: NicPathCheck | None = None
     nccl: NcclPath | None = None
     like: StepEstimate | None = None

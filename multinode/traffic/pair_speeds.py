@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from multinode.records.finding import Finding
 from multinode.records.samples import StreamResult
 from multinode.units import format_rate
 
@@ -84,48 +85,33 @@ class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(self.round_trips_us.values()) if self.round_trips_us else None
 
 
-class Odd(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that differs from the other nodes or pairs."""
+class NetworkFinding(Finding, frozen=True, kw_only=True):
+    """Something that is slower than the rest, or slows it."""
 
-    # `node` (slow both ways with every peer), `sends` or `receives` (a node, that way only), `cable` (two nodes, both
-    # ways), `one-way` (from the first node to the second), `failed` (streams that did not run), `all` (no pair reaches
-    # the link speed)
-    kind: str
-    nodes: tuple[str, ...]  # one node, or sender and receiver; empty if all are concerned
-    best_gbit_per_s: float | None = None  # the fastest stream concerned; None if none ran
-    usual_gbit_per_s: float | None = None  # median of the good streams; without any, what the links carry
-    # what the links carry, if the stream is slow compared with that, not only with the others
-    due_gbit_per_s: float | None = None
-    error: str | None = None  # why streams did not run
-    text: str = ""  # the finding in words
-    hint: str = ""  # what to check
-
-    @property
-    def figures(self) -> dict[str, float | str]:
-        """The figures for a sentence about it."""
-        names = ("best_gbit_per_s", "usual_gbit_per_s", "due_gbit_per_s", "error")
-        return {name: figure for name in names if (figure := getattr(self, name)) is not None}
+    nodes: tuple[str, ...] = ()  # one node, or sender and receiver; empty if all are concerned, or it is unknown
 
     def covers(self, source: str, target: str) -> bool:
         """Whether the stream from `source` to `target` is concerned."""
         return {
-            "all": True,
-            "sends": self.nodes[:1] == (source,),
-            "receives": self.nodes[:1] == (target,),
-            "one-way": self.nodes == (source, target),
-            "cable": set(self.nodes) == {source, target},
-            "node": source in self.nodes or target in self.nodes,
-            "failed": not self.nodes
+            "odd_all": True,
+            "odd_sends": self.nodes[:1] == (source,),
+            "odd_receives": self.nodes[:1] == (target,),
+            "odd_one_way": self.nodes == (source, target),
+            "odd_cable": set(self.nodes) == {source, target},
+            "odd_node": source in self.nodes or target in self.nodes,
+            "odd_failed": not self.nodes
             or self.nodes == (source, target)
             or (len(self.nodes) == 1 and self.nodes[0] in (source, target)),
-        }[self.kind]
+        }[self.code]
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Slow pairs with one explanation."""
 
-    kind: str  # as in `Odd`, without `failed`
-    nodes: tuple[str, ...]  # likewise
+    # `node` (slow both ways with every peer), `sends` or `receives` (a node, that way only), `cable` (two nodes, both
+    # ways), `one_way` (from the first node to the second), `all` (no pair reaches the link speed)
+    kind: str
+    nodes: tuple[str, ...]  # one node, or sender and receiver; empty if all are concerned
     pairs: tuple[Pair, ...]  # the slow streams that it explains
 
 
@@ -165,7 +151,7 @@ def blame_pairs(slow: Mapping[Pair, bool], nodes: Sequence[str]) -> tuple[Blame,
     return (*blames, *_blame_each(left))
 
 
-def find_odd(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
+def find_odd(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[NetworkFinding, ...]:
     """What is odd, compared with the other pairs and, if every link is known, with the links.
 
     Finds the usual speed if at most half of the nodes are affected.
@@ -177,7 +163,9 @@ def find_odd(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = 
     return _find_odd(tuple(pairs), ceilings, lambda blames: blames)
 
 
-def find_odd_in_ring(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None) -> tuple[Odd, ...]:
+def find_odd_in_ring(
+    pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | None = None
+) -> tuple[NetworkFinding, ...]:
     """Likewise for streams around a ring: a node has one peer each way, and is blamed if both are slow."""
     return _find_odd(tuple(pairs), ceilings, _join_in_ring)
 
@@ -226,23 +214,18 @@ class _Field:
         """Whether a pair is slower than usual."""
         return {pair: speed < self._least_of_usual(pair) for pair, speed in self._speeds.items()}
 
-    def tell(self, blame: Blame) -> Odd:
+    def tell(self, blame: Blame) -> NetworkFinding:
         best = max(blame.pairs, key=self._speeds.__getitem__)
         slow = self.slow()
         well = [speed for pair, speed in self._speeds.items() if not slow[pair]]
         usual = statistics.median(well) if well else self._dues.get(best, self._usual)
         due = self._dues[best] if self._speeds[best] < self._least_of_due(best) else None
         measure = f"{format_rate(due)} expected" if due is not None else f"{format_rate(usual)} is usual"
-        text, hint = _told(blame, format_rate(self._speeds[best]), measure)
-        return Odd(
-            kind=blame.kind,
-            nodes=blame.nodes,
-            best_gbit_per_s=self._speeds[best],
-            usual_gbit_per_s=usual,
-            due_gbit_per_s=due,
-            text=text,
-            hint=hint,
-        )
+        figures: dict[str, float | str] = {"best_gbit_per_s": self._speeds[best], "usual_gbit_per_s": usual}
+        if due is not None:
+            figures["due_gbit_per_s"] = due
+        message, hint = _told(blame, format_rate(self._speeds[best]), measure)
+        return NetworkFinding(code=f"odd_{blame.kind}", nodes=blame.nodes, figures=figures, message=message, hint=hint)
 
     def _least_of_usual(self, pair: Pair) -> float:
         usual_gbit_per_s = self._usual * self._dues.get(pair, 1.0)
@@ -277,7 +260,7 @@ def _told(blame: Blame, best: str, measure: str) -> tuple[str, str]:
                 "link; replace one cable"
             ),
         ),
-        "one-way": (
+        "one_way": (
             f"a stream from {node} to {peer} reaches {best}, {measure}",
             (
                 f"the traffic of {node} is shaped, or lost on the path to {peer}; on {node}: tc -s qdisc; on {peer}: "
@@ -295,7 +278,7 @@ def _find_odd(
     tried: Sequence[PairSpeed],
     ceilings: Mapping[str, float] | None,
     join: Callable[[tuple[Blame, ...]], tuple[Blame, ...]],
-) -> tuple[Odd, ...]:
+) -> tuple[NetworkFinding, ...]:
     field = _Field(tried, ceilings)
     blames = join(blame_pairs(field.slow(), field.nodes))
     if any(blame.kind == "all" for blame in blames):
@@ -305,8 +288,8 @@ def _find_odd(
 
 def _join_in_ring(blames: tuple[Blame, ...]) -> tuple[Blame, ...]:
     left = list(blames)
-    for after in (one for one in blames if one.kind == "one-way"):
-        before = next((one for one in left if one.kind == "one-way" and one.nodes[1] == after.nodes[0]), None)
+    for after in (one for one in blames if one.kind == "one_way"):
+        before = next((one for one in left if one.kind == "one_way" and one.nodes[1] == after.nodes[0]), None)
         if before is not None and after in left:
             node = Blame(kind="node", nodes=after.nodes[:1], pairs=before.pairs + after.pairs)
             left[left.index(before)] = node
@@ -349,12 +332,12 @@ def _blame_each(slow: Sequence[Pair]) -> Iterator[Blame]:
     for place, (source, target) in enumerate(slow):
         back = (target, source)
         if back not in slow:
-            yield Blame(kind="one-way", nodes=(source, target), pairs=((source, target),))
+            yield Blame(kind="one_way", nodes=(source, target), pairs=((source, target),))
         elif place < slow.index(back):
             yield Blame(kind="cable", nodes=(source, target), pairs=((source, target), back))
 
 
-def _failed(tried: Sequence[PairSpeed]) -> Iterator[Odd]:
+def _failed(tried: Sequence[PairSpeed]) -> Iterator[NetworkFinding]:
     left = [one for one in tried if one.gbit_per_s is None]
     if len(tried) > 1 and len(left) == len(tried):
         yield _not_run("no stream between the nodes ran", (), left[0].error)
@@ -369,7 +352,10 @@ def _failed(tried: Sequence[PairSpeed]) -> Iterator[Odd]:
         yield _not_run(text, (one.source, one.target), one.error)
 
 
-def _not_run(text: str, nodes: tuple[str, ...], error: str | None) -> Odd:
-    why = "the reason is unknown" if error is None else error
-    hint = "look for a firewall or a node that is down: multinode check"
-    return Odd(kind="failed", nodes=nodes, error=error, text=f"{text}: {why}", hint=hint)
+def _not_run(text: str, nodes: tuple[str, ...], error: str | None) -> NetworkFinding:
+    return NetworkFinding(
+        code="odd_failed",
+        nodes=nodes,
+        message=f"{text}: {error or 'the reason is unknown'}",
+        hint="look for a firewall or a node that is down: multinode check",
+    )

@@ -60,7 +60,7 @@ def test_a_pair_that_stalled_once_is_not_odd_and_both_its_figures_are_kept(monke
 def test_a_pair_that_is_slow_again_is_odd(monkeypatch: pytest.MonkeyPatch) -> None:
     test = StubTest(lambda pair, _nth: 0.3 if pair == ("n1", "n3") else 0.9)
     (odd,) = find_odd(measure(test, monkeypatch))
-    assert (odd.kind, odd.nodes) == ("one-way", ("n1", "n3"))
+    assert (odd.code, odd.nodes) == ("odd_one_way", ("n1", "n3"))
 
 
 def test_what_all_fall_short_of_is_tried_again_where_the_links_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

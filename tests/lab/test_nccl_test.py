@@ -83,7 +83,7 @@ def test_a_slow_link_is_told_and_compared_with_the_time_before(
     assert document["tcp_gb_per_s"] < 0.02
     # TCP is slow too: the network is to blame and not the collective. Of two nodes it may be either.
     first = document["verdict"]["causes"][0]
-    assert "a stream between node0 and node1 reaches" in first["text"]
+    assert "a stream between node0 and node1 reaches" in first["message"]
     assert first["nodes"] == ["node0", "node1"]
     changes = document["changes"]
     assert changes["before"] == healthy["run_id"]
@@ -122,7 +122,7 @@ def test_traffic_that_is_forced_over_the_management_network_is_caught(command: C
     assert document["path"]["ok"] is False
     assert any("eth0" in sentence for sentence in document["path"]["sentences"])
     verdict = document["verdict"]
-    assert "eth0" in verdict["causes"][0]["text"]
+    assert "eth0" in verdict["causes"][0]["message"]
     assert "ifname=" in verdict["causes"][0]["hint"]
     # Its output is as of nccl-tests, with a chart.
     rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]

@@ -8,14 +8,16 @@ import pytest
 from rich.console import Console
 
 from multinode.network.screen import pair_table
-from multinode.traffic.pair_speeds import Odd, PairSpeed, find_odd
+from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, find_odd
 
 
 def measured(names: Sequence[str], speed: Callable[[str, str], float | None]) -> tuple[PairSpeed, ...]:
     return tuple(PairSpeed(source=a, target=b, gbit_per_s=speed(a, b)) for a, b in permutations(names, 2))
 
 
-def rendered(pairs: Sequence[PairSpeed], odd: Sequence[Odd] = (), *, nodes: Sequence[str] = (), width: int = 80) -> str:
+def rendered(
+    pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *, nodes: Sequence[str] = (), width: int = 80
+) -> str:
     output = io.StringIO()
     Console(file=output, width=width, color_system=None).print(pair_table(pairs, odd, nodes=nodes))
     return output.getvalue()

@@ -135,13 +135,13 @@ def test_what_went_over_another_card_has_no_share_of_this_link() -> None:
     assert said.path.ok is False
     assert all(row.share_of_ceiling is None and row.share_of_tcp is None for row in said.rows)
     assert "the traffic did not use the data plane's NICs" in said.verdict.text
-    assert "eth0" in said.verdict.causes[0].text
+    assert "eth0" in said.verdict.causes[0].message
 
 
 def test_a_slow_sweep_beside_fast_tcp_is_not_the_cables() -> None:
     said = report(plan(), measured(plan(), slow=3.0))
     assert said.verdict.causes
-    assert "raw TCP is OK" in " ".join(cause.text for cause in said.verdict.causes)
+    assert "raw TCP is OK" in " ".join(cause.message for cause in said.verdict.causes)
 
 
 def test_two_collectives_have_two_curves() -> None:
@@ -165,7 +165,7 @@ def test_pairs_that_are_odd_are_told_and_lead_the_verdict() -> None:
         if one != other
     )
     said = report(plan(), measured(plan(), slow=10.0), tcp=msgspec.structs.replace(TCP, pairs=pairs))
-    assert [(odd.kind, odd.nodes) for odd in said.odd] == [("node", ("c",))]
+    assert [(odd.code, odd.nodes) for odd in said.odd] == [("odd_node", ("c",))]
     assert said.verdict.nodes[0] == "c"
 
 
@@ -206,7 +206,7 @@ def test_rdma_is_not_held_against_tcp() -> None:
     said = report(plan(), measured(plan(), card="mlx5_0/1", backend="nccl"), tcp=slow_tcp)
     assert all(row.share_of_tcp is None for row in said.rows)
     assert "line rate" in said.verdict.text
-    assert not any("TCP" in cause.text for cause in said.verdict.causes)
+    assert not any("TCP" in cause.message for cause in said.verdict.causes)
 
 
 def test_a_single_node_uses_no_network() -> None:
@@ -247,7 +247,7 @@ def test_the_root_of_a_broadcast_is_nobodys_straggler() -> None:
         msgspec.structs.replace(one, times_us=(1.0,) * 5) if isinstance(one, CollectiveSample) else one
         for one in samples[0]
     ]
-    assert not any("straggler" in cause.text for cause in report(of, samples).verdict.causes)
+    assert not any("straggler" in cause.message for cause in report(of, samples).verdict.causes)
 
 
 def over_two_ports(*, log: bool, raw_gbit_per_s: float | None = None, raw_error: str | None = None) -> ScanReport:
@@ -279,7 +279,7 @@ def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used() -> None:
     # The counters alone saw one port.
     seen = over_two_ports(log=False)
     assert (seen.link_gbit_per_s, seen.verdict.status) == (0.5, "inconclusive")
-    assert "the data used more NICs, or a NIC reports too low a rate" in seen.verdict.causes[0].text
+    assert "the data used more NICs, or a NIC reports too low a rate" in seen.verdict.causes[0].message
 
 
 def test_raw_rdma_stands_beside_what_went_over_rdma() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.traffic.pair_speeds import Odd, PairSpeed, fastest_of, find_odd, least_of_pairs
+from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, fastest_of, find_odd, least_of_pairs
 
 GIGABIT = 0.941
 LETTERS = "abcdefghijklmnop"
@@ -22,8 +22,8 @@ def measured(names: Sequence[str], speed: Callable[[str, str], float | None]) ->
     )
 
 
-def blamed(odd: Sequence[Odd]) -> list[tuple[str, tuple[str, ...]]]:
-    return [(one.kind, one.nodes) for one in odd]
+def blamed(odd: Sequence[NetworkFinding]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(one.code, one.nodes) for one in odd]
 
 
 def links(names: Sequence[str], gbit_per_s: float = GIGABIT) -> dict[str, float]:
@@ -41,11 +41,15 @@ def test_pairs_that_are_alike_have_nothing_odd(count: int) -> None:
 
 # Of four nodes: which streams are slow, who is blamed, and in which words.
 BLAMED: list[tuple[Callable[[str, str], bool], tuple[str, tuple[str, ...]], str]] = [
-    (lambda a, b: "c" in a + b, ("node", ("c",)), "c sends and receives at most 94 Mbit/s"),
-    (lambda a, _: a == "b", ("sends", ("b",)), "b sends at most 94 Mbit/s"),
-    (lambda _, b: b == "b", ("receives", ("b",)), "b receives at most 94 Mbit/s"),
-    (lambda a, b: {a, b} == {"a", "d"}, ("cable", ("a", "d")), "a stream between a and d reaches at most 94 Mbit/s"),
-    (lambda a, b: (a, b) == ("d", "a"), ("one-way", ("d", "a")), "a stream from d to a reaches 94 Mbit/s"),
+    (lambda a, b: "c" in a + b, ("odd_node", ("c",)), "c sends and receives at most 94 Mbit/s"),
+    (lambda a, _: a == "b", ("odd_sends", ("b",)), "b sends at most 94 Mbit/s"),
+    (lambda _, b: b == "b", ("odd_receives", ("b",)), "b receives at most 94 Mbit/s"),
+    (
+        lambda a, b: {a, b} == {"a", "d"},
+        ("odd_cable", ("a", "d")),
+        "a stream between a and d reaches at most",
+    ),
+    (lambda a, b: (a, b) == ("d", "a"), ("odd_one_way", ("d", "a")), "a stream from d to a reaches 94 Mbit/s"),
 ]
 
 
@@ -56,21 +60,21 @@ def test_who_is_slow_is_the_only_one_told(
 ) -> None:
     pairs = measured("abcd", lambda a, b: 0.094 if is_slow(a, b) else 0.93 if a < b else 0.935)
     (odd,) = find_odd(pairs, links("abcd") if known else None)
-    assert (odd.kind, odd.nodes) == who
-    assert words in odd.text
-    assert ("941 Mbit/s expected" in odd.text) is known
-    assert odd.best_gbit_per_s == 0.094
-    assert odd.usual_gbit_per_s == pytest.approx(0.93, abs=0.01)
+    assert (odd.code, odd.nodes) == who
+    assert words in odd.message
+    assert ("941 Mbit/s expected" in odd.message) is known
+    assert odd.figures["best_gbit_per_s"] == 0.094
+    assert odd.figures["usual_gbit_per_s"] == pytest.approx(0.93, abs=0.01)
     assert odd.hint
 
 
 def test_two_nodes_are_a_pair() -> None:
-    assert blamed(find_odd(measured("ab", lambda a, _: 0.2 if a == "b" else 0.93))) == [("one-way", ("b", "a"))]
+    assert blamed(find_odd(measured("ab", lambda a, _: 0.2 if a == "b" else 0.93))) == [("odd_one_way", ("b", "a"))]
     slow = measured("ab", lambda _a, _b: 0.2)
     # Slow both ways, and nothing to hold it against but the links.
     assert find_odd(slow) == ()
     (odd,) = find_odd(slow, links("ab"))
-    assert (odd.kind, odd.usual_gbit_per_s) == ("cable", GIGABIT)
+    assert (odd.code, odd.figures["usual_gbit_per_s"]) == ("odd_cable", GIGABIT)
 
 
 @given(count=st.integers(3, 16), data=st.data())
@@ -78,7 +82,7 @@ def test_half_of_the_nodes_can_be_slow_without_setting_the_standard(count: int, 
     names = LETTERS[:count]
     slow = data.draw(st.sets(st.sampled_from(names), min_size=1, max_size=count // 2))
     odd = find_odd(measured(names, lambda a, b: 0.1 if slow & {a, b} else 0.93))
-    assert blamed(odd) == [("node", (name,)) for name in names if name in slow]
+    assert blamed(odd) == [("odd_node", (name,)) for name in names if name in slow]
 
 
 def test_two_nodes_that_are_faster_between_themselves_make_the_others_no_culprits() -> None:
@@ -87,18 +91,18 @@ def test_two_nodes_that_are_faster_between_themselves_make_the_others_no_culprit
 
 def test_a_network_that_is_slow_everywhere_is_told_once_and_the_worst_node_beside_it() -> None:
     names = "abcd"
-    assert blamed(find_odd(measured(names, lambda _a, _b: 0.4), links(names))) == [("all", ())]
+    assert blamed(find_odd(measured(names, lambda _a, _b: 0.4), links(names))) == [("odd_all", ())]
     worst = find_odd(measured(names, lambda a, b: 0.04 if "c" in a + b else 0.4), links(names))
-    assert blamed(worst) == [("all", ()), ("node", ("c",))]
+    assert blamed(worst) == [("odd_all", ()), ("odd_node", ("c",))]
 
 
 def test_how_full_a_link_is_counts_and_not_how_fast_it_is() -> None:
     # One node has a slower card, and fills it.
     pairs = measured("abcd", lambda a, b: 0.93 if "c" in a + b else 9.0)
     assert find_odd(pairs, links("abcd", 9.41) | {"c": GIGABIT}) == ()
-    assert blamed(find_odd(pairs)) == [("node", ("c",))]
+    assert blamed(find_odd(pairs)) == [("odd_node", ("c",))]
     # A link that does not tell its rate leaves the comparison with the others.
-    assert blamed(find_odd(pairs, links("abd", 9.41))) == [("node", ("c",))]
+    assert blamed(find_odd(pairs, links("abd", 9.41))) == [("odd_node", ("c",))]
 
 
 def test_streams_that_a_processor_bounds_may_differ_and_a_tenth_is_still_told() -> None:
@@ -106,38 +110,38 @@ def test_streams_that_a_processor_bounds_may_differ_and_a_tenth_is_still_told() 
     assert find_odd(scattered, links("abc", 9.41)) == ()
     assert find_odd(scattered) == ()
     slow = measured("abc", lambda a, b: 0.9 if "b" in a + b else 7.0)
-    assert blamed(find_odd(slow, links("abc", 9.41))) == [("node", ("b",))]
+    assert blamed(find_odd(slow, links("abc", 9.41))) == [("odd_node", ("b",))]
 
 
 def test_a_stream_that_did_not_run_is_told_with_its_reason() -> None:
     odd = find_odd(measured("abc", lambda a, b: None if (a, b) == ("a", "c") else 0.93))
-    assert blamed(odd) == [("failed", ("a", "c"))]
-    assert "from a to c did not run: refused" in odd[0].text
-    assert odd[0].best_gbit_per_s is None
+    assert blamed(odd) == [("odd_failed", ("a", "c"))]
+    assert "from a to c did not run: refused" in odd[0].message
+    assert "best_gbit_per_s" not in odd[0].figures
 
 
 def test_a_node_to_which_nothing_runs_is_told_once() -> None:
     node = find_odd(measured("abcd", lambda a, b: None if "b" in a + b else 0.93))
-    assert blamed(node) == [("failed", ("b",))]
+    assert blamed(node) == [("odd_failed", ("b",))]
     everything = find_odd(measured("abcd", lambda _a, _b: None))
-    assert blamed(everything) == [("failed", ())]
-    assert "no stream between the nodes ran: refused" in everything[0].text
+    assert blamed(everything) == [("odd_failed", ())]
+    assert "no stream between the nodes ran: refused" in everything[0].message
 
 
 @pytest.mark.parametrize(
     ("kind", "nodes", "covered"),
     [
-        ("node", ("a",), 6),
-        ("sends", ("a",), 3),
-        ("receives", ("a",), 3),
-        ("cable", ("a", "b"), 2),
-        ("one-way", ("a", "b"), 1),
-        ("all", (), 12),
-        ("failed", ("a", "b"), 1),
+        ("odd_node", ("a",), 6),
+        ("odd_sends", ("a",), 3),
+        ("odd_receives", ("a",), 3),
+        ("odd_cable", ("a", "b"), 2),
+        ("odd_one_way", ("a", "b"), 1),
+        ("odd_all", (), 12),
+        ("odd_failed", ("a", "b"), 1),
     ],
 )
 def test_what_is_odd_knows_its_streams(kind: str, nodes: tuple[str, ...], covered: int) -> None:
-    odd = Odd(kind=kind, nodes=nodes)
+    odd = NetworkFinding(code=kind, nodes=nodes, message="")
     assert sum(odd.covers(*pair) for pair in ALL_OF_FOUR) == covered
 
 
