@@ -75,7 +75,7 @@ def compare_records(
         raise UsageError(f"both are run {names[0]}", hint="name two runs; list them: multinode runs")
     scans = [load_scan(directory) for directory in directories]
     if scans[0] is not None and scans[1] is not None:
-        return msgspec.structs.replace(scans[1], changes=compare_scans(scans[0].record, scans[1].record))
+        return msgspec.structs.replace(scans[1], changes=compare_scans(scans[0], scans[1]))
     kinds = [run.kind if (run := one.read("run.json", Run)) is not None else "unknown" for one in directories]
     file = next((file for file in _RESULTS if all((one.path / file).is_file() for one in directories)), None)
     if "tuning" not in kinds and all(load_table(directory) is not None for directory in directories):

@@ -59,7 +59,7 @@ def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
     before = _load(context.runs, extent.compare) if extent.compare is not None else None
     report, launched = run_scan(what, extent, context)
     if before is not None:
-        report = msgspec.structs.replace(report, changes=compare_scans(before.record, report.record))
+        report = msgspec.structs.replace(report, changes=compare_scans(before, report))
     launched.directory.write(_REPORT, report)
     return report
 

@@ -270,7 +270,7 @@ def _small_table(rows: Sequence[CollectiveRow], title: str) -> Table:
 
 
 def _time_us(row: CollectiveRow) -> Estimate:
-    low, high = row.interval_us or (row.time_us, row.time_us)
+    low, high = row.interval_us
     return Estimate(value=row.time_us, low=low, high=high)
 
 
@@ -351,7 +351,7 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
     if changes is None:
         return
     yield "Changes", f"since run {changes.before}: {changes.text}"
-    yield from (("", sentence) for sentence in (*changes.environment, *(row.text for row in changes.rows)))
+    yield from (("", message) for message in (finding.message for finding in (*changes.environment, *changes.rows)))
     for said, names in (("new", changes.came), ("gone", changes.gone)):
         if names:
             yield "", f"{said}: {', '.join(names)}"

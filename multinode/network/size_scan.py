@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -11,9 +12,9 @@ import msgspec
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.job.step_messages import StepMessage, StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
-from multinode.network.scan_changes import NodeState, ScanChanges, ScanRecord, node_state
 from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
+from multinode.records.finding import Finding
 from multinode.records.log import clean_log
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.samples import (
@@ -102,6 +103,41 @@ _LARGEST_ELEMENT_BYTES = max(DTYPE_BYTES.values())
 _LEAST_SIZES = 2
 
 
+class NodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """Properties of a node that affect its speed; None if unknown."""
+
+    name: str
+    ifname: str | None = None  # its data-plane interface
+    link_gbit_per_s: float | None = None  # negotiated rate
+    mtu: int | None = None  # in bytes
+    duplex: str | None = None  # `full` or `half`
+    driver: str | None = None  # of a virtual interface
+    python: str | None = None  # version of the job's interpreter; likewise `torch`, `nccl`, `cuda`
+    torch: str | None = None
+    nccl: str | None = None
+    cuda: str | None = None
+    gpu: str | None = None  # its GPUs, `2 x NVIDIA GeForce RTX 4090`; likewise `gpu_driver`, the version
+    gpu_driver: str | None = None
+    cores: int | None = None  # processors available to a job
+
+
+class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes from one scan to the next."""
+
+    before: str  # its run id; likewise `now`
+    now: str
+    text: str  # everything in a sentence
+    environment: tuple[
+        Finding, ...
+    ] = ()  # of common nodes, named in `code` by the field of NodeState; of the measurement
+    came: tuple[str, ...] = ()  # nodes only in the later one; likewise `gone`, only in the earlier
+    gone: tuple[str, ...] = ()
+    rows: tuple[Finding, ...] = ()  # changed messages; `unchanged` is the number of others
+    unchanged: int = 0
+    only_before: tuple[str, ...] = ()  # messages only in the earlier one; likewise `only_now`
+    only_now: tuple[str, ...] = ()
+
+
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of one optimizer step, and their time according to the size scan."""
 
@@ -162,17 +198,11 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
         return f"{self.backend}, {self.world_size} workers on {nodes}"
 
     @property
-    def record(self) -> ScanRecord:
-        """The data for later comparisons."""
-        equal = len(set(self.workers)) == 1
-        each = f"{format_count(self.workers[0], 'worker')} per node" if equal else ""
-        return ScanRecord(
-            run_id=self.run_id,
-            rows=self.rows,
-            nodes=self.states,
-            backend=self.backend,
-            workers=each or f"{' + '.join(map(str, self.workers))} workers",
-        )
+    def workers_in_words(self) -> str:
+        """`2 workers per node`, `2 + 1 workers`."""
+        if len(set(self.workers)) == 1:
+            return f"{format_count(self.workers[0], 'worker')} per node"
+        return f"{' + '.join(map(str, self.workers))} workers"
 
     @property
     def levels(self) -> dict[str, float]:
@@ -269,8 +299,28 @@ def summarise_scan(
         path=path,
         nccl=nccl,
         verdict=judge_scan(evidence),
-        states=tuple(node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
+        states=tuple(_node_state(facts[node.node], node.ifname) for node in plan.nodes if node.node in facts),
         directory=directory,
+    )
+
+
+def _node_state(facts: NodeFacts, ifname: str | None) -> NodeState:
+    nic = next((one for one in facts.interfaces if one.name == ifname), Interface(name=""))
+    models = Counter(gpu.name for gpu in facts.gpus)
+    return NodeState(
+        name=facts.node,
+        ifname=ifname,
+        link_gbit_per_s=nic.speed_gbit_per_s,
+        mtu=nic.mtu,
+        duplex=nic.duplex,
+        driver=nic.driver,
+        python=facts.python_version,
+        torch=facts.packages.get("torch"),
+        nccl=facts.nccl_version,
+        cuda=facts.cuda_version,
+        gpu=", ".join(f"{count} x {name}" for name, count in models.items()) or None,
+        gpu_driver=next((gpu.driver for gpu in facts.gpus if gpu.driver), None),
+        cores=facts.cores,
     )
 
 

@@ -28,7 +28,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     count: int  # elements, as nccl-tests prints them
     iters: int  # timed iterations
     time_us: float  # duration of the operation: median over iterations of the slowest worker's time
-    interval_us: Bounds | None = None  # its 95% confidence interval
+    interval_us: Bounds  # its 95% confidence interval
     p95_us: float  # likewise, the 95th percentile
     cv: float = 0.0  # coefficient of variation, standard deviation over mean; 0 for a single iteration
     transfer_us: float  # time without waiting for others: median over iterations of the fastest worker's time

@@ -88,7 +88,7 @@ def test_a_slow_link_is_told_and_compared_with_the_time_before(
     changes = document["changes"]
     assert changes["before"] == healthy["run_id"]
     (row,) = changes["rows"]
-    assert row["change"] < -0.8
+    assert row["figures"]["change"] < -0.8
     assert changes["environment"] == []
 
 

@@ -27,6 +27,7 @@ def row(time_us: float, collective: str = "all_reduce", num_wrong: int | None = 
         count=1 << 18,
         iters=100,
         time_us=time_us,
+        interval_us=(time_us, time_us),
         p95_us=time_us,
         transfer_us=time_us,
         algbw_gb_per_s=9.92,

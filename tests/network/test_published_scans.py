@@ -26,6 +26,7 @@ def row(busbw_gb_per_s: float, layout: Layout, size_bytes: int = 512 * MIB) -> C
         count=size_bytes // 4,
         iters=20,
         time_us=time_us,
+        interval_us=(time_us, time_us),
         p95_us=time_us,
         transfer_us=time_us,
         algbw_gb_per_s=algbw,

@@ -35,6 +35,7 @@ def rows(
                 size_bytes=size,
                 count=size // 4,
                 iters=20,
+                interval_us=(known["time_us"], known["time_us"]),
                 p95_us=known["time_us"],
                 algbw_gb_per_s=algbw,
                 busbw_gb_per_s=algbw * factor,

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from multinode.job.step_messages import StepMessage
-from multinode.network.scan_changes import ScanChanges
 from multinode.network.screen import next_step, scan_lines, scan_parts
-from multinode.network.size_scan import ScanReport, StepEstimate
+from multinode.network.size_scan import ScanChanges, ScanReport, StepEstimate
+from multinode.records.finding import Finding
 from multinode.traffic.pair_speeds import RawTcp
 from tests.golden import Golden
 from tests.network.test_size_scan import measured, plan, report
@@ -23,7 +23,7 @@ CHANGES = ScanChanges(
     before="earlier",
     now="r",
     text="nothing got slower.",
-    environment=("a's ens1f0 now negotiates 1 Gbit/s",),
+    environment=(Finding(message="a's ens1f0 now negotiates 1 Gbit/s"),),
     came=("b",),
 )
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
+from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort
 from multinode.job.planning import LaunchOptions, plan_launch
 from multinode.job.step_messages import StepMessage, StepMessages
 from multinode.network.screen import scan_lines
@@ -118,8 +118,15 @@ def test_a_full_link_is_normal_and_every_figure_stands_beside_it() -> None:
     assert said.path.ok is True
     assert (said.verdict.causes, said.verdict.nodes) == ((), ())
     assert said.devices == ("Rank  0 on a device cpu", "Rank  1 on b device cpu")
-    assert [state.torch for state in said.states] == ["2.8.0", "2.8.0"]
+    assert [(state.torch, state.ifname, state.mtu) for state in said.states] == [("2.8.0", "ens1f0", 1500)] * 2
     assert said.nccl is None
+
+
+def test_the_state_of_a_node_counts_its_gpus() -> None:
+    gpus = tuple(Gpu(index=index, name="RTX 4090", driver="550.1") for index in (6, 7))
+    known = {name: msgspec.structs.replace(each, gpus=gpus, nccl_version="2.27.3") for name, each in facts().items()}
+    state = summarise_scan(plan(), known, TCP, measured(plan()), "/runs/r").states[0]
+    assert (state.nccl, state.gpu, state.gpu_driver) == ("2.27.3", "2 x RTX 4090", "550.1")
 
 
 def test_the_document_comes_back_from_its_file_as_it_was() -> None:
