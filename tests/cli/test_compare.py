@@ -75,7 +75,7 @@ def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
     changes = json.loads(compare(FIRST, SECOND, "--json"))["changes"]
     assert changes["before"] == FIRST
     (slower,) = changes["rows"]
-    assert slower["text"] in " ".join(compare(FIRST, SECOND).split())
+    assert slower["message"] in " ".join(compare(FIRST, SECOND).split())
 
 
 def test_records_that_have_nothing_in_common_are_named_with_their_kinds(root: Path) -> None:
