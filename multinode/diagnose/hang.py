@@ -1,6 +1,6 @@
-"""find_hang: from what all nodes said of a run that hangs, which rank is behind and why, as a code and facts. Pure.
+"""find_hang: from what all nodes said of a run that hangs, which rank is behind, why, and what to do. Pure.
 
-Knows states, stacks, steps and queues; the words are `launch.hang_words`', and what is done is not decided here.
+Knows states, stacks, steps and queues.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.records.run import Connection, NodeDiagnosis, ProcessDiagnosis
+from multinode.diagnose.failure_kinds import told_by_nccl
+from multinode.records.run import NodeDiagnosis, ProcessDiagnosis, Stall
 
 # CPython's faulthandler:   File "/home/a/train.py", line 12 in main
 _FAULTHANDLER = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$')
@@ -28,6 +29,8 @@ _COLLECTIVE_FILES = re.compile(
 )
 _BACKWARD_FILES = re.compile(r"torch/autograd/|torch/_tensor\.py$")
 _SYNCHRONIZE_FILES = re.compile(r"torch/(?:cuda|accelerator|xpu|npu)/")
+_SPINS = 0.5  # share of a processor from which on a process is said to compute
+_MOST_FRAMES = 20
 _CONSTRUCTOR = re.compile(r"torch/nn/parallel/distributed\.py$")
 
 
@@ -187,33 +190,61 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
         return self.process.pid if self.process is not None else None
 
     @property
-    def waits(self) -> bool:
-        """Whether it stands in a collective."""
-        return self.where is not None and self.where.waits_in is not None
+    def waits_in(self) -> str | None:
+        """The collective in which it stands."""
+        return self.where.waits_in if self.where is not None else None
+
+    @property
+    def place(self) -> str:
+        """Where it stands, whether it waits or not."""
+        return (self.where.waits_in or self.where.place) if self.where is not None else ""
 
 
-class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found."""
+_Ranks = Sequence[RankState]
 
-    # `stopped`, `traced`, `gone`, `never_there`, `no_workers`, `uninterruptible`, `launcher_stopped`, `silent_node`,
-    # `elsewhere`, `fewer_collectives`, `fewer_operations` (of NCCL), `disagreement` (on which collective comes),
-    # `fewer_steps`, `connection`; without any of these `all_wait`, `same_place` or `unknown`
-    code: str
+
+class _Hanging(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes said, and when."""
+
+    nodes: Sequence[NodeDiagnosis]
     ranks: tuple[RankState, ...]  # all that should be there, of the nodes that answered
-    found: tuple[RankState, ...] = ()  # of these the ranks to blame; empty blames none
-    node: NodeDiagnosis | None = None  # to blame where no rank is; `process` the launcher on it that is stopped
-    process: ProcessDiagnosis | None = None
-    count: int | None = None  # collectives, operations or steps of `found`; `most` those of others
-    most: int | None = None
-    operation: str | None = None  # whose count it is, in NCCL's words
-    connection: Connection | None = None  # on which nothing gets through
+    time_s: float
+    silent_s: float
+
+    def found(self, code: str, message: str, hint: str, node: NodeDiagnosis | None = None) -> Stall:
+        """A hang for which no rank is to blame, but maybe a node."""
+        name, rank = (node.node, node.node_rank) if node is not None else (None, None)
+        return Stall(
+            code=code,
+            message=message,
+            hint=hint,
+            node=name,
+            node_rank=rank,
+            time_s=self.time_s,
+            silent_s=self.silent_s,
+        )
+
+    def blame(self, code: str, ranks: _Ranks, text: str, hint: str, *, others: str | None = None) -> Stall:
+        """A hang of these ranks, of which the text says in the plural what they do; the first of them is to blame."""
+        verb, _, rest = text.partition(" ")
+        if len(ranks) == 1:
+            verb = {"are": "is", "have": "has", "wait": "waits"}.get(verb, verb)
+        stack = (f"{frame.path}:{frame.line} in {frame.name}" for frame in ranks[0].frames[:_MOST_FRAMES])
+        message = f"{_names(ranks)} {verb} {rest}{_others(self.ranks, ranks) if others is None else others}"
+        stall = self.found(code, message, hint, ranks[0].node)
+        return msgspec.structs.replace(stall, rank=ranks[0].rank, stack="\n".join(stack))
+
+    def network_hint(self, hint: str) -> str:
+        """What NCCL warned of, before a hint where the network may be the cause, or NCCL's settings."""
+        for node in self.nodes:
+            warning = told_by_nccl(node.nccl_warnings)
+            if warning is not None and warning.error is not None:
+                fix = warning.error.fix.replace("{node}", node.node)
+                return f"NCCL on {node.node} warns: {warning.text}: {fix}; {hint}"
+        return hint
 
 
-_Nodes = Sequence[NodeDiagnosis]
-_Ranks = tuple[RankState, ...]
-
-
-def find_hang(nodes: _Nodes) -> Hang:
+def find_hang(nodes: Sequence[NodeDiagnosis], time_s: float, silent_s: float) -> Stall:
     """Say which rank is behind.
 
     The surest sign decides: a worker that is stopped; one that is gone; one that the kernel holds; a node that does not
@@ -223,8 +254,9 @@ def find_hang(nodes: _Nodes) -> Hang:
     blamed.
     """
     ranks = tuple(_rank(node, number) for node in nodes if node.error is None for number in node.ranks)
-    found = (hang for find in _CAUSES if (hang := find(nodes, ranks)) is not None)
-    return next(found, None) or _unexplained(ranks)
+    hanging = _Hanging(nodes=nodes, ranks=ranks, time_s=time_s, silent_s=silent_s)
+    stalls = (stall for find in _CAUSES if (stall := find(hanging)) is not None)
+    return next(stalls, None) or _unexplained(hanging)
 
 
 def _rank(node: NodeDiagnosis, number: int) -> RankState:
@@ -234,103 +266,149 @@ def _rank(node: NodeDiagnosis, number: int) -> RankState:
     return RankState(rank=number, node=node, process=process, frames=frames, where=standpoint(frames), step=step)
 
 
-def _blame(code: str, ranks: _Ranks, found: Sequence[RankState]) -> Hang | None:
-    return Hang(code=code, ranks=ranks, found=tuple(found)) if found else None
+def _stopped(run: _Hanging) -> Stall | None:
+    ranks = [rank for rank in run.ranks if rank.state in {"T", "t"}]
+    if not ranks:
+        return None
+    first = ranks[0]
+    if first.state == "t":
+        hint = f"close the debugger, or resume the process; it traces pid {first.pid} on {first.node.node}"
+        return run.blame("traced", ranks, "are held by a debugger (state t)", hint)
+    pids = " ".join(str(rank.pid) for rank in ranks if rank.node is first.node)
+    hint = f"resume it, on {first.node.node}: kill -CONT {pids}"
+    return run.blame("stopped", ranks, "are stopped (state T) by SIGSTOP", hint)
 
 
-def _stopped(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    found = [one for one in ranks if one.state in {"T", "t"}]
-    return _blame("traced" if found and found[0].state == "t" else "stopped", ranks, found)
+def _gone(run: _Hanging) -> Stall | None:
+    ranks = [rank for rank in run.ranks if rank.state in {None, "Z", "X"}]
+    if not ranks:
+        return None
+    steps = {rank.step for rank in ranks if rank.step is not None}
+    if len(ranks) == len(run.ranks) and not steps:
+        return run.found(
+            "no_workers",
+            "no worker has started on any node: the launchers are waiting for each other",
+            run.network_hint(
+                "a port between the nodes may be closed, or they disagree on the rendezvous: multinode check"
+            ),
+        )
+    hint = f"see its last lines: multinode logs last --node {ranks[0].node.node}"
+    if not steps and all(rank.state is None for rank in ranks):
+        return run.blame("never_there", ranks, "have no process: it was not started or has ended", hint)
+    after = f" after step {steps.pop()}" if len(steps) == 1 else ""
+    who = "it" if len(ranks) == 1 else "they"
+    return run.blame("gone", ranks, f"have no process left: {who} ended{after}", hint)
 
 
-def _launcher_stopped(nodes: _Nodes, ranks: _Ranks) -> Hang | None:
-    for node in nodes:
+def _uninterruptible(run: _Hanging) -> Stall | None:
+    # Twice in a row: a moment of it belongs to every disk access.
+    ranks = [rank for rank in run.ranks if rank.process and rank.process.state == rank.process.state_before == "D"]
+    if not ranks:
+        return None
+    where = f", in {ranks[0].process.wchan}" if ranks[0].process and ranks[0].process.wchan else ""
+    text = (
+        f"are in uninterruptible sleep (state D{where}): a disk, a network file system or a driver on that node does "
+        "not answer"
+    )
+    hint = f"kernel messages, on {ranks[0].node.node}: dmesg -T | tail; df -h"
+    return run.blame("uninterruptible", ranks, text, hint)
+
+
+def _launcher_stopped(run: _Hanging) -> Stall | None:
+    for node in run.nodes:
         for process in node.processes:
             if process.role == "launcher" and process.state == "T":
-                return Hang(code="launcher_stopped", ranks=ranks, node=node, process=process)
+                who = f"the launcher on {node.node} ({process.command}, pid {process.pid})"
+                hint = f"resume it, on {node.node}: kill -CONT {process.pid}"
+                return run.found("launcher_stopped", f"{who} is stopped (state T) by SIGSTOP", hint, node)
     return None
 
 
-def _gone(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    found = [one for one in ranks if one.state in {None, "Z", "X"}]
-    if found and len(found) == len(ranks) and all(one.step is None for one in found):
-        return Hang(code="no_workers", ranks=ranks)
-    never = all(one.state is None and one.step is None for one in found)
-    return _blame("never_there" if never else "gone", ranks, found)
-
-
-def _uninterruptible(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    # Twice in a row: a moment of it belongs to every disk access.
-    found = [one for one in ranks if one.process and one.process.state == one.process.state_before == "D"]
-    return _blame("uninterruptible", ranks, found)
-
-
-def _silent_node(nodes: _Nodes, ranks: _Ranks) -> Hang | None:
-    silent = next((node for node in nodes if node.error is not None), None)
-    return Hang(code="silent_node", ranks=ranks, node=silent) if silent is not None else None
-
-
-def _fewest_collectives(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    counts = [one.process.collectives if one.process is not None else None for one in ranks]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts) or len(set(known)) < 2:  # noqa: PLR2004 - all have launched as many
+def _silent_node(run: _Hanging) -> Stall | None:
+    node = next((node for node in run.nodes if node.error is not None), None)
+    if node is None:
         return None
-    fewest = min(known)
-    found = tuple(one for one, count in zip(ranks, known, strict=True) if count == fewest)
-    return Hang(code="fewer_collectives", ranks=ranks, found=found, count=fewest, most=max(known))
+    message = f"{node.node} did not report what its ranks are doing: {node.error}"
+    return run.found("silent_node", message, f"see whether it is up: ssh {node.node} uptime", node)
 
 
-def _lagging_in_nccl(nodes: _Nodes, ranks: _Ranks) -> Hang | None:
-    for node in nodes:
-        for lag in find_lagging(node.ras) if node.ras else ():
-            same = tuple(one for one in ranks if lag.pid is not None and one.pid == lag.pid)
-            if len(same) == 1:
-                return Hang(
-                    code="fewer_operations",
-                    ranks=ranks,
-                    found=same,
-                    count=lag.launched,
-                    most=lag.most,
-                    operation=lag.operation,
-                )
-    return None
-
-
-def _elsewhere(_: _Nodes, ranks: _Ranks) -> Hang | None:
+def _elsewhere(run: _Hanging) -> Stall | None:
     """Some ranks stand outside of what the others wait in.
 
     With GPUs that is no sign: the host launches a collective and goes on, to block wherever it reads a result.
     """
-    found = [one for one in ranks if one.where is not None and not one.waits]
-    on_gpu = any(one.process is not None and one.process.gpu for one in ranks)
-    return None if on_gpu or not any(one.waits for one in ranks) else _blame("elsewhere", ranks, found)
-
-
-def _disagreement(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    words = collections.Counter(one.where.waits_in for one in ranks if one.where is not None and one.waits)
-    if len(words) < 2 or sum(words.values()) < len(ranks):  # noqa: PLR2004 - two make a disagreement
+    ranks = [rank for rank in run.ranks if rank.where is not None and rank.waits_in is None]
+    on_gpu = any(rank.process is not None and rank.process.gpu for rank in run.ranks)
+    if not ranks or on_gpu or not any(rank.waits_in for rank in run.ranks):
         return None
-    rarest = min(words, key=lambda word: (words[word], str(word)))
-    return _blame("disagreement", ranks, [one for one in ranks if one.where and one.where.waits_in == rarest])
+    text = f"are in {ranks[0].place}{_busy(ranks[0])}{_behind(run.ranks, ranks)}"
+    hint = "its full stack is in stall.json; if it is only slow, set a longer --hang-timeout"
+    return run.blame("elsewhere", ranks, text, hint)
 
 
-def _fewest_steps(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    steps = [one.step or 0 for one in ranks]
-    if not steps or min(steps) == max(steps):
+def _fewest_collectives(run: _Hanging) -> Stall | None:
+    counts = [rank.process.collectives if rank.process is not None else None for rank in run.ranks]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts) or len(set(known)) < 2:  # noqa: PLR2004 - all have launched as many
         return None
-    found = tuple(one for one in ranks if (one.step or 0) == min(steps))
-    return Hang(code="fewer_steps", ranks=ranks, found=found, count=min(steps), most=max(steps))
+    ranks = [rank for rank, count in zip(run.ranks, known, strict=True) if count == min(known)]
+    text = f"launched {min(known)} collectives while others launched {max(known)}"
+    return _late(run, "fewer_collectives", ranks, text)
 
 
-def _connection(_: _Nodes, ranks: _Ranks) -> Hang | None:
-    for one in ranks:
-        for peer in one.process.sockets.listed if one.process and one.process.sockets else ():
-            if peer.state == "connecting" or peer.send_queue_bytes:
-                return Hang(code="connection", ranks=ranks, found=(one,), connection=peer)
+def _lagging_in_nccl(run: _Hanging) -> Stall | None:
+    for node in run.nodes:
+        for lag in find_lagging(node.ras) if node.ras else ():
+            ranks = [rank for rank in run.ranks if lag.pid is not None and rank.pid == lag.pid]
+            if len(ranks) == 1:
+                text = (
+                    f"launched {lag.launched} {lag.operation} operations while another launched {lag.most} (NCCL RAS)"
+                )
+                return _late(run, "fewer_operations", ranks, text)
     return None
 
 
-_CAUSES: tuple[Callable[[_Nodes, _Ranks], Hang | None], ...] = (
+def _late(run: _Hanging, code: str, ranks: _Ranks, text: str) -> Stall:
+    place = f", and is in {ranks[0].place}" if ranks[0].where is not None else ""
+    return run.blame(code, ranks, f"have {text}{place}", "its full stack is in stall.json")
+
+
+def _disagreement(run: _Hanging) -> Stall | None:
+    names = collections.Counter(rank.waits_in for rank in run.ranks if rank.waits_in is not None)
+    if len(names) < 2 or sum(names.values()) < len(run.ranks):  # noqa: PLR2004 - two make a disagreement
+        return None
+    rarest = min(names, key=lambda name: (names[name], name))
+    ranks = [rank for rank in run.ranks if rank.waits_in == rarest]
+    hint = "every rank must call the same collectives in the same order; see where each one is in stall.json"
+    return run.blame("disagreement", ranks, f"wait in {rarest}{_behind(run.ranks, ranks)}", hint)
+
+
+def _fewest_steps(run: _Hanging) -> Stall | None:
+    steps = [rank.step or 0 for rank in run.ranks]
+    if not steps or min(steps) == max(steps):
+        return None
+    ranks = [rank for rank in run.ranks if (rank.step or 0) == min(steps)]
+    where = f" and waits in {ranks[0].waits_in}" if ranks[0].waits_in else ""
+    text = f"are behind at step {min(steps)} of {max(steps)}{where}"
+    return run.blame("fewer_steps", ranks, text, "its position is in stall.json")
+
+
+def _connection(run: _Hanging) -> Stall | None:
+    for rank in run.ranks:
+        for peer in rank.process.sockets.listed if rank.process and rank.process.sockets else ():
+            if peer.state == "connecting" or peer.send_queue_bytes:
+                text = f"cannot deliver {peer.send_queue_bytes} bytes to {peer.peer}"
+                if peer.state == "connecting":
+                    text = f"cannot connect to {peer.peer}"
+                names = {each.waits_in for each in run.ranks if each.where is not None}
+                all_wait = len(names) == 1 and None not in names
+                others = f"; all {len(run.ranks)} ranks wait in {names.pop()}" if all_wait else ""
+                hint = run.network_hint("test the network between the nodes: multinode check")
+                return run.blame("connection", [rank], text, hint, others=others)
+    return None
+
+
+_CAUSES: tuple[Callable[[_Hanging], Stall | None], ...] = (
     _stopped,
     _gone,
     _uninterruptible,
@@ -345,10 +423,59 @@ _CAUSES: tuple[Callable[[_Nodes, _Ranks], Hang | None], ...] = (
 )
 
 
-def _unexplained(ranks: _Ranks) -> Hang:
-    words = {one.where.waits_in for one in ranks if one.where is not None and one.waits}
-    if len(words) == 1 and all(one.waits for one in ranks):
-        return Hang(code="all_wait", ranks=ranks)
-    places = {one.where.place for one in ranks if one.where is not None}
-    is_one = len(places) == 1 and all(one.where is not None for one in ranks)
-    return Hang(code="same_place" if is_one else "unknown", ranks=ranks)
+def _unexplained(run: _Hanging) -> Stall:
+    places = {rank.place for rank in run.ranks if rank.where is not None}
+    count = len(run.ranks)
+    if len(places) == 1 and all(rank.waits_in for rank in run.ranks):
+        message = f"all {count} ranks wait in {places.pop()}, and none is behind"
+        hint = run.network_hint("test the network between the nodes and the backend: multinode check")
+        return run.found("all_wait", message, hint)
+    if len(places) == 1 and all(rank.where is not None for rank in run.ranks):
+        hint = run.network_hint("if this is only slow, set a longer --hang-timeout")
+        return run.found("same_place", f"all {count} ranks are in {places.pop()}", hint)
+    unknown = [rank for rank in run.ranks if rank.where is None]
+    reason = next((rank.process.stack_missing for rank in unknown if rank.process and rank.process.stack_missing), None)
+    why = f" ({_names(unknown)} returned no stack: {reason})" if reason else ""
+    return run.found(
+        "unknown",
+        f"state, stack and steps show no rank that is behind{why}",
+        run.network_hint("see what each process is doing in stall.json"),
+    )
+
+
+def _names(ranks: _Ranks) -> str:
+    """`rank 3 on node1`, `ranks 2, 3 on node1`, `ranks 1, 3 (node0, node1)`."""
+    nodes = list(dict.fromkeys(rank.node.node for rank in ranks))
+    numbers = ", ".join(str(rank.rank) for rank in ranks)
+    names = f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
+    return f"{names} on {nodes[0]}" if len(nodes) == 1 else f"{names} ({', '.join(nodes)})"
+
+
+def _others(every: _Ranks, blamed: _Ranks) -> str:
+    """`; the other 3 ranks wait in all_reduce`; empty where that is not known."""
+    others = [rank for rank in every if rank not in blamed]
+    names = [rank.waits_in for rank in others if rank.waits_in is not None]
+    if not names:
+        return ""
+    (name, count), *more = collections.Counter(names).most_common()
+    if count < len(others):
+        who = f"{count} of the other {len(others)} ranks {'waits' if count == 1 else 'wait'}"
+    else:
+        who = "the other rank waits" if count == 1 else f"the other {count} ranks wait"
+    return f"; {who} in {name}{' and others elsewhere' if more else ''}"
+
+
+def _behind(every: _Ranks, blamed: _Ranks) -> str:
+    """`, at step 41 where the others have done 42`; empty where they do not differ."""
+    steps = {rank.step for rank in blamed}
+    others = {rank.step for rank in every if rank not in blamed}
+    if len(steps) != 1 or len(others) != 1 or steps == others or None in steps | others:
+        return ""
+    return f", at step {steps.pop()} while the others finished {others.pop()}"
+
+
+def _busy(rank: RankState) -> str:
+    process = rank.process
+    if process is None or process.cpu_s is None or not process.looked_s:
+        return ""
+    return ", using CPU" if process.cpu_s / process.looked_s >= _SPINS else ", idle"

@@ -12,7 +12,6 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.diagnose.hang import find_hang
-from multinode.diagnose.hang_words import stall_cause
 from multinode.launch.session import Chunk, Event, Hello, Status
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import NodeDiagnosis, Stall, StallRecord, node_run_id
@@ -180,7 +179,5 @@ class StallWatch:
 
     def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
         silent_s = self._clock.silent_s(time.monotonic())
-        found = stall_cause(find_hang(nodes), nodes)
-        if found.hint is not None:
-            found = msgspec.structs.replace(found, hint=self.write_hint(found.hint))
-        return Stall(time_s=time.time(), silent_s=silent_s, **msgspec.structs.asdict(found))
+        stall = find_hang(nodes, time.time(), silent_s)
+        return msgspec.structs.replace(stall, hint=self.write_hint(stall.hint)) if stall.hint is not None else stall

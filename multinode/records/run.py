@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from multinode.records.finding import Finding
 from multinode.records.plan import LaunchPlan
 from multinode.units import format_count
 
@@ -88,23 +89,14 @@ class NodeDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     nccl_warnings: tuple[str, ...] = ()  # the last WARN lines of each process in NCCL's logs
 
 
-class StallCause(msgspec.Struct, frozen=True, kw_only=True):
-    """The likely cause of a stall; `hint` fixes it or shows more."""
-
-    code: str = ""  # as in `Hang` (diagnose/hang.py)
-    message: str
-    hint: str | None = None
-    node: str | None = None
-    node_rank: int | None = None
-    rank: int | None = None
-    stack: str = ""
-
-
-class Stall(StallCause, frozen=True, kw_only=True):
-    """A time without a step or a log line on any node, with its cause."""
+class Stall(Finding, frozen=True, kw_only=True):
+    """A time without a step or a log line on any node, with its likely cause; `hint` fixes it or shows more."""
 
     time_s: float  # when it was noticed, on the controller's wall clock
     silent_s: float  # since the last sign of progress
+    node_rank: int | None = None  # of the node to blame; likewise `rank`, of the worker, and its `stack`
+    rank: int | None = None
+    stack: str = ""
 
 
 class StallRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from multinode.diagnose.explanation import explain
 from multinode.diagnose.failure import Evidence, first_failure
 from multinode.diagnose.failure_kinds import WorkerDeath, find_worker_death
 from multinode.diagnose.hang import find_hang
-from multinode.diagnose.hang_words import stall_cause
 from multinode.diagnose.known_errors import find_error
 from multinode.diagnose.log_words import read_log
 from multinode.records.run import NodeDiagnosis
@@ -317,7 +316,7 @@ def test_the_telling_line_of_an_nccl_error_stands_in_the_sentence() -> None:
 
 def test_a_hang_without_a_rank_to_blame_tells_what_nccl_warned_of() -> None:
     node = NodeDiagnosis(node="gpu-a", node_rank=0, ranks=(0,), nccl_warnings=(WARNED,))
-    cause = stall_cause(find_hang([node]), [node])
+    cause = find_hang([node], 0.0, 300.0)
     assert "NCCL on gpu-a warns: Call to ibv_modify_qp failed" in str(cause.hint)
     assert "NCCL_IB_GID_INDEX" in str(cause.hint)
 

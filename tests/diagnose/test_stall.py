@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from multinode.diagnose.hang import find_hang
-from multinode.diagnose.hang_words import stall_cause
-from multinode.records.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets, StallCause
+from multinode.records.run import Connection, LastStep, NodeDiagnosis, ProcessDiagnosis, Sockets, Stall
 from tests.diagnose.test_nccl_ras import MISMATCH
 
 SITE = "/env/lib/python3.11/site-packages"
@@ -47,11 +46,11 @@ def nodes(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | 
     return found
 
 
-def explain_nodes(said: list[NodeDiagnosis]) -> StallCause:
-    return stall_cause(find_hang(said))
+def explain_nodes(said: list[NodeDiagnosis]) -> Stall:
+    return find_hang(said, 0.0, 300.0)
 
 
-def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> StallCause:
+def explain(changes: dict[int, dict[str, Any] | None], *, steps: dict[int, int] | None = None) -> Stall:
     return explain_nodes(nodes(changes, steps=steps))
 
 
@@ -214,7 +213,3 @@ def test_nccls_own_counts_name_the_rank_by_its_process() -> None:
     found = explain_nodes([told[0], msgspec.structs.replace(told[1], ras=ras)])
     assert (found.rank, found.node) == (3, "node1")
     assert "launched 60 AllReduce operations while another launched 64 (NCCL RAS)" in found.message
-
-
-def test_a_stall_of_an_earlier_release_is_read_without_a_code() -> None:
-    assert msgspec.convert({"message": "rank 1 on a is stopped"}, StallCause).code == ""
