@@ -17,7 +17,7 @@ LINK_DOWN = Rule(
     message="{ifname}, the training interface, is down: the other nodes cannot reach this one",
     hint="if it stays down, check the cable and switch port; on {node}:\nsudo ip link set dev {ifname} up",
 )
-BELOW_CARD = Rule(
+BELOW_MAXIMUM = Rule(
     "link",
     "warning",
     catches="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
@@ -153,7 +153,7 @@ class _Stream(NamedTuple):
 @launch_check
 def check_link_up(inspection: Inspection) -> Iterator[Case]:
     """The NIC for data has a link."""
-    for name, link in inspection.cards.items():
+    for name, link in inspection.nics.items():
         if not link.up or link.running is False:
             yield LINK_DOWN.found(name, ifname=link.name)
 
@@ -161,13 +161,13 @@ def check_link_up(inspection: Inspection) -> Iterator[Case]:
 @Check
 def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
     """The NIC runs at its maximum speed, and as fast as those of the other nodes."""
-    cards = inspection.cards
-    speeds = {name: link.speed_gbit_per_s for name, link in cards.items() if link.speed_gbit_per_s}
+    nics = inspection.nics
+    speeds = {name: link.speed_gbit_per_s for name, link in nics.items() if link.speed_gbit_per_s}
     fastest = max(speeds, key=lambda name: speeds[name], default="")
     for name, speed in speeds.items():
-        best, values = cards[name].card_gbit_per_s, {"ifname": cards[name].name, "speed": format_rate(speed)}
+        best, values = nics[name].card_gbit_per_s, {"ifname": nics[name].name, "speed": format_rate(speed)}
         if best is not None and speed < _MUCH_LESS * best:
-            yield BELOW_CARD.found(name, best=format_rate(best), **values)
+            yield BELOW_MAXIMUM.found(name, best=format_rate(best), **values)
         if speed < _MUCH_LESS * speeds[fastest]:
             yield BELOW_PEERS.found(name, peer=fastest, best=format_rate(speeds[fastest]), **values)
 
@@ -175,7 +175,7 @@ def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
 @Check
 def check_link_health(inspection: Inspection) -> Iterator[Case]:
     """The NIC loses no packets to errors, and is full duplex."""
-    for name, link in inspection.cards.items():
+    for name, link in inspection.nics.items():
         if link.duplex == "half":
             yield HALF_DUPLEX.found(name, ifname=link.name)
         errors, packets = link.errors or 0, link.packets or 0
@@ -215,7 +215,7 @@ def least_speeds(inspection: Inspection) -> dict[Pair, float]:
 
 
 def _dues(inspection: Inspection) -> dict[Pair, _Due]:
-    known = {node.name: (card, card.speed_gbit_per_s) for node, card in inspection.links if card.speed_gbit_per_s}
+    known = {node.name: (nic, nic.speed_gbit_per_s) for node, nic in inspection.links if nic.speed_gbit_per_s}
     dues = {}
     for (name, (one, speed)), (peer, (other, its_speed)) in permutations(known.items(), 2):
         link = min(speed, its_speed)
@@ -247,7 +247,7 @@ MTU_DIFFERS = Rule(
 @Check
 def check_mtus(inspection: Inspection) -> Iterator[Case]:
     """All NICs for data have the same MTU."""
-    cards = inspection.cards
-    mtus = {name: link.mtu for name, link in cards.items() if link.mtu is not None}
+    nics = inspection.nics
+    mtus = {name: link.mtu for name, link in nics.items() if link.mtu is not None}
     for name, mtu, peer, expected in disagreements(mtus, majority=True):
-        yield MTU_DIFFERS.found(name, ifname=cards[name].name, mtu=mtu, peer=peer, expected=expected)
+        yield MTU_DIFFERS.found(name, ifname=nics[name].name, mtu=mtu, peer=peer, expected=expected)

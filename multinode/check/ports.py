@@ -210,10 +210,10 @@ def _one_way(edges: list[_Edge]) -> list[_Edge]:
 
 def _case(group: list[_Edge], inspection: Inspection) -> Case:
     edge = group[0]
-    found, place, card = inspection.facts.get(edge.peer), inspection.place(edge.peer), inspection.link(edge.peer)
+    found, place, nic = inspection.facts.get(edge.peer), inspection.place(edge.peer), inspection.link(edge.peer)
     first, last = (found.port_range if found else None) or _USUAL_RANGE
     mine = ipaddress.ip_address(place.addr) if place.addr is not None else None
-    networks = card.networks if card and mine else ()
+    networks = nic.networks if nic and mine else ()
     network = next((one for one in networks if mine in one), "ADDRESS/LENGTH")
     ports = sorted({port for edge in group for port in edge.ports})[:_SHOWN_PORTS]
     values: dict[str, object] = {
@@ -226,7 +226,7 @@ def _case(group: list[_Edge], inspection: Inspection) -> Case:
         "choice": f"{RENDEZVOUS_PORTS[0]}:{RENDEZVOUS_PORTS[-1]}",
         "error": edge.error,
         "ifname": place.ifname or "IFNAME",
-        "mtu": card.mtu if card else None,
+        "mtu": nic.mtu if nic else None,
         "network": str(network),
         "first": first,
         "last": last,

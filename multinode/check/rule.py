@@ -64,7 +64,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
                 yield node, interface
 
     @property
-    def cards(self) -> dict[str, Interface]:
+    def nics(self) -> dict[str, Interface]:
         """The same by node name, without loopback."""
         return {node.name: link for node, link in self.links if link.kind != "loopback"}
 

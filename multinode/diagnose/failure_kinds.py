@@ -214,7 +214,7 @@ def link_share(samples: Iterable[Sample], node: NodeProgress, end_s: float) -> f
     first, last = (choose(seen, key=lambda sample: sample.mono_ns) for choose in (min, max))
     took_ns = last.mono_ns - first.mono_ns
     moved = (last.rx_bytes - first.rx_bytes, last.tx_bytes - first.tx_bytes)
-    # A card that was reset counts anew.
+    # A NIC that was reset counts anew.
     return max(moved) * 8 / took_ns / node.link_gbit_per_s if took_ns >= _LEAST_S * 1e9 and min(moved) >= 0 else None
 
 

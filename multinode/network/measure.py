@@ -17,9 +17,9 @@ from multinode.job.step_messages import StepMessages, messages_to_test, step_mes
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.network.scan_changes import compare_scans
-from multinode.network.scan_verdict import card_ceilings
+from multinode.network.scan_verdict import nic_ceilings
 from multinode.network.screen import step_notes
-from multinode.network.size_scan import ScanReport, cards_of, estimate_step, read_ring, summarise_scan
+from multinode.network.size_scan import ScanReport, estimate_step, nics_of, read_ring, summarise_scan
 from multinode.records.benchmark import CollectiveTest, in_turns
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import parse_samples
@@ -127,7 +127,7 @@ def _measuring(step: StepMessages, workers: int, what: Launch) -> Launch:
 
 def _measure_pairs(prepared: Prepared, context: RunContext) -> tuple[PairSpeed, ...]:
     addresses = {node.node: node.addr for node in prepared.plan.nodes if node.addr is not None}
-    ceilings = card_ceilings(cards_of(prepared.plan.nodes, prepared.facts))
+    ceilings = nic_ceilings(nics_of(prepared.plan.nodes, prepared.facts))
     found = measure_pairs(context.agent, prepared.what.cluster.nodes, addresses, ceilings, context.say)
     prepared.directory.write("pairs.json", found)
     if context.stop.count:

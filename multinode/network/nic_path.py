@@ -35,14 +35,14 @@ _PER_CENT = 100
 class Way(StrEnum):
     """The path of a node's bytes."""
 
-    CARD = "card"
+    NIC = "nic"
     OTHER = "other"
     RDMA = "rdma"
     UNSEEN = "unseen"
     DIFFERS = "differs"
 
 
-class CardLoad(msgspec.Struct, frozen=True, kw_only=True):
+class NicLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Traffic of a node's NICs in one iteration."""
 
     node: str
@@ -79,7 +79,7 @@ class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
     # that fits the counters, or several joined by `or`; None if none fits or none was judged
     algorithm: str | None = None
     protocol: str | None = None  # likewise NCCL's, with more bytes on the wire than payload
-    loads: tuple[CardLoad, ...] = ()  # one per node with counters
+    loads: tuple[NicLoad, ...] = ()  # one per node with counters
 
 
 class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ class _Model(msgspec.Struct, frozen=True, kw_only=True):
 def check_nic_path(
     samples: Iterable[CollectiveSample],
     *,
-    cards: Mapping[int, Sequence[str]],
+    nics: Mapping[int, Sequence[str]],
     layout: Layout,
     backend: str,
     node_names: Sequence[str],
@@ -120,7 +120,7 @@ def check_nic_path(
 
     Args:
         samples: of all workers; those with counters count.
-        cards: by node rank, the NICs of the data plane; none are not known.
+        nics: by node rank, the NICs of the data plane; none are not known.
         layout: the workers.
         backend: `nccl` or `gloo`; of another one nothing is judged.
         node_names: in the order of node ranks.
@@ -133,11 +133,11 @@ def check_nic_path(
             by_message.setdefault(sample.index, []).append(sample)
     models = _Models(backend, layout)
     messages = tuple(
-        _trace(sorted(mine, key=lambda one: one.rank), cards, models, node_names)
+        _trace(sorted(mine, key=lambda one: one.rank), nics, models, node_names)
         for _, mine in sorted(by_message.items())
     )
     ways = {load.way for message in messages for load in message.loads if load.way is not None}
-    ok = False if Way.OTHER in ways else True if ways == {Way.CARD} else None
+    ok = False if Way.OTHER in ways else True if ways == {Way.NIC} else None
     return NicPathCheck(ok=ok, messages=messages, sentences=tuple(_sentences(messages, backend)))
 
 
@@ -164,14 +164,14 @@ def _times(factor: float, flows: Mapping[tuple[int, int], float], layout: Layout
 
 
 def _trace(
-    samples: Sequence[CollectiveSample], cards: Mapping[int, Sequence[str]], models: _Models, node_names: Sequence[str]
+    samples: Sequence[CollectiveSample], nics: Mapping[int, Sequence[str]], models: _Models, node_names: Sequence[str]
 ) -> MessagePath:
     first = samples[0]
     node_of = [node for node, ranks in enumerate(models.layout.ranks) for _ in ranks]
 
-    def loads(model: _Model | None) -> tuple[CardLoad, ...]:
+    def loads(model: _Model | None) -> tuple[NicLoad, ...]:
         return tuple(
-            _load(sample, node_names[node], cards.get(node, ()), model.flows[node] if model else None, models.layout)
+            _load(sample, node_names[node], nics.get(node, ()), model.flows[node] if model else None, models.layout)
             for sample in samples
             for node in (node_of[sample.rank],)
         )
@@ -194,30 +194,30 @@ def _trace(
     )
 
 
-def _misfit(loads: Iterable[CardLoad]) -> float | None:
+def _misfit(loads: Iterable[NicLoad]) -> float | None:
     return max((load.deviation for load in loads if load.way is not None and load.deviation is not None), default=None)
 
 
-def _load(sample: CollectiveSample, node: str, cards: Sequence[str], flow: NodeFlow | None, layout: Layout) -> CardLoad:
-    card = ", ".join(cards) or None
+def _load(sample: CollectiveSample, node: str, nics: Sequence[str], flow: NodeFlow | None, layout: Layout) -> NicLoad:
+    nic = ", ".join(nics) or None
     passed = {name: payload(each).times(1 / sample.card_iters) for name, each in (sample.cards or {}).items()}
-    each = [passed.pop(name) for name in cards if name in passed]
+    each = [passed.pop(name) for name in nics if name in passed]
     mine = functools.reduce(operator.add, each) if each else None
     if flow is None:
-        return CardLoad(node=node, ifname=card, passed=mine)
+        return NicLoad(node=node, ifname=nic, passed=mine)
     expected = Carried(sent=flow.sent * sample.size_bytes, received=flow.received * sample.size_bytes)
     if LOOPBACK in passed:
         passed[LOOPBACK] = _less(passed[LOOPBACK], flow.inside * sample.size_bytes)
     most = expected.busier
     others = {name: each for name, each in passed.items() if each.busier > _TRIFLE * most}
     told = sample.cards or {}
-    # A card that came anew while it was read has counted from zero again: nothing follows from that.
+    # A NIC that came anew while it was read has counted from zero again: nothing follows from that.
     restarted = any(one.tx_bytes < 0 or one.rx_bytes < 0 for one in told.values())
-    if card is None or mine is None or restarted or not _is_telling(most, sample.card_iters, layout):
-        return CardLoad(node=node, ifname=card, passed=mine, expected=expected, others=others)
-    return CardLoad(
+    if nic is None or mine is None or restarted or not _is_telling(most, sample.card_iters, layout):
+        return NicLoad(node=node, ifname=nic, passed=mine, expected=expected, others=others)
+    return NicLoad(
         node=node,
-        ifname=card,
+        ifname=nic,
         passed=mine,
         expected=expected,
         deviation=_gap(mine, expected).busier / most,
@@ -234,7 +234,7 @@ def _is_telling(most_bytes: float, iters: int, layout: Layout) -> bool:
 def _find_way(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -> Way:
     most = expected.busier
     if _gap(seen, expected).busier <= _AGREES * most:
-        return Way.CARD
+        return Way.NIC
     if _lacks(seen, expected) > _AGREES * most:
         found = _find_other(seen, expected, others)
         if found is not None:
@@ -278,7 +278,7 @@ def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
             nodes.setdefault(_load_words(way, message, load), []).append(load.node)
         yield from (f"{format_list(names)} {text}" for text, names in nodes.items())
     judged = [load for load in loads if load.way is not None]
-    if judged and all(load.way is Way.CARD for load in judged):
+    if judged and all(load.way is Way.NIC for load in judged):
         names = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
         within = _PER_CENT * max(load.deviation or 0.0 for load in judged)
         yield f"NIC counters match the expected traffic ({names}, within {within:.2g}%)."
@@ -288,14 +288,14 @@ def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
         yield from _algorithms(messages)
 
 
-def _largest(messages: Iterable[MessagePath], way: Way) -> dict[str, tuple[MessagePath, CardLoad]]:
-    largest: dict[str, tuple[MessagePath, CardLoad]] = {}
+def _largest(messages: Iterable[MessagePath], way: Way) -> dict[str, tuple[MessagePath, NicLoad]]:
+    largest: dict[str, tuple[MessagePath, NicLoad]] = {}
     for message in sorted(messages, key=lambda one: one.size_bytes):
         largest.update({load.node: (message, load) for load in message.loads if load.way is way})
     return largest
 
 
-def _load_words(way: Way, message: MessagePath, load: CardLoad) -> str:
+def _load_words(way: Way, message: MessagePath, load: NicLoad) -> str:
     seen, expected = load.passed or Carried(), load.expected or Carried()
     call = f"per iteration ({message.collective} of {format_size(message.size_bytes)})"
     if way is Way.DIFFERS:
@@ -338,7 +338,7 @@ _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\w[\w -]{0,63}?)(?: to comm.*)?\s*$")
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.:@-]+?):")
 _SOCKET = re.compile(r"NET/Socket ?: Using (.*)")
-_CARD = re.compile(r"\[(\d+)\]([\w.@-]+?):")
+_NIC = re.compile(r"\[(\d+)\]([\w.@-]+?):")
 _IB = re.compile(r"NET/IB ?: Using (.*)")
 # NCCL 2.20 to 2.22 merge ports: `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`. Later ones are separate from the list.
 _IB_DEVICE = re.compile(r"\[(\d+)\] ?(?:= ?\{([^}]*)\}|([\w.-]+:\d+/\w+))")
@@ -363,7 +363,7 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     network: str | None = None  # `Socket`, `IB`, or a plugin's name
     bootstrap_ifname: str | None = None  # interface of the bootstrap
-    cards: tuple[str, ...] = ()  # available to the network: interface names, or `device:port/kind` of RDMA NICs
+    nics: tuple[str, ...] = ()  # available to the network: interface names, or `device:port/kind` of RDMA NICs
     used: tuple[str, ...] = ()  # those that connections between nodes use; empty if unknown
     # connections by transport (`NET/Socket/0`, `P2P/CUMEM`, `SHM/direct`), of all workers
     transports: dict[str, int] = {}
@@ -378,7 +378,7 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """Everything in one sentence."""
-        over = f" over {', '.join(self.cards)}" if self.cards else ""
+        over = f" over {', '.join(self.nics)}" if self.nics else ""
         how = ", ".join(f"{name} ({count})" for name, count in self.transports.items())
         channels = f", {self.channels} channels" if self.channels is not None else ""
         version = f"NCCL {self.version}" if self.version else "NCCL"
@@ -401,14 +401,14 @@ def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
         version=_first(_VERSION, lines),
         network=_first(_NETWORK, lines),
         bootstrap_ifname=_first(_BOOTSTRAP, lines),
-        cards=tuple(dict.fromkeys(name for names in devices.values() for name in names))[:_MOST],
+        nics=tuple(dict.fromkeys(name for names in devices.values() for name in names))[:_MOST],
         used=tuple(dict.fromkeys(name for number in sorted(used) for name in devices.get(number, ())))[:_MOST],
         transports={name: count for name, count in transports.most_common(_MOST) if count},
         channels=int(channels) if channels is not None else None,
         # Up to 2.21 a line has at most 20 ranks, and from 2.27 on 128 characters: a partial ring is ignored.
         ring=ring if sorted(ring) == list(range(max(_count_ranks(lines), len(ring)))) else (),
     )
-    return path if path.version or path.network or path.bootstrap_ifname or path.cards or transports else None
+    return path if path.version or path.network or path.bootstrap_ifname or path.nics or transports else None
 
 
 def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
@@ -431,7 +431,7 @@ def _connections(lines: Sequence[str]) -> tuple[Counter[str], set[int]]:
 
 def _devices(line: str) -> list[tuple[int, list[str]]]:
     if (match := _SOCKET.search(line)) is not None:
-        return [(int(number), [name]) for number, name in _CARD.findall(match[1])]
+        return [(int(number), [name]) for number, name in _NIC.findall(match[1])]
     if (match := _IB.search(line)) is not None:
         return [
             (int(number), _IB_PORT.findall(joined) or [one])

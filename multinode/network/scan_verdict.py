@@ -83,7 +83,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
 
     collective: str
     size_bytes: int
-    card_gb_per_s: float  # through the busiest NIC in one direction
+    nic_gb_per_s: float  # through the busiest NIC in one direction
     busbw_gb_per_s: float  # as in nccl-tests
     share_of_ceiling: float | None = None  # of the TCP line rate of the slowest link; None if its rate is unknown
     share_of_tcp: float | None = None  # of raw TCP around the ring; None if not measured. Likewise `share_of_rdma`.
@@ -117,7 +117,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     rows: tuple[CollectiveRow, ...]
     layout: Layout = Layout(nodes=2)
     backend: str = "unknown"  # `nccl` or `gloo`
-    cards: dict[str, Interface] = {}  # data-plane NICs by node, as far as known; empty for a single node
+    nics: dict[str, Interface] = {}  # data-plane NICs by node, as far as known; empty for a single node
     nics_gbit_per_s: dict[str, tuple[float, ...]] = {}  # rates of the used NICs by node, if known
     tcp: RawTcp = RawTcp()
     rdma: tuple[PairSpeed, ...] = ()  # ib_write_bw around the ring
@@ -130,14 +130,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @functools.cached_property
     def link_gbit_per_s(self) -> float | None:
         """Combined rate of the used NICs of the slowest node; None if one is unknown."""
-        rates = [sum(self.nics_gbit_per_s.get(name, ())) or card.speed_gbit_per_s for name, card in self.cards.items()]
+        rates = [sum(self.nics_gbit_per_s.get(name, ())) or nic.speed_gbit_per_s for name, nic in self.nics.items()]
         known = [rate for rate in rates if rate]
         return min(known) if known and len(known) == len(rates) else None
 
     @functools.cached_property
     def mtu(self) -> int | None:
         """The smallest of the NICs."""
-        return min((card.mtu for card in self.cards.values() if card.mtu), default=None)
+        return min((nic.mtu for nic in self.nics.values() if nic.mtu), default=None)
 
     @functools.cached_property
     def goodput_gb_per_s(self) -> float | None:
@@ -148,7 +148,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @functools.cached_property
     def odd(self) -> tuple[NetworkFinding, ...]:
         """Outliers among individually measured pairs."""
-        return find_odd(self.tcp.pairs, card_ceilings(self.cards)) if self.tcp.pairs else ()
+        return find_odd(self.tcp.pairs, nic_ceilings(self.nics)) if self.tcp.pairs else ()
 
     @functools.cached_property
     def tcp_gb_per_s(self) -> float | None:
@@ -232,12 +232,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.collective_is_slow is False and not self.tcp_is_slow and not self.rdma_is_slow
 
 
-def card_ceilings(cards: dict[str, Interface]) -> dict[str, float]:
+def nic_ceilings(nics: dict[str, Interface]) -> dict[str, float]:
     """Payload of each node's NIC in Gbit/s, if its rate is known."""
     return {
-        name: goodput_gb_per_s(card.speed_gbit_per_s, card.mtu or _ETHERNET_MTU) * _BITS_PER_BYTE
-        for name, card in cards.items()
-        if card.speed_gbit_per_s
+        name: goodput_gb_per_s(nic.speed_gbit_per_s, nic.mtu or _ETHERNET_MTU) * _BITS_PER_BYTE
+        for name, nic in nics.items()
+        if nic.speed_gbit_per_s
     }
 
 
@@ -279,7 +279,7 @@ def _verdict_text(status: str, seen: Evidence, causes: Sequence[NetworkFinding],
     if status == "inconclusive" and seen.beyond is not None:
         return f"inconclusive: {reached}, more than this link can carry"
     if status == "inconclusive":
-        speed = f"{worst.card_gb_per_s:.3g} GB/s per NIC"
+        speed = f"{worst.nic_gb_per_s:.3g} GB/s per NIC"
         return f"inconclusive: {what} reaches {speed}; neither the link rate nor raw TCP is known for comparison"
     if status == "ok":
         together = f" ({nics} NICs together)" if nics > 1 else ""
@@ -326,7 +326,7 @@ def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
     return SizeShare(
         collective=row.collective,
         size_bytes=row.size_bytes,
-        card_gb_per_s=speed,
+        nic_gb_per_s=speed,
         busbw_gb_per_s=row.busbw_gb_per_s,
         share_of_ceiling=speed / ceiling if ceiling else None,
         share_of_tcp=speed / tcp if tcp else None,
@@ -461,7 +461,7 @@ def _beyond(seen: Evidence) -> Iterator[NetworkFinding]:
         return
     of_link, link = share.share_of_ceiling or 0.0, format_rate(seen.link_gbit_per_s or 0.0)
     figures: dict[str, float | str] = {
-        "card_gb_per_s": share.card_gb_per_s,
+        "nic_gb_per_s": share.nic_gb_per_s,
         "share": of_link,
         "link_gbit_per_s": seen.link_gbit_per_s or 0.0,
         "collective": share.collective,
@@ -485,7 +485,7 @@ def _beyond(seen: Evidence) -> Iterator[NetworkFinding]:
             code="more_nics",
             figures=figures,
             message=(
-                f"{share.card_gb_per_s:.3g} GB/s through a node is {of_link:.0%} of the rate of its known NICs "
+                f"{share.nic_gb_per_s:.3g} GB/s through a node is {of_link:.0%} of the rate of its known NICs "
                 f"({link}): the data used more NICs, or a NIC reports too low a rate"
             ),
             hint=(
@@ -496,7 +496,7 @@ def _beyond(seen: Evidence) -> Iterator[NetworkFinding]:
 
 
 def _half_duplex(seen: Evidence) -> Iterator[NetworkFinding]:
-    half = tuple(name for name, card in seen.cards.items() if card.duplex == "half")
+    half = tuple(name for name, nic in seen.nics.items() if nic.duplex == "half")
     if half and not seen.is_well:
         yield NetworkFinding(
             code="half_duplex",
@@ -510,11 +510,11 @@ def _half_duplex(seen: Evidence) -> Iterator[NetworkFinding]:
 
 
 def _odd_pairs(seen: Evidence) -> Iterator[NetworkFinding]:
-    yield from seen.odd or find_odd_in_ring(seen.tcp.ring, card_ceilings(seen.cards))
+    yield from seen.odd or find_odd_in_ring(seen.tcp.ring, nic_ceilings(seen.nics))
 
 
 def _slower_link(seen: Evidence) -> Iterator[NetworkFinding]:
-    links = {name: card.speed_gbit_per_s for name, card in seen.cards.items() if card.speed_gbit_per_s}
+    links = {name: nic.speed_gbit_per_s for name, nic in seen.nics.items() if nic.speed_gbit_per_s}
     most = max(links.values(), default=0.0)
     slow = {name: link for name, link in links.items() if link < most}
     if slow and len(slow) <= len(links) / 2:
@@ -534,7 +534,7 @@ def _slower_link(seen: Evidence) -> Iterator[NetworkFinding]:
 
 
 def _mixed_mtu(seen: Evidence) -> Iterator[NetworkFinding]:
-    mtus = {name: float(card.mtu) for name, card in seen.cards.items() if card.mtu}
+    mtus = {name: float(nic.mtu) for name, nic in seen.nics.items() if nic.mtu}
     most = max(mtus.values(), default=0.0)
     small = {name: mtu for name, mtu in mtus.items() if mtu < most}
     if small and not seen.is_well:
@@ -622,16 +622,16 @@ def _fallen(seen: Evidence) -> NetworkFinding | None:
     if seen.backend != "nccl" or not seen.is_fast_link or not seen.collective_is_slow or seen.worst is None:
         return None
     mine = [one for one in seen.shares if one.collective == seen.worst.collective]
-    best = max(mine, key=lambda share: share.card_gb_per_s)
+    best = max(mine, key=lambda share: share.nic_gb_per_s)
     larger = [one for one in mine if one.size_bytes > best.size_bytes]
-    if len(larger) < _LEAST_FALLEN or max(one.card_gb_per_s for one in larger) > _FALLEN * best.card_gb_per_s:
+    if len(larger) < _LEAST_FALLEN or max(one.nic_gb_per_s for one in larger) > _FALLEN * best.nic_gb_per_s:
         return None
-    least = min(one.card_gb_per_s for one in larger)
+    least = min(one.nic_gb_per_s for one in larger)
     return NetworkFinding(
         code="many_sockets",
-        figures={"best_gb_per_s": best.card_gb_per_s, "size_bytes": best.size_bytes, "least_gb_per_s": least},
+        figures={"best_gb_per_s": best.nic_gb_per_s, "size_bytes": best.size_bytes, "least_gb_per_s": least},
         message=(
-            f"NCCL reaches {best.card_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: with "
+            f"NCCL reaches {best.nic_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: with "
             "this many sockets large messages lose packets"
         ),
         hint=(

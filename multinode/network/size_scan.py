@@ -211,14 +211,14 @@ class ScanReport(ScanCurves, frozen=True, kw_only=True):
         return {name: level for name, level in levels.items() if level is not None}
 
 
-def cards_of(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, Interface]:
+def nics_of(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> dict[str, Interface]:
     """The data-plane NIC of each node, if known."""
     return {
-        node.node: card
+        node.node: nic
         for node in nodes
         if node.node in facts
-        for card in facts[node.node].interfaces
-        if card.name == node.ifname
+        for nic in facts[node.node].interfaces
+        if nic.name == node.ifname
     }
 
 
@@ -254,7 +254,7 @@ def summarise_scan(
     rows = collective_rows(measured, plan.world_size, in_turns_gb_per_s)
     path = check_nic_path(
         measured,
-        cards={node.node_rank: _ifnames(node, by_node[node.node]) for node in plan.nodes},
+        nics={node.node_rank: _ifnames(node, by_node[node.node]) for node in plan.nodes},
         layout=layout,
         backend=backend,
         node_names=[node.node for node in plan.nodes],
@@ -264,7 +264,7 @@ def summarise_scan(
         rows=rows,
         layout=layout,
         backend=backend,
-        cards=cards_of(plan.nodes, facts) if layout.nodes > 1 else {},
+        nics=nics_of(plan.nodes, facts) if layout.nodes > 1 else {},
         nics_gbit_per_s=_nics(facts, by_node, path) if layout.nodes > 1 else {},
         tcp=tcp,
         rdma=rdma,
@@ -371,7 +371,7 @@ def _nics(
         ports = [name.replace("/", ":") for name in path.rdma_ports(node)]
         names = [name.split("/")[0] for name in (nccl.used if nccl is not None else ())] or ports
         known = facts.get(node) or NodeFacts(node=node)
-        rates: dict[str, float | None] = {card.name: card.speed_gbit_per_s for card in known.interfaces}
+        rates: dict[str, float | None] = {nic.name: nic.speed_gbit_per_s for nic in known.interfaces}
         rates |= {f"{port.device}:{port.port}": port.carries_gbit_per_s for port in known.rdma}
         each = tuple(rate for name in dict.fromkeys(names) if (rate := rates.get(name)))
         if each and len(each) == len(dict.fromkeys(names)):

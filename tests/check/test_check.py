@@ -16,8 +16,8 @@ PORTS = [29500, 40000]
 
 def facts(name: str) -> dict[str, Any]:
     addresses = [f"10.0.0.{'ab'.index(name) + 1}/24"]
-    card = {"name": "eth0", "addresses": addresses, "up": True, "mtu": 1500, "speed_gbit_per_s": 1.0}
-    return {"kind": "facts", "python": "/env/bin/python", "interfaces": [card]}
+    nic = {"name": "eth0", "addresses": addresses, "up": True, "mtu": 1500, "speed_gbit_per_s": 1.0}
+    return {"kind": "facts", "python": "/env/bin/python", "interfaces": [nic]}
 
 
 def meeting(*gbit_per_s: float) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ ADA = "NVIDIA GeForce RTX 4090"
 CHECKS = (check_backend, check_presence, check_counts, check_models, check_drivers, check_torch_builds, check_vendors)
 
 
-def cards(*indices: int, **changes: Any) -> tuple[Gpu, ...]:
+def gpus(*indices: int, **changes: Any) -> tuple[Gpu, ...]:
     everything: dict[str, Any] = {
         "name": ADA,
         "memory_total_mib": 24564.0,
@@ -43,8 +43,8 @@ def cluster(**changes: Any) -> Cluster:
 
 
 def well(**changes: Any) -> Inspection:
-    """Two nodes with two cards each."""
-    both = but(inspection(**changes), "ab", gpus=cards(0, 1))
+    """Two nodes with two GPUs each."""
+    both = but(inspection(**changes), "ab", gpus=gpus(0, 1))
     return replace(both, job=changes.get("job", SFT))
 
 
@@ -94,13 +94,13 @@ def test_gpus_of_the_hostfile_on_nodes_that_have_none_are_told_with_the_reason()
 
 def test_more_workers_than_gpus_are_an_error() -> None:
     slots = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
-    finding = expect(check_counts(but(well(cluster=slots), "b", gpus=cards(0))), "error", "b")
+    finding = expect(check_counts(but(well(cluster=slots), "b", gpus=gpus(0))), "error", "b")
     assert finding.message.startswith("2 workers are to run here, but it has 1 GPUs")
     assert "slots=1" in str(finding.hint)
 
 
 def test_unequal_slots_are_an_error_where_the_job_groups_workers_by_node() -> None:
-    unequal = but(well(), "b", gpus=cards(0))
+    unequal = but(well(), "b", gpus=gpus(0))
     silent(check_counts(unequal))
     hybrid = LlamaFactoryJob(config_path="sft.yaml", text="", config={"fsdp": "hybrid_shard auto_wrap"})
     grouped = replace(unequal, job=hybrid)
@@ -112,18 +112,18 @@ def test_unequal_slots_are_an_error_where_the_job_groups_workers_by_node() -> No
 
 def test_different_models_are_named() -> None:
     expect(
-        check_models(but(well(), "b", gpus=cards(0, 1, name="NVIDIA GeForce RTX 3090"))),
+        check_models(but(well(), "b", gpus=gpus(0, 1, name="NVIDIA GeForce RTX 3090"))),
         "warning",
         "b",
         "NVIDIA GeForce RTX 3090, and a on NVIDIA GeForce RTX 4090",
     )
-    mixed = cards(0) + cards(1, name="NVIDIA TITAN V")
+    mixed = gpus(0) + gpus(1, name="NVIDIA TITAN V")
     first = only(check_models(but(well(), "a", gpus=mixed)))
     assert (first.node, "and its first worker on" in first.message) == ("a", True)
 
 
-def test_a_card_that_the_job_does_not_use_does_not_matter() -> None:
-    odd = cards(0, 1) + cards(2, name="NVIDIA T400")
+def test_a_gpu_that_the_job_does_not_use_does_not_matter() -> None:
+    odd = gpus(0, 1) + gpus(2, name="NVIDIA T400")
     two = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", gpus=(0, 1))), source="hosts")
     known = but(well(cluster=two), "ab", gpus=odd)
     silent(check_models(known))
@@ -132,18 +132,18 @@ def test_a_card_that_the_job_does_not_use_does_not_matter() -> None:
 
 def test_less_memory_on_the_same_model_is_told() -> None:
     expect(
-        check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=49140.0))),
+        check_models(but(well(), "b", gpus=gpus(0, 1, memory_total_mib=49140.0))),
         "warning",
         "b",
         "48 GiB of memory here and 24 GiB",
     )
     # Two boards of one model differ by a little.
-    silent(check_models(but(well(), "b", gpus=cards(0, 1, memory_total_mib=24217.0))))
+    silent(check_models(but(well(), "b", gpus=gpus(0, 1, memory_total_mib=24217.0))))
 
 
 def test_different_drivers_are_told() -> None:
     expect(
-        check_drivers(but(well(), "b", gpus=cards(0, 1, driver="570.86.10"))),
+        check_drivers(but(well(), "b", gpus=gpus(0, 1, driver="570.86.10"))),
         "warning",
         "b",
         "570.86.10 here and 550.54.15",
@@ -162,7 +162,7 @@ def test_different_drivers_are_told() -> None:
 )
 def test_old_drivers_offer_peer_to_peer_that_geforce_ada_has_not(name: str, driver: str, told: bool) -> None:  # noqa: FBT001 - a table
     known = but(
-        but(well(), "a", gpus=cards(0, name=name, driver=driver)), "b", gpus=cards(0, 1, name=name, driver=driver)
+        but(well(), "a", gpus=gpus(0, name=name, driver=driver)), "b", gpus=gpus(0, 1, name=name, driver=driver)
     )
     findings = list(check_drivers(known))
     assert [finding.node for finding in findings] == (["b"] if told else [])
@@ -170,7 +170,7 @@ def test_old_drivers_offer_peer_to_peer_that_geforce_ada_has_not(name: str, driv
 
 
 def test_peer_to_peer_that_is_switched_off_is_no_finding() -> None:
-    old = cards(0, 1, driver="535.129.03")
+    old = gpus(0, 1, driver="535.129.03")
     known = but(well(cluster=cluster(env={"NCCL_P2P_DISABLE": "1"})), "ab", gpus=old)
     assert only(check_drivers(known)).node == "a"
 

@@ -27,16 +27,16 @@ BRIDGE = Interface(name="br-1a2b3c", addresses=("172.18.0.1/16",), up=True, runn
 TUNNEL = Interface(name="wg0", addresses=("10.9.0.1/24",), up=True, running=True, kind="virtual", driver="wireguard")
 
 
-def card(name: str, address: str, **more: Any) -> Interface:
+def nic(name: str, address: str, **more: Any) -> Interface:
     return Interface(name=name, addresses=(address,), up=True, running=True, **more)
 
 
-def two(*cards: Interface, routes: tuple[Route, ...] = (), **facts: Any) -> Inspection:
-    """Nodes a and b with addr= in the hostfile; a has these cards beside its data plane, 10.0.0.1 on eth0."""
+def two(*nics: Interface, routes: tuple[Route, ...] = (), **facts: Any) -> Inspection:
+    """Nodes a and b with addr= in the hostfile; a has these NICs beside its data plane, 10.0.0.1 on eth0."""
     nodes = tuple(Node(name=name, addr=f"10.0.0.{number}") for number, name in enumerate("ab", 1))
     well = inspection(cluster=Cluster(nodes=nodes, source="hosts"))
     mine = well.facts["a"].interfaces
-    return but(well, "a", interfaces=(LOOPBACK, *cards, *mine), routes=routes, **facts)
+    return but(well, "a", interfaces=(LOOPBACK, *nics, *mine), routes=routes, **facts)
 
 
 def everywhere(before: Inspection, **changes: Any) -> Inspection:
@@ -95,7 +95,7 @@ ASTRAY = (Route(peer="10.0.0.2", source="192.0.2.7", ifname="eth1"),)
 
 def test_a_route_from_a_network_that_the_peer_is_not_in_is_an_error() -> None:
     expect(
-        check_routes(two(card("eth1", "192.0.2.7/24"), routes=ASTRAY)),
+        check_routes(two(nic("eth1", "192.0.2.7/24"), routes=ASTRAY)),
         "error",
         "a",
         "listens at 10.0.0.1 (eth0) and sends to b from 192.0.2.7 (eth1)",
@@ -104,25 +104,25 @@ def test_a_route_from_a_network_that_the_peer_is_not_in_is_an_error() -> None:
 
 
 def test_a_route_over_another_network_that_both_share_or_that_works_is_a_warning() -> None:
-    astray = two(card("eth1", "192.0.2.7/24"), routes=ASTRAY)
+    astray = two(nic("eth1", "192.0.2.7/24"), routes=ASTRAY)
     assert only(check_routes(met(astray))).severity == "warning"
     theirs = astray.facts["b"].interfaces
-    shared = but(astray, "b", interfaces=(*theirs, card("eth1", "192.0.2.8/24")))
+    shared = but(astray, "b", interfaces=(*theirs, nic("eth1", "192.0.2.8/24")))
     finding = only(check_routes(shared))
     assert finding.severity == "warning"
     assert "half of the traffic" in finding.message
 
 
-def test_the_right_address_that_is_sent_out_by_another_card_is_a_warning() -> None:
+def test_the_right_address_that_is_sent_out_by_another_nic_is_a_warning() -> None:
     astray = (Route(peer="10.0.0.2", source="10.0.0.1", ifname="eth1"),)
-    expect(check_routes(two(card("eth1", "192.0.2.7/24"), routes=astray)), "warning", "a", "(eth1)")
+    expect(check_routes(two(nic("eth1", "192.0.2.7/24"), routes=astray)), "warning", "a", "(eth1)")
     well = (Route(peer="10.0.0.2", source="10.0.0.1", ifname="eth0"),)
-    silent(check_routes(two(card("eth1", "192.0.2.7/24"), routes=well)))
+    silent(check_routes(two(nic("eth1", "192.0.2.7/24"), routes=well)))
 
 
 def test_the_way_to_a_peer_in_another_subnet_needs_a_router() -> None:
     nodes = (Node(name="a", addr="10.0.0.1"), Node(name="b", addr="10.0.7.2"))
-    far = but(two(), "b", interfaces=(card("eth0", "10.0.7.2/24"),))
+    far = but(two(), "b", interfaces=(nic("eth0", "10.0.7.2/24"),))
     far = replace(far, cluster=Cluster(nodes=nodes, source="hosts"))
     finding = only(check_routes(but(far, "a", routes=(Route(peer="10.0.7.2", error="Network is unreachable"),))))
     assert "on a (ROUTER: the gateway in the network of eth0):\nsudo ip route replace 10.0.7.0/24 via ROUTER" in str(
@@ -137,9 +137,9 @@ def test_peers_that_are_sent_to_in_the_same_wrong_way_are_one_finding() -> None:
     assert "no route to b and c" in only(check_routes(but(many, "a", routes=routes))).message
 
 
-def test_two_cards_in_one_subnet_are_told_once_and_by_name() -> None:
+def test_two_nics_in_one_subnet_are_told_once_and_by_name() -> None:
     routes = (Route(peer="10.0.0.2", source="10.0.0.9", ifname="eth1"),)
-    twice = two(card("eth1", "10.0.0.9/24"), routes=routes)
+    twice = two(nic("eth1", "10.0.0.9/24"), routes=routes)
     silent(check_routes(twice))
     expect(
         check_subnets(twice),
@@ -151,11 +151,11 @@ def test_two_cards_in_one_subnet_are_told_once_and_by_name() -> None:
 
 
 def test_the_address_that_ssh_came_over_is_not_to_be_taken_away() -> None:
-    finding = only(check_subnets(two(card("eth1", "10.0.0.9/24"), ssh_address="10.0.0.9")))
+    finding = only(check_subnets(two(nic("eth1", "10.0.0.9/24"), ssh_address="10.0.0.9")))
     assert "address del" not in str(finding.hint)
 
 
-def test_a_card_that_is_down_and_a_second_address_share_no_subnet() -> None:
+def test_a_nic_that_is_down_and_a_second_address_share_no_subnet() -> None:
     down = Interface(name="eth1", addresses=("10.0.0.9/24",), up=False)
     silent(check_subnets(two(down)))
     second = Interface(name="eth0", addresses=("10.0.0.1/24", "10.0.0.8/24"), up=True)
@@ -163,7 +163,7 @@ def test_a_card_that_is_down_and_a_second_address_share_no_subnet() -> None:
 
 
 def test_what_nccl_would_take_by_itself_is_one_note_for_all_nodes() -> None:
-    settled = everywhere(two(), interfaces=(LOOPBACK, BRIDGE, card("eth0", "10.0.0.1/24")), nccl_version="2.27.5")
+    settled = everywhere(two(), interfaces=(LOOPBACK, BRIDGE, nic("eth0", "10.0.0.1/24")), nccl_version="2.27.5")
     expect(
         check_unset_interface(settled),
         "note",
@@ -191,14 +191,14 @@ def test_a_virtual_interface_that_nccl_passes_over_is_no_matter() -> None:
 
 
 @pytest.mark.parametrize("name", ["br0", "vmbr0", "bond0"])
-def test_a_bridge_that_has_the_machines_card_is_not_called_a_dead_end(name: str) -> None:
-    bridge = card(name, "192.0.2.1/24", kind="bridge")
+def test_a_bridge_that_has_the_machines_nic_is_not_called_a_dead_end(name: str) -> None:
+    bridge = nic(name, "192.0.2.1/24", kind="bridge")
     silent(check_unset_interface(two(bridge, nccl_version="2.27.5")))
 
 
-def test_a_data_plane_over_wireless_or_a_tunnel_names_the_wired_card() -> None:
-    wired = card("eno1", "192.0.2.7/24")
-    radio = card("wlan0", "10.0.0.1/24", kind="wireless")
+def test_a_data_plane_over_wireless_or_a_tunnel_names_the_wired_nic() -> None:
+    wired = nic("eno1", "192.0.2.7/24")
+    radio = nic("wlan0", "10.0.0.1/24", kind="wireless")
     on_radio = replace(
         but(two(), "a", interfaces=(LOOPBACK, DOCKER, radio, wired)),
         endpoints={"a": Endpoint(addr="10.0.0.1", ifname="wlan0"), "b": Endpoint(addr="10.0.0.2", ifname="eth0")},
@@ -214,7 +214,7 @@ def test_a_data_plane_over_wireless_or_a_tunnel_names_the_wired_card() -> None:
 
 @pytest.mark.parametrize("driver", [None, "veth", "bond", "vlan", "macvlan"])
 def test_software_that_leads_to_a_cable_is_no_tunnel(driver: str | None) -> None:
-    silent(check_media(but(two(), "a", interfaces=(card("eth0", "10.0.0.1/24", driver=driver),))))
+    silent(check_media(but(two(), "a", interfaces=(nic("eth0", "10.0.0.1/24", driver=driver),))))
 
 
 def test_names_that_resolve_to_loopback_are_one_note_where_the_interface_is_settled() -> None:
@@ -246,8 +246,8 @@ def test_names_that_lead_elsewhere(facts: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "192.0.2.7", None])
-def test_a_name_that_resolves_to_a_card_of_the_node_or_was_not_asked_for_is_well(address: str | None) -> None:
-    silent(check_hostnames(two(card("eth1", "192.0.2.7/24"), hostname_address=address)))
+def test_a_name_that_resolves_to_a_nic_of_the_node_or_was_not_asked_for_is_well(address: str | None) -> None:
+    silent(check_hostnames(two(nic("eth1", "192.0.2.7/24"), hostname_address=address)))
 
 
 def test_a_tunnel_that_is_the_data_plane_is_told_by_its_own_rule_alone() -> None:

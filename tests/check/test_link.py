@@ -14,9 +14,9 @@ CHECKS = (check_link_up, check_link_speeds, check_link_health, check_mtus)
 
 
 def linked(known: Inspection, name: str, /, **changes: Any) -> Inspection:
-    """The same with another card in one node."""
-    (card,) = known.facts[name].interfaces
-    return but(known, name, interfaces=(replace(card, **changes),))
+    """The same with another NIC in one node."""
+    (nic,) = known.facts[name].interfaces
+    return but(known, name, interfaces=(replace(nic, **changes),))
 
 
 def test_links_that_are_well_have_no_finding() -> None:
@@ -26,13 +26,13 @@ def test_links_that_are_well_have_no_finding() -> None:
         assert [list(check(known)) for check in CHECKS] == [[]] * len(CHECKS)
 
 
-def test_one_node_alone_needs_no_card() -> None:
+def test_one_node_alone_needs_no_nic() -> None:
     alone = linked(inspection("a"), "a", name="lo", kind="loopback", up=False)
     alone = replace(alone, endpoints={"a": Endpoint(addr="127.0.0.1", ifname="lo")})
     silent(check_link_up(alone))
 
 
-def test_a_card_without_a_link_is_an_error() -> None:
+def test_a_nic_without_a_link_is_an_error() -> None:
     expect(
         check_link_up(linked(inspection(), "b", up=False)),
         "error",
@@ -43,7 +43,7 @@ def test_a_card_without_a_link_is_an_error() -> None:
     assert only(check_link_up(linked(inspection(), "b", running=False))).node == "b"
 
 
-def test_a_card_that_could_do_more_is_told() -> None:
+def test_a_nic_that_could_do_more_is_told() -> None:
     expect(
         check_link_speeds(linked(inspection(), "b", card_gbit_per_s=10.0)),
         "warning",

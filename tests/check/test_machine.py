@@ -41,7 +41,7 @@ def test_a_machine_that_is_listed_twice_is_an_error_on_the_later_node() -> None:
     assert only(check_same_machine(by_name)).severity == "error"
 
 
-def test_two_containers_of_one_machine_are_a_warning_unless_their_cards_are_apart() -> None:
+def test_two_containers_of_one_machine_are_a_warning_unless_their_gpus_are_apart() -> None:
     known = booted(inspection(), a=("1", "c1", None), b=("1", "c2", None))
     expect(check_same_machine(known), "warning", "b", "c2 and c1")
     hostfile = Cluster(nodes=(Node(name="a", gpus=(0,)), Node(name="b", gpus=(1,))), source="hosts")
@@ -50,9 +50,9 @@ def test_two_containers_of_one_machine_are_a_warning_unless_their_cards_are_apar
 
 
 def bridged(addr: str = "172.17.0.3", **changes: Any) -> Inspection:
-    card = Interface(name="eth0", addresses=(f"{addr}/16",), up=True, driver="veth")
+    nic = Interface(name="eth0", addresses=(f"{addr}/16",), up=True, driver="veth")
     endpoints = {"a": Endpoint(addr="172.17.0.2", ifname="eth0"), "b": Endpoint(addr=addr, ifname="eth0")}
-    facts: dict[str, Any] = {"container": "docker", "interfaces": (card,), **changes}
+    facts: dict[str, Any] = {"container": "docker", "interfaces": (nic,), **changes}
     return but(inspection(endpoints=endpoints), "b", **facts)
 
 

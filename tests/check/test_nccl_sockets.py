@@ -15,7 +15,7 @@ name = st.from_regex(r"[a-z][a-z0-9.-]{1,11}", fullmatch=True)
 names = st.lists(name, max_size=6, unique=True)
 
 
-def card(ifname: str, *, running: bool | None = True, address: str | None = "10.0.0.1/24") -> Interface:
+def nic(ifname: str, *, running: bool | None = True, address: str | None = "10.0.0.1/24") -> Interface:
     return Interface(name=ifname, addresses=(address,) if address else (), up=True, running=running)
 
 
@@ -24,7 +24,7 @@ def taken(*interfaces: Interface, spec: str | None = None, version: str | None =
 
 
 def matched(spec: str, present: Iterable[str]) -> list[str]:
-    return taken(*map(card, present), spec=spec)
+    return taken(*map(nic, present), spec=spec)
 
 
 @pytest.mark.parametrize(
@@ -68,19 +68,19 @@ def test_only_an_exact_list_takes_no_more_than_it_names(spec: str, prefix: bool)
 
 
 def test_infiniband_goes_first_and_alone() -> None:
-    assert taken(card("lo"), card("eth0"), card("ib0"), card("ibs3")) == ["ib0", "ibs3"]
+    assert taken(nic("lo"), nic("eth0"), nic("ib0"), nic("ibs3")) == ["ib0", "ibs3"]
 
 
 def test_all_but_docker_and_loopback_are_taken_together_with_what_nobody_meant() -> None:
-    found = taken(card("lo"), card("docker0"), card("eth0"), card("br-1a2b"), card("tailscale0"), card("wg0"))
+    found = taken(nic("lo"), nic("docker0"), nic("eth0"), nic("br-1a2b"), nic("tailscale0"), nic("wg0"))
     assert found == ["eth0", "br-1a2b", "tailscale0", "wg0"]
 
 
 def test_the_last_resorts_come_in_their_order() -> None:
-    assert taken(card("lo"), card("docker0")) == ["docker0"]
-    assert taken(card("lo")) == ["lo"]
-    assert taken(card("lo"), card("virbr0"), version="2.28.3") == ["lo"]
-    assert taken(card("virbr0"), version="2.28.3") == ["virbr0"]
+    assert taken(nic("lo"), nic("docker0")) == ["docker0"]
+    assert taken(nic("lo")) == ["lo"]
+    assert taken(nic("lo"), nic("virbr0"), version="2.28.3") == ["lo"]
+    assert taken(nic("virbr0"), version="2.28.3") == ["virbr0"]
     assert taken() == []
 
 
@@ -96,31 +96,31 @@ def test_the_last_resorts_come_in_their_order() -> None:
         ("unheard-of", ["virbr0", "eth0", "eth1"]),
     ],
 )
-def test_libvirt_and_cards_without_a_cable_are_passed_over_only_since_2_28_3(
+def test_libvirt_and_nics_without_a_cable_are_passed_over_only_since_2_28_3(
     version: str | None, found: list[str]
 ) -> None:
-    assert taken(card("virbr0"), card("eth0"), card("eth1", running=False), version=version) == found
+    assert taken(nic("virbr0"), nic("eth0"), nic("eth1", running=False), version=version) == found
 
 
-def test_a_card_that_does_not_tell_whether_it_is_running_counts_as_running() -> None:
-    assert taken(card("eth0", running=None), version="2.29.7") == ["eth0"]
+def test_a_nic_that_does_not_tell_whether_it_is_running_counts_as_running() -> None:
+    assert taken(nic("eth0", running=None), version="2.29.7") == ["eth0"]
 
 
 def test_an_interface_without_an_address_does_not_count() -> None:
-    assert taken(card("ib0", address=None), card("eth0")) == ["eth0"]
-    assert taken(card("eth1", address=None), spec="=eth1") == []
+    assert taken(nic("ib0", address=None), nic("eth0")) == ["eth0"]
+    assert taken(nic("eth1", address=None), spec="=eth1") == []
 
 
 def test_a_value_is_obeyed_even_where_it_takes_docker_or_nothing() -> None:
-    cards = (card("lo"), card("docker0"), card("eth0"), card("ib0"))
-    assert taken(*cards, spec="docker") == ["docker0"]
-    assert taken(*cards, spec="=eth1") == []
+    nics = (nic("lo"), nic("docker0"), nic("eth0"), nic("ib0"))
+    assert taken(*nics, spec="docker") == ["docker0"]
+    assert taken(*nics, spec="=eth1") == []
 
 
 def test_a_value_of_one_character_is_no_value() -> None:
-    assert taken(card("lo"), card("eth0"), spec="l") == ["eth0"]
-    assert taken(card("lo"), card("eth0"), spec="") == ["eth0"]
+    assert taken(nic("lo"), nic("eth0"), spec="l") == ["eth0"]
+    assert taken(nic("lo"), nic("eth0"), spec="") == ["eth0"]
 
 
 def test_no_more_than_sixteen_are_taken() -> None:
-    assert len(taken(*(card(f"eth{number}") for number in range(20)))) == MAX_INTERFACES == 16
+    assert len(taken(*(nic(f"eth{number}") for number in range(20)))) == MAX_INTERFACES == 16

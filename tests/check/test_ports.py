@@ -95,7 +95,7 @@ def test_an_impostor_and_lost_large_packets_have_words_of_their_own() -> None:
     assert "mtu 1500" in str(finding.hint)
 
 
-def test_a_card_that_is_down_is_left_to_the_check_of_the_link() -> None:
+def test_a_nic_that_is_down_is_left_to_the_check_of_the_link() -> None:
     down = Interface(name="eth0", addresses=("10.0.0.2/24",), up=False)
     silent(check_ports(but(met(ab=every("no route")), "b", interfaces=(down,))))
 

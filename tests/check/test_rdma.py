@@ -53,7 +53,7 @@ def test_rdma_that_nccl_was_told_to_leave_alone_is_no_finding() -> None:
     silent(check_rdma(by_file))
 
 
-def test_rdma_everywhere_is_noted_once_and_idle_cards_on_their_nodes() -> None:
+def test_rdma_everywhere_is_noted_once_and_idle_nics_on_their_nodes() -> None:
     expect(check_rdma(having((UP,), (UP,))), "note", None)
     idle = only(check_rdma(having((DOWN,), (DOWN,))))
     assert (idle.severity, "of a and b are not active" in idle.message) == ("note", True)
@@ -81,7 +81,7 @@ def test_locked_memory_matters_where_rdma_is_active() -> None:
 
 
 def roce(number: int, **changes: Any) -> RdmaPort:
-    """A half of a card with two, each on an interface of its own."""
+    """A half of a NIC with two, each on an interface of its own."""
     port = RdmaPort(
         device=f"rocep1s0f{number}",
         port=1,
@@ -123,7 +123,7 @@ def test_ports_that_meet_and_carry_what_they_have_negotiated_are_no_finding() ->
 
 
 def test_a_slot_that_carries_less_than_the_link_is_named() -> None:
-    """Two boxes whose cards negotiated 200 Gbit/s carried 13: NVIDIA dgx-spark-playbooks#102."""
+    """Two boxes whose NICs negotiated 200 Gbit/s carried 13: NVIDIA dgx-spark-playbooks#102."""
     first, second = check_rdma_ports(halves(A, B, pcie_gbit_per_s=126.0))
     assert (first.severity, first.node) == ("warning", "a")
     said = "rocep1s0f0:1 has negotiated 200 Gbit/s, but its PCIe slot carries 126 Gbit/s of at most 252.1"
@@ -131,7 +131,7 @@ def test_a_slot_that_carries_less_than_the_link_is_named() -> None:
     assert "rocep1s0f1:1" in second.message
 
 
-def test_half_a_card_without_an_address_is_named() -> None:
+def test_half_a_nic_without_an_address_is_named() -> None:
     found = only(check_rdma_ports(halves(linked("10.1.0.1/24", None), B)))
     assert (found.severity, found.node) == ("warning", "a")
     assert "rocep1s0f1:1 is active with 200 Gbit/s, but its interface ens1 has no IP address" in found.message
@@ -181,7 +181,7 @@ def test_frames_too_small_for_roces_largest_packets_are_noted() -> None:
 
 
 def test_access_control_between_a_port_and_a_gpu_is_named_with_the_commands_against_it() -> None:
-    """Four cards of 200 Gbit/s reached 80 each with ACS on, where ib_write_bw reached 180: nccl#700."""
+    """Four NICs of 200 Gbit/s reached 80 each with ACS on, where ib_write_bw reached 180: nccl#700."""
     bridges = ("0000:82:04.0", "0000:82:08.0")
     apart = halves(A, B, acs=bridges, iommu="dmar3")
     found = only(check_rdma_path(apart))

@@ -18,7 +18,7 @@ from multinode.job.job import LlamaFactoryJob
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
 
-TWO_CARDS = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(2))
+TWO_GPUS = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(2))
 CHECKS = (check_disk, check_limits, check_memory_limit, check_offload, check_shared_memory)
 # The sizes of Llama-3-8B, 8.03 billion parameters, and of the tiny model that the lab trains.
 LLAMA = {
@@ -55,7 +55,7 @@ def test_nodes_that_have_enough_or_tell_nothing_have_no_finding(check: Any) -> N
         disk_free_gib=70.0,
         memory_total_gib=64.0,
         limits=limits,
-        gpus=TWO_CARDS,
+        gpus=TWO_GPUS,
     )
     for known in (inspection(), inspection(facts={}), roomy):
         silent(check(known))
@@ -78,7 +78,7 @@ def test_a_small_dev_shm_matters_to_data_loaders_and_to_nccl() -> None:
         hint="--shm-size",
     )
     assert "on a and b:\nsudo mount -o remount,size=" in str(finding.hint)
-    assert "NCCL's 2 workers" in only(check_shared_memory(small(job(), gpus=TWO_CARDS))).message
+    assert "NCCL's 2 workers" in only(check_shared_memory(small(job(), gpus=TWO_GPUS))).message
     assert "if the script has any" in only(check_shared_memory(small(SCRIPT))).message
 
 

@@ -44,7 +44,7 @@ def judge(*args: Any, **named: Any) -> Iterator[CheckFinding]:
 
 def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
     finding = expect(judge(LORA, stage=3), "warning", None, check="strategy")
-    # Two gathers of 15 GB and one of the output layer, half of each through the card of either node; against 84 MB of
+    # Two gathers of 15 GB and one of the output layer, half of each through the NIC of either node; against 84 MB of
     # fp32 gradients.
     assert finding.message.startswith("ZeRO-3 with LoRA sends 15.6 GB through each node's NIC in every optimizer step")
     assert "which takes 2 min 04 s at 1 Gbit/s (measured between the nodes)" in finding.message
@@ -53,7 +53,7 @@ def test_zero_3_with_lora_on_ethernet_is_told_what_ddp_would_cost() -> None:
     assert str(finding.hint).startswith("--set deepspeed=null, if a GPU holds the whole model")
 
 
-def test_the_slowest_stream_counts_and_without_streams_the_slowest_card() -> None:
+def test_the_slowest_stream_counts_and_without_streams_the_slowest_nic() -> None:
     unmeasured = replace(training(LORA, stage=3), connectivity=ConnectivityResult())
     assert "at 1 Gbit/s (what the slowest NIC negotiated)" in only(check_strategy(unmeasured)).message
     silent(check_strategy(replace(unmeasured, endpoints={})))

@@ -22,7 +22,7 @@ from multinode.records.benchmark import CollectiveTest, Message
 
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
 
-CARDS = tuple(
+NICS = tuple(
     Interface(name=name, addresses=(f"{address}/24",), up=True, running=True)
     for name, address in (("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("eth1", "192.0.2.1"), ("eth10", "198.51.100.1"))
 )
@@ -30,15 +30,15 @@ CONF = "/root/.nccl.conf"
 
 
 def hostfile(before: Inspection | None = None, /, **variables: str) -> Inspection:
-    """Two nodes with more cards than one; a's line of the hostfile has these variables."""
-    before = before or but(inspection(), "a", interfaces=CARDS)
+    """Two nodes with more NICs than one; a's line of the hostfile has these variables."""
+    before = before or but(inspection(), "a", interfaces=NICS)
     first, *rest = before.cluster.nodes
     first = replace(first, env=variables)
     return replace(before, cluster=Cluster(nodes=(first, *rest), source="hosts"))
 
 
 def preset(**facts: Any) -> Inspection:
-    return but(inspection(), "a", interfaces=CARDS, **facts)
+    return but(inspection(), "a", interfaces=NICS, **facts)
 
 
 def given(before: Inspection | None = None, /, **variables: str) -> Inspection:
@@ -108,7 +108,7 @@ def test_a_prefix_that_takes_more_than_it_names() -> None:
     assert "matches eth0, eth1 and eth10" in only(check_interface_names(hostfile(NCCL_SOCKET_IFNAME="^lo"))).message
 
 
-def test_several_cards_that_are_named_exactly_are_meant() -> None:
+def test_several_nics_that_are_named_exactly_are_meant() -> None:
     silent(check_interface_names(hostfile(NCCL_SOCKET_IFNAME="=eth0,eth1")))
 
 
@@ -259,7 +259,7 @@ def test_what_the_hostfile_sets_in_place_of_the_launcher() -> None:
     silent(check_stray_variables(script))
 
 
-CARDS_OF_FOUR = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(4))
+FOUR_GPUS = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(4))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ CARDS_OF_FOUR = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index
 )
 def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
     expect(
-        check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": value}, gpus=CARDS_OF_FOUR)),
+        check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": value}, gpus=FOUR_GPUS)),
         "warning",
         "a",
         f"leaves the job {visible} of 4 GPUs",
@@ -277,10 +277,10 @@ def test_a_preset_that_hides_gpus(value: str, visible: int) -> None:
 
 def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
     cluster = Cluster(nodes=(Node(name="a", gpus=(1, 2)), Node(name="b")), source="hosts")
-    npus = preset(env={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR, accelerator="npu")
+    npus = preset(env={"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, gpus=FOUR_GPUS, accelerator="npu")
     other = only(check_hidden_gpus(replace(npus, cluster=cluster)))
     assert "which ASCEND_RT_VISIBLE_DEVICES=0,1" in other.message
-    hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR)
+    hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=FOUR_GPUS)
     expect(
         check_hidden_gpus(replace(hidden, cluster=cluster)),
         "error",
@@ -291,7 +291,7 @@ def test_a_gpu_that_the_nodes_own_environment_hides_is_not_used() -> None:
 
 
 def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
-    hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=CARDS_OF_FOUR)
+    hidden = preset(env={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=FOUR_GPUS)
     for line in (
         Node(name="a", gpus=(0, 1)),
         Node(name="a", slots=2),
@@ -300,7 +300,7 @@ def test_a_preset_that_hides_no_gpu_that_the_job_uses() -> None:
         cluster = Cluster(nodes=(line, Node(name="b")), source="hosts")
         silent(check_hidden_gpus(replace(hidden, cluster=cluster)))
     silent(
-        check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, gpus=CARDS_OF_FOUR)),
+        check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, gpus=FOUR_GPUS)),
         check_hidden_gpus(preset(env={"CUDA_VISIBLE_DEVICES": "0"}, gpus=())),
     )
 

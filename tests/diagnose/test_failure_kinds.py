@@ -221,7 +221,7 @@ ABORT_REPORT = (
 
 
 def nic(second: float, sent_gbit: float, *, ifname: str = "eth0") -> NicSample:
-    """A reading of a card that has sent so much by then."""
+    """A reading of a NIC that has sent so much by then."""
     return NicSample(
         time_s=second, mono_ns=int(second * 1e9), ifname=ifname, rx_bytes=0, tx_bytes=int(sent_gbit * 1e9 / 8)
     )
@@ -262,7 +262,7 @@ def test_any_other_failure_keeps_its_hint() -> None:
     ("samples", "share"),
     [
         ([nic(100 + s, 0.9 * s) for s in range(11)], 0.9),
-        # Before the minute, after the failure, of another card, of a kind of its own: none of it counts.
+        # Before the minute, after the failure, of another NIC, of a kind of its own: none of it counts.
         ([nic(10, 0), *(nic(100 + s, 50 + 0.5 * s) for s in range(11)), nic(111, 500), nic(105, 900, ifname="x")], 0.5),
         ([StepSample(rank=0, step=1, time_s=105, mono_ns=1)], None),
         ([nic(108, 0), nic(109, 1)], None),

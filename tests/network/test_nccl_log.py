@@ -27,7 +27,7 @@ def test_sockets_are_told_with_interfaces_transports_channels_and_ring() -> None
     path = parse_nccl_log(SOCKETS.splitlines())
     assert path is not None
     assert (path.version, path.network, path.bootstrap_ifname) == ("2.27.3+cuda12.9", "Socket", "ens1f0")
-    assert path.cards == ("ens1f0", "eth0")
+    assert path.nics == ("ens1f0", "eth0")
     # A connection over the network is written down at both ends, and counts once.
     assert path.transports == {"P2P/CUMEM": 2, "NET/Socket/0": 1}
     assert (path.channels, path.ring) == (2, (0, 1, 2, 3))
@@ -48,7 +48,7 @@ def test_a_part_of_a_ring_is_not_told_as_one(lines: list[str]) -> None:
     assert path.ring == ()
 
 
-def test_rdma_is_told_by_its_cards() -> None:
+def test_rdma_is_told_by_its_nics() -> None:
     path = parse_nccl_log(
         [
             "n:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB [RO]; OOB ens1f0:192.0.2.1<0>",
@@ -57,7 +57,7 @@ def test_rdma_is_told_by_its_cards() -> None:
         ]
     )
     assert path is not None
-    assert (path.network, path.cards) == ("IB", ("mlx5_0:1/RoCE", "mlx5_1:1/IB"))
+    assert (path.network, path.nics) == ("IB", ("mlx5_0:1/RoCE", "mlx5_1:1/IB"))
     assert path.transports == {"NET/IB/0/GDRDMA": 1}
 
 
@@ -73,7 +73,7 @@ def test_the_nics_that_connections_go_over_are_told_apart_from_those_that_are_th
         ]
     )
     assert found is not None
-    assert found.cards == ("mlx5_0:1/RoCE", "mlx5_1:1/RoCE", "mlx5_2:1/RoCE")
+    assert found.nics == ("mlx5_0:1/RoCE", "mlx5_1:1/RoCE", "mlx5_2:1/RoCE")
     assert found.used == ("mlx5_0:1/RoCE", "mlx5_2:1/RoCE")
     sockets = parse_nccl_log(SOCKETS.splitlines())
     assert sockets is not None

@@ -18,7 +18,7 @@ NOTHING = CardBytes(tx_bytes=0, rx_bytes=0, tx_packets=0, rx_packets=0)
 
 
 def counted(sent: float, received: float, iters: int = ITERS) -> CardBytes:
-    """What a card counts for so much payload per iteration: 66 bytes a packet more, and bare acknowledgements."""
+    """What a NIC counts for so much payload per iteration: 66 bytes a packet more, and bare acknowledgements."""
     tx, rx = round(sent * iters), round(received * iters)
     tx_packets, rx_packets = tx // 1448 + rx // 2896, rx // 1448 + tx // 2896
     return CardBytes(
@@ -28,7 +28,7 @@ def counted(sent: float, received: float, iters: int = ITERS) -> CardBytes:
 
 def sample(
     node: int,
-    cards: dict[str, CardBytes] | None,
+    nics: dict[str, CardBytes] | None,
     *,
     collective: str = "all_reduce",
     size_bytes: int = S,
@@ -41,7 +41,7 @@ def sample(
         size_bytes=size_bytes,
         count=size_bytes // 4,
         times_us=(1000.0,) * (ITERS - 1),
-        cards=cards,
+        cards=nics,
         card_iters=ITERS,
     )
 
@@ -71,11 +71,11 @@ def proved(
     samples: list[CollectiveSample],
     layout: Layout = TWO,
     backend: str = "gloo",
-    cards: Mapping[int, tuple[str, ...]] | None = None,
+    nics: Mapping[int, tuple[str, ...]] | None = None,
 ) -> NicPathCheck:
     return check_nic_path(
         samples,
-        cards=dict.fromkeys(range(layout.nodes), ("ens1f0",)) if cards is None else cards,
+        nics=dict.fromkeys(range(layout.nodes), ("ens1f0",)) if nics is None else nics,
         layout=layout,
         backend=backend,
         node_names=[f"node{number}" for number in range(layout.nodes)],
@@ -84,7 +84,7 @@ def proved(
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"])
 @pytest.mark.parametrize("layout", [TWO, FOUR, Layout(nodes=3, workers_per_node=2), Layout.of((1, 3, 2))])
-def test_a_run_over_the_right_cards_is_confirmed(collective: str, layout: Layout) -> None:
+def test_a_run_over_the_right_nics_is_confirmed(collective: str, layout: Layout) -> None:
     proof = proved(ran(collective, layout), layout)
     assert proof.ok is True
     [sentence] = proof.sentences
@@ -105,18 +105,18 @@ def test_a_run_forced_over_another_interface_is_told_with_numbers() -> None:
 
 
 def test_one_node_on_a_wrong_way_in_one_direction_is_told_alone() -> None:
-    """Requests leave by a default route, answers come in on the right card."""
+    """Requests leave by a default route, answers come in on the right NIC."""
     right = {"ens1f0": counted(S, S), "eth0": NOTHING}
     wrong = {"ens1f0": counted(0.02 * S, S), "eth0": counted(0.98 * S, 0)}
     proof = proved([sample(0, right), sample(1, wrong)])
     assert proof.ok is False
     [sentence] = proof.sentences
     assert sentence.startswith("node1 sent 15.7 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not")
-    assert [load.way for load in proof.messages[0].loads] == [Way.CARD, Way.OTHER]
+    assert [load.way for load in proof.messages[0].loads] == [Way.NIC, Way.OTHER]
 
 
 def test_sockets_over_all_interfaces_are_no_proof() -> None:
-    """NCCL without NCCL_SOCKET_IFNAME spreads its connections over all cards."""
+    """NCCL without NCCL_SOCKET_IFNAME spreads its connections over all NICs."""
     half = {"ens1f0": counted(S / 2, S / 2), "docker0": counted(S / 2, S / 2)}
     proof = proved([sample(0, half), sample(1, half)], backend="nccl")
     assert proof.ok is False
@@ -133,7 +133,7 @@ def test_two_lines_of_a_hostfile_that_are_one_node_are_seen_on_its_loopback() ->
     assert "over lo, not over ens1f0" in proof.sentences[0]
 
 
-def test_traffic_of_others_beside_the_right_card_is_named_and_does_no_harm() -> None:
+def test_traffic_of_others_beside_the_right_nic_is_named_and_does_no_harm() -> None:
     samples = ran("all_reduce", TWO)
     for one in samples:
         assert one.cards is not None
@@ -163,7 +163,7 @@ def test_bytes_that_no_counter_saw_are_told() -> None:
     )
 
 
-def test_a_card_that_carries_more_than_the_algorithm_moves_confirms_nothing() -> None:
+def test_a_nic_that_carries_more_than_the_algorithm_moves_confirms_nothing() -> None:
     proof = proved([sample(0, {"ens1f0": counted(S, S)}), sample(1, {"ens1f0": counted(1.4 * S, S)})])
     assert proof.ok is None
     [sentence] = proof.sentences
@@ -206,7 +206,7 @@ def test_small_messages_and_what_is_not_known_are_not_judged() -> None:
     for proof in (
         proved(tiny),
         proved(ran("all_reduce", TWO), backend="mpi"),
-        proved(ran("all_reduce", TWO), cards={0: ()}),
+        proved(ran("all_reduce", TWO), nics={0: ()}),
     ):
         assert proof.ok is None
         assert proof.sentences == (
@@ -237,7 +237,7 @@ def test_a_proof_survives_json() -> None:
 def test_counters_that_began_anew_or_are_not_there_accuse_nobody() -> None:
     restarted = {"ens1f0": counted(-5, 0), "eth0": counted(16 << 20, 16 << 20)}
     absent = {"eth0": counted(16 << 20, 16 << 20)}
-    for cards in (restarted, absent):
-        proof = proved([sample(0, cards), sample(1, cards)])
+    for nics in (restarted, absent):
+        proof = proved([sample(0, nics), sample(1, nics)])
         assert proof.ok is None
         assert not any("not over" in sentence for sentence in proof.sentences)

@@ -55,7 +55,7 @@ def judged(
     evidence = Evidence(
         rows=tuple(row(speed, layout, size) for size, speed in by_size.items()),
         layout=layout,
-        cards={name: Interface(name="eth0", speed_gbit_per_s=link, mtu=mtu) for name in "ab"},
+        nics={name: Interface(name="eth0", speed_gbit_per_s=link, mtu=mtu) for name in "ab"},
         tcp=RawTcp(one=streams(one) if one else (), several=streams(several) if several else (), connections=4),
         **({"backend": "nccl"} | changes),
     )
@@ -208,7 +208,7 @@ def test_what_counters_say_of_the_algorithm_is_what_passed_the_nic() -> None:
     )
     assert ring.worst is not None
     assert tree.worst is not None
-    assert tree.worst.card_gb_per_s == pytest.approx(ring.worst.card_gb_per_s * 8 / 15)
+    assert tree.worst.nic_gb_per_s == pytest.approx(ring.worst.nic_gb_per_s * 8 / 15)
     assert (ring.status, tree.status) == ("ok", "slow")
     certain = judged(125 / 8, 100, path=path, **RDMA)
     assert certain.worst is not None

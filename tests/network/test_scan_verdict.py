@@ -74,8 +74,8 @@ def both_ways(gb_per_s: float) -> RawTcp:
     return tcp(one=ring(gb_per_s), several=ring(gb_per_s))
 
 
-def cards(names: str = "ab", b: dict[str, Any] | None = None, **all_of_them: Any) -> dict[str, Interface]:
-    """Cards at 1 Gbit/s that are well, but for what a test changes of them, or of b's alone."""
+def nics(names: str = "ab", b: dict[str, Any] | None = None, **all_of_them: Any) -> dict[str, Interface]:
+    """NICs at 1 Gbit/s that are well, but for what a test changes of them, or of b's alone."""
     well: dict[str, Any] = {"name": "ens1f0", "speed_gbit_per_s": 1.0, "mtu": 1500, "duplex": "full"} | all_of_them
     return {name: Interface(**(well | (b or {} if name == "b" else {}))) for name in names}
 
@@ -89,7 +89,7 @@ def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
         "path": NicPathCheck(ok=True),
         "wait_share_by_node": {"a": 0.02, "b": 0.03},
         "busy_percent_by_node": {"a": 30.0, "b": 35.0},
-        "cards": cards(),
+        "nics": nics(),
     }
     return judge_scan(Evidence(**(everything | changes)))
 
@@ -99,7 +99,7 @@ TEN = goodput_gb_per_s(10.0)
 
 
 def at_ten(gb_per_s: float, raw: float = 0.95 * TEN, **changes: Any) -> Verdict:
-    everything = {"backend": "nccl", "cards": cards(speed_gbit_per_s=10.0), "tcp": both_ways(raw)}
+    everything = {"backend": "nccl", "nics": nics(speed_gbit_per_s=10.0), "tcp": both_ways(raw)}
     return judged(gb_per_s, **(everything | changes))
 
 
@@ -140,9 +140,9 @@ def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judge
 
 
 def test_raw_tcp_alone_is_enough_to_judge_by() -> None:
-    unknown = cards(speed_gbit_per_s=None)
-    assert judged(cards=unknown).text.endswith(": all_reduce of 16 MiB reaches 99% of raw TCP")
-    slow = judged(SLOW, cards=unknown)
+    unknown = nics(speed_gbit_per_s=None)
+    assert judged(nics=unknown).text.endswith(": all_reduce of 16 MiB reaches 99% of raw TCP")
+    slow = judged(SLOW, nics=unknown)
     assert (slow.status, len(slow.causes)) == ("slow", 1)
 
 
@@ -151,7 +151,7 @@ def test_the_worst_of_several_collectives_is_what_is_told() -> None:
     assert judged(rows=several, backend="nccl").text.startswith("slow: all_gather of 16 MiB, the slowest, ")
 
 
-def test_what_the_backend_really_sends_is_what_fills_the_card() -> None:
+def test_what_the_backend_really_sends_is_what_fills_the_nic() -> None:
     # A reduce-scatter that all-reduces inside sends S where busbw counts half of it.
     half = rows(0.495 * GIGABIT, collective="reduce_scatter")
     assert judged(rows=half, backend="gloo").causes == ()
@@ -170,10 +170,10 @@ CAUSES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
         "over eth0, not over",
         (),
     ),
-    ({"cards": cards(b={"duplex": "half"})}, "b runs in half duplex", ("b",)),
-    ({"cards": cards(mtu=9000, b={"mtu": 1500})}, "the MTU of b is 1500 while others have 9000", ("b",)),
+    ({"nics": nics(b={"duplex": "half"})}, "b runs in half duplex", ("b",)),
+    ({"nics": nics(mtu=9000, b={"mtu": 1500})}, "the MTU of b is 1500 while others have 9000", ("b",)),
     (
-        {"cards": cards(speed_gbit_per_s=10.0, b={"speed_gbit_per_s": 1.0})},
+        {"nics": nics(speed_gbit_per_s=10.0, b={"speed_gbit_per_s": 1.0})},
         "b negotiated 1 Gbit/s while others have 10 Gbit/s",
         ("b",),
     ),
@@ -234,7 +234,7 @@ def test_when_raw_tcp_is_as_slow_it_is_the_network() -> None:
 
 def test_in_a_ring_a_node_that_is_slow_to_and_from_is_blamed_itself() -> None:
     streams = ring(0.99 * GIGABIT, "abcd", b=0.1 * GIGABIT, c=0.1 * GIGABIT)
-    verdict = judged(0.1 * GIGABIT, tcp=RawTcp(several=streams), cards=cards("abcd"))
+    verdict = judged(0.1 * GIGABIT, tcp=RawTcp(several=streams), nics=nics("abcd"))
     assert verdict.nodes == ("c",)
     assert "c sends and receives at most 94.1 Mbit/s" in verdict.causes[0].message
 
@@ -259,15 +259,15 @@ def test_one_connection_that_a_core_bounds_is_told_with_the_sockets_that_help() 
 
 
 def test_tcp_that_leaves_half_of_a_very_fast_link_is_a_limit_and_no_fault() -> None:
-    fast = cards(speed_gbit_per_s=100.0)
+    fast = nics(speed_gbit_per_s=100.0)
     # By the link of 100 Gbit/s alone the streams would be odd.
-    verdict = at_ten(5.9, raw=6.0, cards=fast)
+    verdict = at_ten(5.9, raw=6.0, nics=fast)
     assert (
         verdict.causes[0].message == "raw TCP reaches only 6 of 11.8 GB/s: TCP rarely exceeds 3 to 5 GB/s on any link"
     )
     assert not any(
         cause.code == "tcp_limit"
-        for other in (at_ten(0.94 * TEN), at_ten(0.9, raw=1.0, cards=fast))
+        for other in (at_ten(0.94 * TEN), at_ten(0.9, raw=1.0, nics=fast))
         for cause in other.causes
     )
 

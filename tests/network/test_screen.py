@@ -34,7 +34,7 @@ CHANGES = ScanChanges(
         ("nccl_test_ok", WELL, False),
         ("nccl_test_details", WELL, True),
         ("nccl_test_slow", SLOW, False),
-        ("nccl_test_wrong_path", report(plan(), measured(plan(), card="eth0")), False),
+        ("nccl_test_wrong_path", report(plan(), measured(plan(), nic="eth0")), False),
         ("nccl_test_like", msgspec.structs.replace(WELL, like=LIKE, changes=CHANGES), False),
     ],
 )

@@ -45,13 +45,13 @@ TCP = RawTcp(
 
 
 def facts(**changes: Any) -> dict[str, NodeFacts]:
-    card = {"up": True, "speed_gbit_per_s": 1.0, "mtu": 1500, "duplex": "full", **changes}
+    nic = {"up": True, "speed_gbit_per_s": 1.0, "mtu": 1500, "duplex": "full", **changes}
     return {
         name: NodeFacts(
             node=name,
             home=f"/home/{name}",
             packages={"torch": "2.8.0"},
-            interfaces=(Interface(name="ens1f0", addresses=(f"10.0.0.{rank}/24",), **card),),
+            interfaces=(Interface(name="ens1f0", addresses=(f"10.0.0.{rank}/24",), **nic),),
         )
         for rank, name in enumerate(NODES, 1)
     }
@@ -63,9 +63,9 @@ def plan(*collectives: str) -> LaunchPlan:
 
 
 def measured(
-    of: LaunchPlan, *, card: str = "ens1f0", slow: float = 1.0, backend: str = "gloo"
+    of: LaunchPlan, *, nic: str = "ens1f0", slow: float = 1.0, backend: str = "gloo"
 ) -> dict[int, list[Sample]]:
-    """Samples of both nodes: the link full, and all of it through `card`."""
+    """Samples of both nodes: the link full, and all of it through `nic`."""
     assert isinstance(of.test, CollectiveTest)
     samples: dict[int, list[Sample]] = {}
     for rank in range(2):
@@ -89,7 +89,7 @@ def measured(
                     count=size // 4,
                     times_us=(time_us,) * 5,
                     num_wrong=0,
-                    cards={"ens1f0": NOTHING} | {card: carried},
+                    cards={"ens1f0": NOTHING} | {nic: carried},
                     card_iters=1,
                     index=index,
                 )
@@ -98,8 +98,8 @@ def measured(
     return samples
 
 
-def report(of: LaunchPlan, samples: dict[int, list[Sample]], tcp: RawTcp = TCP, **card: Any) -> ScanReport:
-    return summarise_scan(of, facts(**card), tcp, samples, "/runs/r")
+def report(of: LaunchPlan, samples: dict[int, list[Sample]], tcp: RawTcp = TCP, **nic: Any) -> ScanReport:
+    return summarise_scan(of, facts(**nic), tcp, samples, "/runs/r")
 
 
 def test_a_full_link_is_normal_and_every_figure_stands_beside_it() -> None:
@@ -136,8 +136,8 @@ def test_the_document_comes_back_from_its_file_as_it_was() -> None:
     assert {"text", "nodes", "causes"} <= set(document["verdict"])
 
 
-def test_what_went_over_another_card_has_no_share_of_this_link() -> None:
-    said = report(plan(), measured(plan(), card="eth0"))
+def test_what_went_over_another_nic_has_no_share_of_this_link() -> None:
+    said = report(plan(), measured(plan(), nic="eth0"))
     assert said.path is not None
     assert said.path.ok is False
     assert all(row.share_of_ceiling is None and row.share_of_tcp is None for row in said.rows)
@@ -210,7 +210,7 @@ def test_a_step_takes_what_its_messages_take_by_the_curve_or_by_the_one_size() -
 
 def test_rdma_is_not_held_against_tcp() -> None:
     slow_tcp = RawTcp(one=tuple(msgspec.structs.replace(one, gbit_per_s=0.3) for one in TCP.one))
-    said = report(plan(), measured(plan(), card="mlx5_0/1", backend="nccl"), tcp=slow_tcp)
+    said = report(plan(), measured(plan(), nic="mlx5_0/1", backend="nccl"), tcp=slow_tcp)
     assert all(row.share_of_tcp is None for row in said.rows)
     assert "line rate" in said.verdict.text
     assert not any("TCP" in cause.message for cause in said.verdict.causes)
@@ -260,7 +260,7 @@ def test_the_root_of_a_broadcast_is_nobodys_straggler() -> None:
 def over_two_ports(*, log: bool, raw_gbit_per_s: float | None = None, raw_error: str | None = None) -> ScanReport:
     """A link of 1 Gbit/s, and two RDMA ports of 0.5 that carried the data, by the counters, and by NCCL's log."""
     of = plan()
-    samples = measured(of, card="mlx5_0/1", backend="nccl")
+    samples = measured(of, nic="mlx5_0/1", backend="nccl")
     listed = "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [2]mlx5_2:1/RoCE [RO]; OOB ens1f0:10.0.0.1<0>"
     used = [f"Channel 0{port}/0 : 0[0] -> 1[0] [send] via NET/IB/{port}/GDRDMA" for port in (0, 1)]
     if log:
@@ -307,7 +307,7 @@ def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() 
     for rank, mine in measured(of, backend="nccl").items():
         lines = [
             "NET/Socket : Using [0]ens1f0:10.0.0.1<0> [1]ens2f0:10.0.1.1<0>",
-            *(f"Channel 0{card}/0 : 0[0] -> 1[0] [send] via NET/Socket/{card}" for card in (0, 1)),
+            *(f"Channel 0{nic}/0 : 0[0] -> 1[0] [send] via NET/Socket/{nic}" for nic in (0, 1)),
         ]
         samples[rank] = [
             *map(halved, mine),
