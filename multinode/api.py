@@ -239,9 +239,10 @@ def plan(what: Launch) -> LaunchPlan:
     Raises:
         UsageError: the job cannot be laid out over these nodes.
     """
-    from multinode.launch.launch import plan_offline
+    from multinode.job.planning import plan_launch
+    from multinode.records.run import make_run_id
 
-    return plan_offline(what)
+    return plan_launch(what.cluster, what.job, {}, what.run_id or make_run_id(), what.options)
 
 
 def launch(what: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:

@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -18,12 +18,14 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import MultinodeError, UsageError
-from multinode.job.code_tree import CodeTree
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob
 from multinode.job.planning import workers_of_nodes
 from multinode.records.benchmark import Benchmark
 from multinode.records.finding import Finding
 from multinode.units import format_list
+
+if TYPE_CHECKING:
+    from multinode.job.code_tree import CodeTree
 
 _NOWHERE = Endpoint(addr=None, ifname=None)
 

@@ -13,6 +13,7 @@ from multinode.check.rule import Case, Check, Inspection, Rule, launch_check, li
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
+from multinode.job.job import LlamaFactorySettings
 from multinode.job.step_calls import calls_of_strategy
 from multinode.job.training import SMALL_RANK, STAGES, Training, read_training
 from multinode.traffic.algorithms import Layout
@@ -87,14 +88,15 @@ TIMEOUT_OF_AGES = Rule(
     hint="--set ddp_timeout=1800",
 )
 
+_DEFAULTS = LlamaFactorySettings()
 # Key in the DeepSpeed JSON: key in the YAML, and the Trainer's default.
 _MATCHES: dict[str, tuple[str, Any]] = {
-    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", 8),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps", 1),
+    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", _DEFAULTS.per_device_train_batch_size),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", _DEFAULTS.gradient_accumulation_steps),
     "gradient_clipping": ("max_grad_norm", 1.0),
     "fp16.enabled": ("fp16", False),
     "bf16.enabled": ("bf16", False),
-    "optimizer.params.lr": ("learning_rate", 5e-5),
+    "optimizer.params.lr": ("learning_rate", _DEFAULTS.learning_rate),
     "optimizer.params.weight_decay": ("weight_decay", 0.0),
 }
 _FULL_EVAL = {"fp16": "fp16_full_eval", "bf16": "bf16_full_eval"}

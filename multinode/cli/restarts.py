@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from multinode.errors import UsageError
-from multinode.launch.restart import RestartOptions
 from multinode.units import parse_duration
+
+if TYPE_CHECKING:
+    from multinode.launch.restart import RestartOptions
 
 _PANEL = "Run control"
 
@@ -77,11 +79,14 @@ class Restarts:
             node_wait_s = parse_duration(self.node_wait)
         except ValueError as error:
             raise UsageError(f"--node-wait: {error}") from None
-        options = RestartOptions(
+        if not self.restarts:
+            return None
+        from multinode.launch.restart import RestartOptions
+
+        return RestartOptions(
             restarts=self.restarts,
             node_wait_s=node_wait_s,
             after_oom=self.restart_after_oom,
             min_nodes=self.min_nodes,
             scale_batch=self.scale_batch,
         )
-        return options if self.restarts else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import MultinodeError
-from multinode.experiment.grid import BATCH, CellRecord, GridRecord, fingerprint
+from multinode.experiment.grid import CellRecord, GridRecord, fingerprint
 from multinode.experiment.grid_state import without_runs
 from multinode.experiment.sweep_cell import AskedGrid
 from multinode.job.engine_commands import choose_engine
@@ -21,7 +21,6 @@ from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 
 GRID_FILE = "grid.json"
-_BATCH_OF_SILENCE = 8
 
 
 def find_sweep(root: Path, wanted: str) -> tuple[RunDirectory, GridRecord] | None:
@@ -140,6 +139,5 @@ def _digest_scripts(job: Job) -> dict[str, str]:
 def _worker_batch(job: Job) -> int | None:
     if not isinstance(job, LlamaFactoryJob):
         return None
-    batch = job.config.get(BATCH, _BATCH_OF_SILENCE)
-    accumulation = job.config.get("gradient_accumulation_steps", 1)
-    return batch * accumulation if type(batch) is int and type(accumulation) is int else None
+    batch, accumulation = job.settings.per_device_train_batch_size, job.settings.gradient_accumulation_steps
+    return batch * accumulation if batch is not None and accumulation is not None else None

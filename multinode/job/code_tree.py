@@ -94,6 +94,10 @@ class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
         is_there = any(one == name or one.startswith(below) for one in names)
         return is_there and not any(one.startswith(below) for one in self.left_out)
 
+    def place(self, run_id: str, home: str) -> str:
+        """Where the job of a run starts on a node. Attempts share it, with what is written there."""
+        return os.path.normpath(f"{home}/.multinode/code/{self.run_id or run_id}/tree/{self.cwd}")
+
     def copy(self) -> CodeCopy:
         """As a plan names it."""
         count = len(self.files) + len(self.links)
@@ -135,13 +139,6 @@ def read_code(directory: Path, cwd: Path, without: Collection[Path] = ()) -> Cod
         left_out=tuple(left_out),
         notes=tuple(map(printable_line, notes)),
     )
-
-
-def code_dir(code: CodeTree | None, run_id: str, home: str) -> str | None:
-    """Where the job of a run starts on a node; None without a copy. Attempts share it, with what is written there."""
-    if code is None:
-        return None
-    return os.path.normpath(f"{home}/.multinode/code/{code.run_id or run_id}/tree/{code.cwd}")
 
 
 def is_secret_file(name: str) -> bool:

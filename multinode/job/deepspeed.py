@@ -40,8 +40,6 @@ _DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "bfp16": 2, "bfloat16": 2, "hal
 _OPTION = "--deepspeed-set"
 _DOTTED = re.compile(r"\w+(?:\.\w+)*", re.ASCII)
 _STAGE = ("zero_optimization", "stage")
-# Keys of the YAML, with the Trainer's defaults.
-_BATCH, _ACCUMULATION = ("per_device_train_batch_size", 8), ("gradient_accumulation_steps", 1)
 
 # From DeepSpeed 0.19.8 (constants and `DeepSpeedZeroConfig`), plus the keys of 0.14.0 and 0.16.9.
 _ZERO = "zero_optimization"
@@ -186,8 +184,8 @@ def fit_batch(job: LlamaFactoryJob, workers: int) -> LlamaFactoryJob:
     """
     text = job.deepspeed_text
     config = parse_deepspeed(text)
-    batch, accumulation = (job.config.get(key, default) for key, default in (_BATCH, _ACCUMULATION))
-    if config is None or text is None or type(batch) is not int or type(accumulation) is not int:
+    batch, accumulation = job.settings.per_device_train_batch_size, job.settings.gradient_accumulation_steps
+    if config is None or text is None or batch is None or accumulation is None:
         return job
     edits = fixed_edits(config, per_device_batch=batch, accumulation=accumulation, workers=workers)
     if not edits:

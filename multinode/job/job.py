@@ -31,9 +31,6 @@ _PATH_KEYS = (
 _LOCAL = re.compile(r"/|\.{1,2}(?:/|$)|~(?:/|$)")
 # One ignores extra keys; the other takes the arguments of another package.
 _OTHER_ARGUMENTS = frozenset({"ALLOW_EXTRA_ARGS", "USE_MCA"})
-# LLaMA-Factory's default directory of datasets.
-_DATASET_DIR = "data"
-
 
 # Turned off in a run that only measures; some are on by default.
 _FIGURES_ONLY: dict[str, Any] = {
@@ -56,6 +53,42 @@ _ON_WHERE_SILENT = frozenset({"save_strategy", "report_to", "overwrite_output_di
 
 _KEY = re.compile(r"\w+", re.ASCII)
 _NULLS = frozenset({"null", "Null", "NULL", "~"})
+
+
+PLAIN_STAGES = frozenset({"pt", "sft"})
+"""Stages that train one model in a forward and a backward pass."""
+
+
+class LlamaFactorySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a YAML, with the defaults of LLaMA-Factory and the Trainer (llamafactory 0.9.5, transformers 5.6).
+
+    None is a value of another type, or a number that is not positive.
+    """
+
+    stage: str | None = "sft"
+    finetuning_type: str | None = "lora"
+    lora_rank: int | None = 8
+    lora_target: str | None = "all"
+    dataset_dir: str | None = "data"
+    cutoff_len: int | None = 2048
+    per_device_train_batch_size: int | None = 8
+    gradient_accumulation_steps: int | None = 1
+    learning_rate: float | None = 5e-5
+    num_train_epochs: float | None = 3.0
+    logging_steps: int | None = 10
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> LlamaFactorySettings:
+        """The settings that a YAML gives."""
+        values = {}
+        for name, default in msgspec.structs.asdict(_DEFAULTS).items():
+            value = config.get(name, default)
+            is_number = type(value) in {int, type(default)} and 0 < value < math.inf
+            values[name] = value if (isinstance(value, str) if isinstance(default, str) else is_number) else None
+        return cls(**values)
+
+
+_DEFAULTS = LlamaFactorySettings()
 
 
 class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +124,11 @@ class LlamaFactoryJob(msgspec.Struct, frozen=True, kw_only=True, tag="llamafacto
     local_paths: tuple[str, ...] = ()
     keeps_output: bool = True
     uncut: dict[str, Any] | None = None
+
+    @property
+    def settings(self) -> LlamaFactorySettings:
+        """Those of its keys that have a default."""
+        return LlamaFactorySettings.read(self.config)
 
 
 class ScriptJob(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
@@ -253,7 +291,7 @@ def _possible_paths(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _dataset_paths(config: dict[str, Any]) -> tuple[str, ...]:
-    folder = config.get("dataset_dir", _DATASET_DIR if "dataset" in config else None)
+    folder = config.get("dataset_dir", _DEFAULTS.dataset_dir if "dataset" in config else None)
     if not isinstance(folder, str) or folder == "ONLINE" or folder.startswith("REMOTE:"):
         return ()
     return (folder, f"{folder.rstrip('/')}/dataset_info.json")
@@ -347,7 +385,6 @@ def with_same_threads(environment: JobEnvironment, cluster: Cluster, workers: Se
 
 
 _LEAST_RATES = 2
-
 DEFAULT_SEED = 42
 """Default of LLaMA-Factory and the Trainer."""
 
@@ -392,14 +429,15 @@ def trial_job(job: LlamaFactoryJob, training: TrialTraining) -> LlamaFactoryJob:
     """The job as it is trained for its figures and its loss."""
     every = training.evaluation_steps
     changed: dict[str, Any] = {"seed": training.seed}
-    logged = job.config.get("logging_steps", 10)
-    if type(logged) is not int or logged > every:
+    if (job.settings.logging_steps or math.inf) > every:
         changed["logging_steps"] = every
     if can_evaluate(job):
         changed |= {
             "eval_strategy": "steps",
             "eval_steps": every,
-            "per_device_eval_batch_size": job.config.get("per_device_train_batch_size", 8),
+            "per_device_eval_batch_size": job.config.get(
+                "per_device_train_batch_size", _DEFAULTS.per_device_train_batch_size
+            ),
         }
         if not job.config.get("eval_dataset"):
             changed["val_size"] = training.evaluation_samples

@@ -7,15 +7,13 @@ import itertools
 import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
-from multinode.job.code_tree import CodeTree
-from multinode.job.deepspeed import DeepSpeedEdit, diff_deepspeed, edit_deepspeed, parse_deepspeed_edits
 from multinode.job.job import (
     Job,
     LlamaFactoryJob,
@@ -31,6 +29,10 @@ from multinode.records.balance import Balance, parse_balance
 from multinode.records.benchmark import Benchmark
 from multinode.records.files import read_text
 from multinode.strict_yaml import decode_yaml, dump_yaml
+
+if TYPE_CHECKING:
+    from multinode.job.code_tree import CodeTree
+    from multinode.job.deepspeed import DeepSpeedEdit
 
 _MODELS = ("model_name_or_path", "adapter_name_or_path")
 _DATASETS = ("dataset", "eval_dataset")
@@ -104,7 +106,7 @@ def outside_code(job: LlamaFactoryJob, code: CodeTree, cwd: str, there: Collecti
         return f"{cwd.rstrip('/')}/{path}" if is_path and not path.startswith(("/", "~")) else path
 
     placed = {}
-    config = {_DATASET_DIR: "data", **job.config} if "dataset" in job.config else job.config
+    config = {_DATASET_DIR: job.settings.dataset_dir, **job.config} if "dataset" in job.config else job.config
     for key in (*_WRITTEN, *_READ, _DATASET_DIR):
         value = config.get(key)
         if isinstance(value, str) and value:
@@ -137,7 +139,7 @@ def _copied(paths: Collection[str], code: CodeTree) -> set[str]:
 def _llamafactory_files(job: LlamaFactoryJob) -> JobFiles:
     needed = job_paths(job)
     models = [path for key in _MODELS for path in _names(job.config.get(key)) if path in needed]
-    folder = job.config.get("dataset_dir", "data")
+    folder = job.settings.dataset_dir
     # Synthetic data travel with the plan and are prepared in the run's directory.
     keys = _DATASETS if job.synthetic is None else ()
     datasets = [name for key in keys for name in _names(job.config.get(key))]
@@ -197,9 +199,12 @@ def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit
             raise _nothing_to_edit(path, written_out=named is not None)
         return job
     found, text = _read_deepspeed(named, path)
+    if not edits:
+        return msgspec.structs.replace(job, deepspeed_text=text)
+    from multinode.job.deepspeed import diff_deepspeed, edit_deepspeed
+
     edited = edit_deepspeed(text, edits)
-    diff = diff_deepspeed(text, edited, str(found)) if edits else None
-    return msgspec.structs.replace(job, deepspeed_text=edited, deepspeed_diff=diff)
+    return msgspec.structs.replace(job, deepspeed_text=edited, deepspeed_diff=diff_deepspeed(text, edited, str(found)))
 
 
 def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
@@ -317,6 +322,8 @@ def parse_change(text: str, source: object) -> Change:
     Raises:
         UsageError: it is not YAML, or has an unknown key or an invalid value.
     """
+    from multinode.job.deepspeed import parse_deepspeed_edits
+
     file = decode_yaml(text, _ChangeFile, source, _CHANGE_HINT)
     try:
         averaging = read_averaging(file.sync_every, None if file.diloco is None else str(file.diloco), file.sync_dtype)
@@ -338,6 +345,8 @@ def parse_change(text: str, source: object) -> Change:
 
 def change_text(change: Change, comment: str) -> str:
     """A change as a file, with a comment on its origin."""
+    from multinode.job.deepspeed import parse_deepspeed_edits
+
     averaging = change.averaging
     outer = averaging is not None and averaging.outer_lr is not None
     file = _ChangeFile(

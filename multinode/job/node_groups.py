@@ -14,9 +14,7 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
-from multinode.job.job import Job, LlamaFactoryJob
-from multinode.job.training import PLAIN_STAGES
-from multinode.job.workload import read_settings
+from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance, deal_step
 
@@ -182,15 +180,16 @@ def refuse_balance(balance: Balance, job: Job, speeds: Sequence[float], *, sende
 
 
 def _why_not_balanced(job: LlamaFactoryJob, speeds: Sequence[float]) -> tuple[str, str] | None:
-    config, settings = job.config, read_settings(job)
+    config, settings = job.config, job.settings
     if config.get("streaming") is True:
         return "streaming: true reads an IterableDataset, whose samples cannot be dealt out", "streaming: false"
     if settings.stage not in PLAIN_STAGES or config.get("use_asft_loss") is True:
         named = "use_asft_loss" if config.get("use_asft_loss") is True else f"stage: {settings.stage}"
         return f"{named} has a loss of its own, and what its mean is taken of is unknown", "stage: sft or pt"
+    batch = settings.per_device_train_batch_size
     if len(set(step_shares(job, speeds) or range(2))) == 1:
         return (
-            f"micro-batches of {settings.per_device_batch} cannot be split finer: each worker gets the same samples",
+            f"micro-batches of {batch} cannot be split finer: each worker gets the same samples",
             "a larger per_device_train_batch_size, and gradient_accumulation_steps as many times smaller",
         )
     return None
@@ -198,10 +197,9 @@ def _why_not_balanced(job: LlamaFactoryJob, speeds: Sequence[float]) -> tuple[st
 
 def step_shares(job: Job, speeds: Sequence[float]) -> tuple[int, ...] | None:
     """Samples of each worker in a step; None where the job's files do not say."""
-    settings = read_settings(job)
-    if settings.per_device_batch is None or settings.accumulation is None:
-        return None
-    return deal_step(settings.per_device_batch * len(speeds), speeds, settings.accumulation)
+    batch = job.settings.per_device_train_batch_size if isinstance(job, LlamaFactoryJob) else None
+    accumulation = job.settings.gradient_accumulation_steps if isinstance(job, LlamaFactoryJob) else None
+    return deal_step(batch * len(speeds), speeds, accumulation) if batch and accumulation else None
 
 
 def _why_not(job: LlamaFactoryJob) -> tuple[str, str] | None:

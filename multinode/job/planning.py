@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,6 @@ from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
 from multinode.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
-from multinode.job.code_tree import CodeTree, code_dir
 from multinode.job.engine_commands import (
     JOB_FILE,
     Engine,
@@ -35,13 +34,14 @@ from multinode.job.node_groups import (
     require_instrumentation,
     step_shares,
 )
-from multinode.job.synthetic import synthetic_environment, synthetic_files, synthetic_paths
-from multinode.job.workload import read_settings
 from multinode.records.averaging import Averaging, averaging_environment
 from multinode.records.balance import Balance, balance_environment
 from multinode.records.benchmark import Benchmark, CollectiveTest, describe_benchmark
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile, TraceWindow
 from multinode.records.run import node_run_id
+
+if TYPE_CHECKING:
+    from multinode.job.code_tree import CodeTree
 
 # Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
 RENDEZVOUS_PORTS = range(20000, 30000)
@@ -164,7 +164,7 @@ def plan_launch(
             ),
             accelerator=accelerator_named(found.accelerator if found else None),
             run_dir=f"{home}/.multinode/runs/{node_run_id(run_id, node_rank)}",
-            code_dir=code_dir(task.code, run_id, home),
+            code_dir=task.code.place(run_id, home) if task.code is not None else None,
             agent=f"{home}/{options.agent}" if options.agent else None,
             python=(found.python if found and found.python else node.python) if known else None,
             packages=found.packages if found and known else None,
@@ -412,13 +412,17 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
     if isinstance(task.job, Benchmark):
         command = benchmark_command(place, task.job, env)
     else:
-        own = synthetic_environment(task.job, place.run_dir) if isinstance(task.job, LlamaFactoryJob) else {}
-        command = engine_command(task.engine, place, task.job, own | env, cwd)
+        if isinstance(task.job, LlamaFactoryJob) and task.job.synthetic is not None:
+            from multinode.job.synthetic import synthetic_environment
+
+            env = synthetic_environment(place.run_dir) | env
+        command = engine_command(task.engine, place, task.job, env, cwd)
     environment = task.environment
     env = command.env | _compression_environment(task.grad_compress)
     env |= averaging_environment(task.averaging, place.workers)
     if task.balance is not None and not isinstance(task.job, Benchmark):
-        env |= balance_environment(task.balance, task.speeds, read_settings(task.job).accumulation or 1)
+        accumulation = task.job.settings.gradient_accumulation_steps if isinstance(task.job, LlamaFactoryJob) else None
+        env |= balance_environment(task.balance, task.speeds, accumulation or 1)
     return msgspec.structs.replace(command, env=env, forwarded=environment.forwarded, prelude=environment.prelude)
 
 
@@ -432,11 +436,16 @@ def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str]) -> t
     run_dir, deepspeed = place.run_dir, job.deepspeed_text
     paths = outside | ({} if deepspeed is None else {"deepspeed": f"{run_dir}/{_DEEPSPEED_FILE}"})
     paths |= {} if job.keeps_output else {"output_dir": f"{run_dir}/{_OUTPUT}"}
-    paths |= synthetic_paths(job, run_dir)
+    data: tuple[PlanFile, ...] = ()
+    if job.synthetic is not None:
+        from multinode.job.synthetic import synthetic_files, synthetic_paths
+
+        paths |= synthetic_paths(run_dir)
+        data = synthetic_files(job, job.synthetic, sum(place.workers))
     return (
         PlanFile(path=JOB_FILE, text=render_job(job, paths)),
         *([] if deepspeed is None else [PlanFile(path=_DEEPSPEED_FILE, text=deepspeed)]),
-        *synthetic_files(job, sum(place.workers)),
+        *data,
     )
 
 

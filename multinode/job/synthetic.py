@@ -12,7 +12,7 @@ from math import ceil
 import msgspec
 
 from multinode.errors import JobError, UsageError
-from multinode.job.job import Job, LlamaFactoryJob, Synthetic, benchmark_job, override_job
+from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob, Synthetic, benchmark_job, override_job
 from multinode.records.plan import PlanFile
 
 DATASET = "synthetic"
@@ -20,7 +20,6 @@ DATASET = "synthetic"
 
 _FOLDER = "synthetic"
 _TEXT = "text.txt"
-_STAGES = ("sft", "pt")
 # Keys that select the data and how samples are made.
 _DATA = (
     "dataset",
@@ -48,8 +47,6 @@ _BESIDES = (
 )
 # Keys of stage sft that change its computation.
 _SFT_ONLY = ("use_asft_loss", "use_dft_loss", "use_eaft_loss", "use_hyper_parallel")
-# Defaults of LLaMA-Factory and the Trainer.
-_CUTOFF, _BATCH, _ACCUMULATION = 2048, 8, 1
 
 # A word is at least one token unless the tokenizer merges words; the margin is for those. More than 1.6 tokens per word
 # make two samples of a row, which does no harm.
@@ -90,7 +87,7 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
             hint="give the script its own arguments",
         )
     _refuse(job)
-    if rows is None and _count(job, "max_steps", 0) == 0:
+    if rows is None and _steps(job) == 0:
         raise JobError(
             f"{job.config_path}: synthetic data have no epochs, and max_steps is not set",
             hint="--set max_steps=50",
@@ -104,16 +101,14 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
     )
 
 
-def synthetic_files(job: LlamaFactoryJob, workers: int) -> tuple[PlanFile, ...]:
-    """The lines and their dataset_info.json; empty if the job has its own data."""
-    if job.synthetic is None:
-        return ()
+def synthetic_files(job: LlamaFactoryJob, data: Synthetic, workers: int) -> tuple[PlanFile, ...]:
+    """The lines and their dataset_info.json."""
     length = _length(job)
     lines = _lines_a_row(length)
     entry = {
         "file_name": _TEXT,
         "columns": {"prompt": "text"},
-        "num_samples": _rows(job, job.synthetic, workers) * lines,
+        "num_samples": _rows(job, data, workers) * lines,
     }
     return (
         PlanFile(path=f"{_FOLDER}/dataset_info.json", text=json.dumps({DATASET: entry}, indent=2) + "\n"),
@@ -121,19 +116,19 @@ def synthetic_files(job: LlamaFactoryJob, workers: int) -> tuple[PlanFile, ...]:
     )
 
 
-def synthetic_paths(job: LlamaFactoryJob, run_dir: str) -> dict[str, str]:
+def synthetic_paths(run_dir: str) -> dict[str, str]:
     """Where the job's YAML finds the files on a node, by key."""
-    return {} if job.synthetic is None else {"dataset_dir": f"{run_dir}/{_FOLDER}"}
+    return {"dataset_dir": f"{run_dir}/{_FOLDER}"}
 
 
-def synthetic_environment(job: LlamaFactoryJob, run_dir: str) -> dict[str, str]:
+def synthetic_environment(run_dir: str) -> dict[str, str]:
     """Variables that keep the cache of Hugging Face datasets in the run's directory."""
-    return {} if job.synthetic is None else {"HF_DATASETS_CACHE": f"{run_dir}/{_FOLDER}/cache"}
+    return {"HF_DATASETS_CACHE": f"{run_dir}/{_FOLDER}/cache"}
 
 
 def _refuse(job: LlamaFactoryJob) -> None:
-    stage = job.config.get("stage", _STAGES[0])
-    if stage not in _STAGES:
+    stage = job.config.get("stage", job.settings.stage)
+    if stage not in PLAIN_STAGES:
         raise JobError(
             f"{job.config_path}: --synthetic supports the stages sft and pt; this one is {stage}",
             hint="measure the same model and method with --set stage=sft",
@@ -151,8 +146,8 @@ def _refuse(job: LlamaFactoryJob) -> None:
 
 
 def _length(job: LlamaFactoryJob) -> int:
-    length = _count(job, "cutoff_len", _CUTOFF)
-    if length == 0:
+    length = job.settings.cutoff_len
+    if length is None:
         raise JobError(
             f"{job.config_path}: cutoff_len: {job.config['cutoff_len']} is not a number of tokens",
             hint="--set cutoff_len=2048",
@@ -161,15 +156,13 @@ def _length(job: LlamaFactoryJob) -> int:
 
 
 def _rows(job: LlamaFactoryJob, data: Synthetic, workers: int) -> int:
-    step = (
-        _count(job, "per_device_train_batch_size", _BATCH)
-        * _count(job, "gradient_accumulation_steps", _ACCUMULATION)
-        * workers
-    ) or 1
+    settings = job.settings
+    batch = (settings.per_device_train_batch_size or 0) * (settings.gradient_accumulation_steps or 0)
+    step = batch * workers or 1
     if data.rows is not None:
         return ceil(data.rows / step) * step
     most = min(_MOST_TOKENS // _length(job), _MOST_ROWS) // step
-    return max(min(_count(job, "max_steps", 0) or most, most), 1) * step
+    return max(min(_steps(job) or most, most), 1) * step
 
 
 def _lines_a_row(length: int) -> int:
@@ -187,6 +180,6 @@ def _text(words: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _count(job: LlamaFactoryJob, key: str, default: int) -> int:
-    value = job.config.get(key, default)
-    return value if type(value) is int and value > 0 else 0
+def _steps(job: LlamaFactoryJob) -> int:
+    steps = job.config.get("max_steps")
+    return steps if type(steps) is int and steps > 0 else 0

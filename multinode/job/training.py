@@ -13,7 +13,7 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
-from multinode.job.job import LlamaFactoryJob
+from multinode.job.job import PLAIN_STAGES, LlamaFactoryJob, LlamaFactorySettings
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.traffic.traffic import Strategy, TrafficInputs
 
@@ -21,11 +21,8 @@ _Job = TypeVar("_Job")
 
 STAGES = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 """Strategies by ZeRO stage."""
-SMALL_RANK = 8
-"""LLaMA-Factory's default rank of an adapter."""
-
-PLAIN_STAGES = frozenset({"pt", "sft"})
-"""Stages that train one model in a forward and a backward pass."""
+SMALL_RANK = LlamaFactorySettings().lora_rank or 0
+"""Default rank of an adapter."""
 # Keys that change what is trained or sent in ways not modeled here.
 _UNKNOWN_KEYS = (
     "additional_target",
@@ -111,7 +108,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transfo
         trainable=trainable,
         parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
         gradient_bytes=_gradient_bytes(strategy, config, settings, half=half),
-        accumulation=config.get("gradient_accumulation_steps", 1),
+        accumulation=job.settings.gradient_accumulation_steps or 1,
     )
     small = msgspec.structs.replace(
         load,
@@ -163,11 +160,9 @@ def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> No
     """
     config = job.config
     key = next((key for key in _UNKNOWN_KEYS if config.get(key) and key not in besides), None)
-    stage = config.get("stage", "sft")
-    if key is None and not (isinstance(stage, str) and stage in PLAIN_STAGES):
+    if key is None and job.settings.stage not in PLAIN_STAGES:
         key = "stage"
-    steps = config.get("gradient_accumulation_steps", 1)
-    if key is None and (type(steps) is not int or steps < 1):
+    if key is None and job.settings.gradient_accumulation_steps is None:
         key = "gradient_accumulation_steps"
     if key is not None:
         raise _unknown(job, key)
@@ -217,15 +212,14 @@ def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | Non
     Raises:
         JobError: what is trained is unknown.
     """
-    kind = job.config.get("finetuning_type", "lora")
+    kind, rank, targets = job.settings.finetuning_type, job.settings.lora_rank, job.settings.lora_target or ""
     if kind == "full":
         return None, shape.parameters
     if kind != "lora":
         raise _unknown(job, "finetuning_type")
-    rank, targets = job.config.get("lora_rank", SMALL_RANK), job.config.get("lora_target", "all")
-    if type(rank) is not int or rank < 1:
+    if rank is None:
         raise _unknown(job, "lora_rank")
-    names = tuple(name.strip() for name in targets.split(",")) if isinstance(targets, str) else ()
+    names = tuple(name.strip() for name in targets.split(",")) if targets else ()
     trainable = lora_parameters(shape, rank, names)
     if trainable is None:
         raise _unknown(job, "lora_target")

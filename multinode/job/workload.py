@@ -5,7 +5,6 @@ Read from the job before it starts; what the workers did is in the summary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.job.deepspeed import parse_deepspeed
-from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
 from multinode.job.step_calls import StepCall, Work, calls_of_messages
 from multinode.job.step_messages import step_messages
 from multinode.job.training import named_fsdp, read_training
@@ -22,9 +21,6 @@ from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy
 
-# Defaults of LLaMA-Factory and the Trainer (llamafactory 0.9.5, transformers 5.6).
-_STAGE, _METHOD, _CUTOFF, _RANK = "sft", "lora", 2048, 8
-_BATCH, _EPOCHS = 8, 3.0
 _RANKED = frozenset({"lora", "oft"})
 _SHORTENING = frozenset({"max_steps", "num_train_epochs"})
 _DEEPSPEED_NAMES = ("DeepSpeed ZeRO-0", Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
@@ -118,21 +114,21 @@ def read_settings(job: Job) -> Settings:
     """The settings of a job, with LLaMA-Factory's defaults. A value of the wrong type is unknown."""
     if not isinstance(job, LlamaFactoryJob):
         return Settings(method="script", command=" ".join(job.argv))
-    config = job.config
-    method, stage = _text(config, "finetuning_type", _METHOD), _text(config, "stage", _STAGE)
+    config, given = job.config, job.settings
+    method, stage = given.finetuning_type, given.stage
     if method == "lora" and config.get("quantization_bit"):
         method = "qlora"
     strategy, overlap = _strategy(job)
     return Settings(
-        model=_text(config, "model_name_or_path"),
+        model=name if isinstance(name := config.get("model_name_or_path"), str) else None,
         method=method,
-        lora_rank=_count(config, "lora_rank", _RANK) if method in {*_RANKED, "qlora"} else None,
+        lora_rank=given.lora_rank if method in {*_RANKED, "qlora"} else None,
         stage=stage,
         dataset=_names(config.get("dataset")),
         strategy=strategy,
-        per_device_batch=_count(config, "per_device_train_batch_size", _BATCH),
-        accumulation=_count(config, "gradient_accumulation_steps", 1),
-        sequence_length=_count(config, "cutoff_len", _CUTOFF),
+        per_device_batch=given.per_device_train_batch_size,
+        accumulation=given.gradient_accumulation_steps,
+        sequence_length=given.cutoff_len,
         packing=job.synthetic is None and _packs(config, stage),
         precision=_precision(config),
         recompute=config.get("disable_gradient_checkpointing") is not True,
@@ -183,9 +179,8 @@ def _full_run(job: LlamaFactoryJob) -> FullRun:
     steps = config.get("max_steps")
     if type(steps) is int and steps > 0:
         return FullRun(steps=steps)
-    epochs = config.get("num_train_epochs", _EPOCHS)
-    known = job.synthetic is None and type(epochs) in {int, float} and 0 < epochs < math.inf
-    return FullRun(epochs=float(epochs) if known else None)
+    epochs = LlamaFactorySettings.read(config).num_train_epochs
+    return FullRun(epochs=float(epochs) if job.synthetic is None and epochs is not None else None)
 
 
 def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
@@ -213,13 +208,3 @@ def _precision(config: Mapping[str, Any]) -> str:
 def _names(value: object) -> str | None:
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
     return ",".join(str(part).strip() for part in parts) or None
-
-
-def _text(config: Mapping[str, Any], key: str, default: str | None = None) -> str | None:
-    value = config.get(key, default)
-    return value if isinstance(value, str) else None
-
-
-def _count(config: Mapping[str, Any], key: str, default: int) -> int | None:
-    value = config.get(key, default)
-    return value if type(value) is int and value > 0 else None

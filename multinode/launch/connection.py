@@ -60,13 +60,13 @@ def connect(
     transport = _open_transport(cluster, local=local)
     try:
         # A login takes as long as the remaining imports: both run in parallel.
-        from multinode.transport.agent import AgentTransport  # noqa: PLC0415
+        from multinode.transport.agent import AgentTransport
 
         agent = AgentTransport(transport, refresh=_refresher(cluster))
         if not local:
             # A Slurm step needs to know its purpose, and each costs slurmctld work.
             agent.start_early([node for node in cluster.nodes if node.slurm_job is None])
-        from multinode.launch.context import RunContext  # noqa: PLC0415
+        from multinode.launch.context import RunContext
 
         try:
             yield RunContext(agent, runs or runs_root(), say=say, observe=observe)
@@ -81,7 +81,7 @@ def connect(
 
 def _refresher(cluster: Cluster) -> Callable[[], None]:
     if any(node.is_virtual for node in cluster.nodes):
-        from multinode.lab.cluster import refresh  # noqa: PLC0415 - nothing else of a launch is about the lab
+        from multinode.lab.cluster import refresh
 
         return refresh
     return lambda: None
@@ -89,14 +89,14 @@ def _refresher(cluster: Cluster) -> Callable[[], None]:
 
 def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
     if local:
-        from multinode.transport.local import LocalTransport  # noqa: PLC0415 - the others are not imported for it
+        from multinode.transport.local import LocalTransport
 
         return LocalTransport()
     in_slurm = {node.slurm_job is not None for node in cluster.nodes}
     if len(in_slurm) > 1:
         raise UsageError(f"{cluster.source}: slurm_job= must be on the lines of all nodes or of none")
     if in_slurm == {True}:
-        from multinode.transport.slurm import SlurmTransport  # noqa: PLC0415
+        from multinode.transport.slurm import SlurmTransport
 
         return SlurmTransport()
     return _open_ssh()
@@ -104,12 +104,12 @@ def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
 
 def _open_ssh() -> OpensshTransport | FabricTransport:
     """Through the `ssh` program if installed, unless another client is asked for."""
-    from multinode.transport.openssh import OpensshTransport, find_ssh  # noqa: PLC0415
+    from multinode.transport.openssh import OpensshTransport, find_ssh
 
     client = find_ssh_client(os.environ, load_settings(Path.cwd()))
     if client == "openssh" or (client is None and find_ssh() is not None):
         return OpensshTransport()
-    from multinode.transport.fabric_ssh import FabricTransport  # noqa: PLC0415
+    from multinode.transport.fabric_ssh import FabricTransport
 
     return FabricTransport()
 
@@ -147,7 +147,7 @@ def load_nodes(
 
 
 def _lab_hostfile() -> Path | None:
-    from multinode.lab.state import load_lab  # noqa: PLC0415 - nothing else of a launch is about the lab
+    from multinode.lab.state import load_lab
 
     lab = load_lab()
     return Path(lab.hostfile) if lab is not None else None

@@ -90,7 +90,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self) -> LaunchDocument:
         """The document of `launch --json`."""
-        from multinode.launch.outcome import launch_document  # noqa: PLC0415 - it lays out tables, too
+        from multinode.launch.outcome import launch_document
 
         verdict = self.directory.read(VERDICT_FILE, EarlyVerdict)
         code = self.directory.read(CODE_FILE, CodeCopy)

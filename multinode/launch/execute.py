@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
-from multinode.diagnose.failure import blame_machine, first_failure
 from multinode.errors import OURS_TO_FIX, MultinodeError
 from multinode.launch.hang_watch import StallWatch, diagnose
 from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests
@@ -326,6 +325,9 @@ class Execution:
         )
 
     def _first_failure(self) -> Failure | None:
+
+        from multinode.diagnose.failure import blame_machine, first_failure
+
         evidence = self._tracker.evidence()
         stop = f"multinode stop {self.plan.run_id}" if self.options.lease_s is None else None
         failure = self._hang_failure() or first_failure(evidence, stop=stop)

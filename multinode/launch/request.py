@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from multinode.launch.session import LEASE_S
 from multinode.records.plan import LaunchPlan, PlanFile, redact_plan
 from multinode.records.run import node_run_id
 from multinode.secret_values import redact_file
@@ -31,7 +30,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
         log_limit_bytes: maximum size of the job's log on a node; None is unlimited.
     """
 
-    lease_s: float | None = LEASE_S
+    lease_s: float | None = 120.0
     grace_s: float = 10.0
     silence_s: float = 10.0
     verify_s: float = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -108,8 +108,6 @@ _OUT_OF_MEMORY = frozenset({"out_of_memory", "out_of_gpu_memory"})
 # With full and freeze training it ignores the checkpoint (hparams/parser.py); for a model with a value head and LoRA
 # the Trainer does not find the weights, which fix_valuehead_checkpoint has split (_load_from_checkpoint).
 _NOT_RESUMED = frozenset({"rm", "ppo"})
-# The Trainer's default.
-_BATCH, _ACCUMULATION, _LEARNING_RATE = 8, 1, 5e-5
 
 
 class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,7 +273,8 @@ def global_batch(job: Job, world_size: int) -> int | None:
     """Samples per optimizer step; None if unknown, as for a script."""
     if not isinstance(job, LlamaFactoryJob):
         return None
-    return _number(job.config.get("per_device_train_batch_size"), _BATCH) * _accumulation(job) * world_size
+    batch = job.settings.per_device_train_batch_size
+    return batch * _accumulation(job) * world_size if batch is not None else None
 
 
 def batch_words(before: Job, after: Job, start: Start) -> str | None:
@@ -294,9 +293,9 @@ def batch_words(before: Job, after: Job, start: Start) -> str | None:
         share = f"{part} of the original" if kept is None else "as before"
         return f"MULTINODE_ACCUMULATION={kept or 1}: the global batch is then {share}"
     first = global_batch(before, start.first_workers)
+    rate = before.config.get("learning_rate", before.settings.learning_rate)
     if kept is not None:
         return f"global batch {first} as before: gradient_accumulation_steps {kept} instead of {_accumulation(before)}"
-    rate = before.config.get("learning_rate", _LEARNING_RATE)
     steps = start.choice.max_steps if start.choice.name is not None else None
     schedule = f"the schedule at {steps} steps" if steps is not None else "the schedule is that of the YAML"
     batch = f"global batch {global_batch(after, start.workers)} instead of {first}"
@@ -305,10 +304,4 @@ def batch_words(before: Job, after: Job, start: Start) -> str | None:
 
 
 def _accumulation(job: Job) -> int:
-    if not isinstance(job, LlamaFactoryJob):
-        return 1
-    return _number(job.config.get("gradient_accumulation_steps"), _ACCUMULATION)
-
-
-def _number(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+    return (job.settings.gradient_accumulation_steps or 1) if isinstance(job, LlamaFactoryJob) else 1

@@ -21,9 +21,6 @@ from multinode.errors import OURS_TO_FIX, ContactLost, MultinodeError, NodeError
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
 from multinode.transport.base import time_left
 
-LEASE_S = 120.0
-"""How long a node keeps running without contact to the controller, by default."""
-
 # A lease is renewed after this part of it: three renewals may be lost before it expires.
 _RENEWED_AFTER = 1 / 4
 # A run without a lease continues without us; how long we try to reach it before it counts as lost.

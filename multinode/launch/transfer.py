@@ -8,14 +8,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
-from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.launch.context import RunContext
 from multinode.profile.trace_events import TraceEvents, read_trace
 from multinode.records.plan import CodeCopy, LaunchPlan, SentCode
@@ -24,6 +23,9 @@ from multinode.records.samples import TraceSample, parse_samples
 from multinode.transport.agent import AgentStream, AgentTransport, read_answer
 from multinode.transport.fan_out import gather
 from multinode.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from multinode.job.code_tree import CodeFile, CodeTree
 
 _ANSWER_S = 60.0
 # Minimum average rate, 64 kbit/s, so that the announced size bounds the time.

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.worker.balance import VARIABLE, deal
 
 _FORM = "the id of a run, or NODE=SPEED,... such as node0=1.6,node1=1"
 
@@ -68,6 +67,8 @@ def parse_balance(text: str) -> Balance:
 
 def deal_step(samples: int, speeds: Sequence[float], micro_batches: int = 1) -> tuple[int, ...]:
     """Samples of each worker in a step, of whose micro-batches each has so many of all workers."""
+    from multinode.worker.balance import deal
+
     dealt = [0] * len(speeds)
     for _ in range(micro_batches):
         dealt = [before + more for before, more in zip(dealt, deal(samples, speeds, dealt), strict=True)]
@@ -76,5 +77,7 @@ def deal_step(samples: int, speeds: Sequence[float], micro_batches: int = 1) -> 
 
 def balance_environment(balance: Balance, speeds: Sequence[float], accumulation: int) -> dict[str, str]:
     """Variables that tell the workers; `accumulation` micro-batches make a step, as far as that is known."""
+    from multinode.worker.balance import VARIABLE
+
     fields = {"speeds": list(speeds), "accumulation": accumulation, "option": balance.option}
     return {VARIABLE: json.dumps(fields)}

@@ -9,19 +9,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from multinode.cluster.allocation import MPI_HOSTFILE, scheduled_hostfile
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
 from multinode.cluster.inventory import is_inventory, parse_inventory
-from multinode.cluster.prices import Prices, parse_prices
 from multinode.errors import HostfileError, UsageError, printable
 from multinode.node.own_files import describe_stranger
 from multinode.records.files import MAX_BYTES, read_text
 from multinode.records.settings import Settings
-from multinode.transport.local import ask_program
-from multinode.transport.slurm import read_allocation
 from multinode.units import format_list
+
+if TYPE_CHECKING:
+    from multinode.cluster.prices import Prices
 
 _HINT = (
     "write one node per line, such as node1 slots=2; the first is node rank 0; for sample files: multinode init "
@@ -82,6 +82,9 @@ def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> 
         UsageError: none did, or what it says cannot be understood.
         ConnectError: slurmctld does not answer.
     """
+    from multinode.cluster.allocation import MPI_HOSTFILE, scheduled_hostfile
+    from multinode.transport.slurm import read_allocation
+
     in_slurm = read_allocation(environ)
     found = (
         ("Slurm", *in_slurm)
@@ -113,6 +116,8 @@ def _ask_ansible(path: Path) -> str:
     argv = ("ansible-inventory", f"--inventory={path}", "--list")
     ran = shlex.join(argv)
     environ = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true", "ANSIBLE_NOCOLOR": "true"}
+    from multinode.transport.local import ask_program
+
     try:
         done = ask_program(argv, environ, deadline_s=_ANSIBLE_S)
     except OSError as error:
@@ -216,4 +221,6 @@ def load_prices(path: Path) -> tuple[Prices, str]:
         "the prices file",
         "start from configs/figures/gpu_prices.yaml, which multinode init --example writes",
     )
+    from multinode.cluster.prices import parse_prices
+
     return parse_prices(text, str(path)), text

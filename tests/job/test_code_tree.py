@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
-from multinode.job.code_tree import CodeTree, code_dir, is_secret_file, read_code
+from multinode.job.code_tree import CodeTree, is_secret_file, read_code
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 12345\n".format("0" * 64)
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"
@@ -72,8 +72,7 @@ def test_a_directory_of_a_checkout_is_copied_alone_and_the_job_runs_at_its_place
         *(True, True, True),
         *(False, False, False, False),
     ]
-    assert code_dir(code, "r", "/home/u") == "/home/u/.multinode/code/r/tree/sub"
-    assert code_dir(None, "r", "/home/u") is None
+    assert code.place("r", "/home/u") == "/home/u/.multinode/code/r/tree/sub"
 
 
 def test_from_elsewhere_the_job_runs_at_the_top(repository: Path, tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import JobError, UsageError
+from multinode.job.engine_commands import JOB_FILE
 from multinode.job.job import (
     JobEnvironment,
     LlamaFactoryJob,
     ScriptJob,
+    Synthetic,
     describe_job,
     job_paths,
     named_paths,
@@ -84,12 +86,18 @@ def written(node: NodePlan) -> dict[str, Any]:
 
 
 def entry(made: LlamaFactoryJob, workers: int = 1) -> dict[str, Any]:
-    info = next(file for file in synthetic_files(made, workers) if file.path.endswith("dataset_info.json"))
+    info = next(
+        file
+        for file in synthetic_files(made, made.synthetic or Synthetic(), workers)
+        if file.path.endswith("dataset_info.json")
+    )
     return dict(json.loads(info.text)[DATASET])
 
 
 def lines(made: LlamaFactoryJob) -> list[list[str]]:
-    text = next(file.text for file in synthetic_files(made, 1) if file.path.endswith(".txt"))
+    text = next(
+        file.text for file in synthetic_files(made, made.synthetic or Synthetic(), 1) if file.path.endswith(".txt")
+    )
     return [line.split(" ") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -253,7 +261,7 @@ def test_twice_is_as_good_as_once() -> None:
 
 
 def test_a_job_with_data_of_its_own_has_no_files_of_ours() -> None:
-    assert synthetic_files(job(dataset="mine"), 1) == ()
+    assert [file.path for file in plan_node(job(dataset="mine")).files] == [JOB_FILE]
 
 
 def test_the_yaml_says_which_keys_are_ours() -> None:
