@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from multinode.cluster.quoting import quote_path
-from multinode.diagnose.failure import Evidence, first_failure
+from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.failure import first_failure
 from multinode.diagnose.failure_kinds import find_worker_death
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.log_words import LogReading, LogWord, last_words, read_log

@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
+from multinode.diagnose.evidence import Evidence
 from multinode.diagnose.failure_kinds import (
-    MachineFault,
     WorkerDeath,
     classify,
     explains,
@@ -19,35 +18,10 @@ from multinode.diagnose.failure_kinds import (
     told_by_nccl,
 )
 from multinode.diagnose.known_errors import find_error
-from multinode.diagnose.log_words import LogReading, LogWord, last_words, rate, read_log
-from multinode.errors import MultinodeError
+from multinode.diagnose.log_words import LogWord, last_words, rate
 from multinode.records.log import clean_log, last_lines
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample
-
-
-class Evidence(msgspec.Struct, kw_only=True):
-    """What is known of a node when a run has ended."""
-
-    run: NodeRun
-    exceptions: list[ExceptionSample] = []
-    clock_offset_s: float | None = None  # the node's clock minus the controller's; None is unknown
-    # whether all of it came as it happened, without a gap in the contact: then `exceptions_heard_s` and `ended_heard_s`
-    # say when, on the controller's clock
-    came_live: bool = False
-    exceptions_heard_s: list[float] = []
-    ended_heard_s: float | None = None
-    error: MultinodeError | None = None
-    log: str = ""  # its end; `reading` is what it says, None where that is not read yet
-    reading: LogReading | None = None
-    nccl_warnings: list[str] = []  # the last of each process, from NCCL's own logs
-    faults: Sequence[MachineFault] = ()  # of its hardware, in the order in which they came
-
-    def read(self) -> LogReading:
-        """What the log says: only that of a job that failed is read."""
-        if self.reading is None:
-            self.reading = read_log(self.log)
-        return self.reading
 
 
 def first_failure(nodes: Sequence[Evidence], *, stop: str | None = None) -> Failure | None:

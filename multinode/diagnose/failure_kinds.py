@@ -1,8 +1,4 @@
-"""What kind of failure it is, and what fixes it: by worker, log, signal, the run's figures, and faults of hardware.
-
-Sources: the kernel log (GPU Xid errors: NVIDIA's "Xid Errors" documentation; machine checks, disks), the counters of
-network interfaces and RDMA ports for links, errors and drops, NVML's count of uncorrectable ECC errors. Pure.
-"""
+"""What kind of failure it is, and what fixes it: by worker, log, signal, the run's figures, and faults of hardware."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from multinode.diagnose.evidence import MachineFault
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.log_words import LogReading, LogWord, last_words, rate, read_log
-from multinode.records.log import clean_log
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Failure, NodeRun
-from multinode.records.samples import GpuSample, KernelSample, NicSample, Sample
+from multinode.records.samples import NicSample, Sample
 from multinode.units import signal_name
 
 
@@ -242,56 +238,6 @@ def _full_link(shares: Mapping[str, float | None]) -> Iterable[str]:
 # torch waits up to 30 minutes for a collective: a fault that came longer ago has been survived. One that came a moment
 # after the failure was only read later.
 _BEFORE_S, _AFTER_S = 2400.0, 3.0
-# Of an interface or RDMA port, by how much a counter has to grow between two samples, about a second apart: less is the
-# noise of a working link, and a busy receiver drops some packets.
-_COUNTERS = (
-    ("carrier_changes", 1, "lost its link"),
-    ("link_recoveries", 1, "had to recover its link from errors"),
-    ("rx_errors", 100, "counted {} receive errors"),
-    ("tx_errors", 100, "counted {} transmit errors"),
-    ("symbol_errors", 100, "counted {} symbol errors"),
-    ("rx_dropped", 10_000, "dropped {} received packets"),
-    ("tx_dropped", 10_000, "dropped {} outgoing packets"),
-)
-_MOST_FAULTS = 100
-# More than any node has.
-_MOST_DEVICES = 256
-# Xid errors of hardware or driver. Those that a program causes itself (13, 31), or that follow from its end (43, 45),
-# are left to the worker's own words.
-_PROGRAMS_OWN = {13, 31, 43, 45}
-_XIDS = {
-    48: "an uncorrectable (double bit) ECC error",
-    62: "an internal micro-controller halt",
-    63: "a memory row remapping",
-    64: "a failed memory row remapping",
-    74: "an NVLink error",
-    79: "the GPU has fallen off the bus",
-    92: "a high rate of corrected ECC errors",
-    94: "a contained uncorrectable ECC error",
-    95: "an uncontained uncorrectable ECC error",
-    119: "the GPU's system processor (GSP) does not respond",
-    120: "an error of the GPU's system processor (GSP)",
-}
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b")
-_GPU_HINT = (
-    "see the kernel log: ssh {node} 'dmesg -T | grep -i -e xid -e nvrm'; reset or replace the GPU, or exclude it"
-)
-_HINTS = {
-    "gpu": _GPU_HINT,
-    "link": "check the cable, transceiver and switch port of {node}; its log: ssh {node} 'dmesg -T | grep -i link'",
-    "disk": "see the kernel log and the disk's health: ssh {node} 'dmesg -T | grep -i error'; smartctl -a",
-    "memory": "see the kernel log: ssh {node} 'dmesg -T | grep -i -e edac -e mce -e hardware'; test the memory",
-}
-_LOG_KINDS = (
-    ("gpu", re.compile(r"amdgpu", re.IGNORECASE)),
-    ("memory", re.compile(r"EDAC|Hardware Error|Machine check")),
-    (
-        "disk",
-        re.compile(
-            r"I/O error|remounting filesystem read-only|(?:EXT4|XFS|BTRFS).*(?:error|corruption)", re.IGNORECASE
-        ),
-    ),
-)
 # Failures that each kind of fault can explain; what the job says of its own software or settings stands for itself.
 _EXPLAINS: dict[str, set[str | None]] = {
     "gpu": {None, "crashed", "killed", "timeout", "connection", "hang"},
@@ -299,74 +245,6 @@ _EXPLAINS: dict[str, set[str | None]] = {
     "link": {"timeout", "connection", "hang"},
     "disk": {None, "crashed", "missing_file", "disk_full"},
 }
-
-
-class MachineFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: `kind` is `gpu`, `link`, `disk` or `memory`; `time_s` the node's wall clock."""
-
-    kind: str
-    time_s: float
-    message: str
-
-    def hint(self, node: str) -> str:
-        """What to look at."""
-        return _HINTS[self.kind].format(node=node)
-
-
-class FaultWatch:
-    """Finds the faults of one node in its samples, in the order in which they come."""
-
-    def __init__(self) -> None:
-        self.faults: list[MachineFault] = []
-        self._nics: dict[str, NicSample] = {}
-        self._ecc: dict[int, int] = {}
-
-    def take(self, samples: Iterable[Sample]) -> None:
-        """Look at more samples."""
-        for sample in samples:
-            if isinstance(sample, NicSample):
-                self._take_nic(sample)
-            elif isinstance(sample, GpuSample):
-                self._take_gpu(sample)
-            elif isinstance(sample, KernelSample):
-                self._take_kernel(sample)
-
-    def _add(self, kind: str, time_s: float, message: str) -> None:
-        if len(self.faults) < _MOST_FAULTS:
-            self.faults.append(MachineFault(kind=kind, time_s=time_s, message=message))
-
-    def _take_nic(self, sample: NicSample) -> None:
-        before = self._nics.get(sample.ifname)
-        if before is not None or len(self._nics) < _MOST_DEVICES:
-            self._nics[sample.ifname] = sample
-        if before is None:
-            return
-        name = clean_log(sample.ifname)
-        for field, least, words in _COUNTERS:
-            now, then = getattr(sample, field), getattr(before, field)
-            if now is not None and then is not None and now - then >= least:
-                self._add("link", sample.time_s, f"{name} {words.format(now - then)}")
-
-    def _take_gpu(self, sample: GpuSample) -> None:
-        before = self._ecc.get(sample.index)
-        if sample.ecc_uncorrected is not None:
-            if before is not None or len(self._ecc) < _MOST_DEVICES:
-                self._ecc[sample.index] = sample.ecc_uncorrected
-            if before is not None and sample.ecc_uncorrected > before:
-                self._add("gpu", sample.time_s, f"GPU {sample.index} had an uncorrectable ECC error")
-
-    def _take_kernel(self, sample: KernelSample) -> None:
-        line = clean_log(sample.message).strip()
-        xid = _XID.search(line)
-        if xid is not None:
-            number = int(xid[2])
-            if number not in _PROGRAMS_OWN:
-                meaning = f": {_XIDS[number]}" if number in _XIDS else ""
-                self._add("gpu", sample.time_s, f"the GPU at {xid[1]} reported Xid {number}{meaning}")
-            return
-        kind = next((kind for kind, pattern in _LOG_KINDS if pattern.search(line)), None)
-        if kind is not None:
-            self._add(kind, sample.time_s, f"the kernel logged: {line}")
 
 
 def explains(fault: MachineFault, failure_kind: str | None, before_s: float) -> bool:

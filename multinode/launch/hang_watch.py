@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.diagnose.hang import find_hang
 from multinode.launch.session import Chunk, Event, Hello, Status
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import NodeDiagnosis, Stall, StallRecord, node_run_id
@@ -178,6 +177,8 @@ class StallWatch:
         return True
 
     def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
+        from multinode.diagnose.hang import find_hang
+
         silent_s = self._clock.silent_s(time.monotonic())
         stall = find_hang(nodes, time.time(), silent_s)
         return msgspec.structs.replace(stall, hint=self.write_hint(stall.hint)) if stall.hint is not None else stall

@@ -177,7 +177,7 @@ def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanCurves | None
         try:
             report = RunDirectory(path).read(_SWEEP, ScanCurves)
         except MultinodeError:
-            # Of an older release: what it measured is not worth failing a run that went well.
+            # A damaged file is not worth failing a run that went well.
             continue
         if report is not None and (list(report.nodes), report.world_size, report.link_gbit_per_s) == alike:
             return report

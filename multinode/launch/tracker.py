@@ -6,13 +6,12 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from multinode.diagnose.failure import Evidence
-from multinode.diagnose.failure_kinds import FaultWatch, explain_timeout, link_share
-from multinode.diagnose.log_words import LogReading, read_log
+from multinode.diagnose.evidence import Evidence, FaultWatch
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
 from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s
 from multinode.records.log import next_stage
@@ -22,6 +21,9 @@ from multinode.records.run import Failure, NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import ExceptionSample, NcclWarningSample, parse_samples
 from multinode.units import format_size
+
+if TYPE_CHECKING:
+    from multinode.diagnose.log_words import LogReading
 
 _LOG = "log"
 _FOLDER = "samples/"
@@ -111,6 +113,8 @@ class KeptFiles:
 
     def reading(self) -> LogReading:
         """What the node's log says about failures; for one that is not stored to its end, only the end."""
+        from multinode.diagnose.log_words import LogReading, read_log
+
         if self._tail:
             return read_log(self._tail)
         size = self._sizes.get(_LOG, 0)
@@ -265,6 +269,8 @@ class Tracker:
 
     def explain(self, failure: Failure) -> Failure:
         """The first failure, with what the run's figures say about it."""
+        from multinode.diagnose.failure_kinds import explain_timeout, link_share
+
         at_s = failure.time_s if failure.time_s is not None else time.time()
         shares = {
             track.run.name: link_share(

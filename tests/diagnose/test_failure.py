@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from multinode.diagnose.failure import Evidence, first_failure
+from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.failure import first_failure
 from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from multinode.diagnose.failure import Evidence
+from multinode.diagnose.evidence import Evidence
 from multinode.diagnose.failure_kinds import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Failure, NodeRun

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from multinode.diagnose.evidence import Evidence
 from multinode.diagnose.explanation import explain
-from multinode.diagnose.failure import Evidence, first_failure
+from multinode.diagnose.failure import first_failure
 from multinode.diagnose.failure_kinds import WorkerDeath, find_worker_death
 from multinode.diagnose.hang import find_hang
 from multinode.diagnose.known_errors import find_error

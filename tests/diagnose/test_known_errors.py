@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from multinode.check.check import CHECK_NAMES
-from multinode.diagnose.failure import Evidence, first_failure
+from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.failure import first_failure
 from multinode.diagnose.failure_kinds import classify
 from multinode.diagnose.known_errors import PROJECTS, decode_catalogue, find_error, known_errors
 from multinode.records.run import Failure, NodeRun
@@ -761,7 +762,8 @@ def test_an_entry_that_is_not_as_it_should_be_is_named(before: str, after: str, 
 
 _WENT_WELL = """
 from multinode.diagnose import known_errors
-from multinode.diagnose.failure import Evidence, first_failure
+from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.failure import first_failure
 from multinode.launch import execute
 from multinode.records.run import NodeRun
 run = NodeRun(name="node0", node_rank=0, state="ended", cause="exited", exit_code=0, ended_s=1.0)

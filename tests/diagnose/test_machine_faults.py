@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from multinode.diagnose.failure import Evidence, blame_machine, first_failure
-from multinode.diagnose.failure_kinds import FaultWatch
+from multinode.diagnose.evidence import Evidence, FaultWatch
+from multinode.diagnose.failure import blame_machine, first_failure
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample, parse_samples
 

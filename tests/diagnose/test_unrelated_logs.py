@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from multinode.diagnose.evidence import Evidence
 from multinode.diagnose.explanation import explain
-from multinode.diagnose.failure import Evidence
 from multinode.diagnose.known_errors import find_error
 from multinode.diagnose.log_words import read_log
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from multinode.diagnose.failure import Evidence
+from multinode.diagnose.evidence import Evidence
 from multinode.errors import ContactLost
 from multinode.launch.request import ExecuteOptions, supervise_requests
 from multinode.launch.session import Chunk, Ended, Event, EventQueue, Hello
