@@ -187,8 +187,7 @@ def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, 
     from multinode.launch.outcome import next_step
 
     if run.status == "succeeded" and run.kind == "launch" and contrast != "":
-        from multinode.contrast.compare import contrast_of_launch
-        from multinode.predict.request import lacks_one_node
+        from multinode.launch.contrast_command import contrast_of_launch, lacks_one_node
 
         contrast = (contrast or contrast_of_launch(directory)) if lacks_one_node(directory) else ""
     step = next_step(run, summary, hosts=directory.read_hosts(), contrast=contrast or "")

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
-from multinode.cluster.quoting import hosts_option
 from multinode.contrast.comparability import require_alike
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.side import SideRun, make_side
 from multinode.contrast.words import compared_words
 from multinode.errors import UsageError
-from multinode.job.engine_commands import JOB_FILE
-from multinode.job.job import override_text
 from multinode.job.workload import Workload
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
-from multinode.secret_values import redact_words
-from multinode.strict_yaml import YamlError, parse_yaml
 
 _CONTRAST = "contrast.json"
 _SCHEMA = "multinode.contrast/2"
@@ -107,68 +100,3 @@ def _cores(directory: RunDirectory, nodes: Mapping[str, Node]) -> Mapping[str, i
 def _job(directory: RunDirectory) -> str:
     plan = directory.read("plan.json", LaunchPlan)
     return plan.job if plan is not None else directory.run_id
-
-
-# The first line of a YAML by `render_job`.
-_CHANGED = re.compile(r"# .* with these keys changed by multinode: (.*)")
-
-
-class _Node(msgspec.Struct, frozen=True):
-    slots: int | None = None
-
-
-class _Cluster(msgspec.Struct, frozen=True):
-    """The fields read from a run's nodes."""
-
-    nodes: tuple[_Node, ...] = ()
-
-
-def contrast_of_launch(directory: RunDirectory) -> str:
-    """The command that compares its nodes with one; empty if the launch cannot be reproduced.
-
-    Variables of --env, and edits of the DeepSpeed JSON, are not stored with a launch.
-    """
-    plan, cluster = directory.read("plan.json", LaunchPlan), directory.read("cluster.json", _Cluster)
-    job = _launched_job(plan) if plan is not None else None
-    if plan is None or job is None:
-        return ""
-    slots = cluster.nodes[0].slots if cluster is not None and cluster.nodes else None
-    is_asked = len(set(plan.workers)) == 1 and slots not in {None, plan.nproc_per_node}
-    workers = ["--workers-per-node", str(plan.nproc_per_node)] if is_asked else []
-    compress = ["--grad-compress", plan.grad_compress] if plan.grad_compress is not None else []
-    averaging = plan.averaging.options if plan.averaging is not None else ()
-    code = ["--copy-code", plan.code.source] if plan.code is not None else []
-    words = "".join(f" {shlex.quote(word)}" for word in redact_words([*workers, *compress, *averaging, *code, *job]))
-    return f"multinode contrast --nodes 1,{len(plan.nodes)}{hosts_option(directory.read_hosts())}{words}"
-
-
-def _launched_job(plan: LaunchPlan) -> list[str] | None:
-    """The engine, the changes of `--set`, and the job; None if the plan lacks one."""
-    first = plan.nodes[0]
-    synthetic = plan.job.endswith(", synthetic data)")
-    if plan.engine == "accelerate" or first.command.prelude is not None or synthetic:
-        return None
-    usual = "llamafactory" if plan.config_path else "torchrun"
-    engine = ["--engine", plan.engine] if plan.engine != usual else []
-    if not plan.config_path:
-        argv = first.command.argv
-        return [*engine, "--", *argv[argv.index(plan.job) :]] if plan.job in argv else None
-    text = next((file.text for file in first.files if file.path == JOB_FILE), "")
-    # Of paths that are no part of the copied code, the plan has the whole one.
-    own = f"{(first.output_cwd or '~').rstrip('/')}/" if plan.code is not None else ""
-    try:
-        return [*engine, *_settings(text, first.run_dir, own), plan.config_path]
-    except YamlError:
-        return None
-
-
-def _settings(text: str, run_dir: str, own: str) -> Iterator[str]:
-    """What `--set` changed: less the keys that name what lies in the run's own directory, and less the node's `own`."""
-    changed, config = _CHANGED.match(text), parse_yaml(text)
-    for key in changed[1].split(", ") if changed is not None else ():
-        value = config.get(key)
-        if not str(value).startswith(run_dir):
-            yield from (
-                "--set",
-                override_text(key, value.replace(own, "") if isinstance(value, str) and own else value),
-            )

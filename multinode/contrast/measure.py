@@ -34,7 +34,6 @@ from multinode.launch.runs import PLAN_FILE
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
-from multinode.predict.run_selection import changed_algorithm
 from multinode.profile.observed import steps_to_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, make_run_id
@@ -440,7 +439,7 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
     )
     try:
         plan = RunDirectory(runs / candidate.run_ids[-1]).read(PLAN_FILE, LaunchPlan)
-        if plan is not None and changed_algorithm(plan) is not None:
+        if plan is not None and plan.changed_algorithm is not None:
             if len(set(plan.workers)) > 1:
                 why = "averaging and gradient compression are not predicted for unequal nodes"
                 return msgspec.structs.replace(compared, forecast_reason=why)

@@ -83,8 +83,8 @@ class LlamaFactorySettings(msgspec.Struct, frozen=True, kw_only=True):
         values = {}
         for name, default in msgspec.structs.asdict(_DEFAULTS).items():
             value = config.get(name, default)
-            is_number = type(value) in {int, type(default)} and 0 < value < math.inf
-            values[name] = value if (isinstance(value, str) if isinstance(default, str) else is_number) else None
+            fits = type(value) in {type(default), int if isinstance(default, float) else type(default)}
+            values[name] = value if fits and (isinstance(value, str) or 0 < value < math.inf) else None
         return cls(**values)
 
 

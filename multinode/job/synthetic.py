@@ -128,7 +128,7 @@ def synthetic_environment(run_dir: str) -> dict[str, str]:
 
 def _refuse(job: LlamaFactoryJob) -> None:
     stage = job.config.get("stage", job.settings.stage)
-    if stage not in PLAIN_STAGES:
+    if job.settings.stage not in PLAIN_STAGES:
         raise JobError(
             f"{job.config_path}: --synthetic supports the stages sft and pt; this one is {stage}",
             hint="measure the same model and method with --set stage=sft",

@@ -59,6 +59,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     command: str | None = None  # of a script, as given
 
 
+# What two runs of one training have in common, however they are laid out.
+_SAME = (
+    "model",
+    "dataset",
+    "method",
+    "lora_rank",
+    "stage",
+    "sequence_length",
+    "packing",
+    "precision",
+    "recompute",
+    "command",
+)
+
+
 class FullRun(msgspec.Struct, frozen=True, kw_only=True):
     """The user's full run, of which a short run is a part."""
 
@@ -134,6 +149,15 @@ def read_settings(job: Job) -> Settings:
         recompute=config.get("disable_gradient_checkpointing") is not True,
         overlap=overlap,
     )
+
+
+def differing_setting(ours: Settings, theirs: Settings) -> str:
+    """The first setting that differs though one training has one of it; what is not known differs in nothing."""
+    for name in _SAME:
+        values = getattr(ours, name), getattr(theirs, name)
+        if None not in values and values[0] != values[1]:
+            return f"{name} {values[0]} and {values[1]}"
+    return ""
 
 
 def global_batch(settings: Settings, world_size: int | None) -> int | None:

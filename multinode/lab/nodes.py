@@ -179,7 +179,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     shared_files: tuple[str, ...]
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+class _NodeStarted(msgspec.Struct, frozen=True, kw_only=True):
     """What it answers."""
 
     pid: int | None = None
@@ -280,7 +280,7 @@ def _start_init(order: _Order) -> subprocess.Popen[bytes]:
 def _init_pid(order: _Order, process: subprocess.Popen[bytes]) -> int:
     try:
         stdout, _ = process.communicate(timeout=_START_DEADLINE_S)
-        answer = decode_json(stdout or b"{}", _Answer)
+        answer = decode_json(stdout or b"{}", _NodeStarted)
     except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
         raise _failed(order.name, f"set-up failed: {error}") from error
     if answer.pid is None:

@@ -16,6 +16,7 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import MultinodeError, NodeGone, UsageError
 from multinode.launch.context import Launched, RunContext
 from multinode.launch.launch import follow_run
+from multinode.launch.node_runs import ANSWER_S, NodeEnd, runs_of_node, stop_on_node
 from multinode.launch.request import STOP_FILE, ExecuteOptions, StopOrder, StopRequest
 from multinode.launch.runs import PLAN_FILE, summarise_run
 from multinode.records.plan import LaunchPlan
@@ -25,7 +26,6 @@ from multinode.transport.agent import AgentTransport
 from multinode.transport.fan_out import Outcomes, gather
 from multinode.units import format_count
 
-_ANSWER_S = 30.0
 _WAIT_S = 0.2
 
 
@@ -37,16 +37,6 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     directory: RunDirectory
     whole: RunDirectory | None = None  # for the last attempt of a run with restarts, that run's directory
-
-
-class _RunOnNode(msgspec.Struct, frozen=True):
-    created_s: float = 0.0
-    lease_s: float | None = None
-
-
-class _RunsOnNode(msgspec.Struct, frozen=True):
-    runs: tuple[_RunOnNode, ...]
-    plan: LaunchPlan | None = None
 
 
 def find_known(runs: Path, run_id: str) -> Known:
@@ -91,8 +81,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
         NodeError, NodeFailed: node 0 could not be asked.
     """
     first = cluster.nodes[0]
-    request = {"schema": 1, "run_id": node_run_id(run_id, 0)}
-    found = agent.call(first, "runs", request, _RunsOnNode, deadline_s=_ANSWER_S)
+    found = runs_of_node(agent, first, node_run_id(run_id, 0))
     if not found.runs or found.plan is None:
         hint = as_steps(f"list its runs: ssh {first.name} ls .multinode/runs", [first])
         raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
@@ -135,16 +124,14 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     """Stop a run on all its nodes and verify that nothing of it is left.
 
     If another process follows it, that process records the end; this one waits for it. A process that restarts the
-    run
-    finds a stop order: it stops the attempt and starts no other. Whatever is recorded, every node is asked that has
-        not
-    reported the end itself; an unreachable one makes the run lost.
+    run finds a stop order: it stops the attempt and starts no other. Whatever is recorded, every node is asked that has
+    not reported the end itself; an unreachable one makes the run lost.
     """
     if known.whole is not None and known.whole.is_locked:
         known.whole.write(STOP_FILE, StopOrder(grace_s))
         # That process stops the current attempt; if it fails to, we do.
         with contextlib.suppress(MultinodeError):
-            launched = _wait_ended(known, known.whole, grace_s + 2 * _ANSWER_S)
+            launched = _wait_ended(known, known.whole, grace_s + 2 * ANSWER_S)
             last = _restarted(known.whole)[1] or known.directory
             return _stop_left(launched, msgspec.structs.replace(known, directory=last), context, grace_s)
         return _stop_followed(known, known.whole, context, grace_s)
@@ -159,34 +146,23 @@ def stop(known: Known, context: RunContext, grace_s: float) -> Launched:
     return _stop_left(launched, known, context, grace_s)
 
 
-class _Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the status that is read at the end."""
-
-    cause: str | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    ended_s: float | None = None
-    processes_left: int
-
-
-def _ask_to_stop(ranks: Mapping[str, int], known: Known, context: RunContext, grace_s: float) -> Outcomes[_Stopped]:
-    def ask(node: Node) -> _Stopped:
+def _ask_to_stop(ranks: Mapping[str, int], known: Known, context: RunContext, grace_s: float) -> Outcomes[NodeEnd]:
+    def ask(node: Node) -> NodeEnd:
         run_id = node_run_id(known.directory.run_id, ranks[node.name])
-        order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
         try:
-            return context.agent.call(node, "stop", order, _Stopped, deadline_s=grace_s + _ANSWER_S)
+            return stop_on_node(context.agent, node, run_id, grace_s)
         except NodeGone:
             # Slurm has ended everything in its allocation.
-            return _Stopped(cause="unknown", processes_left=0)
+            return NodeEnd(cause="unknown", processes_left=0)
 
     asked = [node for node in known.cluster.nodes if node.name in ranks]
-    return gather(asked, ask, deadline_s=grace_s + 2 * _ANSWER_S)
+    return gather(asked, ask, deadline_s=grace_s + 2 * ANSWER_S)
 
 
 def _stop_followed(known: Known, directory: RunDirectory, context: RunContext, grace_s: float) -> Launched:
     answers = _ask_to_stop({node.node: node.node_rank for node in known.plan.nodes}, known, context, grace_s)
     try:
-        return _wait_ended(known, directory, _ANSWER_S)
+        return _wait_ended(known, directory, ANSWER_S)
     except MultinodeError as error:
         # Stopping the first node ends the run, and with it the batch job: Slurm may then end our step on another node.
         if not any(answer.processes_left for answer in answers.require()):
@@ -227,12 +203,12 @@ def _is_over(node: NodeRun) -> bool:
     return node.state == "ended" and node.cause != "not_started" and not node.processes_left
 
 
-def _with_answer(node: NodeRun, answer: _Stopped | None) -> NodeRun:
+def _with_answer(node: NodeRun, answer: NodeEnd | None) -> NodeRun:
     if answer is None:
         return node
     if answer.cause == "unknown":
         # Without a run directory, its processes were found by their environment.
-        answer = _Stopped(cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
+        answer = NodeEnd(cause="stopped", ended_s=time.time(), processes_left=answer.processes_left)
     return msgspec.structs.replace(node, state="ended", **msgspec.structs.asdict(answer))
 
 

@@ -55,7 +55,7 @@ class Participant(NamedTuple):
     is_here: bool = False
 
 
-class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+class CopyCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """What the nodes of one copy recognise each other by, in PEM, and the token."""
 
     certificate: str
@@ -63,7 +63,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
-def make_credentials() -> Credentials:
+def make_credentials() -> CopyCredentials:
     """New ones. The certificate has no end, as clocks of nodes may be wrong: its key is gone after the copy.
 
     `cryptography` comes with the SSH library.
@@ -82,7 +82,7 @@ def make_credentials() -> Credentials:
     )
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Credentials(
+    return CopyCredentials(
         certificate=certificate.public_bytes(pem).decode(), key=private.decode(), token=secrets.token_hex(32)
     )
 
@@ -108,7 +108,7 @@ class _Need(msgspec.Struct, frozen=True, tag_field="kind", tag="need"):
     places: tuple[Room, ...]
 
 
-class _Progress(msgspec.Struct, frozen=True, tag_field="kind", tag="progress"):
+class _MemberProgress(msgspec.Struct, frozen=True, tag_field="kind", tag="progress"):
     hashed_bytes: _Count = 0
     moved_bytes: _Count = 0
 
@@ -132,7 +132,7 @@ class _Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="ended"):
     cpu_s: float
 
 
-_RECORD: Any = _Listening | _Candidates | _Need | _Progress | Trouble | Copied | _Ended
+_RECORD: Any = _Listening | _Candidates | _Need | _MemberProgress | Trouble | Copied | _Ended
 
 
 class Member:
@@ -144,7 +144,7 @@ class Member:
         self.port: int | None = None
         self.candidates: bytes | None = None
         self.need: _Need | None = None
-        self.progress = _Progress()
+        self.progress = _MemberProgress()
         self.troubles: list[Trouble] = []
         self.copied: Copied | None = None
         self.copied_s = 0.0
@@ -171,7 +171,7 @@ class Member:
         """Whether it can go on receiving, as only the node behind it is lost."""
         return self.error is None and all(trouble.where == "downstream" for trouble in self.troubles)
 
-    def open(self, credentials: Credentials, *, is_source: bool, delete: bool) -> None:
+    def open(self, credentials: CopyCredentials, *, is_source: bool, delete: bool) -> None:
         """Start its part."""
         request = {"schema": 1, "paths": self.participant.paths, "addr": self.participant.addr, "source": is_source}
         request |= {"delete": delete, **msgspec.to_builtins(credentials)}
@@ -191,7 +191,7 @@ class Member:
                 self.candidates = record.blocks
             case _Need():
                 self.need = record
-            case _Progress():
+            case _MemberProgress():
                 self.progress = record
             case Trouble():
                 self.troubles.append(record)
@@ -229,7 +229,7 @@ class CopyRound:
     def __init__(
         self,
         chain: Sequence[Participant],
-        credentials: Credentials,
+        credentials: CopyCredentials,
         *,
         delete: bool,
         observe: Callable[[CopyProgress], None],
@@ -467,11 +467,11 @@ class _Relay:
     def _answer(self, caller: socket.socket) -> None:
         with contextlib.suppress(OSError, MultinodeError):
             while (record := self._stream.read(_SILENT_S)) is not None:
-                if data := read_answer(record, _Data, "").data:
+                if data := read_answer(record, _RelayedData, "").data:
                     caller.sendall(data)
         with contextlib.suppress(OSError):
             caller.shutdown(socket.SHUT_RDWR)
 
 
-class _Data(msgspec.Struct, frozen=True):
+class _RelayedData(msgspec.Struct, frozen=True):
     data: bytes = b""

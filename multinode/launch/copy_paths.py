@@ -87,7 +87,7 @@ class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
     unreached: bool
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class PathLook(msgspec.Struct, frozen=True, kw_only=True):
     """What stands at a path of a node; `reason` is why it cannot be copied from there, `refused` why it never is."""
 
     path: str
@@ -101,7 +101,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Looked(msgspec.Struct, frozen=True):
-    paths: tuple[Look, ...]
+    paths: tuple[PathLook, ...]
 
 
 def copy_paths(
@@ -171,9 +171,9 @@ class _Survey(NamedTuple):
     """What stands at the paths, by node and here; what else is known of the nodes; and who could not be asked."""
 
     facts: dict[str, NodeFacts]
-    looks: dict[str, tuple[Look, ...]]
+    looks: dict[str, tuple[PathLook, ...]]
     failed: dict[str, MultinodeError]
-    here: list[Look]
+    here: list[PathLook]
 
 
 def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Survey:
@@ -182,7 +182,7 @@ def _survey(context: RunContext, cluster: Cluster, request: CopyRequest) -> _Sur
     probed = probe(context.agent, cluster, Questions(controller_cwd=str(Path.cwd()), packages=False))
     facts = {outcome.node.name: outcome.value for outcome in probed if outcome.error is None}
 
-    def ask(node: Node) -> tuple[Look, ...]:
+    def ask(node: Node) -> tuple[PathLook, ...]:
         return _look(context.agent, node, request.paths, facts[node.name].cwd)
 
     context.say("listing the files")
@@ -205,7 +205,7 @@ def _chain(survey: _Survey, agent: AgentTransport, cluster: Cluster) -> list[Par
     ]
 
 
-def _look(agent: AgentTransport, node: Node, paths: Sequence[str], cwd: str | None) -> tuple[Look, ...]:
+def _look(agent: AgentTransport, node: Node, paths: Sequence[str], cwd: str | None) -> tuple[PathLook, ...]:
     looked = agent.call(node, "look", {"schema": 1, "paths": paths, "cwd": cwd}, _Looked, deadline_s=_LOOK_S).paths
     if [look.path for look in looked] != list(paths):
         raise NodeFailed("it reported paths that were not asked for", node=node.name)
@@ -221,16 +221,16 @@ def _look(agent: AgentTransport, node: Node, paths: Sequence[str], cwd: str | No
     return looked
 
 
-def _complete(looks: Mapping[str, Sequence[Look]]) -> list[str]:
+def _complete(looks: Mapping[str, Sequence[PathLook]]) -> list[str]:
     """The nodes that have all paths."""
     return [name for name, looked in looks.items() if all(look.exists for look in looked)]
 
 
-def _full_paths(looked: Sequence[Look]) -> tuple[str, ...]:
+def _full_paths(looked: Sequence[PathLook]) -> tuple[str, ...]:
     return tuple(look.full or look.path for look in looked)
 
 
-def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[Look]], here: Sequence[Look]) -> str:
+def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[PathLook]], here: Sequence[PathLook]) -> str:
     """Who has the paths: the named one, else the first node that has all of them, else this machine. Pure.
 
     Args:
@@ -275,12 +275,12 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[Look]], her
     return source
 
 
-def _having(path: str, known: Mapping[str, Sequence[Look]]) -> str:
+def _having(path: str, known: Mapping[str, Sequence[PathLook]]) -> str:
     names = [name for name, looked in known.items() if any(look.path == path and look.exists for look in looked)]
     return f"it is on {format_list(names, 9)}" if names else "it is on no node and not on this machine"
 
 
-def _size(look: Look) -> str:
+def _size(look: PathLook) -> str:
     return f"{format_count(look.files, 'file')}, {format_size(look.size_bytes)}"
 
 

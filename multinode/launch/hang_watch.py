@@ -66,7 +66,7 @@ class StallClock:
 _ANSWER_S = 20.0
 
 
-class _Answer(NodeDiagnosis, frozen=True, kw_only=True):
+class _OwnDiagnosis(NodeDiagnosis, frozen=True, kw_only=True):
     """A node's diagnosis of itself, with its own time."""
 
     time_s: float
@@ -92,7 +92,7 @@ def _ask(agent: AgentTransport, node: Node, plan: NodePlan, run_id: str) -> Node
     stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
     stream.close()
     place = {"node": plan.node, "node_rank": plan.node_rank, "ranks": plan.ranks, "error": None}
-    return read_answer((stream.first or {}) | place, _Answer, node.name, "diagnosis")
+    return read_answer((stream.first or {}) | place, _OwnDiagnosis, node.name, "diagnosis")
 
 
 def _silent(plan: NodePlan, error: str) -> NodeDiagnosis:

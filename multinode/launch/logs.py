@@ -90,7 +90,7 @@ def follow_logs(
     `context` is for a run that needs a follower, which uses `options` and leaves the run when this ends.
     """
     directory = known.directory
-    follower = _Follower(known, context, options) if context is not None else None
+    follower = _LogFollower(known, context, options) if context is not None else None
     places = dict.fromkeys(ranks, 0)
     names = {node.node_rank: node.name for node in known.run.nodes}
     try:
@@ -113,7 +113,7 @@ def follow_logs(
         follower.require_all()
 
 
-class _Follower:
+class _LogFollower:
     """Follows the run in a thread, for its files."""
 
     def __init__(self, known: Known, context: RunContext, options: ExecuteOptions) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,13 +10,73 @@ import msgspec
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
 from multinode.launch.context import Launched, RunContext
+from multinode.records.plan import LaunchPlan
 from multinode.records.run import match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.transport.agent import AgentTransport
-from multinode.transport.fan_out import gather
+from multinode.transport.fan_out import Outcomes, gather
 
-_ANSWER_S = 30.0
+ANSWER_S = 30.0
+"""How long a node may take to say what it knows of runs."""
 _SHOWN = 3
+
+
+class NodeRunEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's directory on a node."""
+
+    run_id: str = ""  # `ID.RANK`
+    machine: str | None = None  # the host name of another machine that it belongs to, where nodes share a home
+    size_bytes: int = 0
+    created_s: float = 0.0
+    lease_s: float | None = None
+
+
+class NodeRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of which a node knows."""
+
+    runs: tuple[NodeRunEntry, ...]
+    living: tuple[str, ...] = ()  # of which processes live
+    plan: LaunchPlan | None = None  # of the run that was asked for, on its node 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Runs with a directory there, and runs with live processes; not those of other machines."""
+        return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
+
+
+class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run that was told to stop has ended on a node."""
+
+    cause: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    ended_s: float | None = None
+    processes_left: int
+
+
+def runs_of_node(agent: AgentTransport, node: Node, run_id: str | None = None) -> NodeRuns:
+    """The runs of a node, or the one of this name there."""
+    return agent.call(node, "runs", {"schema": 1, "run_id": run_id}, NodeRuns, deadline_s=ANSWER_S)
+
+
+def runs_of_nodes(agent: AgentTransport, cluster: Cluster) -> Outcomes[NodeRuns]:
+    """The runs of each node.
+
+    Raises:
+        NodeError, NodeFailed: no node could be asked.
+    """
+    answers = gather(cluster.nodes, lambda node: runs_of_node(agent, node), deadline_s=2 * ANSWER_S)
+    if not answers.values:
+        answers.require()
+    return answers
+
+
+def stop_on_node(
+    agent: AgentTransport, node: Node, run_id: str, grace_s: float, *, answer_s: float = ANSWER_S
+) -> NodeEnd:
+    """Stop the run of this name there."""
+    order = {"schema": 1, "run_id": run_id, "grace_s": grace_s}
+    return agent.call(node, "stop", order, NodeEnd, deadline_s=grace_s + answer_s)
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,19 +92,9 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class _RunOnNode(msgspec.Struct, frozen=True):
-    run_id: str
-    machine: str | None = None
-    size_bytes: int = 0
-
-
-class _RunsOnNode(msgspec.Struct, frozen=True):
-    runs: tuple[_RunOnNode, ...]
-
-
 class _CleanedNode(msgspec.Struct, frozen=True):
-    removed: tuple[_RunOnNode, ...]
-    kept: tuple[_RunOnNode, ...]
+    removed: tuple[NodeRunEntry, ...]
+    kept: tuple[NodeRunEntry, ...]
     code_bytes: int = 0
     code_kept: tuple[str, ...] = ()
 
@@ -55,34 +105,28 @@ def find_runs(agent: AgentTransport, cluster: Cluster, runs: Path, asked: Sequen
     `asked` are ids, or beginnings of ids, of runs below `runs` or on the nodes; `last` is the newest of this
     machine.
     """
-
-    def ask(node: Node) -> tuple[str, ...]:
-        request = {"schema": 1, "run_id": None}
-        answer = agent.call(node, "runs", request, _RunsOnNode, deadline_s=_ANSWER_S)
-        return tuple(parse_node_run_id(run.run_id) for run in answer.runs)
-
-    answers = gather(cluster.nodes, ask, deadline_s=2 * _ANSWER_S)
-    if not answers.values:
-        answers.require()
-    there = {run_id for ids in answers.values for run_id in ids}
+    answers = runs_of_nodes(agent, cluster)
+    there = {parse_node_run_id(run.run_id) for known in answers.values for run in known.runs}
+    names = sorted(there | {path.name for path in list_runs(runs)})
     found: list[str] = []
     for begin in asked:
-        named = RunDirectory.open(runs, begin).run_id if begin == "last" else begin
-        found += _find(named, sorted(there | {path.name for path in list_runs(runs)}), cluster)
+        begin_id = RunDirectory.open(runs, begin).run_id if begin == "last" else begin
+        matching = match_runs(names, begin_id)
+        if len(matching) != 1:
+            shown = ", ".join([*matching[:_SHOWN], *(["..."] if len(matching) > _SHOWN else [])])
+            raise UsageError(
+                f"several runs start with {begin_id!r} ({shown})"
+                if matching
+                else f"no run starts with {begin_id!r}, here or on the nodes of {cluster.source}",
+                hint="list the runs of this machine: multinode runs",
+            )
+        found += [name for name in names if _is_part(name, matching[0])]
     return tuple(dict.fromkeys(found))
 
 
-def _find(begin: str, names: Sequence[str], cluster: Cluster) -> Iterable[str]:
-    matching = match_runs(names, begin)
-    if len(matching) == 1:
-        return (name for name in names if name == matching[0] or name.startswith(f"{matching[0]}-"))
-    shown = ", ".join([*matching[:_SHOWN], *(["..."] if len(matching) > _SHOWN else [])])
-    raise UsageError(
-        f"several runs start with {begin!r} ({shown})"
-        if matching
-        else f"no run starts with {begin!r}, here or on the nodes of {cluster.source}",
-        hint="list the runs of this machine: multinode runs",
-    )
+def _is_part(run_id: str, whole: str) -> bool:
+    """Whether it is the run, or one named after it, such as an attempt."""
+    return run_id == whole or run_id.startswith(f"{whole}-")
 
 
 def clean(
@@ -94,7 +138,7 @@ def clean(
     request = {"schema": 1, "run_ids": names, "code": run_ids, "older_s": older_s}
 
     def ask(node: Node) -> Cleaned:
-        answer = agent.call(node, "clean", request, _CleanedNode, deadline_s=_ANSWER_S)
+        answer = agent.call(node, "clean", request, _CleanedNode, deadline_s=ANSWER_S)
         return Cleaned(
             node=node.name,
             removed=tuple(run.run_id for run in answer.removed),
@@ -106,7 +150,7 @@ def clean(
 
     return tuple(
         one.value if one.error is None else Cleaned(node=one.node.name, error=one.error.message)
-        for one in gather(cluster.nodes, ask, deadline_s=2 * _ANSWER_S)
+        for one in gather(cluster.nodes, ask, deadline_s=2 * ANSWER_S)
     )
 
 
@@ -119,9 +163,6 @@ def cleanup_nodes(launched: Launched, cluster: Cluster, context: RunContext) -> 
             context.say(f"{node.node}: {path} is kept, because the job has written files there")
 
 
-_STOP_ANSWER_S = 30.0
-
-
 class NodeStop(msgspec.Struct, frozen=True, kw_only=True):
     """What was stopped on one node."""
 
@@ -129,25 +170,6 @@ class NodeStop(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[str, ...] = ()  # their names there, `ID.RANK`
     processes_left: int = 0  # of them
     error: str | None = None  # why that is unknown
-
-
-class _RunThere(msgspec.Struct, frozen=True):
-    run_id: str
-    machine: str | None = None
-
-
-class _RunsThere(msgspec.Struct, frozen=True):
-    runs: tuple[_RunThere, ...]
-    living: tuple[str, ...]
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Runs with a directory there, and runs with live processes; not those of other machines."""
-        return frozenset((*(run.run_id for run in self.runs if run.machine is None), *self.living))
-
-
-class _Stopped(msgspec.Struct, frozen=True):
-    processes_left: int
 
 
 def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: float) -> tuple[NodeStop, ...]:
@@ -159,15 +181,8 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
         UsageError: no reachable node knows such a run, or several match.
         NodeError, NodeFailed: no node could be asked.
     """
-
-    def look(node: Node) -> frozenset[str]:
-        request = {"schema": 1, "run_id": None}
-        return agent.call(node, "runs", request, _RunsThere, deadline_s=_STOP_ANSWER_S).names
-
-    looks = gather(cluster.nodes, look, deadline_s=2 * _STOP_ANSWER_S)
-    if not looks.values:
-        looks.require()
-    ids = sorted({parse_node_run_id(name) for names in looks.values for name in names})
+    looks = runs_of_nodes(agent, cluster)
+    ids = sorted({parse_node_run_id(name) for runs in looks.values for name in runs.names})
     matching = match_runs(ids, run_id)
     if len(matching) != 1:
         said = f"several runs start with {run_id!r} ({', '.join(matching)})" if matching else f"no run {run_id!r}"
@@ -175,22 +190,15 @@ def stop_by_id(agent: AgentTransport, cluster: Cluster, run_id: str, grace_s: fl
         raise UsageError(
             f"{said} on the nodes of {cluster.source}{missing}", hint="see what runs there: multinode check"
         )
-    there = {outcome.node.name: outcome.value for outcome in looks if outcome.error is None}
-
-    def is_meant(name: str) -> bool:
-        base = parse_node_run_id(name)
-        return base == matching[0] or base.startswith(f"{matching[0]}-")
+    there = {outcome.node.name: outcome.value.names for outcome in looks if outcome.error is None}
 
     def stop(node: Node) -> NodeStop:
-        names = tuple(sorted(filter(is_meant, there[node.name])))
-        left = 0
-        for name in names:
-            request = {"schema": 1, "run_id": name, "grace_s": grace_s}
-            left += agent.call(node, "stop", request, _Stopped, deadline_s=grace_s + _STOP_ANSWER_S).processes_left
+        names = tuple(sorted(name for name in there[node.name] if _is_part(parse_node_run_id(name), matching[0])))
+        left = sum(stop_on_node(agent, node, name, grace_s).processes_left for name in names)
         return NodeStop(node=node.name, runs=names, processes_left=left)
 
     asked = [node for node in cluster.nodes if node.name in there]
-    outcomes = gather(asked, stop, deadline_s=4 * (grace_s + _STOP_ANSWER_S))
+    outcomes = gather(asked, stop, deadline_s=4 * (grace_s + ANSWER_S))
     stops = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
     errors = {outcome.node.name: outcome.error for outcome in looks if outcome.error is not None}
     errors |= {outcome.node.name: outcome.error for outcome in outcomes if outcome.error is not None}

@@ -17,6 +17,7 @@ from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.planning import plan_launch, workers_of_nodes
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import create_parent, prepare, probe_nodes, probe_workers, run_prepared
+from multinode.launch.node_runs import stop_on_node
 from multinode.launch.request import STOP_FILE, StopOrder
 from multinode.launch.restart import (
     Checkpoint,
@@ -35,12 +36,11 @@ from multinode.launch.restart import (
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
-from multinode.records.run import Attempt, Run, make_run_id, new_run, node_run_id
+from multinode.records.run import VERDICT_FILE, Attempt, Run, make_run_id, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.fan_out import gather
 from multinode.units import format_count, format_duration
 
-_VERDICT = "early-verdict.json"
 _ANSWER_S = 60.0
 _WAIT_S = 2.0
 _LOOK_S = 0.2
@@ -50,14 +50,10 @@ _ASKED = "it was told to stop"
 _ATTEMPT, _ACCUMULATION = "MULTINODE_ATTEMPT", "MULTINODE_ACCUMULATION"
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _CheckpointsThere(msgspec.Struct, frozen=True):
     checkpoints: tuple[Checkpoint, ...]
     filesystem: str | None = None
     device: str | None = None
-
-
-class _Stopped(msgspec.Struct, frozen=True):
-    processes_left: int
 
 
 def launch_with_restarts(what: Launch, context: RunContext, options: RestartOptions) -> Launched:
@@ -125,8 +121,8 @@ class _Attempts:
                 if launched.run.status != "succeeded":
                     self._done[-1] = msgspec.structs.replace(self._done[-1], not_restarted=reason)
                 directory.write("summary.json", launched.summary)
-                if (verdict := launched.directory.read(_VERDICT, dict[str, Any])) is not None:
-                    directory.write(_VERDICT, verdict)
+                if (verdict := launched.directory.read(VERDICT_FILE, dict[str, Any])) is not None:
+                    directory.write(VERDICT_FILE, verdict)
                 if (copied := launched.directory.read(CODE_FILE, CodeCopy)) is not None:
                     directory.write(CODE_FILE, copied)
                 run = self._record(launched.run, directory)
@@ -170,7 +166,7 @@ class _Attempts:
     def _ask(self, directory: str, cwds: Mapping[str, str | None]) -> dict[str, Saved]:
         def ask(node: Node) -> Saved:
             request = {"schema": 1, "directory": directory, "cwd": cwds[node.name]}
-            found = self._context.agent.call(node, "checkpoints", request, _Answer, deadline_s=_ANSWER_S)
+            found = self._context.agent.call(node, "checkpoints", request, _CheckpointsThere, deadline_s=_ANSWER_S)
             return Saved(checkpoints=found.checkpoints, shared=found.device if is_network(found.filesystem) else None)
 
         outcomes = gather(self._what.cluster.nodes, ask, deadline_s=2 * _ANSWER_S).require()
@@ -309,13 +305,13 @@ class _Attempts:
         ranks = {node.node: node.node_rank for node in plan.nodes}
 
         def see(node: Node) -> NodeError | None:
-            request = {"schema": 1, "run_id": node_run_id(plan.run_id, ranks[node.name]), "grace_s": grace_s}
+            run_id = node_run_id(plan.run_id, ranks[node.name])
             while True:
                 if self._context.stop.count:
                     raise Interrupted(_ASKED)
                 try:
-                    stopped = self._context.agent.call(node, "stop", request, _Stopped, deadline_s=grace_s + _ANSWER_S)
-                    left = stopped.processes_left
+                    end_there = stop_on_node(self._context.agent, node, run_id, grace_s, answer_s=_ANSWER_S)
+                    left = end_there.processes_left
                 except NodeGone as error:
                     return error
                 except NodeError as error:

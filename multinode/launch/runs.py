@@ -156,7 +156,7 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
     cluster = directory.read("cluster.json", Cluster)
     as_reached = partial(as_steps, nodes=cluster.nodes if cluster is not None else ())
     observed = msgspec.structs.replace(observe_run(directory, plan, say), write_hint=as_reached)
-    traces, unread = read_traces(directory, plan.trace.ranks if plan.trace else ())
+    traces, unread = read_traces(directory, plan.trace.ranks) if plan.trace is not None else ({}, {})
     summary = summarise(
         observed,
         work=directory.read(_MODEL, ModelWork) or ModelWork(),

@@ -16,7 +16,6 @@ from msgspec import Meta
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
 from multinode.launch.context import RunContext
-from multinode.profile.trace_events import TraceEvents, read_trace
 from multinode.records.plan import CodeCopy, LaunchPlan, SentCode
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import TraceSample, parse_samples
@@ -26,6 +25,7 @@ from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeFile, CodeTree
+    from multinode.profile.trace_events import TraceEvents
 
 _ANSWER_S = 60.0
 # Minimum average rate, 64 kbit/s, so that the announced size bounds the time.
@@ -41,17 +41,17 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class _File(msgspec.Struct, frozen=True):
+class _ListedFile(msgspec.Struct, frozen=True):
     name: str
     size_bytes: Annotated[int, Meta(ge=0)]
 
 
-class _Files(msgspec.Struct, frozen=True):
+class _ListedFiles(msgspec.Struct, frozen=True):
     # The agent's maximum.
-    files: Annotated[tuple[_File, ...], Meta(max_length=100_000)]
+    files: Annotated[tuple[_ListedFile, ...], Meta(max_length=100_000)]
 
 
-class _Data(msgspec.Struct, frozen=True):
+class _FileData(msgspec.Struct, frozen=True):
     file: int
     data: bytes
 
@@ -96,7 +96,7 @@ def fetch_files(
 
 
 def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], None], patience_s: float) -> Fetched:
-    listed = read_answer(stream.first, _Files, node.name).files
+    listed = read_answer(stream.first, _ListedFiles, node.name).files
     total = sum(file.size_bytes for file in listed)
     places = [to / _safe(file.name, node) for file in listed]
     if len(set(places)) < len(places):
@@ -119,7 +119,7 @@ def _receive(stream: AgentStream, node: Node, to: Path, say: Callable[[str], Non
             if short is not None:
                 raise NodeFailed(f"it sent less of {short} than announced", node=node.name)
             return Fetched(directory=to, files=tuple(file.name for file in listed), size_bytes=total)
-        data = read_answer(record, _Data, node.name)
+        data = read_answer(record, _FileData, node.name)
         if not 0 <= data.file < len(places):
             raise NodeFailed(f"it sent file {data.file} of {len(places)}", node=node.name)
         left[data.file] -= len(data.data)
@@ -176,6 +176,8 @@ def fetch_traces(
 
 def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
     """The copied windows, by rank, and why others cannot be read."""
+    from multinode.profile.trace_events import read_trace
+
     events: dict[int, TraceEvents] = {}
     missing: dict[str, str] = {}
     for rank in ranks:

@@ -16,11 +16,10 @@ from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.published_form import PublishedBenchmarks
-from multinode.predict.run_selection import Record, could_be_single
+from multinode.predict.run_selection import Record
 from multinode.profile.summary import Summary
 from multinode.records.files import load_yaml, read_text
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import VERDICT_FILE, EarlyVerdict
 from multinode.records.run_directory import RunDirectory, list_runs
 
 _BENCHMARKS_HINT = "start from configs/figures/two_boxes_lora.yaml, which multinode init --example writes"
@@ -114,19 +113,6 @@ def hosts_of(root: Path, names: Sequence[str]) -> str:
     named = {run.path for name in names for run in runs_of(RunDirectory.open(root, name))}
     newest = next((path for path in reversed(list_runs(root)) if path in named), None)
     return RunDirectory(newest).read_hosts() if newest is not None else ""
-
-
-def lacks_one_node(directory: RunDirectory) -> bool:
-    """Whether a run on several nodes has no stored counterpart on one node, which may fit there."""
-    record = next(_read_others([directory.path]), None)
-    if record is None or record.layout.nodes == 1 or record.samples_per_s <= 0:
-        return False
-    verdict = directory.read(VERDICT_FILE, EarlyVerdict)
-    if verdict is not None and verdict.memory == "too_small":
-        return False
-    return not any(
-        could_be_single(one, record) for one in _read_others(list_runs(directory.path.parent)[-_MOST_OTHERS:])
-    )
 
 
 def runs_of(directory: RunDirectory) -> list[RunDirectory]:

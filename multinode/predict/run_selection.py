@@ -10,7 +10,7 @@ import msgspec
 
 from multinode.errors import JobError, UsageError
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory
-from multinode.job.workload import Settings, Workload, read_settings
+from multinode.job.workload import Settings, Workload, differing_setting, read_settings
 from multinode.network.size_scan import ScanReport
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
@@ -20,20 +20,6 @@ from multinode.units import format_rate
 
 _SLOWEST_GBIT_PER_S, _FASTEST_GBIT_PER_S = 1e-4, 1e5
 _NOT_COMPRESSED = "gradients were NOT compressed"
-_HALVED = ("fp16", "bf16")
-# What two runs of one training have in common, however they are laid out.
-_SAME = (
-    "model",
-    "dataset",
-    "method",
-    "lora_rank",
-    "stage",
-    "sequence_length",
-    "packing",
-    "precision",
-    "recompute",
-    "command",
-)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -76,12 +62,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def is_training(self) -> bool:
         """Whether it tells how fast a training is whose workers average at every step."""
         known = self.summary is not None and self.summary.samples_per_s is not None
-        return self.sweep is None and known and self.changed_algorithm is None
-
-    @property
-    def changed_algorithm(self) -> str | None:
-        """As `changed_algorithm` has it of its plan."""
-        return changed_algorithm(self.plan)
+        return self.sweep is None and known and self.plan.changed_algorithm is None
 
     @functools.cached_property
     def job(self) -> LlamaFactoryJob | None:
@@ -118,14 +99,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return next((one for one in Strategy if one.value == told), None)
 
 
-def changed_algorithm(plan: LaunchPlan) -> str | None:
-    """What the workers do in place of averaging all gradients in each step; None is nothing."""
-    if plan.averaging is not None:
-        return f"its nodes average {plan.averaging.words}"
-    compressed = plan.grad_compress
-    return None if compressed is None or compressed in _HALVED else f"its gradients are sent as {compressed}"
-
-
 def is_rate(gbit_per_s: float) -> bool:
     """Whether a link can be that fast: from 100 kbit/s to 100 Tbit/s."""
     return _SLOWEST_GBIT_PER_S <= gbit_per_s <= _FASTEST_GBIT_PER_S
@@ -138,12 +111,7 @@ def is_alike(one: Record, other: Record) -> bool:
 
 def difference(one: Record, other: Record) -> str:
     """The first setting that differs though one training has one of it; what is not known differs in nothing."""
-    ours, theirs = one.settings, other.settings
-    for name in _SAME:
-        values = getattr(ours, name), getattr(theirs, name)
-        if None not in values and values[0] != values[1]:
-            return f"{name} {values[0]} and {values[1]}"
-    return ""
+    return differing_setting(one.settings, other.settings)
 
 
 CONTRAST = "multinode contrast --hosts H JOB.yaml"
@@ -180,9 +148,9 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
         UsageError: there is no training among them, or there are several, or one trained by another algorithm.
     """
     for record in named:
-        if record.changed_algorithm is not None:
+        if record.plan.changed_algorithm is not None:
             raise UsageError(
-                f"run {record.run_id} cannot be used: {record.changed_algorithm}",
+                f"run {record.run_id} cannot be used: {record.plan.changed_algorithm}",
                 hint=f"measure without this option: {CONTRAST}",
             )
     trainings = [record for record in named if record.is_training]

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from multinode.profile.calls import last_models
-from multinode.profile.inspector_view import NEWER_PLUGIN, view_inspector
 from multinode.profile.observed import Observed
 from multinode.profile.trace_view import TraceView
 from multinode.records.samples import DdpSample, NcclOpSample
@@ -101,6 +100,8 @@ def _sentence(training: InTraining) -> str:
     busbw = training.busbw_gb_per_s or 0.0
     parts = [f"The training's all-reduces reach {busbw:.3g} GB/s busbw, {_SOURCES[training.source or '']}"]
     if training.recorded < 1.0:
+        from multinode.profile.inspector_view import NEWER_PLUGIN
+
         parts.append(f"this is a sample: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")
     if training.alone is not None and training.alone.busbw_gb_per_s > 0:
         share = busbw / training.alone.busbw_gb_per_s
@@ -116,6 +117,8 @@ def _sentence(training: InTraining) -> str:
 
 
 def _by_inspector(observed: Observed) -> InTraining:
+    from multinode.profile.inspector_view import view_inspector
+
     view = view_inspector(observed)
     return InTraining(
         busbw_gb_per_s=view.busbw_gb_per_s,

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from multinode.profile.step_split import WorkerSplit
-from multinode.profile.trace_events import CollectiveSpan, TraceEvents
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.stats.time_spans import Interval, clip, intersect, length, merge, subtract
 from multinode.traffic.algorithms import bus_factor
+
+if TYPE_CHECKING:
+    from multinode.profile.trace_events import CollectiveSpan, TraceEvents
 
 # Tolerance between exposed communication of the window and of the counters, as a fraction of the step.
 _AGREES = 0.1

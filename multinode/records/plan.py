@@ -114,6 +114,14 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Workers of each node, in node-rank order."""
         return tuple(len(node.ranks) for node in self.nodes)
 
+    @property
+    def changed_algorithm(self) -> str | None:
+        """What the workers do in place of averaging all gradients in each step; None is nothing."""
+        if self.averaging is not None:
+            return f"its nodes average {self.averaging.words}"
+        is_exact = self.grad_compress in {None, "fp16", "bf16"}
+        return None if is_exact else f"its gradients are sent as {self.grad_compress}"
+
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
     """The same plan without secrets in variables, arguments, setup commands and files."""

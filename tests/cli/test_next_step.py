@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from multinode.cli.main import build_app, load_verb
 from multinode.cli.running import tell_result
-from multinode.contrast.compare import contrast_of_launch
 from multinode.decoding import decode_json
+from multinode.job.workload import Workload
 from multinode.launch.context import Launched
+from multinode.launch.contrast_command import contrast_of_launch
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
@@ -104,6 +105,7 @@ def store(folder: Path, nodes: int) -> Launched:
         nodes=tuple(NodeRun(name=node.node, node_rank=node.node_rank) for node in plan.nodes),
     )
     directory = RunDirectory.create(folder / "runs", record.run_id)
-    for name, noun in (("plan", plan), ("summary", record.summary), ("run", run)):
+    workload = Workload(settings=record.settings)
+    for name, noun in (("plan", plan), ("summary", record.summary), ("run", run), ("workload", workload)):
         directory.write(f"{name}.json", noun)
     return Launched(run=run, summary=record.summary, plan=plan, directory=directory)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from multinode.errors import MultinodeError, UsageError
+from multinode.job.workload import Workload
+from multinode.launch.contrast_command import lacks_one_node
 from multinode.predict.forecast import ForecastRequest
-from multinode.predict.request import evidence_of, forecast_benchmarks, forecast_runs, lacks_one_node
+from multinode.predict.request import evidence_of, forecast_benchmarks, forecast_runs
 from multinode.predict.run_selection import Record
 from multinode.records.run import VERDICT_FILE, NodeRun, Run, RunSteps
 from multinode.records.run_directory import RunDirectory
@@ -24,6 +27,12 @@ def store(root: Path, record: Record) -> RunDirectory:
             directory.write(f"{name}.json", noun)
     directory.write("run.json", run(record.run_id))
     return directory
+
+
+def launched_record(*arguments: Any, **changes: Any) -> Record:
+    """A training, with its settings, as `launch` keeps them."""
+    record = training_record(*arguments, **changes)
+    return msgspec.structs.replace(record, workload=Workload(settings=record.settings))
 
 
 def run(run_id: str) -> Run:
@@ -71,16 +80,16 @@ def test_the_nodes_are_named_as_the_newest_run_was_given_them(root: Path) -> Non
 
 
 def test_a_training_on_several_nodes_lacks_one_node_until_it_is_stored_there_or_would_not_fit(tmp_path: Path) -> None:
-    several = store(tmp_path, training_record("several", 2))
+    several = store(tmp_path, launched_record("several", 2))
     assert lacks_one_node(several)
-    store(tmp_path, training_record("other", 1, job={"dataset": "another"}))
+    store(tmp_path, launched_record("other", 1, job={"dataset": "another"}))
     store(tmp_path, sweep_record("a-sweep"))
     assert lacks_one_node(several)
     steps = RunSteps(run_id="several", node="node0", nodes=2, workers_per_node=1, step=15, recorded=15, measured=10)
     for memory, lacks in (("too_small", False), ("unknown", True)):
         several.write(VERDICT_FILE, msgspec.structs.asdict(steps) | {"memory": memory})
         assert lacks_one_node(several) is lacks
-    one = store(tmp_path, training_record("one", 1))
+    one = store(tmp_path, launched_record("one", 1))
     assert not lacks_one_node(several)
     assert not lacks_one_node(one)
     assert not lacks_one_node(RunDirectory.create(tmp_path, "never-planned"))
