@@ -29,7 +29,7 @@ from multinode.launch.copy_paths import (
     CopiedNode,
     CopyReport,
     CopyRequest,
-    Look,
+    PathLook,
     choose_source,
     copy_parts,
     copy_paths,
@@ -279,8 +279,8 @@ def test_a_home_directory_is_never_copied(nodes: Nodes, path: str) -> None:
         nodes.copy("ab", path)
 
 
-def look(*, exists: bool = True, digest: str = "1", path: str = "m", **more: Any) -> Look:
-    return Look(path=path, full=f"/{path}", exists=exists, digest=digest, files=2, size_bytes=3, **more)
+def look(*, exists: bool = True, digest: str = "1", path: str = "m", **more: Any) -> PathLook:
+    return PathLook(path=path, full=f"/{path}", exists=exists, digest=digest, files=2, size_bytes=3, **more)
 
 
 MISSING = look(exists=False)
@@ -296,7 +296,9 @@ MISSING = look(exists=False)
         (CONTROLLER, {"a": look()}, look(), CONTROLLER),
     ],
 )
-def test_who_has_the_files_is_the_source(asked: str | None, looks: dict[str, Look], here: Look, found: str) -> None:
+def test_who_has_the_files_is_the_source(
+    asked: str | None, looks: dict[str, PathLook], here: PathLook, found: str
+) -> None:
     request = CopyRequest(paths=("m",), source=asked)
     assert choose_source(request, {name: (one,) for name, one in looks.items()}, (here,)) == found
 
@@ -312,7 +314,7 @@ def test_who_has_the_files_is_the_source(asked: str | None, looks: dict[str, Loo
     ],
 )
 def test_without_one_source_it_is_said_why(
-    asked: str | None, looks: dict[str, Look], message: str, hint: str | None
+    asked: str | None, looks: dict[str, PathLook], message: str, hint: str | None
 ) -> None:
     request = CopyRequest(paths=("m",), source=asked)
     with pytest.raises(MultinodeError) as raised:

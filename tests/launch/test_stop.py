@@ -28,7 +28,7 @@ STOPPED = {"kind": "stopped", "state": "ended", "processes_left": 0}
 @pytest.fixture
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Known]:
     """A run whose lock is held, as by the process that follows it."""
-    monkeypatch.setattr(attach, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(attach, "ANSWER_S", 0.5)
     plan = make_plan("a", "b")
     directory = RunDirectory.create(tmp_path, plan.run_id)
     run = new_run(plan, 1.0)
@@ -80,7 +80,7 @@ def record(known: Known, status: str, *nodes: NodeRun) -> Known:
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
     """A run that nobody follows."""
-    monkeypatch.setattr(attach, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(attach, "ANSWER_S", 0.5)
     plan = make_plan("a", "b")
     directory = RunDirectory.create(tmp_path, plan.run_id)
     cluster = Cluster(nodes=(Node(name="a"), Node(name="b")), source="hosts")
