@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from operator import attrgetter
 
-from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Rule, Subject, disagreements, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
@@ -19,16 +19,16 @@ from multinode.job.planning import refuse_unequal
 from multinode.records.benchmark import CollectiveTest
 from multinode.units import format_duration
 
-NO_GPU_FOR_BACKEND = Rule(
-    "gpus",
-    "error",
+_GPUS = Subject("gpus")
+_VERSIONS = Subject("versions")
+_LEFTOVERS = Subject("leftovers")
+
+NO_GPU_FOR_BACKEND = _GPUS.error(
     catches="a GPU backend (nccl, xccl, hccl) is requested on a node without such a GPU",
     message="the {backend} backend needs a GPU of its vendor, and this node has none ({reason})",
     hint="--backend gloo measures the same network without a GPU",
 )
-NO_GPU_HERE = Rule(
-    "gpus",
-    "error",
+NO_GPU_HERE = _GPUS.error(
     catches="some nodes have GPUs and others have none: driver missing, container started without --gpus",
     message=(
         "no GPU was found here ({reason}), and {peer} has {count}: its workers would use gloo while the others use "
@@ -39,30 +39,22 @@ NO_GPU_HERE = Rule(
         "container with --gpus all. Or remove the node from the hostfile"
     ),
 )
-NO_SUCH_GPU = Rule(
-    "gpus",
-    "error",
+NO_SUCH_GPU = _GPUS.error(
     catches="gpus= names a GPU that the node does not have",
     message="the hostfile assigns it GPU {ids}, but it has {there}: the workers would find no device",
     hint="correct gpus= in the hostfile; list the GPUs of {node}:\nnvidia-smi -L",
 )
-TOO_FEW_GPUS = Rule(
-    "gpus",
-    "error",
+TOO_FEW_GPUS = _GPUS.error(
     catches="more workers than GPUs on a node",
     message="{workers} workers are to run here, but it has {count} GPUs: the last worker would find no device",
     hint="set slots={count} in the hostfile",
 )
-WRONG_SLOTS = Rule(
-    "gpus",
-    "error",
+WRONG_SLOTS = _GPUS.error(
     catches="fewer slots than requested workers; or unequal numbers of workers, if the job groups them by node",
     message="{reason}",
     hint="{way!s}",
 )
-MIXED_VENDORS = Rule(
-    "gpus",
-    "error",
+MIXED_VENDORS = _GPUS.error(
     catches="accelerators of different vendors, whose backends are incompatible",
     message=(
         "it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) are "
@@ -70,30 +62,22 @@ MIXED_VENDORS = Rule(
     ),
     hint="train on nodes with accelerators of one vendor; --nodes K uses the first K nodes of the hostfile",
 )
-MIXED_MODELS = Rule(
-    "gpus",
-    "warning",
+MIXED_MODELS = _GPUS.warning(
     catches="nodes with different models of GPU: the slowest sets the pace",
     message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest GPU",
     hint="train on identical nodes; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
 )
-MIXED_MEMORY = Rule(
-    "gpus",
-    "warning",
+MIXED_MEMORY = _GPUS.warning(
     catches="GPUs of one model with different amounts of memory: the smallest sets the batch size",
     message="a GPU has {memory} of memory here and {expected} on {peer}: a batch that fits one may not fit the other",
     hint="choose per_device_train_batch_size for the smallest GPU",
 )
-DRIVERS_DIFFER = Rule(
-    "gpus",
-    "warning",
+DRIVERS_DIFFER = _GPUS.warning(
     catches="different versions of the NVIDIA driver",
     message="the NVIDIA driver is {version} here and {expected} on {peer}: what works there may fail here",
     hint="install the same driver on both; on {node}:\nnvidia-smi --query-gpu=driver_version --format=csv",
 )
-NO_PEER_TO_PEER = Rule(
-    "gpus",
-    "warning",
+NO_PEER_TO_PEER = _GPUS.warning(
     catches="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
     message=(
         "{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access that "
@@ -101,32 +85,24 @@ NO_PEER_TO_PEER = Rule(
     ),
     hint="set env.NCCL_P2P_DISABLE=1 for {nodes!s} in the hostfile, or install driver 550.40.07 or later",
 )
-SLOW_NVIDIA_SMI = Rule(
-    "gpus",
-    "note",
+SLOW_NVIDIA_SMI = _GPUS.note(
     catches="nvidia-smi takes seconds: the driver is reloaded for each program, including every training",
     message="nvidia-smi took {duration}: without persistence mode the driver is reloaded for each program",
     hint="enable the nvidia-persistenced service, or on {node}:\nsudo nvidia-smi -pm 1",
 )
-NCCL_DIFFERS = Rule(
-    "versions",
-    "error",
+NCCL_DIFFERS = _VERSIONS.error(
     catches="torch uses different, incompatible versions of NCCL",
     message="NCCL is {version} here and {expected} on {peer}: the versions refuse to connect, or hang",
     hint="on {node}:\n{python} -m pip install {package}",
 )
-CUDA_DIFFERS = Rule(
-    "versions",
-    "warning",
+CUDA_DIFFERS = _VERSIONS.warning(
     catches="torch built with different versions of CUDA",
     message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
     hint="install torch on both from the same package index; on {node}:\n"
     "{python} -m pip install --force-reinstall {package}",
 )
 
-GPU_HELD = Rule(
-    "gpus",
-    "warning",
+GPU_HELD = _GPUS.warning(
     catches="another process is on a GPU that the job would use",
     message=(
         "GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every step "
@@ -134,16 +110,12 @@ GPU_HELD = Rule(
     ),
     hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
-GPU_FULL = Rule(
-    "gpus",
-    "error",
+GPU_FULL = _GPUS.error(
     catches="a GPU that the job would use has almost no free memory",
     message="GPU {index} is full: {who} uses {used} of its {total}, and the job would run out of memory",
     hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
-LEFTOVER = Rule(
-    "leftovers",
-    "warning",
+LEFTOVER = _LEFTOVERS.warning(
     catches="unsupervised processes of an earlier run",
     message=(
         "{count} of run {run} left behind ({commands}), without a supervisor: they take cores, memory and ports from "
@@ -151,9 +123,7 @@ LEFTOVER = Rule(
     ),
     hint="on {node}:\nkill -9 {pids!s}",
 )
-LEFTOVER_ON_GPU = Rule(
-    "leftovers",
-    "error",
+LEFTOVER_ON_GPU = _LEFTOVERS.error(
     catches="processes of an earlier run still hold a GPU that the job would use",
     message=(
         "{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would run out of "
@@ -161,9 +131,7 @@ LEFTOVER_ON_GPU = Rule(
     ),
     hint="on {node}:\nkill -9 {pids!s}",
 )
-RUN_GOES_ON = Rule(
-    "leftovers",
-    "note",
+RUN_GOES_ON = _LEFTOVERS.note(
     catches="another run of multinode is still running",
     message="run {run} is still running ({nodes}): it shares cores, memory and network with the job",
     hint=(
@@ -171,9 +139,7 @@ RUN_GOES_ON = Rule(
         "it):\nmultinode stop {run}"
     ),
 )
-RUN_ON_GPU = Rule(
-    "leftovers",
-    "warning",
+RUN_ON_GPU = _LEFTOVERS.warning(
     catches="another run of multinode is still running, on GPUs that the job would use",
     message="run {run} is still running here and holds GPU {gpus}: the job would share it",
     hint=(
@@ -195,7 +161,7 @@ _SHOWN = 4
 
 
 @launch_check
-def check_backend(inspection: Inspection) -> Iterator[Case]:
+def check_backend(inspection: Inspection) -> Iterator[CheckFinding]:
     """A collective test with NCCL has a GPU on every node."""
     backend = _backend(inspection)
     for node, found in inspection.known if backend not in {None, "gloo"} else ():
@@ -204,7 +170,7 @@ def check_backend(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_presence(inspection: Inspection) -> Iterator[Case]:
+def check_presence(inspection: Inspection) -> Iterator[CheckFinding]:
     """All nodes have GPUs, or none."""
     having = [(node.name, len(found.gpus)) for node, found in inspection.known if found.gpus]
     for node, found in inspection.known if having and _backend(inspection) is None else ():
@@ -213,7 +179,7 @@ def check_presence(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_counts(inspection: Inspection) -> Iterator[Case]:
+def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
     """Every node has the GPUs in the hostfile, one per worker, and the workers that the job needs."""
     some = {bool(found.gpus) for _, found in inspection.known}
     workers: dict[str, int] = {}
@@ -238,7 +204,7 @@ def check_counts(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_vendors(inspection: Inspection) -> Iterator[Case]:
+def check_vendors(inspection: Inspection) -> Iterator[CheckFinding]:
     """All accelerators are of one vendor."""
     having = [(node.name, accelerator_named(found.accelerator)) for node, found in inspection.known if found.gpus]
     for name, accelerator in having if _on_gpus(inspection) else ():
@@ -255,7 +221,7 @@ def check_vendors(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_models(inspection: Inspection) -> Iterator[Case]:
+def check_models(inspection: Inspection) -> Iterator[CheckFinding]:
     """The workers use GPUs of one model and memory size."""
     used = _used(inspection)
     for name, gpus in used.items():
@@ -273,7 +239,7 @@ def check_models(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_drivers(inspection: Inspection) -> Iterator[Case]:
+def check_drivers(inspection: Inspection) -> Iterator[CheckFinding]:
     """One driver version, none known to break these GPUs, and it stays loaded."""
     used = _used(inspection)
     nvidia = {node.name for node, found in inspection.known if accelerator_named(found.accelerator) is NVIDIA}
@@ -290,7 +256,7 @@ def check_drivers(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_torch_builds(inspection: Inspection) -> Iterator[Case]:
+def check_torch_builds(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL and CUDA of the job's torch are the same on all nodes that use them."""
     facts = {node.name: found for node, found in inspection.known if found.gpus and _on_gpus(inspection)}
     for rule, version_of in ((NCCL_DIFFERS, attrgetter("nccl_version")), (CUDA_DIFFERS, attrgetter("cuda_version"))):
@@ -307,7 +273,7 @@ def check_torch_builds(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_gpus_free(inspection: Inspection) -> Iterator[Case]:
+def check_gpus_free(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's GPUs have free memory, and no other process uses them."""
     for node, found in inspection.known:
         for gpu in used_gpus(inspection, node, found):
@@ -325,7 +291,7 @@ def check_gpus_free(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_leftovers(inspection: Inspection) -> Iterator[Case]:
+def check_leftovers(inspection: Inspection) -> Iterator[CheckFinding]:
     """No process of an earlier run is left, and no other run is in progress."""
     for node, found in inspection.known:
         for run, processes in _by_run(found).items():

@@ -7,20 +7,19 @@ import re
 from collections.abc import Iterable, Iterator
 
 from multinode.check.ports import select_interfaces
-from multinode.check.rule import Case, Check, Inspection, Rule, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Rule, Subject, listed
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts, Route
 
-NO_ROUTE = Rule(
-    "interface",
-    "error",
+_INTERFACE = Subject("interface")
+_HOSTNAME = Subject("hostname")
+
+NO_ROUTE = _INTERFACE.error(
     catches="a node has no route to a peer's data-plane address",
     message="it has no route to {peers} ({addr}: {reason}): collectives cannot reach {peers} from here",
     hint="give all nodes addresses in one network (addr= in the hostfile), or on {node}{gateway!s}:\n{command!s}",
 )
-UNANSWERABLE_ROUTE = Rule(
-    "interface",
-    "error",
+UNANSWERABLE_ROUTE = _INTERFACE.error(
     catches="a node sends to a peer from an address in a network that the peer has no interface in",
     message=(
         "it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} has "
@@ -28,9 +27,7 @@ UNANSWERABLE_ROUTE = Rule(
     ),
     hint="on {node}{gateway!s}:\n{command!s}",
 )
-OTHER_ROUTE = Rule(
-    "interface",
-    "warning",
+OTHER_ROUTE = _INTERFACE.warning(
     catches="asymmetric routes: a node listens on one interface and sends to its peers over another",
     message=(
         "it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME sets where "
@@ -38,9 +35,7 @@ OTHER_ROUTE = Rule(
     ),
     hint="on {node}{gateway!s}:\n{command!s}",
 )
-SHARED_SUBNET = Rule(
-    "interface",
-    "warning",
+SHARED_SUBNET = _INTERFACE.warning(
     catches="two interfaces of a node are in one subnet",
     message=(
         "{ifname} and {others} are both in {network}: the kernel answers for either address on either interface and "
@@ -48,9 +43,7 @@ SHARED_SUBNET = Rule(
     ),
     hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{way!s}",
 )
-NCCL_WOULD_TAKE = Rule(
-    "interface",
-    "note",
+NCCL_WOULD_TAKE = _INTERFACE.note(
     catches="by default NCCL would use docker, bridge or VPN interfaces; multinode's launches name another",
     message=(
         "by default NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, or is "
@@ -59,9 +52,7 @@ NCCL_WOULD_TAKE = Rule(
     hint="for launches by hand, on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
     by_hand=True,
 )
-NCCL_WILL_TAKE = Rule(
-    "interface",
-    "warning",
+NCCL_WILL_TAKE = _INTERFACE.warning(
     catches="NCCL would use docker, bridge or VPN interfaces, and nothing names the right one",
     message=(
         "nothing sets the interface of {nodes}: NCCL {version} would use {taken}, but {virtual} does not reach the "
@@ -69,9 +60,7 @@ NCCL_WILL_TAKE = Rule(
     ),
     hint="name each node's training interface in the hostfile: ifname=",
 )
-WIRELESS = Rule(
-    "interface",
-    "warning",
+WIRELESS = _INTERFACE.warning(
     catches="the data plane goes over wireless",
     message=(
         "its data plane, {ifname}, is wireless: slow, shared and sometimes interrupted, and every training step waits "
@@ -79,9 +68,7 @@ WIRELESS = Rule(
     ),
     hint="{way!s}",
 )
-TUNNEL = Rule(
-    "interface",
-    "warning",
+TUNNEL = _INTERFACE.warning(
     catches="the data plane goes through a VPN or a tunnel",
     message=(
         "its data plane, {ifname}, is a VPN or tunnel ({driver}): a CPU encapsulates every packet, large packets may "
@@ -89,9 +76,7 @@ TUNNEL = Rule(
     ),
     hint="{way!s}",
 )
-NAME_MISLEADS = Rule(
-    "hostname",
-    "note",
+NAME_MISLEADS = _HOSTNAME.note(
     catches="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
     message=(
         "the name of {nodes} resolves to {target}: by default gloo would listen there, and no other node could "
@@ -103,9 +88,7 @@ NAME_MISLEADS = Rule(
     ),
     by_hand=True,
 )
-NAME_DECIDES = Rule(
-    "hostname",
-    "warning",
+NAME_DECIDES = _HOSTNAME.warning(
     catches="a node's own name resolves to loopback, or not at all, and nothing names the interface",
     message=(
         "the name of {nodes} resolves to {target}, and nothing sets the interface: gloo would listen there, no other "
@@ -126,7 +109,7 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @Check
-def check_routes(inspection: Inspection) -> Iterator[Case]:
+def check_routes(inspection: Inspection) -> Iterator[CheckFinding]:
     """Each node's kernel sends to its peers from the address on which it listens."""
     peers = {node.addr: node.name for node in inspection.cluster.nodes if node.addr is not None}
     for name, found, mine in _placed(inspection):
@@ -158,7 +141,7 @@ def check_routes(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_subnets(inspection: Inspection) -> Iterator[Case]:
+def check_subnets(inspection: Inspection) -> Iterator[CheckFinding]:
     """No other interface of a node is in the subnet of its network for data."""
     for name, found, place in _placed(inspection):
         mine = inspection.link(name)
@@ -179,7 +162,7 @@ def check_subnets(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_media(inspection: Inspection) -> Iterator[Case]:
+def check_media(inspection: Inspection) -> Iterator[CheckFinding]:
     """The network for data is wired, and not a tunnel."""
     for node, interface in inspection.links if len(inspection.cluster.nodes) > 1 else ():
         rule = _medium(interface)
@@ -189,7 +172,7 @@ def check_media(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_unset_interface(inspection: Inspection) -> Iterator[Case]:
+def check_unset_interface(inspection: Inspection) -> Iterator[CheckFinding]:
     """Whether NCCL, without a setting, would select interfaces that do not reach the other nodes."""
     for name, found, place in _placed(inspection):
         if found.nccl_version is None:
@@ -207,7 +190,7 @@ def check_unset_interface(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_hostnames(inspection: Inspection) -> Iterator[Case]:
+def check_hostnames(inspection: Inspection) -> Iterator[CheckFinding]:
     """Whether each node's hostname resolves to an address that other nodes reach, as gloo would use it."""
     for name, found, place in _placed(inspection):
         target = _misleading_target(found, place.ifname)

@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple
 
-from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check
+from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, launch_check
 from multinode.traffic.pair_speeds import Pair, blame_pairs, least_of_due
 from multinode.units import format_rate, goodput_gb_per_s
 
-LINK_DOWN = Rule(
-    "link",
-    "error",
+_LINK = Subject("link")
+
+LINK_DOWN = _LINK.error(
     catches="the data-plane NIC has no link: cable out, switch port off, interface down",
     message="{ifname}, the training interface, is down: the other nodes cannot reach this one",
     hint="if it stays down, check the cable and switch port; on {node}:\nsudo ip link set dev {ifname} up",
 )
-BELOW_MAXIMUM = Rule(
-    "link",
-    "warning",
+BELOW_MAXIMUM = _LINK.warning(
     catches="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
     message=(
         "{ifname} runs at {speed}, but the NIC supports {best}: a cable, connector or switch port limits it, and "
@@ -27,32 +25,24 @@ BELOW_MAXIMUM = Rule(
     ),
     hint="try another cable and switch port; to see what both ends advertise, on {node}:\nsudo ethtool {ifname}",
 )
-BELOW_PEERS = Rule(
-    "link",
-    "warning",
+BELOW_PEERS = _LINK.warning(
     catches="a node with a slower link than the others",
     message="{ifname} runs at {speed}, the link of {peer} at {best}: every collective runs at the slower speed",
     hint="try another cable, NIC or switch port for {node}; if it has a faster NIC, name that in the hostfile: ifname=",
 )
-HALF_DUPLEX = Rule(
-    "link",
-    "warning",
+HALF_DUPLEX = _LINK.warning(
     catches="half duplex: one end of the cable does not negotiate",
     message="{ifname} runs at half duplex: it cannot send and receive at once, as every ring does, and loses packets",
     hint="enable autonegotiation on the switch port and on {node}:\nsudo ethtool -s {ifname} autoneg on",
 )
-LINK_ERRORS = Rule(
-    "link",
-    "warning",
+LINK_ERRORS = _LINK.warning(
     catches="a NIC counts errors: a bad cable or connector",
     message="{ifname} has counted {errors} errors in {packets} packets: TCP retransmits each, and the link is slower "
     "than its rate",
     hint="replace the cable or connector of {node}; see whether the count still grows:\nip -s link show {ifname}",
 )
 
-SLOW_NODE = Rule(
-    "link",
-    "warning",
+SLOW_NODE = _LINK.warning(
     catches="a node's link carries much less than it negotiated, in both directions",
     message="{ifname} sends and receives no more than {best} of {ceiling}: every collective runs at the speed of this "
     "node",
@@ -61,9 +51,7 @@ SLOW_NODE = Rule(
         "-s link show {ifname}\nsudo ethtool {ifname}\nmultinode check --bandwidth"
     ),
 )
-SLOW_SENDER = Rule(
-    "link",
-    "warning",
+SLOW_SENDER = _LINK.warning(
     catches="a node that sends slowly and receives well",
     message="{ifname} sends no more than {best} of {ceiling}, and receives at full speed: every collective runs at the "
     "speed of this node",
@@ -71,9 +59,7 @@ SLOW_SENDER = Rule(
         "look for a traffic shaper or other traffic on {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool -S {ifname}"
     ),
 )
-SLOW_RECEIVER = Rule(
-    "link",
-    "warning",
+SLOW_RECEIVER = _LINK.warning(
     catches="a node that receives slowly and sends well",
     message="{ifname} receives no more than {best} of {ceiling}, and sends at full speed: every collective runs at the "
     "speed of this node",
@@ -82,16 +68,12 @@ SLOW_RECEIVER = Rule(
         "-S {ifname}"
     ),
 )
-SLOW_PAIR = Rule(
-    "link",
-    "warning",
+SLOW_PAIR = _LINK.warning(
     catches="the network is slow between two nodes, but both are fast with others",
     message="a stream from {source} to {target} reaches {best} of {ceiling}: something between the two limits it",
     hint="are they on different switches, with a slower link between them? On {source}:\ntraceroute -n {addr}",
 )
-SLOW_BETWEEN = Rule(
-    "link",
-    "warning",
+SLOW_BETWEEN = _LINK.warning(
     catches="the network is slow between two nodes in both directions",
     message=(
         "a stream between {source} and {target} reaches at most {best} of {ceiling} in both directions: the cause is "
@@ -99,16 +81,12 @@ SLOW_BETWEEN = Rule(
     ),
     hint="replace the cables of both and check again; on both:\nsudo ethtool {ifname}\nip -s link show {ifname}",
 )
-ALL_SLOW = Rule(
-    "link",
-    "note",
+ALL_SLOW = _LINK.note(
     catches="the network carries less than its links between all nodes",
     message="no stream between the nodes exceeds {best} of {ceiling}: the switch limits it, or the CPUs are busy",
     hint="measure again on idle nodes, or with collectives:\nmultinode nccl-test",
 )
-ONE_CONNECTION = Rule(
-    "link",
-    "note",
+ONE_CONNECTION = _LINK.note(
     catches="a link of 10 Gbit/s or more that one TCP connection cannot fill",
     message=(
         "one TCP connection reaches at most {best} of {ceiling}: at this speed one CPU core is the limit, but NCCL "
@@ -151,7 +129,7 @@ class _Stream(NamedTuple):
 
 
 @launch_check
-def check_link_up(inspection: Inspection) -> Iterator[Case]:
+def check_link_up(inspection: Inspection) -> Iterator[CheckFinding]:
     """The NIC for data has a link."""
     for name, link in inspection.nics.items():
         if not link.up or link.running is False:
@@ -159,7 +137,7 @@ def check_link_up(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
+def check_link_speeds(inspection: Inspection) -> Iterator[CheckFinding]:
     """The NIC runs at its maximum speed, and as fast as those of the other nodes."""
     nics = inspection.nics
     speeds = {name: link.speed_gbit_per_s for name, link in nics.items() if link.speed_gbit_per_s}
@@ -173,7 +151,7 @@ def check_link_speeds(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_link_health(inspection: Inspection) -> Iterator[Case]:
+def check_link_health(inspection: Inspection) -> Iterator[CheckFinding]:
     """The NIC loses no packets to errors, and is full duplex."""
     for name, link in inspection.nics.items():
         if link.duplex == "half":
@@ -184,7 +162,7 @@ def check_link_health(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_streams(inspection: Inspection) -> Iterator[Case]:
+def check_streams(inspection: Inspection) -> Iterator[CheckFinding]:
     """Streams reach the link speed; a node that is slow in all of its streams is blamed for them."""
     links = {node.name: interface for node, interface in inspection.links}
     dues = _dues(inspection)
@@ -232,9 +210,7 @@ def _figures(streams: list[_Stream]) -> dict[str, str]:
     return {"best": reached, "ceiling": format_rate(best.due.goodput_gbit_per_s)}
 
 
-MTU_DIFFERS = Rule(
-    "link",
-    "warning",
+MTU_DIFFERS = _LINK.warning(
     catches="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
     message=(
         "{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost without an "
@@ -245,7 +221,7 @@ MTU_DIFFERS = Rule(
 
 
 @Check
-def check_mtus(inspection: Inspection) -> Iterator[Case]:
+def check_mtus(inspection: Inspection) -> Iterator[CheckFinding]:
     """All NICs for data have the same MTU."""
     nics = inspection.nics
     mtus = {name: link.mtu for name, link in nics.items() if link.mtu is not None}

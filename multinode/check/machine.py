@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from multinode.check.gpus import used_gpus
-from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check
+from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, launch_check
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Interface
 from multinode.job.deepspeed import parse_deepspeed
@@ -22,25 +22,25 @@ from multinode.units import format_duration
 # Different versions of these break the rendezvous, the collectives or the results.
 _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate", "peft")
 
-_PACKAGES = {"torchrun": "torch", "llamafactory-cli": "llamafactory"}
+_PACKAGE_OF_TOOL = {"torchrun": "torch", "llamafactory-cli": "llamafactory"}
 
-NO_INTERPRETER = Rule(
-    "interpreter",
-    "error",
+_INTERPRETER = Subject("interpreter")
+_PACKAGES = Subject("packages")
+_VERSIONS = Subject("versions")
+_MACHINE = Subject("machine")
+_CLOCK = Subject("clock")
+
+NO_INTERPRETER = _INTERPRETER.error(
     catches="the job's interpreter is not on a node",
     message="no interpreter for the job: {reason}",
     hint="name the interpreter of the training environment in the hostfile: python=/path/to/env/bin/python",
 )
-NOT_INSTALLED = Rule(
-    "packages",
-    "error",
+NOT_INSTALLED = _PACKAGES.error(
     catches="packages that the job imports are not installed for its interpreter",
     message="{words} not installed for {python}",
     hint="correct python= in the hostfile, or on the node:\n{python} -m pip install {packages!s}",
 )
-OTHER_SHELL = Rule(
-    "interpreter",
-    "error",
+OTHER_SHELL = _INTERPRETER.error(
     catches="the training environment is available in interactive shells only (conda, modules, .bashrc)",
     message=(
         "over SSH the job would run {python}, which has no {words}; an interactive shell finds {other}: its setup "
@@ -48,9 +48,7 @@ OTHER_SHELL = Rule(
     ),
     hint="name it on the line of {node} in the hostfile: python={other}",
 )
-TOOL_MISSING = Rule(
-    "packages",
-    "error",
+TOOL_MISSING = _PACKAGES.error(
     catches="a program that starts the job (torchrun, llamafactory-cli) is neither beside the interpreter nor on PATH",
     message=(
         "{tool} is neither beside {python} nor on the PATH of a non-interactive shell{elsewhere}: the job could not "
@@ -60,9 +58,7 @@ TOOL_MISSING = Rule(
         "name an environment that has it in the hostfile (python=), or on the node:\n{python} -m pip install {package}"
     ),
 )
-VERSIONS_DIFFER = Rule(
-    "versions",
-    "error",
+VERSIONS_DIFFER = _VERSIONS.error(
     catches="nodes have different versions of a package that must match",
     message="{package} is {version} here and {expected} on {peer}: the versions must match",
     hint="if {peer} has the right one, on {node}:\n{python} -m pip install {package}=={public}{build!s}",
@@ -70,7 +66,7 @@ VERSIONS_DIFFER = Rule(
 
 
 @launch_check
-def check_interpreter(inspection: Inspection) -> Iterator[Case]:
+def check_interpreter(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's interpreter exists on every node."""
     for node, found in inspection.known:
         if found.python is None and "python3" not in found.interactive:
@@ -78,7 +74,7 @@ def check_interpreter(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_interactive(inspection: Inspection) -> Iterator[Case]:
+def check_interactive(inspection: Inspection) -> Iterator[CheckFinding]:
     """The interpreter of a non-interactive shell is the one with torch."""
     for node, found in inspection.known:
         other = found.interactive.get("python3")
@@ -87,7 +83,7 @@ def check_interactive(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_packages(inspection: Inspection) -> Iterator[Case]:
+def check_packages(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's packages are installed for its interpreter on every node."""
     needed = ("torch",) if inspection.training is None else ("torch", "llamafactory")
     for node, found in inspection.known:
@@ -100,12 +96,12 @@ def check_packages(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_tools(inspection: Inspection) -> Iterator[Case]:
+def check_tools(inspection: Inspection) -> Iterator[CheckFinding]:
     """The programs that start the job exist."""
     for node, found in inspection.known:
         for tool in needed_tools(inspection.job) if found.tools or found.interactive else ():
             # A missing package has to be fixed first.
-            package = _PACKAGES[tool]
+            package = _PACKAGE_OF_TOOL[tool]
             if tool not in found.tools and package in found.packages:
                 other = found.interactive.get(tool)
                 elsewhere = f" (an interactive shell finds {other})" if other else ""
@@ -115,7 +111,7 @@ def check_tools(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_versions(inspection: Inspection) -> Iterator[Case]:
+def check_versions(inspection: Inspection) -> Iterator[CheckFinding]:
     """Versions that must be equal agree with the first node that has the package."""
     for package in _MUST_AGREE:
         versions = {node.name: found.packages[package] for node, found in inspection.known if package in found.packages}
@@ -136,12 +132,10 @@ def check_versions(inspection: Inspection) -> Iterator[Case]:
 
 def needed_tools(job: Job | Benchmark | None) -> tuple[str, ...]:
     """The programs that start a job of this kind."""
-    return tuple(_PACKAGES) if isinstance(job, LlamaFactoryJob) else ()
+    return tuple(_PACKAGE_OF_TOOL) if isinstance(job, LlamaFactoryJob) else ()
 
 
-SAME_MACHINE = Rule(
-    "machine",
-    "error",
+SAME_MACHINE = _MACHINE.error(
     catches="one machine is in the hostfile twice, under two names or addresses",
     message=(
         "it is the same machine as {peer} (both are {hostname}): its workers would share cores and GPUs with those of "
@@ -149,9 +143,7 @@ SAME_MACHINE = Rule(
     ),
     hint="remove one of the two lines from the hostfile, and set slots= of the other to the machine's number of GPUs",
 )
-SHARED_MACHINE = Rule(
-    "machine",
-    "warning",
+SHARED_MACHINE = _MACHINE.warning(
     catches="two containers on one machine are listed as two nodes",
     message=(
         "it runs on the same machine as {peer}, as another container ({hostname} and {other}): they share its cores, "
@@ -159,9 +151,7 @@ SHARED_MACHINE = Rule(
     ),
     hint="give each container its own GPUs (docker: --gpus device=0), or use the machine as one node",
 )
-BRIDGED_CONTAINER = Rule(
-    "machine",
-    "warning",
+BRIDGED_CONTAINER = _MACHINE.warning(
     catches="a docker container without host networking, whose address other machines cannot reach",
     message=(
         "it is a container on docker's bridge: only its own machine can reach its address {addr}, and workers on "
@@ -169,9 +159,7 @@ BRIDGED_CONTAINER = Rule(
     ),
     hint="start the container with --network=host, and give its sshd its own port: port= in the hostfile",
 )
-CLOCK_OFF = Rule(
-    "clock",
-    "warning",
+CLOCK_OFF = _CLOCK.warning(
     catches="a node's clock differs from the others by more than two seconds",
     message=(
         "its clock is {skew} {way} {peer}: times in logs are not comparable, the wrong node may be blamed for a "
@@ -179,9 +167,7 @@ CLOCK_OFF = Rule(
     ),
     hint="on {node}:\nsudo timedatectl set-ntp true",
 )
-CONTROLLER_CLOCK_OFF = Rule(
-    "clock",
-    "warning",
+CONTROLLER_CLOCK_OFF = _CLOCK.warning(
     catches="the controller's clock differs from those of all nodes",
     message=(
         "the clock of this machine, the controller, is {skew} {way} those of the nodes: times in logs are not "
@@ -190,9 +176,7 @@ CONTROLLER_CLOCK_OFF = Rule(
     hint="on this machine:\nsudo timedatectl set-ntp true",
 )
 
-SMALL_SHM = Rule(
-    "machine",
-    "warning",
+SMALL_SHM = _MACHINE.warning(
     catches=(
         "too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus error"
     ),
@@ -203,9 +187,7 @@ SMALL_SHM = Rule(
     hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}:\n"
     "sudo mount -o remount,size=16G /dev/shm",
 )
-FULL_SHM = Rule(
-    "machine",
-    "warning",
+FULL_SHM = _MACHINE.warning(
     catches="files that dead processes left fill /dev/shm",
     message=(
         "{nodes} has {free} of {total} free in /dev/shm, and {users} share data there: a worker may fail with `Bus "
@@ -213,25 +195,19 @@ FULL_SHM = Rule(
     ),
     hint="on {nodes!s}, list the files there and remove those that no process uses:\nls -lat /dev/shm",
 )
-DISK_FULL = Rule(
-    "machine",
-    "error",
+DISK_FULL = _MACHINE.error(
     catches="no free space where a run keeps its log and samples",
     message="the disk of the home directory, where a run keeps its log, has {free} free: the run would fail at once",
     hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
-DISK_LOW = Rule(
-    "machine",
-    "warning",
+DISK_LOW = _MACHINE.warning(
     catches="less than 1 GiB free where a run keeps its log and samples",
     message=(
         "the disk of the home directory, where a run keeps its log, has {free} free: a checkpoint there may not fit"
     ),
     hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
-OFFLOAD_TOO_LARGE = Rule(
-    "machine",
-    "warning",
+OFFLOAD_TOO_LARGE = _MACHINE.warning(
     catches="DeepSpeed offload to a node with too little memory",
     message=(
         "the DeepSpeed JSON offloads {what} to the CPU: for {billions} billion parameters ({source}) on {count} nodes "
@@ -240,9 +216,7 @@ OFFLOAD_TOO_LARGE = Rule(
     ),
     hint="remove {keys!s} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
 )
-MEMORY_LIMITED = Rule(
-    "machine",
-    "note",
+MEMORY_LIMITED = _MACHINE.note(
     catches="a container or login session may use only part of the machine's memory",
     message=(
         "{nodes} may use {limit} of the machine's {total} GiB of memory: above that the kernel kills a worker (exit "
@@ -250,9 +224,7 @@ MEMORY_LIMITED = Rule(
     ),
     hint="docker: --memory; systemd:\nsystemctl set-property user-$UID.slice MemoryMax=infinity",
 )
-FEW_OPEN_FILES = Rule(
-    "machine",
-    "warning",
+FEW_OPEN_FILES = _MACHINE.warning(
     catches="the limit on open files is too low for training",
     message=(
         "a process on {nodes} may open {limit} files: sockets to the other workers and data loaders need more (`Too "
@@ -260,9 +232,7 @@ FEW_OPEN_FILES = Rule(
     ),
     hint="on {nodes!s}, as root; then log in again:\n{raise_files!s}",
 )
-LOW_OPEN_FILES = Rule(
-    "machine",
-    "note",
+LOW_OPEN_FILES = _MACHINE.note(
     catches="the limit on open files is too low for large trainings",
     message=(
         "a process on {nodes} may open {limit} files: many data loader workers or a large cluster may need more (`Too "
@@ -270,9 +240,7 @@ LOW_OPEN_FILES = Rule(
     ),
     hint="on {nodes!s}, as root; then log in again:\n{raise_files!s}",
 )
-FEW_PROCESSES = Rule(
-    "machine",
-    "warning",
+FEW_PROCESSES = _MACHINE.warning(
     catches="the limit on processes and threads is too low for training",
     message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
     "(`Resource temporarily unavailable`)",
@@ -304,7 +272,7 @@ _BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
 
 
 @Check
-def check_same_machine(inspection: Inspection) -> Iterator[Case]:
+def check_same_machine(inspection: Inspection) -> Iterator[CheckFinding]:
     """No two nodes are the same machine."""
     told = set()
     for (peer, its), (node, found) in combinations(inspection.known, 2):
@@ -319,7 +287,7 @@ def check_same_machine(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_container_network(inspection: Inspection) -> Iterator[Case]:
+def check_container_network(inspection: Inspection) -> Iterator[CheckFinding]:
     """A container's network is reachable from other machines."""
     links = list(inspection.links)
     reached = {attempt.peer for attempt in inspection.connectivity.attempts if attempt.error is None}
@@ -331,7 +299,7 @@ def check_container_network(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_clocks(inspection: Inspection) -> Iterator[Case]:
+def check_clocks(inspection: Inspection) -> Iterator[CheckFinding]:
     """The clocks of nodes and controller agree, within the accuracy of a probe."""
     offsets = {node.name: found.clock_offset_s for node, found in inspection.known if found.clock_offset_s is not None}
     if not offsets:
@@ -350,7 +318,7 @@ def check_clocks(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_shared_memory(inspection: Inspection) -> Iterator[Case]:
+def check_shared_memory(inspection: Inspection) -> Iterator[CheckFinding]:
     """Shared memory is large enough for the workers."""
     for node, found in inspection.known:
         total, free = found.shm_total_gib, found.shm_free_gib
@@ -366,7 +334,7 @@ def check_shared_memory(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_disk(inspection: Inspection) -> Iterator[Case]:
+def check_disk(inspection: Inspection) -> Iterator[CheckFinding]:
     """There is space for a run's log and samples."""
     for node, found in inspection.known:
         free = found.disk_free_gib
@@ -375,7 +343,7 @@ def check_disk(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_memory_limit(inspection: Inspection) -> Iterator[Case]:
+def check_memory_limit(inspection: Inspection) -> Iterator[CheckFinding]:
     """No hidden limit applies to the memory."""
     for node, found in inspection.known:
         total, limit = found.memory_total_gib, found.memory_limit_gib
@@ -384,7 +352,7 @@ def check_memory_limit(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_offload(inspection: Inspection) -> Iterator[Case]:
+def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
     """DeepSpeed's offloaded states fit into memory."""
     parts, count = _offloaded_parts(inspection.training), len(inspection.cluster.nodes)
     for node, found in inspection.known if parts else ():
@@ -407,7 +375,7 @@ def check_offload(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_limits(inspection: Inspection) -> Iterator[Case]:
+def check_limits(inspection: Inspection) -> Iterator[CheckFinding]:
     """The limits inherited from the login suffice for the job."""
     for node, found in inspection.known:
         files, processes = found.limits.get("open_files"), found.limits.get("processes")

@@ -6,52 +6,46 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, launch_check, listed
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts, PathFact
 from multinode.cluster.quoting import destination, hosts_option, ssh_words
 from multinode.job.job_files import job_files, may_be_paths
 
-PATH_MISSING = Rule(
-    "paths",
-    "error",
+_PATHS = Subject("paths")
+_NOEXEC = Subject("noexec")
+_WORKDIR = Subject("workdir")
+_CONTENT = Subject("content")
+_SHARED = Subject("shared")
+
+PATH_MISSING = _PATHS.error(
     catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
     message="{path} is missing; the job reads it on every node",
     hint="copy it to the nodes; run in this directory:\nmultinode copy{hosts!s} {path}",
 )
-PATH_ELSEWHERE = Rule(
-    "paths",
-    "error",
+PATH_ELSEWHERE = _PATHS.error(
     catches="the launch directory and its files are not on a node",
     message=(
         "{path} is missing in {cwd}, where the job would run: {here}, the directory of this launch, is not on {node}"
     ),
     hint="copy the directory; run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
 )
-PATH_NOWHERE = Rule(
-    "paths",
-    "error",
+PATH_NOWHERE = _PATHS.error(
     catches="a file or directory of the job is neither on a node nor on this machine",
     message="{path} is missing on {nodes} and on this machine; the job reads it on every node{near}",
     hint="correct its name, or copy it to {nodes!s}",
 )
-PATH_OF_PEER = Rule(
-    "paths",
-    "error",
+PATH_OF_PEER = _PATHS.error(
     catches="a file or directory of the job is missing on a node but present on another",
     message="{path} is missing here but present on {peer}; the job reads it on every node",
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {path}",
 )
-PATH_HANGS = Rule(
-    "paths",
-    "error",
+PATH_HANGS = _PATHS.error(
     catches="the file system of a path of the job hangs: an NFS server is gone",
     message="{path} does not answer{mount}: the job would hang there",
     hint="is its server up? On {node}, as root:\n{command!s}",
 )
-NOEXEC = Rule(
-    "noexec",
-    "warning",
+NOEXEC = _NOEXEC.warning(
     catches="a temporary directory or cache is mounted noexec: code compiled there cannot be loaded",
     message=(
         "{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code from "
@@ -59,9 +53,7 @@ NOEXEC = Rule(
     ),
     hint="use other directories:\n{command!s}",
 )
-OUTPUT_NOT_WRITABLE = Rule(
-    "paths",
-    "error",
+OUTPUT_NOT_WRITABLE = _PATHS.error(
     catches="the output directory cannot be created or written on a node: owner, read-only disk",
     message=(
         "output_dir {path} {what}: the workers of every node write there at each checkpoint, and those of this node "
@@ -72,16 +64,12 @@ OUTPUT_NOT_WRITABLE = Rule(
         "{full!s}"
     ),
 )
-NO_WORKDIR = Rule(
-    "workdir",
-    "error",
+NO_WORKDIR = _WORKDIR.error(
     catches="the directory that workdir= names is not on a node",
     message="workdir= of the job: {reason}",
     hint="correct workdir= in the hostfile, or create the directory on the node",
 )
-CONTENT_DIFFERS = Rule(
-    "content",
-    "error",
+CONTENT_DIFFERS = _CONTENT.error(
     catches="same path, different content: a node has another version of the model, tokenizer, dataset or script",
     message=(
         "{path} differs from {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there{more}. "
@@ -89,30 +77,22 @@ CONTENT_DIFFERS = Rule(
     ),
     hint="if that of {peer} is right:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
-CONTENT_ABSENT = Rule(
-    "content",
-    "error",
+CONTENT_ABSENT = _CONTENT.error(
     catches="a file of the model or dataset is missing on one node: an incomplete copy",
     message="{path} is missing here but present on {peer}{more}: the nodes would read different models or data",
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
-CONTENT_UNREAD = Rule(
-    "content",
-    "note",
+CONTENT_UNREAD = _CONTENT.note(
     catches="content could not be compared: a slow disk, no permission",
     message="{path} could not be compared with the other nodes: {reason}{more}",
     hint="compare it manually, on every node:\nsha256sum {target!s}",
 )
-REVISION_DIFFERS = Rule(
-    "content",
-    "warning",
+REVISION_DIFFERS = _CONTENT.warning(
     catches="the job's directory is a git checkout of another revision on a node",
     message="the checkout in {cwd} is at {revision} here and at {expected} on {peer}: code and settings may differ",
     hint="on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
 )
-CACHE_NOT_SHARED = Rule(
-    "shared",
-    "warning",
+CACHE_NOT_SHARED = _SHARED.warning(
     catches="data_shared_file_system: true without a shared file system",
     message=(
         "data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes share "
@@ -121,9 +101,7 @@ CACHE_NOT_SHARED = Rule(
     ),
     hint="--set data_shared_file_system=false",
 )
-CACHE_SHARED = Rule(
-    "shared",
-    "note",
+CACHE_SHARED = _SHARED.note(
     catches="every node prepares the data again on a shared file system",
     message="{path} is on {device}, which all nodes share: every node prepares the same data there at the same time",
     hint="let the first worker prepare it for all: --set data_shared_file_system=true",
@@ -149,7 +127,7 @@ _SHOWN_FILES = 4
 
 
 @launch_check
-def check_workdir(inspection: Inspection) -> Iterator[Case]:
+def check_workdir(inspection: Inspection) -> Iterator[CheckFinding]:
     """A directory in the hostfile exists."""
     for node, found in inspection.known:
         if "workdir" in found.missing:
@@ -157,7 +135,7 @@ def check_workdir(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_paths(inspection: Inspection) -> Iterator[Case]:
+def check_paths(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's inputs exist at the same path on every node."""
     files = job_files(inspection.job, inspection.code)
     copied_or_not = may_be_paths(inspection.job) if inspection.code is not None else ()
@@ -171,7 +149,7 @@ def check_paths(inspection: Inspection) -> Iterator[Case]:
                 yield _missing(inspection, node, found, path)
 
 
-def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) -> Case:
+def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) -> CheckFinding:
     here = inspection.controller_cwd
     is_relative = not path.startswith(("/", "~"))
     hosts = hosts_option(inspection.cluster.hosts)
@@ -194,7 +172,7 @@ def _missing(inspection: Inspection, node: Node, found: NodeFacts, path: str) ->
 
 
 @launch_check
-def check_hung_paths(inspection: Inspection) -> Iterator[Case]:
+def check_hung_paths(inspection: Inspection) -> Iterator[CheckFinding]:
     """Every path of the job answers."""
     for node, found in inspection.known:
         for hung in found.hung_paths:
@@ -210,7 +188,7 @@ def check_hung_paths(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_noexec(inspection: Inspection) -> Iterator[Case]:
+def check_noexec(inspection: Inspection) -> Iterator[CheckFinding]:
     """What a job compiles for itself can be loaded."""
     for node, found in inspection.known:
         env = node.env | inspection.environment.env
@@ -223,7 +201,7 @@ def check_noexec(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_output(inspection: Inspection) -> Iterator[Case]:
+def check_output(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's output can be written on every node."""
     output = job_files(inspection.job).output
     for node, found in inspection.known:
@@ -235,7 +213,7 @@ def check_output(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_contents(inspection: Inspection) -> Iterator[Case]:
+def check_contents(inspection: Inspection) -> Iterator[CheckFinding]:
     """Files of the job are equal to those of the first node that read them."""
     known = [(node.name, found) for node, found in inspection.known if found.contents]
     if not known or len(inspection.cluster.nodes) == 1:
@@ -273,7 +251,7 @@ def check_contents(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_revisions(inspection: Inspection) -> Iterator[Case]:
+def check_revisions(inspection: Inspection) -> Iterator[CheckFinding]:
     """Git checkouts of the job are at one revision."""
     revisions = {
         node.name: one.digest
@@ -295,7 +273,7 @@ def check_revisions(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_shared(inspection: Inspection) -> Iterator[Case]:
+def check_shared(inspection: Inspection) -> Iterator[CheckFinding]:
     """Settings for shared file systems in the YAML are true, as far as the nodes know."""
     job, path = inspection.training, job_files(inspection.job).cache
     if job is None or path is None or len(inspection.facts) < 2:  # noqa: PLR2004 - to share

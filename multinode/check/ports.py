@@ -10,20 +10,20 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.check.connectivity import Attempted
-from multinode.check.rule import Case, Inspection, Rule, listed, meeting_check
+from multinode.check.rule import CheckFinding, Inspection, Rule, Subject, listed, meeting_check
 from multinode.cluster.facts import Interface
 from multinode.job.planning import RENDEZVOUS_PORTS
 
-PORT_IN_USE = Rule(
-    "master-port",
-    "error",
+_MASTER_PORT = Subject("master-port")
+_PORTS = Subject("ports")
+_LINK = Subject("link")
+
+PORT_IN_USE = _MASTER_PORT.error(
     catches="MASTER_PORT is in use on node 0",
     message="port {port}, the rendezvous port, is {user}: the workers could not connect",
     hint="end that process, or choose another port: --master-port {other}",
 )
-MASTER_PORT_BLOCKED = Rule(
-    "master-port",
-    "error",
+MASTER_PORT_BLOCKED = _MASTER_PORT.error(
     catches="a firewall blocks MASTER_PORT alone",
     message=(
         "{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable: probably a "
@@ -35,9 +35,7 @@ MASTER_PORT_BLOCKED = Rule(
         "tcp from {network} to any port {choice}"
     ),
 )
-EPHEMERAL_BLOCKED = Rule(
-    "ports",
-    "error",
+EPHEMERAL_BLOCKED = _PORTS.error(
     catches="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
     message=(
         "{callers} cannot reach its ephemeral ports (tried: {ports} at {addr}; {error}): NCCL and gloo listen on such "
@@ -49,32 +47,24 @@ EPHEMERAL_BLOCKED = Rule(
         "to any port {first}:{last}\nsudo iptables -I INPUT -s {network} -p tcp -j ACCEPT"
     ),
 )
-UNREACHABLE = Rule(
-    "ports",
-    "error",
+UNREACHABLE = _PORTS.error(
     catches="a node cannot be reached on the data plane at all: no route, refused, timed out",
     message="{callers} cannot reach it at {addr} on any tried port ({error}): collectives would hang or fail",
     hint="{way!s}",
 )
-CALLER_BLOCKED = Rule(
-    "ports",
-    "error",
+CALLER_BLOCKED = _PORTS.error(
     catches="a node cannot connect to the others, which reach each other",
     message="it cannot reach {peers} ({error}), but others can: probably its own firewall or cable",
     hint="look on {node}:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
 )
-IMPOSTOR = Rule(
-    "ports",
-    "error",
+IMPOSTOR = _PORTS.error(
     catches="another machine answers at a node's data-plane address",
     message=(
         "another machine answers {callers} at {addr}: two machines have this address, or a proxy or NAT is between them"
     ),
     hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); on {node}:\nip address show",
 )
-LARGE_PACKETS_LOST = Rule(
-    "link",
-    "error",
+LARGE_PACKETS_LOST = _LINK.error(
     catches="path MTU: small packets pass and large ones are lost without an error",
     message=(
         "small packets from {callers} reach it at {addr}, but large ones are lost (the MTU of its NIC is {mtu}): the "
@@ -116,7 +106,7 @@ class _Edge(NamedTuple):
 
 
 @meeting_check
-def check_master_port(inspection: Inspection) -> Iterator[Case]:
+def check_master_port(inspection: Inspection) -> Iterator[CheckFinding]:
     """MASTER_PORT is free on node 0."""
     first, port = inspection.cluster.nodes[0].name, inspection.master_port
     refused = [one.failed.get(port) for one in inspection.connectivity.listening if one.node == first]
@@ -128,7 +118,7 @@ def check_master_port(inspection: Inspection) -> Iterator[Case]:
 
 
 @meeting_check
-def check_ports(inspection: Inspection) -> Iterator[Case]:
+def check_ports(inspection: Inspection) -> Iterator[CheckFinding]:
     """Nodes reach each other: on MASTER_PORT, on ephemeral ports, with packets of any size."""
     # A node whose link is down is reported by the check of the link.
     down = {node.name for node, interface in inspection.links if not interface.up}
@@ -208,7 +198,7 @@ def _one_way(edges: list[_Edge]) -> list[_Edge]:
     return list(kept.values())
 
 
-def _case(group: list[_Edge], inspection: Inspection) -> Case:
+def _case(group: list[_Edge], inspection: Inspection) -> CheckFinding:
     edge = group[0]
     found, place, nic = inspection.facts.get(edge.peer), inspection.place(edge.peer), inspection.link(edge.peer)
     first, last = (found.port_range if found else None) or _USUAL_RANGE

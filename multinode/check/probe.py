@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.check.rule import CheckFinding, Rule, finding_of_error
+from multinode.check.rule import CheckFinding, Rule, Subject, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints
 from multinode.cluster.facts import NodeFacts
@@ -34,9 +34,9 @@ UNANSWERED = (
     ),
 )
 
-UNVERIFIED = Rule(
-    "ssh",
-    "warning",
+_SSH = Subject("ssh")
+
+UNVERIFIED = _SSH.warning(
     catches="a node's host key is not verified (StrictHostKeyChecking no)",
     message=(
         "its host key is not verified (StrictHostKeyChecking no in the SSH configuration): an impostor would get the "
@@ -78,7 +78,7 @@ def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[CheckFinding]:
 
 def check_host_keys(agent: AgentTransport, nodes: Iterable[Node]) -> Iterator[CheckFinding]:
     """Nodes whose identity is not verified."""
-    return (UNVERIFIED.found(node.name).finding() for node in nodes if not agent.verifies(node))
+    return (UNVERIFIED.found(node.name) for node in nodes if not agent.verifies(node))
 
 
 def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:

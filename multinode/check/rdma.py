@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from multinode.check.gpus import used_gpus
-from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, listed
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
 
-RDMA_ON_SOME = Rule(
-    "rdma",
-    "warning",
+_RDMA = Subject("rdma")
+
+RDMA_ON_SOME = _RDMA.warning(
     catches="RDMA works on some nodes only: NCCL uses it there, but not on the others",
     message=(
         "RDMA is active on {having} ({ports}), and here {what}: NCCL would use it there but cannot here, and the "
@@ -21,16 +21,12 @@ RDMA_ON_SOME = Rule(
     ),
     hint="set env.NCCL_NET=Socket for every node in the hostfile (a network plugin ignores NCCL_IB_DISABLE=1)",
 )
-RDMA_IDLE = Rule(
-    "rdma",
-    "note",
+RDMA_IDLE = _RDMA.note(
     catches="RDMA NICs without an active port",
     message="the RDMA ports of {nodes} are not active ({ports}): NCCL ignores them and uses the network interface",
     hint="to use them, check the cable and subnet manager with ibstat on {nodes!s}; otherwise ignore this",
 )
-RDMA_EVERYWHERE = Rule(
-    "rdma",
-    "note",
+RDMA_EVERYWHERE = _RDMA.note(
     catches="RDMA on every node: NCCL's traffic bypasses the interfaces that multinode counts",
     message=(
         "RDMA is active on every node ({ports}): NCCL will use it, and the counters of the network interface will not "
@@ -42,9 +38,7 @@ RDMA_EVERYWHERE = Rule(
     ),
 )
 
-LOCKED_MEMORY = Rule(
-    "rdma",
-    "warning",
+LOCKED_MEMORY = _RDMA.warning(
     catches="the limit on locked memory is too low for RDMA",
     message=(
         "a process may lock {limit} MiB of memory, but RDMA is active: NCCL locks its buffers for the NIC and would "
@@ -53,9 +47,7 @@ LOCKED_MEMORY = Rule(
     hint="docker: --ulimit memlock=-1; else on {node}, as root:\n"
     "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
 )
-RDMA_SLOT = Rule(
-    "rdma",
-    "warning",
+RDMA_SLOT = _RDMA.warning(
     catches="an RDMA NIC's PCIe slot is slower than its link",
     message="{port} has negotiated {rate:g} Gbit/s, but its PCIe slot carries {slot:g} Gbit/s of at most {most:g}",
     hint=(
@@ -63,9 +55,7 @@ RDMA_SLOT = Rule(
         "and LnkSta on {node}:\nlspci -vv"
     ),
 )
-RDMA_NAMED_IDLE = Rule(
-    "rdma",
-    "warning",
+RDMA_NAMED_IDLE = _RDMA.warning(
     catches="a port that hca= in the hostfile names is not active",
     message=(
         "hca= in the hostfile names {port}, which is {state}: NCCL ignores it, and without another port the training "
@@ -73,9 +63,7 @@ RDMA_NAMED_IDLE = Rule(
     ),
     hint="check the cable, switch port and, for InfiniBand, the subnet manager of {port}; or remove it from hca=",
 )
-RDMA_WITHOUT_ADDRESS = Rule(
-    "rdma",
-    "warning",
+RDMA_WITHOUT_ADDRESS = _RDMA.warning(
     catches="one of two active RoCE ports has no IP address and stays idle",
     message=(
         "{port} is active with {rate:g} Gbit/s, but its interface {ifname} has no IP address, which RoCE needs: NCCL "
@@ -86,9 +74,7 @@ RDMA_WITHOUT_ADDRESS = Rule(
         "hca={device}"
     ),
 )
-RDMA_OTHER_NETWORK = Rule(
-    "rdma",
-    "warning",
+RDMA_OTHER_NETWORK = _RDMA.warning(
     catches="an active RoCE port shares no network with the active RoCE ports of another node",
     message=(
         "{port} is in {networks}, but no active RoCE port of {peer} is: NCCL connects the ports of both nodes in "
@@ -99,9 +85,7 @@ RDMA_OTHER_NETWORK = Rule(
         "hostfile: hca={others}"
     ),
 )
-RDMA_MTU = Rule(
-    "rdma",
-    "note",
+RDMA_MTU = _RDMA.note(
     catches="RoCE over interfaces whose MTU is below 4200: its packets are smaller than they could be",
     message="{port} sends over {ifname}, whose MTU is {mtu}: RoCE then sends packets of {packet} instead of 4096 bytes",
     hint=(
@@ -109,17 +93,13 @@ RDMA_MTU = Rule(
         "{ifname} mtu 9000"
     ),
 )
-RDMA_ACS = Rule(
-    "rdma",
-    "warning",
+RDMA_ACS = _RDMA.warning(
     catches="PCIe access control (ACS) between an RDMA NIC and a GPU on its switch: GPUDirect goes through the CPU",
     message="PCIe access control (ACS) of {bridges} sends what {ports} and the GPUs on the same switch exchange to the "
     "CPU and back: GPUDirect RDMA reaches about half of its rate, or hangs",
     hint="disable it in the BIOS (with VT-d or AMD-Vi); or after every boot, on {node} as root:{fix!s}",
 )
-RDMA_IOMMU = Rule(
-    "rdma",
-    "note",
+RDMA_IOMMU = _RDMA.note(
     catches="an IOMMU that translates addresses of an RDMA NIC: GPUDirect may be slow or hang",
     message=(
         "an IOMMU ({iommu}) translates the addresses of {ports}: GPUDirect RDMA then goes through the CPU, is slower, "
@@ -130,9 +110,7 @@ RDMA_IOMMU = Rule(
         "{node}"
     ),
 )
-RDMA_FIRMWARE = Rule(
-    "rdma",
-    "note",
+RDMA_FIRMWARE = _RDMA.note(
     catches="RDMA NICs of one model with different firmware on two nodes",
     message="its {board} NIC has firmware {version}; {peer} has {expected}",
     hint="install the same firmware on all nodes if one is slower or fails",
@@ -148,7 +126,7 @@ _LOCKED_BYTES = 1 << 28
 
 
 @Check
-def check_rdma(inspection: Inspection) -> Iterator[Case]:
+def check_rdma(inspection: Inspection) -> Iterator[CheckFinding]:
     """RDMA is active on all nodes that use NCCL, or on none."""
     nodes = _nodes(inspection)
     # gloo does not use RDMA, and a single node no network.
@@ -168,7 +146,7 @@ def check_rdma(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
+def check_locked_memory(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL may lock the buffers for an RDMA NIC."""
     for node, found in _nodes(inspection):
         locked = found.limits.get("locked_memory_bytes")
@@ -179,7 +157,7 @@ def check_locked_memory(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_rdma_ports(inspection: Inspection) -> Iterator[Case]:
+def check_rdma_ports(inspection: Inspection) -> Iterator[CheckFinding]:
     """Each active port reaches its negotiated rate, to every other node."""
     nodes = [(node, found) for node, found in _nodes(inspection) if not _is_off(inspection, node, found)]
     if len(nodes) < 2:  # noqa: PLR2004 - a single node needs no network
@@ -201,7 +179,7 @@ def check_rdma_ports(inspection: Inspection) -> Iterator[Case]:
 
 def _judge_roce(
     node: Node, found: NodeFacts, port: RdmaPort, nodes: Sequence[tuple[Node, NodeFacts]]
-) -> Iterator[Case]:
+) -> Iterator[CheckFinding]:
     interface = _interface(found, port)
     if interface is None:
         return
@@ -247,7 +225,7 @@ def _judge_roce(
 
 
 @Check
-def check_rdma_path(inspection: Inspection) -> Iterator[Case]:
+def check_rdma_path(inspection: Inspection) -> Iterator[CheckFinding]:
     """Traffic between an active port and a GPU on its switch stays below the switch."""
     for node, found in _nodes(inspection):
         ports = [port for port in found.rdma if port.state == "ACTIVE"]
@@ -271,7 +249,7 @@ def check_rdma_path(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_rdma_firmware(inspection: Inspection) -> Iterator[Case]:
+def check_rdma_firmware(inspection: Inspection) -> Iterator[CheckFinding]:
     """NICs of one model have the same firmware."""
     boards = sorted({port.board for _, found in inspection.known for port in found.rdma if port.board})
     for board in boards:

@@ -152,14 +152,23 @@ class Rule(msgspec.Struct, frozen=True):
     hint: str
     by_hand: bool = False  # as in `CheckFinding`
 
-    def found(self, on: str | None, /, **values: object) -> Case:
-        """A case on a node, which message and hint may refer to as `{node}`; None concerns the whole cluster."""
-        return Case(self, on, values)
+    def found(self, on: str | None, /, **values: object) -> CheckFinding:
+        """A finding on a node, which message and hint may refer to as `{node}`; None concerns the whole cluster."""
+        # A node's text must not begin a line that looks like one of ours.
+        texts = {name: _text(value) for name, value in {"node": on, "nodes": _NODES, **values}.items()}
+        words = {name: _Word(text) if isinstance(text, str) else text for name, text in texts.items()}
+        return CheckFinding(
+            severity=self.severity,
+            node=on,
+            code=self.check,
+            message=self.message.format_map(texts),
+            hint=self.hint.format_map(words),
+            by_hand=self.by_hand,
+        )
 
-    @property
-    def names_nodes(self) -> bool:
-        """Whether nodes share a finding."""
-        return "{nodes" in self.message + self.hint
+
+# Stands for the names of the nodes until all are known that share a finding: no text of a node has it.
+_NODES = "\0"
 
 
 def _text(value: object) -> object:
@@ -168,48 +177,36 @@ def _text(value: object) -> object:
     return value.replace("\n", " ") if isinstance(value, str) else value
 
 
-class Case(NamedTuple):
-    """A rule that a node breaks, with the values for its text."""
+class Subject:
+    """Makes the rules of one check, a column of the matrix."""
 
-    rule: Rule
-    node: str | None
-    values: Mapping[str, object]
-
-    def finding(self) -> CheckFinding:
-        """The finding for the user."""
-        # A node's text must not begin a line that looks like one of ours.
-        known = {name: _text(one) for name, one in {"node": self.node, **self.values}.items()}
-        words = {name: _Word(value) if isinstance(value, str) else value for name, value in known.items()}
-        return CheckFinding(
-            severity=self.rule.severity,
-            node=self.node,
-            code=self.rule.check,
-            message=self.rule.message.format_map(known),
-            hint=self.rule.hint.format_map(words),
-            by_hand=self.rule.by_hand,
-        )
+    def __init__(self, check: str) -> None:
+        self.error, self.warning, self.note = (partial(Rule, check, severity) for severity in SEVERITIES)
 
 
 class Check(msgspec.Struct, frozen=True):
     """A check: a function from an inspection to findings."""
 
-    judge: Callable[[Inspection], Iterable[Case]]
+    judge: Callable[[Inspection], Iterable[CheckFinding]]
     before_launch: bool = False  # whether a launch runs it: its errors would make the run hang or fail
     judges_meeting: bool = False  # whether it also judges the connections between nodes
 
     def __call__(self, inspection: Inspection) -> Iterator[CheckFinding]:
         """Its findings; equal ones of several nodes are merged."""
-        shared: dict[tuple[Rule, tuple[Any, ...]], list[Case]] = {}
-        for case in self.judge(inspection):
-            if case.rule.names_nodes:
-                shared.setdefault((case.rule, tuple(case.values.items())), []).append(case)
+        shared: dict[tuple[str, str], list[CheckFinding]] = {}
+        for finding in self.judge(inspection):
+            if _NODES in finding.message + (finding.hint or ""):
+                shared.setdefault((finding.message, finding.hint or ""), []).append(finding)
             else:
-                yield case.finding()
-        for cases in shared.values():
-            nodes = listed([str(case.node) for case in cases])
-            first = cases[0]
-            node = first.node if len(cases) == 1 else None
-            yield first._replace(node=node, values={**first.values, "nodes": nodes}).finding()
+                yield finding
+        for (message, hint), findings in shared.items():
+            names = listed(str(finding.node) for finding in findings)
+            yield msgspec.structs.replace(
+                findings[0],
+                node=findings[0].node if len(findings) == 1 else None,
+                message=message.replace(_NODES, names),
+                hint=hint.replace(_NODES, names),
+            )
 
 
 launch_check = partial(Check, before_launch=True)

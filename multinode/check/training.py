@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.check.rule import Case, Check, Inspection, Rule, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Subject, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
@@ -20,9 +20,10 @@ from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs, card_bytes, card_time_s, step_exchanges
 from multinode.units import format_count, format_duration, format_rate, goodput_gb_per_s
 
-SPACE_IN_PATH = Rule(
-    "training",
-    "error",
+_TRAINING = Subject("training")
+_STRATEGY = Subject("strategy")
+
+SPACE_IN_PATH = _TRAINING.error(
     catches="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
     message=(
         "{what} {path!r} contains a space: LLaMA-Factory puts its path on torchrun's command line and splits it at "
@@ -30,16 +31,12 @@ SPACE_IN_PATH = Rule(
     ),
     hint="{way!s}",
 )
-DEEPSPEED_CONTRADICTS = Rule(
-    "training",
-    "error",
+DEEPSPEED_CONTRADICTS = _TRAINING.error(
     catches="a number in the DeepSpeed JSON that contradicts the YAML",
     message="{key} is {value} in the DeepSpeed JSON, but {yaml_key} {said}: the Trainer refuses to start",
     hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json!s}; for one run: --deepspeed-set {key}=auto',
 )
-BATCH_SIZE_FIXED = Rule(
-    "training",
-    "error",
+BATCH_SIZE_FIXED = _TRAINING.error(
     catches="train_batch_size in the DeepSpeed JSON is for another number of workers",
     message=(
         "train_batch_size is {value} in the DeepSpeed JSON, but {micro} samples x {steps} accumulation steps x "
@@ -48,9 +45,7 @@ BATCH_SIZE_FIXED = Rule(
     hint='write "train_batch_size": "auto" in the DeepSpeed JSON: it then fits any number of nodes; for one run: '
     "--deepspeed-set train_batch_size=auto",
 )
-ZERO3_ON_CPU = Rule(
-    "training",
-    "error",
+ZERO3_ON_CPU = _TRAINING.error(
     catches="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
     message=(
         "the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here: LLaMA-Factory "
@@ -58,9 +53,7 @@ ZERO3_ON_CPU = Rule(
     ),
     hint="remove train_batch_size from the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
-DEVICES_NOT_NUMBERED = Rule(
-    "training",
-    "warning",
+DEVICES_NOT_NUMBERED = _TRAINING.warning(
     catches=(
         "ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, and CUDA_VISIBLE_DEVICES holds something other than numbers"
     ),
@@ -70,16 +63,12 @@ DEVICES_NOT_NUMBERED = Rule(
     ),
     hint="{way!s}",
 )
-UNKNOWN_KEY = Rule(
-    "training",
-    "error",
+UNKNOWN_KEY = _TRAINING.error(
     catches="a key in the YAML or --set is no argument of a node's LLaMA-Factory",
     message="LLaMA-Factory{version} has no argument {key!r} ({place}): it refuses to start",
     hint="{fix!s}",
 )
-TIMEOUT_OF_AGES = Rule(
-    "training",
-    "note",
+TIMEOUT_OF_AGES = _TRAINING.note(
     catches="ddp_timeout of years, as in LLaMA-Factory's examples: workers wait forever for a silent peer",
     message=(
         "ddp_timeout is {timeout_s} s, {words}: multinode ends a run when a worker dies, but if a link silently drops "
@@ -110,7 +99,7 @@ _ZERO3 = 3
 
 
 @launch_check
-def check_spaces(inspection: Inspection) -> Iterator[Case]:
+def check_spaces(inspection: Inspection) -> Iterator[CheckFinding]:
     """Nothing that LLaMA-Factory puts on torchrun's command line contains a space."""
     for node, found in inspection.known if inspection.training is not None else ():
         for what, path, way in (
@@ -126,7 +115,7 @@ def check_spaces(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_arguments(inspection: Inspection) -> Iterator[Case]:
+def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
     """LLaMA-Factory has an argument for every key."""
     job = inspection.training
     if job is None:
@@ -148,7 +137,7 @@ def check_arguments(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_deepspeed(inspection: Inspection) -> Iterator[Case]:
+def check_deepspeed(inspection: Inspection) -> Iterator[CheckFinding]:
     """Fixed values in the DeepSpeed JSON agree with the YAML."""
     config, settings = _settings(inspection)
     for key, (yaml_key, default) in _MATCHES.items():
@@ -167,7 +156,7 @@ def check_deepspeed(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_batch_size(inspection: Inspection) -> Iterator[Case]:
+def check_batch_size(inspection: Inspection) -> Iterator[CheckFinding]:
     """A fixed train_batch_size matches the number of workers."""
     config, settings = _settings(inspection)
     value, counts = settings.fixed.get("train_batch_size"), inspection.workers_of_nodes()
@@ -181,7 +170,7 @@ def check_batch_size(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[Case]:
+def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[CheckFinding]:
     """ZeRO-3 finds GPUs, or its JSON works without."""
     _, settings = _settings(inspection)
     for node, found in inspection.known if settings.stage == _ZERO3 and settings.names_train_batch_size else ():
@@ -190,7 +179,7 @@ def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_deepspeed_devices(inspection: Inspection) -> Iterator[Case]:
+def check_deepspeed_devices(inspection: Inspection) -> Iterator[CheckFinding]:
     """DeepSpeed can parse the names of the devices."""
     _, settings = _settings(inspection)
     for node, found in inspection.known if settings.stage in _ZERO_1_2 else ():
@@ -213,7 +202,7 @@ def check_deepspeed_devices(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_timeout(inspection: Inspection) -> Iterator[Case]:
+def check_timeout(inspection: Inspection) -> Iterator[CheckFinding]:
     """Workers that wait for a peer time out."""
     job = inspection.training
     timeout_s = _number(job.config.get("ddp_timeout")) if job is not None else None
@@ -250,26 +239,20 @@ def _json(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
-SENDS_TOO_MUCH = Rule(
-    "strategy",
-    "warning",
+SENDS_TOO_MUCH = _STRATEGY.warning(
     catches="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow",
     message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
     "{link}; {other} would send {other_size}, in {other_time} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
-SENDS_MUCH = Rule(
-    "strategy",
-    "note",
+SENDS_MUCH = _STRATEGY.note(
     catches="communication takes long in every step, and no other sharding sends much less",
     message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
     "{link} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
 )
 
-IGNORED = Rule(
-    "strategy",
-    "warning",
+IGNORED = _STRATEGY.warning(
     catches="accelerate does not read the FSDP1 sharding strategy from the YAML",
     message=(
         "fsdp: {fsdp} is trained as full_shard: with transformers {version} accelerate reads the FSDP1 strategy only "
@@ -307,7 +290,7 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @Check
-def check_strategy(inspection: Inspection) -> Iterator[Case]:
+def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
     """The gradients and weights of a step pass the links in reasonable time, or no strategy would be faster."""
     training, workers, link = _read(inspection), inspection.workers_of_nodes(), _link(inspection)
     nodes = len(inspection.cluster.nodes)
@@ -335,7 +318,7 @@ def check_strategy(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_sharding(inspection: Inspection) -> Iterator[Case]:
+def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
     """FSDP shards the model as the YAML says."""
     job = inspection.training
     words = str(job.config.get("fsdp") or "").split() if job is not None else []

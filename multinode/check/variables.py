@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from multinode.check.ports import select_interfaces, takes_by_prefix
-from multinode.check.rule import Case, Check, Inspection, Rule, disagreements, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Rule, Subject, disagreements, launch_check, listed
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts
 from multinode.job.engine_commands import STRAY_VARIABLES
 from multinode.records.benchmark import CollectiveTest
 
-NAMES_NO_INTERFACE = Rule(
-    "variables",
-    "error",
+_VARIABLES = Subject("variables")
+
+NAMES_NO_INTERFACE = _VARIABLES.error(
     catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node",
     message=(
         "{name}={value} from {source} matches no interface with an address ({present}): {reader} finds no socket "
@@ -25,9 +25,7 @@ NAMES_NO_INTERFACE = Rule(
     ),
     hint="{way!s}",
 )
-NAMES_NO_INTERFACE_YET = Rule(
-    "variables",
-    "warning",
+NAMES_NO_INTERFACE_YET = _VARIABLES.warning(
     catches="NCCL_SOCKET_IFNAME in the hostfile names no interface, in a job that does not use NCCL",
     message=(
         "{name}={value} from {source} matches no interface with an address ({present}): a job without GPUs ignores "
@@ -35,9 +33,7 @@ NAMES_NO_INTERFACE_YET = Rule(
     ),
     hint="{way!s}",
 )
-NAMES_MORE = Rule(
-    "variables",
-    "warning",
+NAMES_MORE = _VARIABLES.warning(
     catches=(
         "NCCL_SOCKET_IFNAME is a prefix or an exclusion that matches more interfaces than intended (eth1 matches eth10)"
     ),
@@ -47,9 +43,7 @@ NAMES_MORE = Rule(
     ),
     hint="{way!s}",
 )
-NAMES_ANOTHER = Rule(
-    "variables",
-    "warning",
+NAMES_ANOTHER = _VARIABLES.warning(
     catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME does not name the data plane's interface",
     message=(
         "{name}={value} from {source} selects {taken}, but the data plane of the node is {ifname}: the rendezvous "
@@ -57,9 +51,7 @@ NAMES_ANOTHER = Rule(
     ),
     hint="{way!s}",
 )
-NAME_OVERRIDDEN = Rule(
-    "variables",
-    "note",
+NAME_OVERRIDDEN = _VARIABLES.note(
     catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to a value other than that of multinode's launches",
     message=(
         "{name}={value} is set in {source} on {nodes}; multinode's launches set it to the data plane; launches by "
@@ -68,9 +60,7 @@ NAME_OVERRIDDEN = Rule(
     hint="{way!s}",
     by_hand=True,
 )
-SETTINGS_DIFFER = Rule(
-    "variables",
-    "warning",
+SETTINGS_DIFFER = _VARIABLES.warning(
     catches="NCCL settings differ between nodes: NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others",
     message=(
         "{name} is {value} on {nodes} and {expected} on {peer}: NCCL expects the same value on every node; with "
@@ -78,9 +68,7 @@ SETTINGS_DIFFER = Rule(
     ),
     hint="set the same value on every line of the hostfile (env.{name}=VALUE), or remove it: {way!s}",
 )
-TOO_MANY_SOCKETS = Rule(
-    "variables",
-    "warning",
+TOO_MANY_SOCKETS = _VARIABLES.warning(
     catches="NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD exceeds NCCL's limit of 64",
     message=(
         "NCCL_SOCKET_NTHREADS={threads} x NCCL_NSOCKS_PERTHREAD={sockets} is {count} on {nodes}: NCCL allows 64 "
@@ -88,9 +76,7 @@ TOO_MANY_SOCKETS = Rule(
     ),
     hint="choose values whose product is at most 64, or unset both: more sockets are often slower",
 )
-STRAY = Rule(
-    "variables",
-    "note",
+STRAY = _VARIABLES.note(
     catches="RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* or similar are set in a profile or in ~/.deepspeed_env",
     message=(
         "{source} on {nodes} sets {names}, which overrides a launcher: multinode unsets it for its jobs; launches by "
@@ -99,9 +85,7 @@ STRAY = Rule(
     hint="find and remove it on {nodes!s}:\n{command!s}",
     by_hand=True,
 )
-RANKS_OVERRIDDEN = Rule(
-    "variables",
-    "warning",
+RANKS_OVERRIDDEN = _VARIABLES.warning(
     catches="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or similar, which multinode sets itself",
     message=(
         "{name}={value} from {source} replaces the value that multinode sets for LLaMA-Factory: with a wrong value "
@@ -109,9 +93,7 @@ RANKS_OVERRIDDEN = Rule(
     ),
     hint="remove {name} from {source!s}",
 )
-GPUS_HIDDEN = Rule(
-    "variables",
-    "warning",
+GPUS_HIDDEN = _VARIABLES.warning(
     catches="CUDA_VISIBLE_DEVICES or its equivalent is preset on a node and hides GPUs that the job would use",
     message=(
         "{name}={value} in {source} leaves the job {visible} of {count} GPUs: one worker per GPU would fail with "
@@ -122,9 +104,7 @@ GPUS_HIDDEN = Rule(
         "variable:\n{command!s}"
     ),
 )
-GPUS_NOT_VISIBLE = Rule(
-    "variables",
-    "error",
+GPUS_NOT_VISIBLE = _VARIABLES.error(
     catches="gpus= names a GPU that CUDA_VISIBLE_DEVICES hides on the node",
     message=(
         "the hostfile assigns it GPU {ids}, which {name}={value} in {source} hides: multinode uses no GPU that the "
@@ -133,9 +113,7 @@ GPUS_NOT_VISIBLE = Rule(
     hint="choose gpus= from {there}; or, if you may use the GPUs, remove the variable:\n{command!s}",
 )
 
-PYTHON_HOME = Rule(
-    "variables",
-    "warning",
+PYTHON_HOME = _VARIABLES.warning(
     catches=(
         "PYTHONHOME is set in a profile, the hostfile or --env: the job's interpreter loads the wrong standard library"
     ),
@@ -181,7 +159,7 @@ _SET_BY_US = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PO
 
 
 @launch_check
-def check_interface_names(inspection: Inspection) -> Iterator[Case]:
+def check_interface_names(inspection: Inspection) -> Iterator[CheckFinding]:
     """Variables that name interfaces name exactly the one for data."""
     for node, found in inspection.known:
         place = inspection.place(node.name)
@@ -214,7 +192,7 @@ def check_interface_names(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_agreement(inspection: Inspection) -> Iterator[Case]:
+def check_agreement(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL reads the same settings on every node."""
     for name in _MUST_AGREE if _is_read(inspection, _NCCL) else ():
         presets = {node.name: _preset(inspection, node, found, name) for node, found in inspection.known}
@@ -227,7 +205,7 @@ def check_agreement(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_socket_counts(inspection: Inspection) -> Iterator[Case]:
+def check_socket_counts(inspection: Inspection) -> Iterator[CheckFinding]:
     """NCCL is asked for no more sockets than its maximum."""
     for node, found in inspection.known if _is_read(inspection, _NCCL) else ():
         threads, sockets = (
@@ -241,7 +219,7 @@ def check_socket_counts(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
+def check_stray_variables(inspection: Inspection) -> Iterator[CheckFinding]:
     """No variable of another launcher is set in a profile, and none that multinode computes in the hostfile."""
     for node, found in inspection.known:
         for source, variables in ((_SESSION, found.env), (_DEEPSPEED_ENV, found.deepspeed_env)):
@@ -259,7 +237,7 @@ def check_stray_variables(inspection: Inspection) -> Iterator[Case]:
 
 
 @Check
-def check_python_home(inspection: Inspection) -> Iterator[Case]:
+def check_python_home(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's interpreter finds its own library."""
     for node, found in inspection.known:
         source, value = _preset(inspection, node, found, "PYTHONHOME")
@@ -271,7 +249,7 @@ def check_python_home(inspection: Inspection) -> Iterator[Case]:
 
 
 @launch_check
-def check_hidden_gpus(inspection: Inspection) -> Iterator[Case]:
+def check_hidden_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
     """No variable hides GPUs that the job would use."""
     for node, found in inspection.known:
         names = accelerator_named(found.accelerator).visible
