@@ -6,10 +6,11 @@ Reads the output of NCCL_DEBUG=INFO since 2.18; lines in another form are skippe
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -55,20 +56,22 @@ class NicLoad(msgspec.Struct, frozen=True, kw_only=True):
     others: dict[str, Carried] = {}
     way: Way | None = None  # the path of the bytes; None if not judged
 
-    @property
-    def gap(self) -> Carried:
-        """Difference between counted and expected bytes, in each direction."""
-        return _gap(self.passed or Carried(), self.expected or Carried())
+    def lack(self, *, sends: bool) -> float:
+        """Expected bytes that this NIC did not count, in one direction."""
+        passed, expected = self.passed or Carried(), self.expected or Carried()
+        return expected.one_way(sends=sends) - passed.one_way(sends=sends)
 
     @property
     def lacks_sending(self) -> bool:
         """Whether more is missing in sending than in receiving."""
-        return _lacks_sending(self.passed or Carried(), self.expected or Carried())
+        least = _AGREES * (self.expected or Carried()).busier
+        return self.lack(sends=False) - self.lack(sends=True) <= least
 
     @property
     def detour(self) -> str | None:
         """The interface that carried the missing bytes; None if no counter explains them."""
-        return _find_other(self.passed or Carried(), self.expected or Carried(), self.others)
+        sends, least = self.lacks_sending, _TRIFLE * (self.expected or Carried()).busier
+        return find_carrier(self.others, self.lack(sends=sends), sends=sends, least=least)
 
 
 class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +103,7 @@ class NicPathCheck(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(name for load in loads for name in load.others if is_rdma(name)))
 
 
-class _Model(msgspec.Struct, frozen=True, kw_only=True):
+class _Implementation(msgspec.Struct, frozen=True, kw_only=True):
     """One way in which the backend may have implemented a message."""
 
     algorithm: str
@@ -131,9 +134,16 @@ def check_nic_path(
     for sample in samples:
         if sample.cards is not None and sample.card_iters > 0 and 0 <= sample.rank < layout.workers:
             by_message.setdefault(sample.index, []).append(sample)
-    models = _Models(backend, layout)
+    implementations = functools.cache(functools.partial(_implementations, backend, layout))
     messages = tuple(
-        _trace(sorted(mine, key=lambda one: one.rank), nics, models, node_names)
+        _trace(
+            implementations(mine[0].collective),
+            [
+                functools.partial(_load, sample, nics, node_names, layout)
+                for sample in sorted(mine, key=lambda sample: sample.rank)
+            ],
+            mine[0],
+        )
         for _, mine in sorted(by_message.items())
     )
     ways = {load.way for message in messages for load in message.loads if load.way is not None}
@@ -141,140 +151,98 @@ def check_nic_path(
     return NicPathCheck(ok=ok, messages=messages, sentences=tuple(_sentences(messages, backend)))
 
 
-class _Models:
-    """What may have run for each collective, computed once; the usual one first."""
-
-    def __init__(self, backend: str, layout: Layout) -> None:
-        self.layout = layout
-        self._backend = backend
-        self._known: dict[str, tuple[_Model, ...]] = {}
-
-    def of(self, collective: str) -> tuple[_Model, ...]:
-        if collective not in self._known:
-            self._known[collective] = tuple(
-                _Model(algorithm=one.name, protocol=protocol, flows=_times(factor, one.flows(self.layout), self.layout))
-                for protocol, factor in protocols_of(self._backend).items()
-                for one in algorithms_of(self._backend, collective)
-            )
-        return self._known[collective]
-
-
-def _times(factor: float, flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[NodeFlow, ...]:
-    return node_flows({edge: factor * part for edge, part in flows.items()}, layout)
+def _implementations(backend: str, layout: Layout, collective: str) -> tuple[_Implementation | None, ...]:
+    """The usual one first; None alone if none is known."""
+    return tuple(
+        _Implementation(
+            algorithm=algorithm.name,
+            protocol=protocol,
+            flows=node_flows({edge: factor * part for edge, part in algorithm.flows(layout).items()}, layout),
+        )
+        for protocol, factor in protocols_of(backend).items()
+        for algorithm in algorithms_of(backend, collective)
+    ) or (None,)
 
 
 def _trace(
-    samples: Sequence[CollectiveSample], nics: Mapping[int, Sequence[str]], models: _Models, node_names: Sequence[str]
+    implementations: Iterable[_Implementation | None],
+    nodes: Iterable[Callable[[Sequence[NodeFlow]], NicLoad]],
+    message: CollectiveSample,
 ) -> MessagePath:
-    first = samples[0]
-    node_of = [node for node, ranks in enumerate(models.layout.ranks) for _ in ranks]
-
-    def loads(model: _Model | None) -> tuple[NicLoad, ...]:
-        return tuple(
-            _load(sample, node_names[node], nics.get(node, ()), model.flows[node] if model else None, models.layout)
-            for sample in samples
-            for node in (node_of[sample.rank],)
-        )
-
-    tried = [(model, loads(model)) for model in models.of(first.collective)]
-    misfits = [_misfit(each) for _, each in tried]
-    best = min((misfit for misfit in misfits if misfit is not None), default=None)
-    if best is None or best > _AGREES:
-        usual = tried[0][1] if tried else loads(None)
-        return MessagePath(collective=first.collective, size_bytes=first.size_bytes, loads=usual)
-    fitting = [
-        one for one, misfit in zip(tried, misfits, strict=True) if misfit is not None and misfit - best < _SAME_FIT
+    tried = [(one, tuple(load(one.flows if one is not None else ()) for load in nodes)) for one in implementations]
+    misfits = [
+        max((load.deviation for load in loads if load.way is not None and load.deviation is not None), default=math.inf)
+        for _, loads in tried
     ]
-    return MessagePath(
-        collective=first.collective,
-        size_bytes=first.size_bytes,
-        algorithm=" or ".join(dict.fromkeys(model.algorithm for model, _ in fitting)),
-        protocol=" or ".join(dict.fromkeys(model.protocol for model, _ in fitting)) or None,
+    path = MessagePath(collective=message.collective, size_bytes=message.size_bytes, loads=tried[0][1])
+    if min(misfits) > _AGREES:
+        return path
+    fitting = [
+        (one, loads)
+        for (one, loads), misfit in zip(tried, misfits, strict=True)
+        if one is not None and misfit - min(misfits) < _SAME_FIT
+    ]
+    return msgspec.structs.replace(
+        path,
+        algorithm=" or ".join(dict.fromkeys(one.algorithm for one, _ in fitting)),
+        protocol=" or ".join(dict.fromkeys(one.protocol for one, _ in fitting)) or None,
         loads=fitting[0][1],
     )
 
 
-def _misfit(loads: Iterable[NicLoad]) -> float | None:
-    return max((load.deviation for load in loads if load.way is not None and load.deviation is not None), default=None)
-
-
-def _load(sample: CollectiveSample, node: str, nics: Sequence[str], flow: NodeFlow | None, layout: Layout) -> NicLoad:
-    nic = ", ".join(nics) or None
-    passed = {name: payload(each).times(1 / sample.card_iters) for name, each in (sample.cards or {}).items()}
+def _load(
+    sample: CollectiveSample,
+    nics_of_nodes: Mapping[int, Sequence[str]],
+    node_names: Sequence[str],
+    layout: Layout,
+    flows: Sequence[NodeFlow],
+) -> NicLoad:
+    node = next(node for node, ranks in enumerate(layout.ranks) if sample.rank in ranks)
+    nics = nics_of_nodes.get(node, ())
+    counted = sample.cards or {}
+    passed = {name: payload(each).times(1 / sample.card_iters) for name, each in counted.items()}
     each = [passed.pop(name) for name in nics if name in passed]
     mine = functools.reduce(operator.add, each) if each else None
-    if flow is None:
-        return NicLoad(node=node, ifname=nic, passed=mine)
+    load = NicLoad(node=node_names[node], ifname=", ".join(nics) or None, passed=mine)
+    if not flows:
+        return load
+    flow = flows[node]
     expected = Carried(sent=flow.sent * sample.size_bytes, received=flow.received * sample.size_bytes)
     if LOOPBACK in passed:
-        passed[LOOPBACK] = _less(passed[LOOPBACK], flow.inside * sample.size_bytes)
+        inside, seen = flow.inside * sample.size_bytes, passed[LOOPBACK]
+        passed[LOOPBACK] = Carried(sent=max(0.0, seen.sent - inside), received=max(0.0, seen.received - inside))
     most = expected.busier
     others = {name: each for name, each in passed.items() if each.busier > _TRIFLE * most}
-    told = sample.cards or {}
+    load = msgspec.structs.replace(load, expected=expected, others=others)
     # A NIC that came anew while it was read has counted from zero again: nothing follows from that.
-    restarted = any(one.tx_bytes < 0 or one.rx_bytes < 0 for one in told.values())
-    if nic is None or mine is None or restarted or not _is_telling(most, sample.card_iters, layout):
-        return NicLoad(node=node, ifname=nic, passed=mine, expected=expected, others=others)
-    return NicLoad(
-        node=node,
-        ifname=nic,
-        passed=mine,
-        expected=expected,
-        deviation=_gap(mine, expected).busier / most,
-        others=others,
-        way=_find_way(mine, expected, others),
-    )
+    restarted = any(one.tx_bytes < 0 or one.rx_bytes < 0 for one in counted.values())
+    least = max(LEAST_BYTES_A_WORKER * layout.workers, _LEAST_WINDOW_BYTES / sample.card_iters)
+    if not nics or mine is None or restarted or most < least:
+        return load
+    deviation = max(abs(load.lack(sends=sends)) for sends in (True, False)) / most
+    return msgspec.structs.replace(load, deviation=deviation, way=_find_way(load, deviation))
 
 
-def _is_telling(most_bytes: float, iters: int, layout: Layout) -> bool:
-    least = max(LEAST_BYTES_A_WORKER * layout.workers, _LEAST_WINDOW_BYTES / iters)
-    return most_bytes >= least
-
-
-def _find_way(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -> Way:
-    most = expected.busier
-    if _gap(seen, expected).busier <= _AGREES * most:
+def _find_way(load: NicLoad, deviation: float) -> Way:
+    expected, passed = load.expected or Carried(), load.passed or Carried()
+    if deviation <= _AGREES:
         return Way.NIC
-    if _lacks(seen, expected) > _AGREES * most:
-        found = _find_other(seen, expected, others)
-        if found is not None:
-            return Way.RDMA if is_rdma(found) else Way.OTHER
-        if seen.busier <= _TRIFLE * most:
+    if max(load.lack(sends=sends) for sends in (True, False)) > _AGREES * expected.busier:
+        if load.detour is not None:
+            return Way.RDMA if is_rdma(load.detour) else Way.OTHER
+        if passed.busier <= _TRIFLE * expected.busier:
             return Way.UNSEEN
     return Way.DIFFERS
-
-
-def _find_other(seen: Carried, expected: Carried, others: Mapping[str, Carried]) -> str | None:
-    sends = _lacks_sending(seen, expected)
-    lack = expected.one_way(sends=sends) - seen.one_way(sends=sends)
-    return find_carrier(others, lack, sends=sends, least=_TRIFLE * expected.busier)
-
-
-def _less(passed: Carried, size_bytes: float) -> Carried:
-    return Carried(sent=max(0.0, passed.sent - size_bytes), received=max(0.0, passed.received - size_bytes))
-
-
-def _gap(seen: Carried, expected: Carried) -> Carried:
-    return Carried(
-        sent=abs(seen.sent - expected.sent),
-        received=abs(seen.received - expected.received),
-    )
-
-
-def _lacks(seen: Carried, expected: Carried) -> float:
-    return max(expected.sent - seen.sent, expected.received - seen.received)
-
-
-def _lacks_sending(seen: Carried, expected: Carried) -> bool:
-    less = (expected.received - seen.received) - (expected.sent - seen.sent)
-    return less <= _AGREES * expected.busier
 
 
 def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
     loads = [load for message in messages for load in message.loads]
     for way in (Way.OTHER, Way.RDMA, Way.UNSEEN, Way.DIFFERS):
+        largest: dict[str, tuple[MessagePath, NicLoad]] = {}
+        for message in sorted(messages, key=lambda message: message.size_bytes):
+            largest |= {load.node: (message, load) for load in message.loads if load.way is way}
         nodes: dict[str, list[str]] = {}
-        for message, load in _largest(messages, way).values():
+        for message, load in largest.values():
             nodes.setdefault(_load_words(way, message, load), []).append(load.node)
         yield from (f"{format_list(names)} {text}" for text, names in nodes.items())
     judged = [load for load in loads if load.way is not None]
@@ -288,18 +256,11 @@ def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
         yield from _algorithms(messages)
 
 
-def _largest(messages: Iterable[MessagePath], way: Way) -> dict[str, tuple[MessagePath, NicLoad]]:
-    largest: dict[str, tuple[MessagePath, NicLoad]] = {}
-    for message in sorted(messages, key=lambda one: one.size_bytes):
-        largest.update({load.node: (message, load) for load in message.loads if load.way is way})
-    return largest
-
-
 def _load_words(way: Way, message: MessagePath, load: NicLoad) -> str:
     seen, expected = load.passed or Carried(), load.expected or Carried()
     call = f"per iteration ({message.collective} of {format_size(message.size_bytes)})"
     if way is Way.DIFFERS:
-        sends = load.gap.sent >= load.gap.received
+        sends = abs(load.lack(sends=True)) >= abs(load.lack(sends=False))
         return (
             f"{'sent' if sends else 'received'} {_size(seen.one_way(sends=sends))} {call} over {load.ifname}, "
             f"{_size(expected.one_way(sends=sends))} expected: other traffic, or a different algorithm of the "
@@ -389,7 +350,7 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
 def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
     """The combined content of the lines of all workers; None without any."""
     lines = tuple(lines)
-    channels = _last(_COLL_CHANNELS, lines)
+    channels = _first(_COLL_CHANNELS, lines[::-1])
     told = next((match[2] for line in lines if (match := _RING.search(line)) is not None), "")
     ring = tuple(int(rank) for rank in told.split())
     devices: dict[int, list[str]] = {}
@@ -413,10 +374,6 @@ def parse_nccl_log(lines: Iterable[str]) -> NcclPath | None:
 
 def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
     return next((match[1] for line in lines if (match := pattern.search(line)) is not None), None)
-
-
-def _last(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
-    return _first(pattern, lines[::-1])
 
 
 def _connections(lines: Sequence[str]) -> tuple[Counter[str], set[int]]:
