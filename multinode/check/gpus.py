@@ -30,14 +30,10 @@ NO_GPU_FOR_BACKEND = _GPUS.error(
 )
 NO_GPU_HERE = _GPUS.error(
     catches="some nodes have GPUs and others have none: driver missing, container started without --gpus",
-    message=(
-        "no GPU was found here ({reason}), and {peer} has {count}: its workers would use gloo while the others use "
-        "NCCL, and the first collective would hang"
-    ),
-    hint=(
-        "on {node}: nvidia-smi. If it fails, the driver is missing or broken (after a driver update, reboot); start a "
-        "container with --gpus all. Or remove the node from the hostfile"
-    ),
+    message="no GPU was found here ({reason}), and {peer} has {count}: its workers would use gloo while the others use "
+    "NCCL, and the first collective would hang",
+    hint="on {node}: nvidia-smi. If it fails, the driver is missing or broken (after a driver update, reboot); start a "
+    "container with --gpus all. Or remove the node from the hostfile",
 )
 NO_SUCH_GPU = _GPUS.error(
     catches="gpus= names a GPU that the node does not have",
@@ -56,10 +52,8 @@ WRONG_SLOTS = _GPUS.error(
 )
 MIXED_VENDORS = _GPUS.error(
     catches="accelerators of different vendors, whose backends are incompatible",
-    message=(
-        "it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) are "
-        "incompatible, and the first collective would fail or hang"
-    ),
+    message="it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) are "
+    "incompatible, and the first collective would fail or hang",
     hint="train on nodes with accelerators of one vendor; --nodes K uses the first K nodes of the hostfile",
 )
 MIXED_MODELS = _GPUS.warning(
@@ -79,10 +73,8 @@ DRIVERS_DIFFER = _GPUS.warning(
 )
 NO_PEER_TO_PEER = _GPUS.warning(
     catches="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
-    message=(
-        "{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access that "
-        "these GPUs do not have, and NCCL may hang"
-    ),
+    message="{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access "
+    "that these GPUs do not have, and NCCL may hang",
     hint="set env.NCCL_P2P_DISABLE=1 for {nodes!s} in the hostfile, or install driver 550.40.07 or later",
 )
 SLOW_NVIDIA_SMI = _GPUS.note(
@@ -104,10 +96,8 @@ CUDA_DIFFERS = _VERSIONS.warning(
 
 GPU_HELD = _GPUS.warning(
     catches="another process is on a GPU that the job would use",
-    message=(
-        "GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every step "
-        "on all nodes waits for the slowest GPU"
-    ),
+    message="GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every "
+    "step on all nodes waits for the slowest GPU",
     hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
 GPU_FULL = _GPUS.error(
@@ -117,35 +107,27 @@ GPU_FULL = _GPUS.error(
 )
 LEFTOVER = _LEFTOVERS.warning(
     catches="unsupervised processes of an earlier run",
-    message=(
-        "{count} of run {run} left behind ({commands}), without a supervisor: they take cores, memory and ports from "
-        "the job"
-    ),
+    message="{count} of run {run} left behind ({commands}), without a supervisor: they take cores, memory and ports "
+    "from the job",
     hint="on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = _LEFTOVERS.error(
     catches="processes of an earlier run still hold a GPU that the job would use",
-    message=(
-        "{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would run out of "
-        "memory there, or share the GPU"
-    ),
+    message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would run "
+    "out of memory there, or share the GPU",
     hint="on {node}:\nkill -9 {pids!s}",
 )
 RUN_GOES_ON = _LEFTOVERS.note(
     catches="another run of multinode is still running",
     message="run {run} is still running ({nodes}): it shares cores, memory and network with the job",
-    hint=(
-        "wait until it ends, or stop it on all its nodes (with --hosts HOSTFILE if another machine launched "
-        "it):\nmultinode stop {run}"
-    ),
+    hint="wait until it ends, or stop it on all its nodes (with --hosts HOSTFILE if another machine launched "
+    "it):\nmultinode stop {run}",
 )
 RUN_ON_GPU = _LEFTOVERS.warning(
     catches="another run of multinode is still running, on GPUs that the job would use",
     message="run {run} is still running here and holds GPU {gpus}: the job would share it",
-    hint=(
-        "wait until it ends, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (with --hosts "
-        "HOSTFILE if another machine launched it):\nmultinode stop {run}"
-    ),
+    hint="wait until it ends, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (with --hosts "
+    "HOSTFILE if another machine launched it):\nmultinode stop {run}",
 )
 
 _ADA_GEFORCE = re.compile(r"GeForce RTX 40\d0")

@@ -21,79 +21,59 @@ NO_ROUTE = _INTERFACE.error(
 )
 UNANSWERABLE_ROUTE = _INTERFACE.error(
     catches="a node sends to a peer from an address in a network that the peer has no interface in",
-    message=(
-        "it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} has "
-        "no interface: the replies are lost, or rp_filter drops the packets, and the first collective hangs"
-    ),
+    message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
+    "has no interface: the replies are lost, or rp_filter drops the packets, and the first collective hangs",
     hint="on {node}{gateway!s}:\n{command!s}",
 )
 OTHER_ROUTE = _INTERFACE.warning(
     catches="asymmetric routes: a node listens on one interface and sends to its peers over another",
-    message=(
-        "it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME sets where "
-        "a node listens, but the kernel's route sets where it sends, so half of the traffic takes the other network"
-    ),
+    message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME sets "
+    "where a node listens, but the kernel's route sets where it sends, so half of the traffic takes the other network",
     hint="on {node}{gateway!s}:\n{command!s}",
 )
 SHARED_SUBNET = _INTERFACE.warning(
     catches="two interfaces of a node are in one subnet",
-    message=(
-        "{ifname} and {others} are both in {network}: the kernel answers for either address on either interface and "
-        "sends over the first one, so traffic for {ifname} may take the other and connections time out"
-    ),
+    message="{ifname} and {others} are both in {network}: the kernel answers for either address on either interface "
+    "and sends over the first one, so traffic for {ifname} may take the other and connections time out",
     hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{way!s}",
 )
 NCCL_WOULD_TAKE = _INTERFACE.note(
     catches="by default NCCL would use docker, bridge or VPN interfaces; multinode's launches name another",
-    message=(
-        "by default NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, or is "
-        "slow: launches by hand may hang; multinode names the interface"
-    ),
+    message="by default NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, or "
+    "is slow: launches by hand may hang; multinode names the interface",
     hint="for launches by hand, on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
     by_hand=True,
 )
 NCCL_WILL_TAKE = _INTERFACE.warning(
     catches="NCCL would use docker, bridge or VPN interfaces, and nothing names the right one",
-    message=(
-        "nothing sets the interface of {nodes}: NCCL {version} would use {taken}, but {virtual} does not reach the "
-        "other nodes, or is slow: the first collective may hang"
-    ),
+    message="nothing sets the interface of {nodes}: NCCL {version} would use {taken}, but {virtual} does not reach the "
+    "other nodes, or is slow: the first collective may hang",
     hint="name each node's training interface in the hostfile: ifname=",
 )
 WIRELESS = _INTERFACE.warning(
     catches="the data plane goes over wireless",
-    message=(
-        "its data plane, {ifname}, is wireless: slow, shared and sometimes interrupted, and every training step waits "
-        "for the slowest node"
-    ),
+    message="its data plane, {ifname}, is wireless: slow, shared and sometimes interrupted, and every training step "
+    "waits for the slowest node",
     hint="{way!s}",
 )
 TUNNEL = _INTERFACE.warning(
     catches="the data plane goes through a VPN or a tunnel",
-    message=(
-        "its data plane, {ifname}, is a VPN or tunnel ({driver}): a CPU encapsulates every packet, large packets may "
-        "not fit, and gradients move at a fraction of the NIC's speed"
-    ),
+    message="its data plane, {ifname}, is a VPN or tunnel ({driver}): a CPU encapsulates every packet, large packets "
+    "may not fit, and gradients move at a fraction of the NIC's speed",
     hint="{way!s}",
 )
 NAME_MISLEADS = _HOSTNAME.note(
     catches="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
-    message=(
-        "the name of {nodes} resolves to {target}: by default gloo would listen there, and no other node could "
-        "connect. This affects launches by hand; multinode names the interface"
-    ),
-    hint=(
-        "for launches by hand, map the name to the address of {ifname} in /etc/hosts, or on {nodes!s}:\nexport "
-        "GLOO_SOCKET_IFNAME={ifname}"
-    ),
+    message="the name of {nodes} resolves to {target}: by default gloo would listen there, and no other node could "
+    "connect. This affects launches by hand; multinode names the interface",
+    hint="for launches by hand, map the name to the address of {ifname} in /etc/hosts, or on {nodes!s}:\nexport "
+    "GLOO_SOCKET_IFNAME={ifname}",
     by_hand=True,
 )
 NAME_DECIDES = _HOSTNAME.warning(
     catches="a node's own name resolves to loopback, or not at all, and nothing names the interface",
-    message=(
-        "the name of {nodes} resolves to {target}, and nothing sets the interface: gloo would listen there, no other "
-        "node could connect, and it would fail with connectFullMesh"
-    ),
+    message="the name of {nodes} resolves to {target}, and nothing sets the interface: gloo would listen there, no "
+    "other node could connect, and it would fail with connectFullMesh",
     hint="name each node's training interface in the hostfile: ifname=; or map the name to its address in /etc/hosts",
 )
 

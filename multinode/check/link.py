@@ -19,10 +19,8 @@ LINK_DOWN = _LINK.error(
 )
 BELOW_MAXIMUM = _LINK.warning(
     catches="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
-    message=(
-        "{ifname} runs at {speed}, but the NIC supports {best}: a cable, connector or switch port limits it, and "
-        "every collective runs at the speed of the slowest link"
-    ),
+    message="{ifname} runs at {speed}, but the NIC supports {best}: a cable, connector or switch port limits it, and "
+    "every collective runs at the speed of the slowest link",
     hint="try another cable and switch port; to see what both ends advertise, on {node}:\nsudo ethtool {ifname}",
 )
 BELOW_PEERS = _LINK.warning(
@@ -46,27 +44,22 @@ SLOW_NODE = _LINK.warning(
     catches="a node's link carries much less than it negotiated, in both directions",
     message="{ifname} sends and receives no more than {best} of {ceiling}: every collective runs at the speed of this "
     "node",
-    hint=(
-        "check cable, connector, switch port and other traffic on {node}, and measure again on an idle network:\nip "
-        "-s link show {ifname}\nsudo ethtool {ifname}\nmultinode check --bandwidth"
-    ),
+    hint="check cable, connector, switch port and other traffic on {node}, and measure again on an idle network:\nip "
+    "-s link show {ifname}\nsudo ethtool {ifname}\nmultinode check --bandwidth",
 )
 SLOW_SENDER = _LINK.warning(
     catches="a node that sends slowly and receives well",
     message="{ifname} sends no more than {best} of {ceiling}, and receives at full speed: every collective runs at the "
     "speed of this node",
-    hint=(
-        "look for a traffic shaper or other traffic on {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool -S {ifname}"
-    ),
+    hint="look for a traffic shaper or other traffic on {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool -S "
+    "{ifname}",
 )
 SLOW_RECEIVER = _LINK.warning(
     catches="a node that receives slowly and sends well",
     message="{ifname} receives no more than {best} of {ceiling}, and sends at full speed: every collective runs at the "
     "speed of this node",
-    hint=(
-        "look for lost packets, a policer, or other traffic to {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool "
-        "-S {ifname}"
-    ),
+    hint="look for lost packets, a policer, or other traffic to {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool "
+    "-S {ifname}",
 )
 SLOW_PAIR = _LINK.warning(
     catches="the network is slow between two nodes, but both are fast with others",
@@ -75,10 +68,8 @@ SLOW_PAIR = _LINK.warning(
 )
 SLOW_BETWEEN = _LINK.warning(
     catches="the network is slow between two nodes in both directions",
-    message=(
-        "a stream between {source} and {target} reaches at most {best} of {ceiling} in both directions: the cause is "
-        "a NIC, cable or switch port of either node, or something between them"
-    ),
+    message="a stream between {source} and {target} reaches at most {best} of {ceiling} in both directions: the cause "
+    "is a NIC, cable or switch port of either node, or something between them",
     hint="replace the cables of both and check again; on both:\nsudo ethtool {ifname}\nip -s link show {ifname}",
 )
 ALL_SLOW = _LINK.note(
@@ -88,10 +79,8 @@ ALL_SLOW = _LINK.note(
 )
 ONE_CONNECTION = _LINK.note(
     catches="a link of 10 Gbit/s or more that one TCP connection cannot fill",
-    message=(
-        "one TCP connection reaches at most {best} of {ceiling}: at this speed one CPU core is the limit, but NCCL "
-        "opens several connections"
-    ),
+    message="one TCP connection reaches at most {best} of {ceiling}: at this speed one CPU core is the limit, but NCCL "
+    "opens several connections",
     hint="measure what collectives reach:\nmultinode nccl-test",
 )
 
@@ -212,10 +201,8 @@ def _figures(streams: list[_Stream]) -> dict[str, str]:
 
 MTU_DIFFERS = _LINK.warning(
     catches="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
-    message=(
-        "{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost without an "
-        "error"
-    ),
+    message="{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost "
+    "without an error",
     hint="the switches must support it too; on {node}:\nsudo ip link set dev {ifname} mtu {expected}",
 )
 

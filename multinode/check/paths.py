@@ -25,9 +25,8 @@ PATH_MISSING = _PATHS.error(
 )
 PATH_ELSEWHERE = _PATHS.error(
     catches="the launch directory and its files are not on a node",
-    message=(
-        "{path} is missing in {cwd}, where the job would run: {here}, the directory of this launch, is not on {node}"
-    ),
+    message="{path} is missing in {cwd}, where the job would run: {here}, the directory of this launch, is not on "
+    "{node}",
     hint="copy the directory; run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
 )
 PATH_NOWHERE = _PATHS.error(
@@ -47,22 +46,16 @@ PATH_HANGS = _PATHS.error(
 )
 NOEXEC = _NOEXEC.warning(
     catches="a temporary directory or cache is mounted noexec: code compiled there cannot be loaded",
-    message=(
-        "{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code from "
-        "there: `failed to map segment from shared object`"
-    ),
+    message="{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code from "
+    "there: `failed to map segment from shared object`",
     hint="use other directories:\n{command!s}",
 )
 OUTPUT_NOT_WRITABLE = _PATHS.error(
     catches="the output directory cannot be created or written on a node: owner, read-only disk",
-    message=(
-        "output_dir {path} {what}: the workers of every node write there at each checkpoint, and those of this node "
-        "would fail hours into the training"
-    ),
-    hint=(
-        "use another directory (--set output_dir=...), or on {node}:\nsudo mkdir -p {full!s} && sudo chown {user} "
-        "{full!s}"
-    ),
+    message="output_dir {path} {what}: the workers of every node write there at each checkpoint, and those of this "
+    "node would fail hours into the training",
+    hint="use another directory (--set output_dir=...), or on {node}:\nsudo mkdir -p {full!s} && sudo chown {user} "
+    "{full!s}",
 )
 NO_WORKDIR = _WORKDIR.error(
     catches="the directory that workdir= names is not on a node",
@@ -71,10 +64,8 @@ NO_WORKDIR = _WORKDIR.error(
 )
 CONTENT_DIFFERS = _CONTENT.error(
     catches="same path, different content: a node has another version of the model, tokenizer, dataset or script",
-    message=(
-        "{path} differs from {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there{more}. "
-        "The workers would train on different models or data, or hang"
-    ),
+    message="{path} differs from {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there{more}. "
+    "The workers would train on different models or data, or hang",
     hint="if that of {peer} is right:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_ABSENT = _CONTENT.error(
@@ -94,11 +85,9 @@ REVISION_DIFFERS = _CONTENT.warning(
 )
 CACHE_NOT_SHARED = _SHARED.warning(
     catches="data_shared_file_system: true without a shared file system",
-    message=(
-        "data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes share "
-        "(here: {filesystem}): the other nodes wait while the first worker prepares the data, do not find it, and "
-        "then all their workers prepare the same data at once"
-    ),
+    message="data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes "
+    "share (here: {filesystem}): the other nodes wait while the first worker prepares the data, do not find it, and "
+    "then all their workers prepare the same data at once",
     hint="--set data_shared_file_system=false",
 )
 CACHE_SHARED = _SHARED.note(

@@ -25,27 +25,19 @@ PORT_IN_USE = _MASTER_PORT.error(
 )
 MASTER_PORT_BLOCKED = _MASTER_PORT.error(
     catches="a firewall blocks MASTER_PORT alone",
-    message=(
-        "{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable: probably a "
-        "firewall rule. The rendezvous would hang"
-    ),
-    hint=(
-        "choose an open port with --master-port; or, on {node}, open this port for --master-port {port}, or the range "
-        "that launches choose from:\nsudo ufw allow proto tcp from {network} to any port {port}\nsudo ufw allow proto "
-        "tcp from {network} to any port {choice}"
-    ),
+    message="{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable: probably a "
+    "firewall rule. The rendezvous would hang",
+    hint="choose an open port with --master-port; or, on {node}, open this port for --master-port {port}, or the range "
+    "that launches choose from:\nsudo ufw allow proto tcp from {network} to any port {port}\nsudo ufw allow proto "
+    "tcp from {network} to any port {choice}",
 )
 EPHEMERAL_BLOCKED = _PORTS.error(
     catches="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
-    message=(
-        "{callers} cannot reach its ephemeral ports (tried: {ports} at {addr}; {error}): NCCL and gloo listen on such "
-        "ports, so the rendezvous may work but the first collective would hang"
-    ),
-    hint=(
-        "usually a firewall on {node}: list its rules, and allow the nodes with ufw or iptables; with nft, delete the "
-        "rule that the list shows:\nsudo nft list ruleset\nsudo iptables -S\nsudo ufw allow proto tcp from {network} "
-        "to any port {first}:{last}\nsudo iptables -I INPUT -s {network} -p tcp -j ACCEPT"
-    ),
+    message="{callers} cannot reach its ephemeral ports (tried: {ports} at {addr}; {error}): NCCL and gloo listen on "
+    "such ports, so the rendezvous may work but the first collective would hang",
+    hint="usually a firewall on {node}: list its rules, and allow the nodes with ufw or iptables; with nft, delete the "
+    "rule that the list shows:\nsudo nft list ruleset\nsudo iptables -S\nsudo ufw allow proto tcp from {network} "
+    "to any port {first}:{last}\nsudo iptables -I INPUT -s {network} -p tcp -j ACCEPT",
 )
 UNREACHABLE = _PORTS.error(
     catches="a node cannot be reached on the data plane at all: no route, refused, timed out",
@@ -59,18 +51,15 @@ CALLER_BLOCKED = _PORTS.error(
 )
 IMPOSTOR = _PORTS.error(
     catches="another machine answers at a node's data-plane address",
-    message=(
-        "another machine answers {callers} at {addr}: two machines have this address, or a proxy or NAT is between them"
-    ),
+    message="another machine answers {callers} at {addr}: two machines have this address, or a proxy or NAT is "
+    "between them",
     hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); on {node}:\nip address show",
 )
 LARGE_PACKETS_LOST = _LINK.error(
     catches="path MTU: small packets pass and large ones are lost without an error",
-    message=(
-        "small packets from {callers} reach it at {addr}, but large ones are lost (the MTU of its NIC is {mtu}): the "
-        "rendezvous would work, but the first gradients would hang. A switch or tunnel on the path probably has a "
-        "smaller MTU"
-    ),
+    message="small packets from {callers} reach it at {addr}, but large ones are lost (the MTU of its NIC is {mtu}): "
+    "the rendezvous would work, but the first gradients would hang. A switch or tunnel on the path probably has a "
+    "smaller MTU",
     hint="set the smallest MTU of the path on every node:\nsudo ip link set dev {ifname} mtu 1500",
 )
 

@@ -38,14 +38,10 @@ _SSH = Subject("ssh")
 
 UNVERIFIED = _SSH.warning(
     catches="a node's host key is not verified (StrictHostKeyChecking no)",
-    message=(
-        "its host key is not verified (StrictHostKeyChecking no in the SSH configuration): an impostor would get the "
-        "job, so multinode sends it no secrets"
-    ),
-    hint=(
-        "remove that setting for this node, compare the key's fingerprint, and accept it once:\nssh -o "
-        "StrictHostKeyChecking=ask {node} true"
-    ),
+    message="its host key is not verified (StrictHostKeyChecking no in the SSH configuration): an impostor would get "
+    "the job, so multinode sends it no secrets",
+    hint="remove that setting for this node, compare the key's fingerprint, and accept it once:\nssh -o "
+    "StrictHostKeyChecking=ask {node} true",
 )
 
 

@@ -25,10 +25,8 @@ _STRATEGY = Subject("strategy")
 
 SPACE_IN_PATH = _TRAINING.error(
     catches="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
-    message=(
-        "{what} {path!r} contains a space: LLaMA-Factory puts its path on torchrun's command line and splits it at "
-        "spaces, so the workers would get a path that does not exist"
-    ),
+    message="{what} {path!r} contains a space: LLaMA-Factory puts its path on torchrun's command line and splits it at "
+    "spaces, so the workers would get a path that does not exist",
     hint="{way!s}",
 )
 DEEPSPEED_CONTRADICTS = _TRAINING.error(
@@ -38,29 +36,22 @@ DEEPSPEED_CONTRADICTS = _TRAINING.error(
 )
 BATCH_SIZE_FIXED = _TRAINING.error(
     catches="train_batch_size in the DeepSpeed JSON is for another number of workers",
-    message=(
-        "train_batch_size is {value} in the DeepSpeed JSON, but {micro} samples x {steps} accumulation steps x "
-        "{workers} workers = {product}: the Trainer refuses to start"
-    ),
+    message="train_batch_size is {value} in the DeepSpeed JSON, but {micro} samples x {steps} accumulation steps x "
+    "{workers} workers = {product}: the Trainer refuses to start",
     hint='write "train_batch_size": "auto" in the DeepSpeed JSON: it then fits any number of nodes; for one run: '
     "--deepspeed-set train_batch_size=auto",
 )
 ZERO3_ON_CPU = _TRAINING.error(
     catches="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
-    message=(
-        "the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here: LLaMA-Factory "
-        "loads the model before the process group exists, and DeepSpeed's check of the batch size fails for one worker"
-    ),
+    message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here: LLaMA-Factory "
+    "loads the model before the process group exists, and DeepSpeed's check of the batch size fails for one worker",
     hint="remove train_batch_size from the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
 DEVICES_NOT_NUMBERED = _TRAINING.warning(
-    catches=(
-        "ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, and CUDA_VISIBLE_DEVICES holds something other than numbers"
-    ),
-    message=(
-        "{name} will be {value}, and DeepSpeed {version} reads it as whole numbers when ZeRO-{stage} starts (where "
-        "nvidia-ml-py is installed): each worker would fail with 'invalid literal for int()'"
-    ),
+    catches="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, and CUDA_VISIBLE_DEVICES holds something other than "
+    "numbers",
+    message="{name} will be {value}, and DeepSpeed {version} reads it as whole numbers when ZeRO-{stage} starts (where "
+    "nvidia-ml-py is installed): each worker would fail with 'invalid literal for int()'",
     hint="{way!s}",
 )
 UNKNOWN_KEY = _TRAINING.error(
@@ -70,10 +61,8 @@ UNKNOWN_KEY = _TRAINING.error(
 )
 TIMEOUT_OF_AGES = _TRAINING.note(
     catches="ddp_timeout of years, as in LLaMA-Factory's examples: workers wait forever for a silent peer",
-    message=(
-        "ddp_timeout is {timeout_s} s, {words}: multinode ends a run when a worker dies, but if a link silently drops "
-        "packets, the others would wait that long"
-    ),
+    message="ddp_timeout is {timeout_s} s, {words}: multinode ends a run when a worker dies, but if a link silently "
+    "drops packets, the others would wait that long",
     hint="--set ddp_timeout=1800",
 )
 
@@ -254,10 +243,8 @@ SENDS_MUCH = _STRATEGY.note(
 
 IGNORED = _STRATEGY.warning(
     catches="accelerate does not read the FSDP1 sharding strategy from the YAML",
-    message=(
-        "fsdp: {fsdp} is trained as full_shard: with transformers {version} accelerate reads the FSDP1 strategy only "
-        "from FSDP_SHARDING_STRATEGY, which is not set"
-    ),
+    message="fsdp: {fsdp} is trained as full_shard: with transformers {version} accelerate reads the FSDP1 strategy "
+    "only from FSDP_SHARDING_STRATEGY, which is not set",
     hint="--env FSDP_SHARDING_STRATEGY={name}",
 )
 _STRATEGY_VARIABLE = "FSDP_SHARDING_STRATEGY"

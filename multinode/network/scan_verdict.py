@@ -358,13 +358,10 @@ def _find_causes(seen: Evidence) -> tuple[NetworkFinding, ...]:
             NetworkFinding(
                 code="slow_tcp",
                 figures={"tcp_gb_per_s": tcp},
-                message=(
-                    f"raw TCP is slow too, {tcp:.3g} GB/s on the slowest link of the ring: the network is the cause, "
-                    "not the collective"
-                ),
-                hint=(
-                    "check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s link"
-                ),
+                message=f"raw TCP is slow too, {tcp:.3g} GB/s on the slowest link of the ring: the network is the "
+                "cause, not the collective",
+                hint="check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s "
+                "link",
             ),
         )
     if not causes and seen.rdma_gb_per_s is not None and not seen.is_well and seen.collective_is_slow is not None:
@@ -379,26 +376,18 @@ def _slow_beside_raw_rdma(seen: Evidence, raw_gb_per_s: float) -> NetworkFinding
         return NetworkFinding(
             code="slow_raw_rdma",
             figures={**figures},
-            message=(
-                f"ib_write_bw also reaches only {raw_gb_per_s:.3g} of {ceiling:.3g} GB/s: the network or the NIC's "
-                "slot is the cause, not NCCL"
-            ),
-            hint=(
-                "check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch "
-                "port: ibstat; if a NIC started degraded, power-cycle both nodes"
-            ),
+            message=f"ib_write_bw also reaches only {raw_gb_per_s:.3g} of {ceiling:.3g} GB/s: the network or the NIC's "
+            "slot is the cause, not NCCL",
+            hint="check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch "
+            "port: ibstat; if a NIC started degraded, power-cycle both nodes",
         )
     return NetworkFinding(
         code="slow_over_rdma",
         figures={**figures},
-        message=(
-            f"ib_write_bw reaches {raw_gb_per_s:.3g} GB/s between the same ports, which rules out cable and switch: "
-            "the cause is the path from GPU to NIC, or NCCL itself"
-        ),
-        hint=(
-            "check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO prints "
-            "GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL"
-        ),
+        message=f"ib_write_bw reaches {raw_gb_per_s:.3g} GB/s between the same ports, which rules out cable and "
+        "switch: the cause is the path from GPU to NIC, or NCCL itself",
+        hint="check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO prints "
+        "GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL",
     )
 
 
@@ -406,15 +395,11 @@ def _slow(seen: Evidence) -> NetworkFinding:
     if seen.over_rdma:
         return NetworkFinding(
             code="slow_rdma",
-            message=(
-                "the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path "
-                "from GPU to NIC"
-            ),
-            hint=(
-                "run ibstat, and ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; "
-                "PCIe access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; "
-                "nvidia-smi topo -m"
-            ),
+            message="the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path "
+            "from GPU to NIC",
+            hint="run ibstat, and ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; "
+            "PCIe access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; "
+            "nvidia-smi topo -m",
         )
     if seen.tcp_gb_per_s is None:
         return NetworkFinding(
@@ -438,10 +423,8 @@ def _wrong_values(seen: Evidence) -> Iterator[NetworkFinding]:
             code="wrong_values",
             figures={"count": count, "collectives": where},
             message=f"{count} values were wrong ({where}): speeds are invalid until they are correct",
-            hint=(
-                "measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU "
-                "memory (nvidia-smi -q -d ECC) and the kernel log (dmesg) on each"
-            ),
+            hint="measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU "
+            "memory (nvidia-smi -q -d ECC) and the kernel log (dmesg) on each",
         )
 
 
@@ -474,24 +457,18 @@ def _beyond(seen: Evidence) -> Iterator[NetworkFinding]:
         yield NetworkFinding(
             code="another_algorithm",
             figures={**figures, "algorithm": name, "other": other},
-            message=(
-                f"a ring would have needed {of_link:.0%} of the line rate ({link}): the backend used its {name}, which "
-                f"sends less through a NIC ({other:.0%} of the rate), or more NICs than the known one"
-            ),
+            message=f"a ring would have needed {of_link:.0%} of the line rate ({link}): the backend used its {name}, "
+            f"which sends less through a NIC ({other:.0%} of the rate), or more NICs than the known one",
             hint="to be certain, measure with a ring only: multinode nccl-test with --env NCCL_ALGO=Ring",
         )
     else:
         yield NetworkFinding(
             code="more_nics",
             figures=figures,
-            message=(
-                f"{share.nic_gb_per_s:.3g} GB/s through a node is {of_link:.0%} of the rate of its known NICs "
-                f"({link}): the data used more NICs, or a NIC reports too low a rate"
-            ),
-            hint=(
-                "see which NICs NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; list "
-                "the NICs and their rates: multinode check"
-            ),
+            message=f"{share.nic_gb_per_s:.3g} GB/s through a node is {of_link:.0%} of the rate of its known NICs "
+            f"({link}): the data used more NICs, or a NIC reports too low a rate",
+            hint="see which NICs NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; list "
+            "the NICs and their rates: multinode check",
         )
 
 
@@ -502,10 +479,8 @@ def _half_duplex(seen: Evidence) -> Iterator[NetworkFinding]:
             code="half_duplex",
             nodes=half,
             message=f"the NIC of {format_list(half)} runs in half duplex: it cannot send and receive at the same time",
-            hint=(
-                "enable autonegotiation on NIC and switch port: sudo ethtool -s INTERFACE autoneg on; or replace the "
-                "cable"
-            ),
+            hint="enable autonegotiation on NIC and switch port: sudo ethtool -s INTERFACE autoneg on; or replace the "
+            "cable",
         )
 
 
@@ -523,13 +498,10 @@ def _slower_link(seen: Evidence) -> Iterator[NetworkFinding]:
             code="slower_link",
             figures={"link_gbit_per_s": most, **slow},
             nodes=tuple(slow),
-            message=(
-                f"{each} while others have {format_rate(most)}: every collective runs at the speed of the slowest link"
-            ),
-            hint=(
-                "check the cable and switch port: sudo ethtool INTERFACE shows what the NIC and its link partner "
-                "advertise"
-            ),
+            message=f"{each} while others have {format_rate(most)}: every collective runs at the speed of the slowest "
+            "link",
+            hint="check the cable and switch port: sudo ethtool INTERFACE shows what the NIC and its link partner "
+            "advertise",
         )
 
 
@@ -569,10 +541,8 @@ def _one_connection(seen: Evidence) -> Iterator[NetworkFinding]:
     yield NetworkFinding(
         code=code,
         figures=figures,
-        message=(
-            f"one TCP connection reaches {one:.3g} GB/s, several together {many:.3g} GB/s: a single connection is "
-            f"limited {limit}"
-        ),
+        message=f"one TCP connection reaches {one:.3g} GB/s, several together {many:.3g} GB/s: a single connection is "
+        f"limited {limit}",
         hint=hint,
     )
 
@@ -630,14 +600,10 @@ def _fallen(seen: Evidence) -> NetworkFinding | None:
     return NetworkFinding(
         code="many_sockets",
         figures={"best_gb_per_s": best.nic_gb_per_s, "size_bytes": best.size_bytes, "least_gb_per_s": least},
-        message=(
-            f"NCCL reaches {best.nic_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: with "
-            "this many sockets large messages lose packets"
-        ),
-        hint=(
-            "fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
-            "again; nstat -az TcpRetransSegs on each node counts lost packets"
-        ),
+        message=f"NCCL reaches {best.nic_gb_per_s:.3g} GB/s at {format_size(best.size_bytes)} and {least:.3g} above: "
+        "with this many sockets large messages lose packets",
+        hint="fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
+        "again; nstat -az TcpRetransSegs on each node counts lost packets",
     )
 
 
@@ -651,27 +617,19 @@ def _far_apart(seen: Evidence) -> Iterator[NetworkFinding]:
                 code="odd_round_trip",
                 figures={"round_trip_ms": trip / 1000, "usual_ms": usual / 1000},
                 nodes=(source, target),
-                message=(
-                    f"a round trip from {source} to {target} takes {trip / 1000:.3g} ms instead of the usual "
-                    f"{usual / 1000:.3g} ms: small messages wait for it"
-                ),
-                hint=(
-                    f"look at the path between the two and what else uses it: on {source}, tracepath -n to {target}'s "
-                    "address"
-                ),
+                message=f"a round trip from {source} to {target} takes {trip / 1000:.3g} ms instead of the usual "
+                f"{usual / 1000:.3g} ms: small messages wait for it",
+                hint=f"look at the path between the two and what else uses it: on {source}, tracepath -n to {target}'s "
+                "address",
             )
     if usual > _LAN_ROUND_TRIP_US:
         yield NetworkFinding(
             code="long_round_trip",
             figures={"round_trip_ms": usual / 1000},
-            message=(
-                f"a round trip between the nodes takes {usual / 1000:.3g} ms, far longer than through a switch: small "
-                "messages are latency-bound"
-            ),
-            hint=(
-                "look for a VPN, a wireless link, a router, or a NIC in power-saving mode: tracepath -n to a peer's "
-                "address"
-            ),
+            message=f"a round trip between the nodes takes {usual / 1000:.3g} ms, far longer than through a switch: "
+            "small messages are latency-bound",
+            hint="look for a VPN, a wireless link, a router, or a NIC in power-saving mode: tracepath -n to a peer's "
+            "address",
         )
 
 
@@ -691,10 +649,8 @@ def _slow_start(seen: Evidence) -> Iterator[NetworkFinding]:
                 "time_ms": row.time_us / 1000,
                 "needed_ms": needed_us / 1000,
             },
-            message=(
-                f"{row.collective} of {format_size(row.size_bytes)} takes {row.time_us / 1000:.3g} ms, but its round "
-                f"trips need only {needed_us / 1000:.3g} ms: the workers wait for something other than the network"
-            ),
+            message=f"{row.collective} of {format_size(row.size_bytes)} takes {row.time_us / 1000:.3g} ms, but its "
+            f"round trips need only {needed_us / 1000:.3g} ms: the workers wait for something other than the network",
             hint="look for shared CPUs or power saving: top; cpupower frequency-info",
         )
 
