@@ -213,14 +213,13 @@ def check_cluster(
     return CheckReport(
         ok=not any(finding.severity == "error" for finding in findings),
         nodes=tuple(_checked(inspection, index) for index in range(len(cluster.nodes))),
-        findings=tuple(_reachable(one, cluster) for one in sort_findings(findings)),
+        findings=tuple(
+            (msgspec.structs.replace(one, hint=as_steps(one.hint, cluster.nodes)) if one.hint else one)
+            for one in sort_findings(findings)
+        ),
         streams=inspection.connectivity.streams,
         time_s=time.monotonic() - began,
     )
-
-
-def _reachable(finding: CheckFinding, cluster: Cluster) -> CheckFinding:
-    return msgspec.structs.replace(finding, hint=as_steps(finding.hint, cluster.nodes)) if finding.hint else finding
 
 
 def _check_plan(inspection: Inspection, job: Job, options: LaunchOptions) -> list[CheckFinding]:

@@ -260,7 +260,11 @@ def check_gpus_free(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, found in inspection.known:
         for gpu in used_gpus(inspection, node, found):
             ours = any(process.run_id is not None for process in gpu.processes)
-            others = [process for process in gpu.processes if process.run_id is None and _matters(process)]
+            others = [
+                process
+                for process in gpu.processes
+                if process.run_id is None and (process.memory_mib is None or process.memory_mib >= _LITTLE_MIB)
+            ]
             rule = _judge(gpu, ours=ours, others=bool(others))
             if rule is not None:
                 yield rule.found(
@@ -278,7 +282,11 @@ def check_leftovers(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, found in inspection.known:
         for run, processes in _by_run(found).items():
             pids = {process.pid: process.command or "a process" for process in processes}
-            held = [gpu.index for gpu in used_gpus(inspection, node, found) if pids.keys() & _holders(gpu)]
+            held = [
+                gpu.index
+                for gpu in used_gpus(inspection, node, found)
+                if pids.keys() & ({process.pid for process in gpu.processes})
+            ]
             gpus = " and ".join(map(str, held))
             if all(process.supervised for process in processes):
                 yield RUN_ON_GPU.found(node.name, run=run, gpus=gpus) if gpus else RUN_GOES_ON.found(node.name, run=run)
@@ -333,14 +341,6 @@ def _judge(gpu: Gpu, *, ours: bool, others: bool) -> Rule | None:
         return GPU_FULL
     unseen = share is not None and share >= _UNSEEN and not gpu.processes
     return GPU_HELD if others or unseen else None
-
-
-def _matters(process: GpuProcess) -> bool:
-    return process.memory_mib is None or process.memory_mib >= _LITTLE_MIB
-
-
-def _holders(gpu: Gpu) -> set[int]:
-    return {process.pid for process in gpu.processes}
 
 
 def _by_run(found: NodeFacts) -> dict[str, list[RunProcess]]:

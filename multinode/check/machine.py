@@ -11,7 +11,6 @@ from typing import Any
 
 from multinode.check.gpus import used_gpus
 from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, launch_check
-from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Interface
 from multinode.job.deepspeed import parse_deepspeed
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
@@ -248,7 +247,7 @@ def check_same_machine(inspection: Inspection) -> Iterator[CheckFinding]:
         if found.boot_id is None or found.boot_id != its.boot_id or node.name in told:
             continue
         told.add(node.name)
-        if not _share_nothing(node, peer):
+        if not (node.gpus is not None and peer.gpus is not None and not set(node.gpus) & set(peer.gpus)):
             one_name = found.hostname == its.hostname
             one_system = found.machine_id is not None and found.machine_id == its.machine_id
             rule = SAME_MACHINE if one_name or one_system else SHARED_MACHINE
@@ -354,10 +353,6 @@ def check_limits(inspection: Inspection) -> Iterator[CheckFinding]:
         # The kernel does not apply it to root.
         if processes is not None and processes < _FEW_PROCESSES and found.user not in {None, "root"}:
             yield FEW_PROCESSES.found(node.name, limit=processes, user=found.user)
-
-
-def _share_nothing(one: Node, other: Node) -> bool:
-    return one.gpus is not None and other.gpus is not None and not set(one.gpus) & set(other.gpus)
 
 
 def _is_bridged(interface: Interface, addr: str) -> bool:

@@ -153,12 +153,8 @@ def _fill_in(node: Node, found: NodeFacts, place: Endpoint | None) -> Node:
         slots=node.slots or (len(gpus) if gpus else 1),
         addr=node.addr or (place.addr if place else None),
         ifname=node.ifname or (place.ifname if place else None),
-        python=node.python or _python(found),
+        python=node.python or (found.python if "torch" in found.packages else found.interactive.get("python3")),
     )
-
-
-def _python(found: NodeFacts) -> str | None:
-    return found.python if "torch" in found.packages else found.interactive.get("python3")
 
 
 def _one_line(text: str) -> str:

@@ -173,7 +173,10 @@ def check_deepspeed_devices(inspection: Inspection) -> Iterator[CheckFinding]:
     _, settings = _settings(inspection)
     for node, found in inspection.known if settings.stage in _ZERO_1_2 else ():
         version = found.packages.get("deepspeed", "")
-        if accelerator_named(found.accelerator) is not NVIDIA or _numbers(version) < _NUMBERS_ALONE_SINCE:
+        if (
+            accelerator_named(found.accelerator) is not NVIDIA
+            or (tuple(map(int, re.findall(r"\d+", version)[:3]))) < _NUMBERS_ALONE_SINCE
+        ):
             continue
         name, given = NVIDIA.visible[0], node.env | inspection.environment.env
         value = given.get(name, "" if found.visible_gpus else found.env.get(name, ""))
@@ -218,10 +221,6 @@ def _expected(config: dict[str, Any], key: str, default: Any) -> Any:
 
 def _number(value: Any) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def _json(value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,9 +35,27 @@ _ALIKE = 0.05
 # Above this the bandwidth no longer changes, and the buffers of a test take too much memory.
 _LARGEST_BYTES = 1 << 30
 
-NoteKind = Literal[
-    "reduced_to_owners", "cut_at_owners", "filled", "stay_whole", "wraps_layers", "inside_left_out", "small_left_out"
-]
+# Known differences between the messages and the real training, each a sentence without its full stop.
+_REDUCED_TO_OWNERS = (
+    "DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); nccl-test has "
+    "no reduce, so it measures a broadcast of the bucket, which is the reverse of a reduce"
+)
+_FILLED = (
+    "the parameters that ZeRO-3 gathers together depend on its trace of the model; they are approximated by filling "
+    "stage3_prefetch_bucket_size in module order"
+)
+_STAY_WHOLE = "parameters that are reused soon stay gathered for the backward pass (stage3_max_reuse_distance)"
+_WRAPS_LAYERS = (
+    "FSDP is assumed to wrap each decoder layer and to reduce gradients in the last micro-batch only, as with the "
+    "Trainer"
+)
+_INSIDE_LEFT_OUT = (
+    "traffic inside a node is excluded; the all-reduce between nodes has one worker per node, but is measured with all "
+    "workers"
+)
+_SMALL_LEFT_OUT = (
+    "calls of a few bytes (gradient norms, losses) are excluded: each takes about as long as the smallest message"
+)
 
 
 class Gradient(msgspec.Struct, frozen=True):
@@ -58,22 +76,12 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
     hideable: bool = True  # whether computation runs meanwhile; not the case after the optimizer step
 
 
-class StepNote(msgspec.Struct, frozen=True, kw_only=True):
-    """A known difference between the messages and the real training; worded in `network.screen`."""
-
-    # `reduced_to_owners`: measured as a broadcast; `cut_at_owners`: gradients above the cap; `filled`: what ZeRO-3
-    # gathers together; `stay_whole`: parameters that it keeps; `wraps_layers`: FSDP's units; `inside_left_out`: traffic
-    # inside a node; `small_left_out`: calls of a few bytes
-    kind: NoteKind
-    cap: int = 0  # for `cut_at_owners`, reduce_bucket_size in elements
-
-
 class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What one optimizer step sends between the nodes."""
 
     training: str
     messages: tuple[StepMessage, ...]  # its calls, ordered by when their kind first appears
-    notes: tuple[StepNote, ...] = ()  # known differences from the real training
+    notes: tuple[str, ...] = ()  # known differences from the real training, one sentence each
 
 
 class _Calls(NamedTuple):
@@ -87,7 +95,7 @@ class _Calls(NamedTuple):
     hideable: bool = True
 
 
-_Sent = tuple[list[_Calls], tuple[StepNote, ...]]
+_Sent = tuple[list[_Calls], tuple[str, ...]]
 
 
 def step_messages(
@@ -117,9 +125,7 @@ def step_messages(
         calls, notes = (_zero_3 if stage_3 else _zero_1_and_2)(training, training.settings, layout)
     else:
         calls, notes = _fsdp(training, layout)
-    return StepMessages(
-        training=training.name, messages=_counted(calls), notes=(*notes, StepNote(kind="small_left_out"))
-    )
+    return StepMessages(training=training.name, messages=_counted(calls), notes=(*notes, _SMALL_LEFT_OUT))
 
 
 def messages_to_test(
@@ -233,11 +239,14 @@ def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout)
     reduce = "all_reduce" if settings.multi_rank_allreduce else "broadcast"
     times = 1 if stage_1 else load.accumulation
     gathered = [_padded(sum(group), _ALIGNMENT * layout.workers) for group in groups]
-    notes = () if settings.multi_rank_allreduce else (StepNote(kind="reduced_to_owners"),)
+    notes: tuple[str, ...] = () if settings.multi_rank_allreduce else (_REDUCED_TO_OWNERS,)
+    if any(one > cap for one in order):
+        alone = f"a gradient of more than reduce_bucket_size ({cap} elements) is sent alone"
+        notes = (*notes, f"{alone}; if two workers own it, DeepSpeed splits it, which is not counted")
     return [
         _Calls(reduce, "gradient buckets", fill_up_to(order, cap), load.gradient_bytes, times),
         _Calls("all_gather", "updated parameters", gathered, load.parameter_bytes, hideable=False),
-    ], (*notes, StepNote(kind="cut_at_owners", cap=cap)) if any(one > cap for one in order) else notes
+    ], notes
 
 
 def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
@@ -263,7 +272,7 @@ def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _S
         ),
         _Calls("reduce_scatter", "gradient buckets", buckets, load.gradient_bytes, times),
         _Calls("all_gather", "small parameters after the step", kept, width, hideable=False),
-    ], (StepNote(kind="filled"), *([StepNote(kind="stay_whole")] if cut < len(large) else []))
+    ], (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
 
 
 def _fsdp(training: Training, layout: Layout) -> _Sent:
@@ -280,7 +289,7 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
     if hybrid:
         shares = [one // ranks for one in gradients]
         across = _Calls("all_reduce", "shares of gradients", shares, load.gradient_bytes, reductions)
-        return [across], (StepNote(kind="wraps_layers"), StepNote(kind="inside_left_out"))
+        return [across], (_WRAPS_LAYERS, _INSIDE_LEFT_OUT)
     whole = training.strategy is Strategy.SHARD_GRAD_OP
     times = 1 if whole else 3 if training.around else 2
     gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * times]
@@ -289,7 +298,7 @@ def _fsdp(training: Training, layout: Layout) -> _Sent:
     return [
         _Calls("all_gather", "parameters of a layer", gathered, load.parameter_bytes, micro_batches),
         _Calls("reduce_scatter", "gradients of a layer", gradients, load.gradient_bytes, reductions),
-    ], (StepNote(kind="wraps_layers"),)
+    ], (_WRAPS_LAYERS,)
 
 
 def _unit(shape: ModelShape, adapter: Adapter | None) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.network.scan_changes import compare_scans
 from multinode.network.scan_verdict import nic_ceilings
-from multinode.network.screen import step_notes
 from multinode.network.size_scan import ScanReport, estimate_step, nics_of, read_ring, summarise_scan
 from multinode.records.benchmark import CollectiveTest, in_turns
 from multinode.records.run_directory import RunDirectory, list_runs
@@ -87,8 +86,7 @@ def run_scan(what: Launch, extent: Extent, context: RunContext) -> tuple[ScanRep
     tcp = msgspec.structs.replace(read_ring(launched.plan, samples), pairs=pairs)
     report = summarise_scan(launched.plan, prepared.facts, tcp, samples, str(launched.directory))
     if step is not None:
-        estimate = estimate_step(step, report.rows, report.curves)
-        report = msgspec.structs.replace(report, like=msgspec.structs.replace(estimate, notes=step_notes(step)))
+        report = msgspec.structs.replace(report, like=estimate_step(step, report.rows, report.curves))
     return report, launched
 
 

@@ -217,7 +217,18 @@ def _sheet(report: TuneReport, *, details: bool) -> Sheet:
     together = [report.together] if report.together is not None and len(report.together.env) > 1 else []
     default = [("NCCL's default", _ms(report.default_us), "1", "")] if report.default_us is not None else []
     reasons = details and any(one.reason for one in tried)
-    rows = [*default, *((one.text, _ms(one.time_us), _speedup(one), one.reason) for one in (*tried, *together))]
+    rows = [
+        *default,
+        *(
+            (
+                one.text,
+                _ms(one.time_us),
+                (UNKNOWN if one.gain is None else span_of_times(one.gain.value, (one.gain.low, one.gain.high))),
+                one.reason,
+            )
+            for one in (*tried, *together)
+        ),
+    ]
     columns = (
         Column("setting", words=True),
         Column("all messages", "ms"),
@@ -244,10 +255,6 @@ def _ms(time_us: Estimate | None) -> str:
     if time_us is None:
         return UNKNOWN
     return plus_minus(Estimate(value=time_us.value / 1000, low=time_us.low / 1000, high=time_us.high / 1000))
-
-
-def _speedup(one: TunedSetting) -> str:
-    return UNKNOWN if one.gain is None else span_of_times(one.gain.value, (one.gain.low, one.gain.high))
 
 
 def _keep(report: TuneReport) -> _Rows:

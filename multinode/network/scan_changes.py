@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from multinode.network.size_scan import NodeState, ScanChanges, ScanReport
+from multinode.network.size_scan import NodeState, ScanChanges, ScanReport, time_us
 from multinode.records.finding import Finding
-from multinode.stats.estimate import Estimate, ratio
+from multinode.stats.estimate import ratio
 from multinode.traffic.algorithms import CollectiveRow
 from multinode.units import format_count, format_rate, format_size
 
@@ -126,7 +126,7 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> Finding | None:
     # Busbw is comparable between different numbers of workers, time is not.
     speed, earlier = now.busbw_gb_per_s, before.busbw_gb_per_s
     if min(speed, earlier) > 0:
-        factor, times = speed / earlier, ratio(_time_us(before), _time_us(now))
+        factor, times = speed / earlier, ratio(time_us(before), time_us(now))
         noise = math.sqrt(times.high / times.low) - 1
         if max(factor, 1 / factor) - 1 > max(noise, least):
             code = "faster" if factor > 1 else "slower"
@@ -137,11 +137,6 @@ def _change(before: CollectiveRow, now: CollectiveRow) -> Finding | None:
         figures |= {"wrong_before": before.num_wrong or 0, "wrong_now": now.num_wrong or 0}
         said.append(f"{now.num_wrong} values of {_name(now)} are wrong, {before.num_wrong} before")
     return Finding(code=code, figures=figures, message="; ".join(said)) if said else None
-
-
-def _time_us(row: CollectiveRow) -> Estimate:
-    low, high = row.interval_us
-    return Estimate(value=row.time_us, low=low, high=high)
 
 
 def _name(row: CollectiveRow) -> str:

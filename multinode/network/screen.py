@@ -9,25 +9,23 @@ from collections.abc import Iterator, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from multinode.job.step_messages import NoteKind, StepMessages
-from multinode.network.size_scan import ScanReport
+from multinode.network.size_scan import ScanReport, time_us
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
-from multinode.stats.estimate import Estimate
 from multinode.traffic.algorithms import CollectiveRow
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
 from multinode.units import format_count, format_duration, format_rate, format_size
 
 _COLUMNS = (
-    ("size", "(B)"),
-    ("time", "(us)"),
-    ("algbw", "(GB/s)"),
-    ("busbw", "(GB/s)"),
-    ("#wrong", ""),
-    ("p95", "(us)"),
-    ("of link", "(busbw)"),
-    ("of TCP", "(busbw)"),
+    Column("size", "B"),
+    Column("time", "us"),
+    Column("algbw", "GB/s"),
+    Column("busbw", "GB/s"),
+    Column("#wrong"),
+    Column("p95", "us"),
+    Column("of link", "busbw"),
+    Column("of TCP", "busbw"),
 )
 # torch.distributed has these in one buffer; the others have two. Columns of the missing variant are N/A.
 _IN_PLACE = frozenset({"all_reduce", "broadcast"})
@@ -39,31 +37,22 @@ _CELL_WIDTH = 5
 _NAMES_WIDTH = 80
 
 
-def collective_table(rows: Sequence[CollectiveRow], title: str) -> Table:
-    """One row per size, with units below the headers.
-
-    `of link` is busbw as a share of the TCP line rate of the slowest NIC, `of TCP` of raw TCP between the same NICs in
-    the same run.
-    """
-    table = make_table(title)
-    for name, unit in _COLUMNS:
-        table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
+def _collective_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
+    """`of link` is busbw over the TCP line rate of the slowest NIC, `of TCP` over raw TCP of the same NICs and run."""
+    cells = (
+        (
             str(row.size_bytes),
             f"{row.time_us:.2f}",
             f"{row.algbw_gb_per_s:.3f}",
             f"{row.busbw_gb_per_s:.3f}",
             "N/A" if row.num_wrong is None else str(row.num_wrong),
             f"{row.p95_us:.2f}",
-            _share(row.share_of_ceiling),
-            _share(row.share_of_tcp),
+            percent(row.share_of_ceiling),
+            percent(row.share_of_tcp),
         )
-    return table
-
-
-def _share(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{share:.1%}"
+        for row in rows
+    )
+    return Sheet(title=title, columns=_COLUMNS, rows=tuple(cells))
 
 
 def nccl_tests_text(rows: Sequence[CollectiveRow], test: CollectiveTest, devices: Sequence[str]) -> str:
@@ -206,7 +195,7 @@ def scan_parts(report: ScanReport, *, details: bool = False) -> Iterator[Part]:
         title = f"{collective}, {report.title}"
         yield ""
         kind = f"{title}; {rows[0].dtype}, {rows[0].redop}"
-        yield collective_table(rows, kind) if details else _small_table(rows, title)
+        yield sheet_table(_collective_sheet(rows, kind) if details else _small_sheet(rows, title))
     if report.tcp.pairs:
         yield ""
         yield pair_table(report.tcp.pairs, report.odd, nodes=report.nodes)
@@ -241,15 +230,13 @@ def scan_lines(report: ScanReport) -> list[str]:
     return [report.verdict.text, *(f"{label.lower()}: {text}" if label else f"  {text}" for label, text in said)]
 
 
-def _small_table(rows: Sequence[CollectiveRow], title: str) -> Table:
-    wrong = [row.num_wrong for row in rows]
-    has_wrong = any(wrong)
+def _small_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
+    has_wrong = any(row.num_wrong for row in rows)
     unit, units = ("ms", _US_PER_MS) if max(row.time_us for row in rows) >= _LONG_US else ("us", 1.0)
-    has_tcp = any(row.share_of_tcp is not None for row in rows)
     cells = (
         (
             format_size(row.size_bytes),
-            plus_minus(_time_us(row) * (1 / units)),
+            plus_minus(time_us(row) * (1 / units)),
             f"{row.busbw_gb_per_s:#.3g}" if row.busbw_gb_per_s < 1 else format_sig(row.busbw_gb_per_s),
             percent(row.share_of_ceiling, ".0f"),
             percent(row.share_of_tcp, ".0f"),
@@ -265,13 +252,8 @@ def _small_table(rows: Sequence[CollectiveRow], title: str) -> Table:
         Column("of raw TCP"),
         *((Column("#wrong"),) if has_wrong else ()),
     )
-    notes = (_RAW_TCP,) if has_tcp else ()
-    return sheet_table(Sheet(title=title, columns=columns, rows=tuple(cells), notes=notes))
-
-
-def _time_us(row: CollectiveRow) -> Estimate:
-    low, high = row.interval_us
-    return Estimate(value=row.time_us, low=low, high=high)
+    notes = (_RAW_TCP,) if any(row.share_of_tcp is not None for row in rows) else ()
+    return Sheet(title=title, columns=columns, rows=tuple(cells), notes=notes)
 
 
 def _causes(report: ScanReport) -> Iterator[tuple[str, str]]:
@@ -365,36 +347,3 @@ def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
 def _slowest(pairs: Sequence[PairSpeed]) -> str:
     speeds = [one.gbit_per_s for one in pairs if one.gbit_per_s is not None]
     return f"{min(speeds) / _BITS_PER_BYTE:.3f} GB/s" if speeds else "failed"
-
-
-_NOTES: dict[NoteKind, str] = {
-    "reduced_to_owners": (
-        "DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); "
-        "nccl-test has no reduce, so it measures a broadcast of the bucket, which is the reverse of a reduce"
-    ),
-    "cut_at_owners": (
-        "a gradient of more than reduce_bucket_size ({cap} elements) is sent alone; if two workers own it, "
-        "DeepSpeed splits it, which is not counted"
-    ),
-    "filled": (
-        "the parameters that ZeRO-3 gathers together depend on its trace of the model; they are approximated by "
-        "filling stage3_prefetch_bucket_size in module order"
-    ),
-    "stay_whole": ("parameters that are reused soon stay gathered for the backward pass (stage3_max_reuse_distance)"),
-    "wraps_layers": (
-        "FSDP is assumed to wrap each decoder layer and to reduce gradients in the last micro-batch only, as with "
-        "the Trainer"
-    ),
-    "inside_left_out": (
-        "traffic inside a node is excluded; the all-reduce between nodes has one worker per node, but is measured "
-        "with all workers"
-    ),
-    "small_left_out": (
-        "calls of a few bytes (gradient norms, losses) are excluded: each takes about as long as the smallest message"
-    ),
-}
-
-
-def step_notes(step: StepMessages) -> tuple[str, ...]:
-    """One sentence per note, without the full stop."""
-    return tuple(_NOTES[note.kind].format(cap=note.cap) for note in step.notes)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.cluster.facts import Interface, NodeFacts
-from multinode.job.step_messages import StepMessage, StepMessages, estimate_step_us
+from multinode.job.step_messages import StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
 from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
 from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
@@ -26,7 +26,7 @@ from multinode.records.samples import (
     Sample,
     StreamSample,
 )
-from multinode.stats.estimate import spread_of
+from multinode.stats.estimate import Estimate, spread_of
 from multinode.traffic.algorithms import CollectiveRow, Layout, collective_rows, with_shares
 from multinode.traffic.pair_speeds import (
     NetworkFinding,
@@ -138,13 +138,16 @@ class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
     only_now: tuple[str, ...] = ()
 
 
-class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
+class StepEstimate(StepMessages, frozen=True, kw_only=True):
     """Messages of one optimizer step, and their time according to the size scan."""
 
-    training: str
-    messages: tuple[StepMessage, ...]
     step_us: float | None  # in sequence, without overlap; None if a time is unknown
-    notes: tuple[str, ...] = ()  # known deviations
+
+
+def time_us(row: CollectiveRow) -> Estimate:
+    """The time of a message with its confidence interval."""
+    low, high = row.interval_us
+    return Estimate(value=row.time_us, low=low, high=high)
 
 
 class ScanReport(ScanCurves, frozen=True, kw_only=True):
@@ -335,7 +338,7 @@ def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Map
         # With one size, larger ones scale, and smaller ones take no longer.
         return row.time_us * max(1.0, size_bytes / row.size_bytes) if row is not None else None
 
-    return StepEstimate(training=step.training, messages=step.messages, step_us=estimate_step_us(step, time_of))
+    return StepEstimate(**msgspec.structs.asdict(step), step_us=estimate_step_us(step, time_of))
 
 
 def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iterator[CollectiveSample]:

@@ -11,7 +11,6 @@ from multinode.job.step_messages import (
     Gradient,
     StepMessage,
     StepMessages,
-    StepNote,
     arriving,
     estimate_step_us,
     fill_past,
@@ -97,7 +96,7 @@ def test_auto_buckets_of_zero_2_differ_from_the_record_where_a_gradient_has_two_
     # Recorded: 11 and one cut into 360448 and 344064, half of the model being in it.
     assert (MLP, 12) in calls(step, "all_reduce")
     assert sum(size * times for size, times in calls(step, "all_reduce")) == ALL
-    assert step.notes[0] == StepNote(kind="cut_at_owners", cap=256**2)
+    assert "reduce_bucket_size (65536 elements) is sent alone" in step.notes[0]
 
 
 # What `auto` stands for was recorded with all three.
@@ -197,13 +196,13 @@ def test_hybrid_shards_cross_the_nodes_in_all_reduces_of_each_workers_share() ->
     step = step_messages(training_job(FULL | {"fsdp": "hybrid_shard auto_wrap"}), TINY, layout)
     assert calls(step, "all_reduce") == [(LAYER // 4, 4), (2_098_176 // 4, 1)]
     assert {one.collective for one in step.messages} == {"all_reduce"}
-    assert "inside_left_out" in {note.kind for note in step.notes}
+    assert any("has one worker per node" in note for note in step.notes)
 
 
 def test_what_has_no_twin_is_told() -> None:
     step = messages(FULL, stage=2, use_multi_rank_bucket_allreduce=False)
     assert calls(step, "broadcast") == [(ALL, 1)]
-    assert step.notes[0].kind == "reduced_to_owners"
+    assert "nccl-test has no reduce" in step.notes[0]
 
 
 def test_a_script_and_a_wrong_cap_are_told() -> None:
