@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from multinode.check.rule import SEVERITIES, CheckFinding
-from multinode.render.table import Command, Part, footer, labelled, labelled_parts, make_table, paragraph
+from multinode.render.table import CommandLine, Part, footer, labelled, labelled_parts, make_table, paragraph
 from multinode.units import format_count, format_list
 
 _MARKS = {"error": "[bold red]ERROR[/]", "warning": "[yellow]warn[/]", "note": "note", None: "[green]ok[/]"}
@@ -94,7 +94,7 @@ def _rows(alike: Sequence[CheckFinding]) -> Iterator[tuple[str, str]]:
         fixes.setdefault(words, {}).update(dict.fromkeys(commands))
     for words, lines in fixes.items():
         yield "", f"fix: {words}"
-        yield from (("", Command(line)) for line in lines)
+        yield from (("", CommandLine(line)) for line in lines)
 
 
 def _passed(nodes: Nodes, checks: Sequence[str], findings: Sequence[CheckFinding]) -> Iterator[tuple[str, str]]:

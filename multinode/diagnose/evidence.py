@@ -141,7 +141,7 @@ class FaultWatch:
             self._add(kind, sample.time_s, f"the kernel logged: {line}")
 
 
-class Evidence(msgspec.Struct, kw_only=True):
+class NodeEvidence(msgspec.Struct, kw_only=True):
     """What is known of a node when a run has ended."""
 
     run: NodeRun

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from multinode.cluster.quoting import quote_path
-from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure
 from multinode.diagnose.failure_kinds import find_worker_death
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
@@ -62,7 +62,7 @@ def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
     times = [_seconds(reading) for _, reading in failed]
     known = all(second is not None for second in times)
     nodes = [
-        Evidence(
+        NodeEvidence(
             run=NodeRun(
                 name=name,
                 node_rank=place,
@@ -105,7 +105,7 @@ def _has_failed(reading: LogReading) -> bool:
     return error is not None and (not error.is_last or error.matches("\n".join(said[-_VERY_LAST_WORDS:])))
 
 
-def _describe(failure: Failure, node: Evidence) -> LogFailure:
+def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
     reading = node.reading or LogReading()
     death = find_worker_death(reading.report)
     aborted = death is not None and death.signal is not None

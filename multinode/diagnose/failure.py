@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure_kinds import (
     WorkerDeath,
     classify,
@@ -24,7 +24,7 @@ from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample
 
 
-def first_failure(nodes: Sequence[Evidence], *, stop: str | None = None) -> Failure | None:
+def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> Failure | None:
     """The first thing that went wrong; None where nothing did.
 
     Peers of a dead worker fail too, moments later, with an error of their connection: such an error is a consequence
@@ -48,7 +48,7 @@ def first_failure(nodes: Sequence[Evidence], *, stop: str | None = None) -> Fail
     return replace(lost, consequences=tuple(f"{failure.node}: {failure.message}" for failure in told))
 
 
-def _find(nodes: Sequence[Evidence]) -> Failure | None:
+def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
     found = next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
     if found is None:
         return None
@@ -60,11 +60,11 @@ def _find(nodes: Sequence[Evidence]) -> Failure | None:
     return classify(found, node.run, found.log_tail, node.nccl_warnings if about_nccl else ())
 
 
-def _of(failure: Failure, nodes: Sequence[Evidence]) -> Evidence:
+def _of(failure: Failure, nodes: Sequence[NodeEvidence]) -> NodeEvidence:
     return next(node for node in nodes if node.run.node_rank == failure.node_rank)
 
 
-def _follows(failure: Failure, lost: Failure, nodes: Sequence[Evidence]) -> bool:
+def _follows(failure: Failure, lost: Failure, nodes: Sequence[NodeEvidence]) -> bool:
     if lost.time_s is None or (failure.time_s is not None and failure.time_s < lost.time_s - _CLOCK_S):
         return False
     if failure.signal == "SIGABRT" and failure.kind != "timeout":
@@ -76,7 +76,7 @@ def _follows(failure: Failure, lost: Failure, nodes: Sequence[Evidence]) -> bool
     return failure.kind in _OF_PEERS and not own
 
 
-def blame_machine(failure: Failure | None, nodes: Sequence[Evidence]) -> Failure | None:
+def blame_machine(failure: Failure | None, nodes: Sequence[NodeEvidence]) -> Failure | None:
     """The hardware fault that came before a failure and explains it, as the first failure; else the failure itself."""
     if failure is None:
         return None
@@ -110,13 +110,13 @@ def blame_machine(failure: Failure | None, nodes: Sequence[Evidence]) -> Failure
     )
 
 
-def _never_started(nodes: Sequence[Evidence]) -> Failure | None:
+def _never_started(nodes: Sequence[NodeEvidence]) -> Failure | None:
     found = [node for node in nodes if node.run.cause == "not_started"]
     return _not_started(found[0]) if found else None
 
 
-def _earliest_exception(nodes: Sequence[Evidence], *, connection: bool) -> Failure | None:
-    firsts: list[tuple[float, Evidence, ExceptionSample]] = []
+def _earliest_exception(nodes: Sequence[NodeEvidence], *, connection: bool) -> Failure | None:
+    firsts: list[tuple[float, NodeEvidence, ExceptionSample]] = []
     live = all(node.came_live for node in nodes)
     for node in nodes:
         raised = [number for number, one in enumerate(node.exceptions) if _is_about_connection(one) == connection]
@@ -138,11 +138,11 @@ def _earliest_exception(nodes: Sequence[Evidence], *, connection: bool) -> Failu
     return replace(failure, consequences=tuple(near))
 
 
-def _killed(nodes: Sequence[Evidence]) -> Failure | None:
+def _killed(nodes: Sequence[NodeEvidence]) -> Failure | None:
     return _earliest_job([node for node in nodes if node.run.signal is not None or node.run.cause == "supervisor_lost"])
 
 
-def _worker_killed(nodes: Sequence[Evidence]) -> Failure | None:
+def _worker_killed(nodes: Sequence[NodeEvidence]) -> Failure | None:
     """The report of torchrun names a worker that a signal ended; TERM is what it sends to the others itself.
 
     NCCL's watchdog aborts a worker whose peer is gone: that is a consequence.
@@ -156,34 +156,34 @@ def _worker_killed(nodes: Sequence[Evidence]) -> Failure | None:
     )
 
 
-def _death_signal(node: Evidence) -> str | None:
+def _death_signal(node: NodeEvidence) -> str | None:
     death = find_worker_death(node.read().report)
     return death.signal if death is not None else None
 
 
-def _said_cause(node: Evidence) -> LogWord | None:
+def _said_cause(node: NodeEvidence) -> LogWord | None:
     aborted = node.run.signal is not None or _death_signal(node) is not None
     return None if node.exceptions else node.read().cause(aborted=aborted)
 
 
-def _is_of_peers(node: Evidence) -> bool:
+def _is_of_peers(node: NodeEvidence) -> bool:
     word, warning = _said_cause(node), told_by_nccl(node.nccl_warnings)
     return word is not None and word.is_of_peers and (warning is None or warning.is_of_peers)
 
 
-def _failed_by_own_words(nodes: Sequence[Evidence]) -> Failure | None:
+def _failed_by_own_words(nodes: Sequence[NodeEvidence]) -> Failure | None:
     own = (0, 1)
     said = [(node, _said_cause(node)) for node in nodes if _failed(node.run)]
     return _earliest_job([node for node, word in said if word is not None and rate(word.error, word) in own])
 
 
-def _failed_in_silence(nodes: Sequence[Evidence]) -> Failure | None:
+def _failed_in_silence(nodes: Sequence[NodeEvidence]) -> Failure | None:
     if all(not node.exceptions for node in nodes):
         return None
     return _earliest_job([node for node in nodes if not node.exceptions and not _is_of_peers(node)])
 
 
-def _earliest_job(nodes: Sequence[Evidence]) -> Failure | None:
+def _earliest_job(nodes: Sequence[NodeEvidence]) -> Failure | None:
     failed = [node for node in nodes if _failed(node.run)]
     if not failed:
         return None
@@ -191,12 +191,12 @@ def _earliest_job(nodes: Sequence[Evidence]) -> Failure | None:
     return _job_failure(min(failed, key=lambda node: (node.ended_heard_s or 0.0) if live else _ended_at(node)))
 
 
-def _first_lost(nodes: Sequence[Evidence], stop: str | None) -> Failure | None:
+def _first_lost(nodes: Sequence[NodeEvidence], stop: str | None) -> Failure | None:
     found = [_lost(node, stop) for node in nodes if node.run.state == "lost"]
     return min(found, key=lambda failure: failure.time_s or float("inf"), default=None)
 
 
-_CAUSES: tuple[Callable[[Sequence[Evidence]], Failure | None], ...] = (
+_CAUSES: tuple[Callable[[Sequence[NodeEvidence]], Failure | None], ...] = (
     _never_started,
     functools.partial(_earliest_exception, connection=False),
     _killed,
@@ -235,11 +235,11 @@ def _is_about_connection(sample: ExceptionSample) -> bool:
     return error is not None and error.of_peers
 
 
-def _ended_at(node: Evidence) -> float:
+def _ended_at(node: NodeEvidence) -> float:
     return _at(node.run.ended_s, node) if node.run.ended_s is not None else float("inf")
 
 
-def _at(time_s: float, node: Evidence) -> float:
+def _at(time_s: float, node: NodeEvidence) -> float:
     return time_s - (node.clock_offset_s or 0.0)
 
 
@@ -249,7 +249,7 @@ def _failed(run: NodeRun) -> bool:
     )
 
 
-def _failure(node: Evidence, message: str, **fields: Any) -> Failure:
+def _failure(node: NodeEvidence, message: str, **fields: Any) -> Failure:
     failure = Failure(
         node=node.run.name,
         node_rank=node.run.node_rank,
@@ -265,7 +265,7 @@ def _failure(node: Evidence, message: str, **fields: Any) -> Failure:
     return replace(failure, **fields)
 
 
-def _not_started(node: Evidence) -> Failure:
+def _not_started(node: NodeEvidence) -> Failure:
     error = node.error
     message = error.message if error is not None else "the job could not be started"
     hint = error.hint if error is not None else None
@@ -277,7 +277,7 @@ def _not_started(node: Evidence) -> Failure:
 _LAST_ERROR = re.compile(r"^Last error:\s*\n(.+)$", re.MULTILINE)
 
 
-def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
+def _worker_failure(node: NodeEvidence, sample: ExceptionSample) -> Failure:
     # What a worker says is printed on a terminal: no control characters, and one line for the sentence.
     text = clean_log(f"{sample.type}: {sample.message}").strip()
     last = _LAST_ERROR.search(text)
@@ -287,7 +287,7 @@ def _worker_failure(node: Evidence, sample: ExceptionSample) -> Failure:
     return _failure(node, message, rank=sample.rank, log_tail=tail, time_s=_at(sample.time_s, node))
 
 
-def _job_failure(node: Evidence) -> Failure:
+def _job_failure(node: NodeEvidence) -> Failure:
     causes = {
         "supervisor_lost": "the supervisor on the node was killed, and its job was stopped",
         "lease_expired": "the node heard nothing from the controller until the lease expired, and stopped the job",
@@ -305,7 +305,7 @@ def _how(ended: WorkerDeath | NodeRun) -> str:
     return f"was killed by {ended.signal}" if ended.signal else f"exited with code {ended.exit_code}"
 
 
-def _lost(node: Evidence, stop: str | None) -> Failure:
+def _lost(node: NodeEvidence, stop: str | None) -> Failure:
     reason = node.error.message if node.error is not None else "no answer"
     if stop is None:
         goes_on = "if it is up, it stops the job when the lease expires"

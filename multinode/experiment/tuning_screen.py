@@ -17,7 +17,7 @@ from multinode.render.sheet import (
     span_of_times,
     times,
 )
-from multinode.render.table import Command, Part, labelled_parts, paragraph, sheet_table
+from multinode.render.table import CommandLine, Part, labelled_parts, paragraph, sheet_table
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_duration
 
@@ -189,7 +189,7 @@ def _notes(tuning: Tuning) -> Iterator[str]:
 def _rows(tuning: Tuning, next_command: str) -> Iterator[tuple[str, str]]:
     winner = tuning.row(tuning.recommended)
     if next_command:
-        yield "Launch it", Command(next_command)
+        yield "Launch it", CommandLine(next_command)
     if winner is not None and winner.candidate.meaning not in {"", "nothing"}:
         yield "Note", f"{winner.candidate.name}: {winner.candidate.meaning}"
     why = _why(tuning)

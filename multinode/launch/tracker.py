@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from multinode.diagnose.evidence import Evidence, FaultWatch
+from multinode.diagnose.evidence import FaultWatch, NodeEvidence
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
 from multinode.launch.session import Chunk, Event, Gone, Hello, Message, Status, steady_s
 from multinode.records.log import next_stage
@@ -195,7 +195,7 @@ _MOST_EXCEPTIONS = 200
 _LAST_MINUTES_BYTES = 1 << 20
 
 
-class _NodeTrack(Evidence, kw_only=True):
+class _NodeTrack(NodeEvidence, kw_only=True):
     """One node: what it has reported so far."""
 
     progress: NodeProgress
@@ -261,7 +261,7 @@ class Tracker:
         ended = [track.run for track in self._tracks if track.over or track.run.state == "ended"]
         return any(run.exit_code != 0 or run.signal is not None for run in ended)
 
-    def evidence(self) -> Sequence[Evidence]:
+    def evidence(self) -> Sequence[NodeEvidence]:
         """What is known about each node, for the search of the first failure."""
         for track in self._tracks:
             track.log = track.files.log_tail()

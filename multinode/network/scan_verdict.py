@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -111,7 +111,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[SizeShare, ...] = ()  # network use of every large message
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All data of a size scan; unmeasured values are empty."""
 
     rows: tuple[CollectiveRow, ...]
@@ -241,9 +241,14 @@ def nic_ceilings(nics: dict[str, Interface]) -> dict[str, float]:
     }
 
 
-def judge_scan(seen: Evidence) -> Verdict:
+def judge_scan(seen: ScanEvidence) -> Verdict:
     """Compare the largest size of each collective with raw TCP and the link."""
-    status, causes = _status(seen), tuple(_once(_find_causes(seen)))
+    status, causes = _status(seen), tuple(_find_causes(seen))
+    hints = [cause.hint for cause in causes]
+    causes = tuple(
+        msgspec.structs.replace(cause, hint=None) if cause.hint in hints[:number] else cause
+        for number, cause in enumerate(causes)
+    )
     nics = len(min(seen.nics_gbit_per_s.values(), key=sum, default=(0,)))
     return Verdict(
         status=status,
@@ -257,14 +262,7 @@ def judge_scan(seen: Evidence) -> Verdict:
     )
 
 
-def _once(causes: Iterable[NetworkFinding]) -> Iterator[NetworkFinding]:
-    told: set[str | None] = set()
-    for cause in causes:
-        yield msgspec.structs.replace(cause, hint=None if cause.hint in told else cause.hint)
-        told.add(cause.hint)
-
-
-def _verdict_text(status: str, seen: Evidence, causes: Sequence[NetworkFinding], nics: int) -> str:
+def _verdict_text(status: str, seen: ScanEvidence, causes: Sequence[NetworkFinding], nics: int) -> str:
     worst, link = seen.worst, seen.link_gbit_per_s
     if worst is None or status in {"wrong_values", "wrong_path", "empty"}:
         return {
@@ -288,7 +286,7 @@ def _verdict_text(status: str, seen: Evidence, causes: Sequence[NetworkFinding],
     return f"slow: {reached}"
 
 
-def _shares(status: str, seen: Evidence, worst: SizeShare, nics: int) -> str:
+def _shares(status: str, seen: ScanEvidence, worst: SizeShare, nics: int) -> str:
     parts, link = [], seen.link_gbit_per_s
     if worst.share_of_ceiling is not None:
         together = f", {nics} NICs together" if nics > 1 else ""
@@ -307,7 +305,7 @@ def _shares(status: str, seen: Evidence, worst: SizeShare, nics: int) -> str:
     return f"{format_list(parts)}{turns}"
 
 
-def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
+def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
     ceiling = seen.ceiling_gb_per_s
     tcp = None if seen.over_rdma else row.tcp_gb_per_s or seen.tcp_gb_per_s
     across = seen.layout.nodes > 1
@@ -336,7 +334,7 @@ def _share(row: CollectiveRow, seen: Evidence) -> SizeShare:
     )
 
 
-def _status(seen: Evidence) -> str:
+def _status(seen: ScanEvidence) -> str:
     if any(row.num_wrong for row in seen.rows):
         return "wrong_values"
     if seen.path.ok is False:
@@ -350,50 +348,45 @@ def _status(seen: Evidence) -> str:
     return "inconclusive" if seen.collective_is_slow is None else "slow"
 
 
-def _find_causes(seen: Evidence) -> tuple[NetworkFinding, ...]:
+def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
     causes = [cause for find in _IN_ORDER if not (seen.over_rdma and find in _OF_TCP) for cause in find(seen)]
-    if not causes and seen.tcp_is_slow:
+    return causes or list(_slow(seen))
+
+
+def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
+    """What is slow, if nothing says why."""
+    raw, ceiling = seen.rdma_gb_per_s, seen.ceiling_gb_per_s or 0.0
+    if seen.tcp_is_slow:
         tcp = seen.tcp_gb_per_s or 0.0
-        return (
-            NetworkFinding(
-                code="slow_tcp",
-                figures={"tcp_gb_per_s": tcp},
-                message=f"raw TCP is slow too, {tcp:.3g} GB/s on the slowest link of the ring: the network is the "
-                "cause, not the collective",
-                hint="check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s "
-                "link",
-            ),
+        yield NetworkFinding(
+            code="slow_tcp",
+            figures={"tcp_gb_per_s": tcp},
+            message=f"raw TCP is slow too, {tcp:.3g} GB/s on the slowest link of the ring: the network is the cause, "
+            "not the collective",
+            hint="check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s link",
         )
-    if not causes and seen.rdma_gb_per_s is not None and not seen.is_well and seen.collective_is_slow is not None:
-        return (_slow_beside_raw_rdma(seen, seen.rdma_gb_per_s),)
-    return tuple(causes) or ((_slow(seen),) if seen.collective_is_slow else ())
-
-
-def _slow_beside_raw_rdma(seen: Evidence, raw_gb_per_s: float) -> NetworkFinding:
-    ceiling = seen.ceiling_gb_per_s or 0.0
-    figures = {"rdma_gb_per_s": raw_gb_per_s, "ceiling_gb_per_s": ceiling}
-    if seen.rdma_is_slow:
-        return NetworkFinding(
+    elif raw is not None and not seen.is_well and seen.rdma_is_slow and seen.collective_is_slow is not None:
+        yield NetworkFinding(
             code="slow_raw_rdma",
-            figures={**figures},
-            message=f"ib_write_bw also reaches only {raw_gb_per_s:.3g} of {ceiling:.3g} GB/s: the network or the NIC's "
-            "slot is the cause, not NCCL",
+            figures={"rdma_gb_per_s": raw, "ceiling_gb_per_s": ceiling},
+            message=f"ib_write_bw also reaches only {raw:.3g} of {ceiling:.3g} GB/s: the network or the NIC's slot is "
+            "the cause, not NCCL",
             hint="check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch "
             "port: ibstat; if a NIC started degraded, power-cycle both nodes",
         )
-    return NetworkFinding(
-        code="slow_over_rdma",
-        figures={**figures},
-        message=f"ib_write_bw reaches {raw_gb_per_s:.3g} GB/s between the same ports, which rules out cable and "
-        "switch: the cause is the path from GPU to NIC, or NCCL itself",
-        hint="check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO prints "
-        "GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL",
-    )
-
-
-def _slow(seen: Evidence) -> NetworkFinding:
-    if seen.over_rdma:
-        return NetworkFinding(
+    elif not seen.collective_is_slow:
+        return
+    elif raw is not None:
+        yield NetworkFinding(
+            code="slow_over_rdma",
+            figures={"rdma_gb_per_s": raw, "ceiling_gb_per_s": ceiling},
+            message=f"ib_write_bw reaches {raw:.3g} GB/s between the same ports, which rules out cable and switch: the "
+            "cause is the path from GPU to NIC, or NCCL itself",
+            hint="check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO "
+            "prints GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL",
+        )
+    elif seen.over_rdma:
+        yield NetworkFinding(
             code="slow_rdma",
             message="the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path "
             "from GPU to NIC",
@@ -401,20 +394,21 @@ def _slow(seen: Evidence) -> NetworkFinding:
             "PCIe access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; "
             "nvidia-smi topo -m",
         )
-    if seen.tcp_gb_per_s is None:
-        return NetworkFinding(
+    elif seen.tcp_gb_per_s is None:
+        yield NetworkFinding(
             code="no_tcp",
             message="raw TCP was not measured, so it is unknown whether the network or the collective is slow",
             hint="multinode check --bandwidth",
         )
-    return NetworkFinding(
-        code="slow_collective",
-        message="raw TCP is OK, which rules out cables and switch: the collective is slow",
-        hint="watch the CPUs of each node while it runs: top; enable NCCL's log: --env NCCL_DEBUG=INFO",
-    )
+    else:
+        yield NetworkFinding(
+            code="slow_collective",
+            message="raw TCP is OK, which rules out cables and switch: the collective is slow",
+            hint="watch the CPUs of each node while it runs: top; enable NCCL's log: --env NCCL_DEBUG=INFO",
+        )
 
 
-def _wrong_values(seen: Evidence) -> Iterator[NetworkFinding]:
+def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     wrong = [row for row in seen.rows if row.num_wrong]
     if wrong:
         where = ", ".join(dict.fromkeys(f"{row.collective} of {row.dtype}" for row in wrong))
@@ -426,9 +420,6 @@ def _wrong_values(seen: Evidence) -> Iterator[NetworkFinding]:
             hint="measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU "
             "memory (nvidia-smi -q -d ECC) and the kernel log (dmesg) on each",
         )
-
-
-def _wrong_path(seen: Evidence) -> Iterator[NetworkFinding]:
     if seen.path.ok is False:
         said = " ".join(seen.path.sentences).rstrip(". ")
         yield NetworkFinding(
@@ -438,7 +429,7 @@ def _wrong_path(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _beyond(seen: Evidence) -> Iterator[NetworkFinding]:
+def _beyond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     share = seen.beyond
     if share is None:
         return
@@ -472,7 +463,7 @@ def _beyond(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _half_duplex(seen: Evidence) -> Iterator[NetworkFinding]:
+def _half_duplex(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     half = tuple(name for name, nic in seen.nics.items() if nic.duplex == "half")
     if half and not seen.is_well:
         yield NetworkFinding(
@@ -484,11 +475,11 @@ def _half_duplex(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _odd_pairs(seen: Evidence) -> Iterator[NetworkFinding]:
+def _odd_pairs(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     yield from seen.odd or find_odd_in_ring(seen.tcp.ring, nic_ceilings(seen.nics))
 
 
-def _slower_link(seen: Evidence) -> Iterator[NetworkFinding]:
+def _slower_link(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     links = {name: nic.speed_gbit_per_s for name, nic in seen.nics.items() if nic.speed_gbit_per_s}
     most = max(links.values(), default=0.0)
     slow = {name: link for name, link in links.items() if link < most}
@@ -505,7 +496,7 @@ def _slower_link(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _mixed_mtu(seen: Evidence) -> Iterator[NetworkFinding]:
+def _mixed_mtu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     mtus = {name: float(nic.mtu) for name, nic in seen.nics.items() if nic.mtu}
     most = max(mtus.values(), default=0.0)
     small = {name: mtu for name, mtu in mtus.items() if mtu < most}
@@ -520,7 +511,7 @@ def _mixed_mtu(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _one_connection(seen: Evidence) -> Iterator[NetworkFinding]:
+def _one_connection(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     one, many = slowest_gb_per_s(seen.tcp.one), slowest_gb_per_s(seen.tcp.several)
     if not one or not many or one >= _ONE_OF_MANY * many or seen.collective_is_slow is False:
         return
@@ -547,7 +538,7 @@ def _one_connection(seen: Evidence) -> Iterator[NetworkFinding]:
     )
 
 
-def _straggler(seen: Evidence) -> Iterator[NetworkFinding]:
+def _straggler(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     waits = seen.wait_share_by_node
     if len(waits) < 2 or seen.is_well:  # noqa: PLR2004 - somebody, and others who wait
         return
@@ -563,7 +554,7 @@ def _straggler(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _busy(seen: Evidence) -> Iterator[NetworkFinding]:
+def _busy(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     busy = {name: used for name, used in seen.busy_percent_by_node.items() if used >= _BUSY_PERCENT}
     if busy and not seen.is_well:
         each = format_list([f"{name} {used:.0f}%" for name, used in busy.items()])
@@ -576,7 +567,7 @@ def _busy(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _sockets(seen: Evidence) -> Iterator[NetworkFinding]:
+def _sockets(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     fine = seen.tcp_gb_per_s is not None and not seen.tcp_is_slow
     if (fallen := _fallen(seen)) is not None:
         yield fallen
@@ -588,7 +579,7 @@ def _sockets(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _fallen(seen: Evidence) -> NetworkFinding | None:
+def _fallen(seen: ScanEvidence) -> NetworkFinding | None:
     if seen.backend != "nccl" or not seen.is_fast_link or not seen.collective_is_slow or seen.worst is None:
         return None
     mine = [one for one in seen.shares if one.collective == seen.worst.collective]
@@ -607,7 +598,7 @@ def _fallen(seen: Evidence) -> NetworkFinding | None:
     )
 
 
-def _far_apart(seen: Evidence) -> Iterator[NetworkFinding]:
+def _far_apart(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     trips, usual = seen.tcp.round_trips_us, seen.tcp.round_trip_us
     if usual is None:
         return
@@ -633,7 +624,7 @@ def _far_apart(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _slow_start(seen: Evidence) -> Iterator[NetworkFinding]:
+def _slow_start(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     small = [row for row in seen.rows if row.size_bytes <= _SMALL_BYTES]
     trip_us = seen.tcp.round_trip_us
     if not small or trip_us is None or trip_us > _LAN_ROUND_TRIP_US:
@@ -655,7 +646,7 @@ def _slow_start(seen: Evidence) -> Iterator[NetworkFinding]:
         )
 
 
-def _tcp_limit(seen: Evidence) -> Iterator[NetworkFinding]:
+def _tcp_limit(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     tcp, ceiling = seen.tcp_gb_per_s, seen.ceiling_gb_per_s
     link = seen.link_gbit_per_s or 0.0
     is_limit = tcp and ceiling and not seen.tcp_is_slow and tcp < _TCP_LIMIT_SHARE * ceiling
@@ -671,9 +662,8 @@ def _tcp_limit(seen: Evidence) -> Iterator[NetworkFinding]:
 _OF_TCP = frozenset({_odd_pairs, _mixed_mtu, _one_connection, _sockets, _tcp_limit})
 """Causes that explain only TCP."""
 
-_IN_ORDER: tuple[Callable[[Evidence], Iterator[NetworkFinding]], ...] = (
-    _wrong_values,
-    _wrong_path,
+_IN_ORDER: tuple[Callable[[ScanEvidence], Iterator[NetworkFinding]], ...] = (
+    _wrong,
     _beyond,
     _half_duplex,
     _odd_pairs,

@@ -12,7 +12,7 @@ import msgspec
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.job.step_messages import StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
-from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
+from multinode.network.scan_verdict import ScanEvidence, Verdict, judge_scan
 from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.records.finding import Finding
 from multinode.records.log import clean_log
@@ -263,7 +263,7 @@ def summarise_scan(
         node_names=[node.node for node in plan.nodes],
     )
     rdma = read_rdma(plan, samples)
-    evidence = Evidence(
+    evidence = ScanEvidence(
         rows=rows,
         layout=layout,
         backend=backend,

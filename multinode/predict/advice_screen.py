@@ -12,7 +12,7 @@ from multinode.predict.tuning_options import per_step, script_ms
 from multinode.predict.words import launch_command
 from multinode.profile.summary_sheets import SMALLER
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, span_of_times, times
-from multinode.render.table import Command, Part, footer, labelled_parts, paragraph, sheet_table
+from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
 from multinode.units import format_count, format_rate
 
 _SOME_GIB = 0.005
@@ -196,7 +196,7 @@ def _rows(recommendations: Recommendations, shown: Sequence[Advice], *, details:
     for number, one in enumerate(shown, 1):
         if one.change is not None:
             yield f"Try {number}", one.name
-            yield "", Command(launch_command(recommendations.job, recommendations.hosts, one.command))
+            yield "", CommandLine(launch_command(recommendations.job, recommendations.hosts, one.command))
         else:
             yield f"Try {number}", one.command
         if one.fits is False or one.meaning != "nothing":

@@ -16,7 +16,7 @@ from multinode.predict.sheets import (
 )
 from multinode.predict.words import break_even_words, launch_command, link_words
 from multinode.render.sheet import format_sig, times
-from multinode.render.table import Command, Part, footer, labelled_parts, paragraph, sheet_table
+from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
 from multinode.units import format_count, format_rate
 
 _MOST_ROWS = 20
@@ -94,7 +94,7 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
     yield "Today", f"{rate}, {times(1 / today.speedup)} slower than 1 node: for now, train on 1 node"
     if forecast.job:
         options = f"--nodes 1 --workers-per-node {one.workers_per_node}"
-        yield "", Command(launch_command(forecast.job, forecast.hosts, options))
+        yield "", CommandLine(launch_command(forecast.job, forecast.hosts, options))
 
 
 def _rows(forecast: Forecast, left: int) -> Iterator[tuple[str, str]]:

@@ -95,7 +95,7 @@ def labelled(rows: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-class Command(str):
+class CommandLine(str):
     """Text of a labelled row on a line of its own, never wrapped, to be copied."""
 
     __slots__ = ()
@@ -103,7 +103,7 @@ class Command(str):
 
 def labelled_parts(rows: Iterable[tuple[str, str]]) -> Iterator[Part]:
     """The same, with commands among the texts."""
-    for is_command, group in itertools.groupby(rows, lambda row: isinstance(row[1], Command)):
+    for is_command, group in itertools.groupby(rows, lambda row: isinstance(row[1], CommandLine)):
         if is_command:
             yield from (footer(label, text) for label, text in group)
         else:

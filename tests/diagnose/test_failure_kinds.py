@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure_kinds import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Failure, NodeRun
@@ -179,8 +179,8 @@ def test_deepspeeds_launcher_names_the_worker_by_its_local_rank() -> None:
 @pytest.mark.parametrize("report", [REPORT, DEEPSPEED_REPORT])
 def test_of_two_nodes_the_one_whose_worker_the_kernel_killed_is_to_blame(report: str) -> None:
     found = find(
-        Evidence(run=ended(0, exit_code=1, ended_s=10.0), log="Connection closed by peer"),
-        Evidence(run=ended(1, exit_code=247, ended_s=9.0, oom_kills=1), log=report.format(code=-9)),
+        NodeEvidence(run=ended(0, exit_code=1, ended_s=10.0), log="Connection closed by peer"),
+        NodeEvidence(run=ended(1, exit_code=247, ended_s=9.0, oom_kills=1), log=report.format(code=-9)),
     )
     assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "out_of_memory")
     assert "control group" in str(found.cause)
@@ -188,8 +188,8 @@ def test_of_two_nodes_the_one_whose_worker_the_kernel_killed_is_to_blame(report:
 
 def test_a_killed_worker_is_the_first_failure_with_its_rank_and_signal() -> None:
     found = find(
-        Evidence(run=ended(0, exit_code=1, ended_s=10.0), log="Connection closed by peer"),
-        Evidence(run=ended(1, exit_code=1, ended_s=11.0), log=REPORT.format(code=-9)),
+        NodeEvidence(run=ended(0, exit_code=1, ended_s=10.0), log="Connection closed by peer"),
+        NodeEvidence(run=ended(1, exit_code=1, ended_s=11.0), log=REPORT.format(code=-9)),
     )
     assert (found.node, found.rank, found.signal, found.kind) == ("node1", 3, "SIGKILL", "killed")
     assert found.message == "rank 3 was killed by SIGKILL"
@@ -199,10 +199,10 @@ def test_what_a_worker_said_before_it_ended_is_shown_and_not_what_torchrun_says_
     run = ended(1, exit_code=1, ended_s=10.0)
     frames = '  File "run.py", line 1, in main\n' * 30
     for before in ("", f"{SPOKEN}{frames}{REPORT.format(code=1)}"):
-        found = find(Evidence(run=run, log=f"{before}{SPOKEN}{frames}{REPORT.format(code=1)}"))
+        found = find(NodeEvidence(run=run, log=f"{before}{SPOKEN}{frames}{REPORT.format(code=1)}"))
         assert (found.message, found.rank) == ("rank 3 exited with code 1", 3)
         assert found.log_tail.splitlines()[-2:] == ["step 3 of 10: loss 0.5", "error: the data set has no samples"]
-    silent = find(Evidence(run=run, log=SPOKEN[SPOKEN.index("E1122") :] + REPORT.format(code=1)))
+    silent = find(NodeEvidence(run=run, log=SPOKEN[SPOKEN.index("E1122") :] + REPORT.format(code=1)))
     assert "ChildFailedError" in silent.log_tail
 
 
@@ -229,7 +229,7 @@ def nic(second: float, sent_gbit: float, *, ifname: str = "eth0") -> NicSample:
 
 def test_a_worker_that_nccls_watchdog_aborted_is_a_timeout_and_says_of_what() -> None:
     log = WATCHDOG + "frame\n" * 60 + ABORT_REPORT
-    failure = find(Evidence(run=ended(0, exit_code=1), log=log))
+    failure = find(NodeEvidence(run=ended(0, exit_code=1), log=log))
     assert (failure.kind, failure.rank) == ("timeout", 3)
     assert failure.message == "rank 3 was killed by SIGABRT: the collective timed out: allreduce took longer than 600 s"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.explanation import explain
 from multinode.diagnose.failure import first_failure
 from multinode.diagnose.failure_kinds import WorkerDeath, find_worker_death
@@ -105,7 +105,7 @@ def test_a_worker_that_nccls_watchdog_aborted_gets_its_cause(error_id: str, work
     said = [aborted(0, ABORTS[error_id]), *peers]
     words = interleaved(said) if mixed else list(itertools.chain.from_iterable(said))
     log = text(["step 3: loss 0.5"] * 30, words, torchrun(0, -6, workers))
-    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
+    failure = find(NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
     assert (failure.rank, failure.signal, failure.error_id) == (0, "SIGABRT", error_id)
     assert ABORTS[error_id] in failure.message
     assert "frame #" not in failure.log_tail
@@ -115,9 +115,9 @@ def test_a_worker_that_nccls_watchdog_aborted_gets_its_cause(error_id: str, work
 @pytest.mark.parametrize("workers", [1, 8])
 def test_a_watchdog_that_got_stuck_aborts_without_a_c_plus_plus_exception(workers: int) -> None:
     log = text(interleaved([stuck(rank) for rank in range(workers)]), torchrun(0, -6, workers))
-    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
+    failure = find(NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
     assert (failure.error_id, failure.kind) == ("watchdog-stuck", "timeout")
-    job = Evidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log=text(stuck(0)))
+    job = NodeEvidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log=text(stuck(0)))
     assert find(job).error_id == "watchdog-stuck"
 
 
@@ -132,7 +132,7 @@ def test_deepspeeds_launcher_and_a_signal_of_its_worker() -> None:
             )
         ],
     )
-    failure = find(Evidence(run=ended(0, exit_code=250, ended_s=9.0), log=log))
+    failure = find(NodeEvidence(run=ended(0, exit_code=250, ended_s=9.0), log=log))
     assert (failure.rank, failure.signal, failure.error_id) == (3, "SIGABRT", "uncorrectable-ecc")
 
 
@@ -152,9 +152,9 @@ SERVICE = {
 
 @pytest.mark.parametrize(("kind", "message"), SERVICE.items())
 def test_what_is_no_message_of_a_communication_library_is_a_cause_of_its_own(kind: str, message: str) -> None:
-    own = Evidence(run=ended(1, exit_code=1, ended_s=6.0), exceptions=[raised(8, 5.0, kind, message)])
+    own = NodeEvidence(run=ended(1, exit_code=1, ended_s=6.0), exceptions=[raised(8, 5.0, kind, message)])
     log = text(aborted(0, ABORTS["nccl-peer-gone"]), torchrun(0, -6, 8))
-    peer = Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log)
+    peer = NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log=log)
     failure = find(own, peer)
     assert (failure.node, failure.rank) == ("node1", 8)
     assert "peer" not in str(failure.cause)
@@ -164,9 +164,9 @@ def test_what_is_no_message_of_a_communication_library_is_a_cause_of_its_own(kin
 
 def test_a_peers_abort_is_a_consequence_of_a_failure_that_only_a_log_tells() -> None:
     log = text(aborted(0, ABORTS["nccl-peer-gone"]), torchrun(0, -6, 2))
-    peer = Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log)
+    peer = NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log=log)
     said = "[rank8]: Traceback (most recent call last):\n[rank8]: ValueError: labels must be integers\n"
-    own = Evidence(run=ended(1, exit_code=1, ended_s=9.5), log=said)
+    own = NodeEvidence(run=ended(1, exit_code=1, ended_s=9.5), log=said)
     assert find(own, peer).node == "node1"
 
 
@@ -186,7 +186,7 @@ BARE = [
 @pytest.mark.parametrize("line", BARE)
 def test_a_bare_name_of_a_library_is_no_error(line: str) -> None:
     log = f"Error: dataset has 0 rows after filtering\n{line}\n"
-    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
+    failure = find(NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
     assert (failure.kind, failure.error_id) == (None, None)
 
 
@@ -196,7 +196,7 @@ def test_an_exception_that_was_survived_is_not_the_cause() -> None:
         ["using torch's own layer norm"],
         ["Traceback (most recent call last):", "ValueError: labels must be integers"],
     )
-    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
+    failure = find(NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log=log))
     assert failure.error_id is None
 
 
@@ -204,21 +204,21 @@ def test_of_several_workers_in_one_log_the_one_with_a_cause_of_its_own_is_told()
     peer = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a"
     log = "".join(f"[rank{rank}]: {peer} network error\n" for rank in (0, 2, 3))
     log = log.replace("[rank2]", "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n[rank2]")
-    assert find(Evidence(run=ended(0, exit_code=1), log=log)).error_id == "cuda-out-of-memory"
+    assert find(NodeEvidence(run=ended(0, exit_code=1), log=log)).error_id == "cuda-out-of-memory"
 
 
 def test_words_of_an_attempt_that_torchrun_repeated_do_not_count() -> None:
     again = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group"
     log = text(aborted(0, ABORTS["device-assert"]), [again], aborted(0, ABORTS["uncorrectable-ecc"]))
     log += text(torchrun(0, -6, 1))
-    assert find(Evidence(run=ended(0, exit_code=1), log=log)).error_id == "uncorrectable-ecc"
+    assert find(NodeEvidence(run=ended(0, exit_code=1), log=log)).error_id == "uncorrectable-ecc"
 
 
 def test_what_a_worker_without_a_record_raised_stands_in_the_sentence() -> None:
     said = ["[rank0]: Traceback (most recent call last):", "[rank0]: ValueError: labels must be integers"]
-    failure = find(Evidence(run=ended(0, exit_code=1, ended_s=9.0), log=text(said, torchrun(0, 1, 2))))
+    failure = find(NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log=text(said, torchrun(0, 1, 2))))
     assert failure.message == "rank 0 exited with code 1: ValueError: labels must be integers"
-    recorded = Evidence(run=ended(0, exit_code=1, ended_s=9.0), exceptions=[raised(0, 5.0)], log=text(said))
+    recorded = NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), exceptions=[raised(0, 5.0)], log=text(said))
     assert find(recorded).message == "rank 0 raised ValueError: bad data"
 
 
@@ -254,8 +254,8 @@ def test_a_line_is_found_wherever_it_stands_in_the_blocks_that_are_read(step: in
 def test_a_peers_exception_counts_by_its_type() -> None:
     later = ExceptionSample(rank=2, time_s=9.0, type="DistBackendError", message="something new", traceback="t")
     both = [
-        Evidence(run=ended(0, exit_code=1), exceptions=[GLOO]),
-        Evidence(run=ended(1, exit_code=1), exceptions=[later]),
+        NodeEvidence(run=ended(0, exit_code=1), exceptions=[GLOO]),
+        NodeEvidence(run=ended(1, exit_code=1), exceptions=[later]),
     ]
     assert find(*both).node == "node0"
     both[1].exceptions = [replace(later, type="ValueError", message="NCCL error in: my own words")]
@@ -281,18 +281,18 @@ WARNED = (
 def test_what_nccl_warned_of_in_its_own_log_names_the_cause(said: str, error_id: str) -> None:
     run = ended(0, exit_code=1, ended_s=9.0)
     exception = raised(0, 5.0, "DistBackendError", said)
-    failure = find(Evidence(run=run, exceptions=[exception], nccl_warnings=[WARNED]))
+    failure = find(NodeEvidence(run=run, exceptions=[exception], nccl_warnings=[WARNED]))
     assert failure.error_id == error_id
     if error_id == "nccl-ib-connect":
         assert "Call to ibv_modify_qp failed with 110" in failure.message
         assert WARNED in failure.log_tail
     log = text(aborted(0, said.rsplit("\n", maxsplit=1)[-1]), torchrun(0, -6, 1))
-    assert find(Evidence(run=run, log=log, nccl_warnings=[WARNED])).error_id == error_id
+    assert find(NodeEvidence(run=run, log=log, nccl_warnings=[WARNED])).error_id == error_id
 
 
 def test_nccls_warnings_of_a_peer_do_not_explain_a_failure_of_its_own() -> None:
     run = ended(0, exit_code=1, ended_s=9.0)
-    assert find(Evidence(run=run, exceptions=[raised(0, 5.0)], nccl_warnings=[WARNED])).error_id is None
+    assert find(NodeEvidence(run=run, exceptions=[raised(0, 5.0)], nccl_warnings=[WARNED])).error_id is None
 
 
 def test_a_warning_that_no_entry_knows_is_shown_beside_a_general_error() -> None:
@@ -303,14 +303,14 @@ def test_a_warning_that_no_entry_knows_is_shown_beside_a_general_error() -> None
         "NCCL error in: x.cpp:1, internal error - please report this issue to the NCCL developers",
     )
     odd = "gpu-a:7:9 [0] x.cc:7 NCCL WARN Rank 3 has no transport for send peer 2 on channel 0/1"
-    failure = find(Evidence(run=ended(0, exit_code=1), exceptions=[exception], nccl_warnings=[odd]))
+    failure = find(NodeEvidence(run=ended(0, exit_code=1), exceptions=[exception], nccl_warnings=[odd]))
     assert failure.error_id == "nccl-internal-error"
     assert failure.message.endswith(": Rank 3 has no transport for send peer 2 on channel 0/1")
 
 
 def test_the_telling_line_of_an_nccl_error_stands_in_the_sentence() -> None:
     said = "NCCL error in: x.cpp:1, unhandled system error\nncclSystemError: System call\nLast error:\nsocketStartConnect: Connect to 10.0.0.2<7> failed : Network is unreachable"
-    failure = find(Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, 5.0, "DistBackendError", said)]))
+    failure = find(NodeEvidence(run=ended(0, exit_code=1), exceptions=[raised(0, 5.0, "DistBackendError", said)]))
     assert "socketStartConnect: Connect to 10.0.0.2<7> failed : Network is unreachable" in failure.message
     assert failure.error_id == "nccl-cannot-connect"
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from multinode.check.check import CHECK_NAMES
-from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure
 from multinode.diagnose.failure_kinds import classify
 from multinode.diagnose.known_errors import PROJECTS, decode_catalogue, find_error, known_errors
@@ -762,12 +762,12 @@ def test_an_entry_that_is_not_as_it_should_be_is_named(before: str, after: str, 
 
 _WENT_WELL = """
 from multinode.diagnose import known_errors
-from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure
 from multinode.launch import execute
 from multinode.records.run import NodeRun
 run = NodeRun(name="node0", node_rank=0, state="ended", cause="exited", exit_code=0, ended_s=1.0)
-assert first_failure([Evidence(run=run, log="step 3\\n")]) is None
+assert first_failure([NodeEvidence(run=run, log="step 3\\n")]) is None
 print(known_errors.known_errors.cache_info().currsize)
 """
 
@@ -795,9 +795,9 @@ def test_a_text_with_dots_does_not_reach_into_other_lines() -> None:
 
 
 def test_an_error_that_names_its_own_cause_comes_before_what_its_peers_say() -> None:
-    def ended(rank: int, said: str, time_s: float) -> Evidence:
+    def ended(rank: int, said: str, time_s: float) -> NodeEvidence:
         run = NodeRun(name=f"node{rank}", node_rank=rank, state="ended", cause="exited", exit_code=1, ended_s=time_s)
-        return Evidence(
+        return NodeEvidence(
             run=run,
             exceptions=[
                 ExceptionSample(rank=rank, time_s=time_s, type="DistBackendError", message=said, traceback=said)

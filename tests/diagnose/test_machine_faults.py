@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from multinode.diagnose.evidence import Evidence, FaultWatch
+from multinode.diagnose.evidence import FaultWatch, NodeEvidence
 from multinode.diagnose.failure import blame_machine, first_failure
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample, parse_samples
@@ -43,7 +43,7 @@ def gpu(time_s: float, ecc: str) -> bytes:
     return b'{"kind":"gpu","time_s":%f,"mono_ns":0,"index":3,"ecc_uncorrected":%s}' % (time_s, ecc.encode())
 
 
-def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s: float = 0.0) -> Evidence:
+def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s: float = 0.0) -> NodeEvidence:
     """One that failed at 100 s on the controller's clock; `lines` are its samples, on its own."""
     watch = FaultWatch()
     watch.take(parse_samples(lines))
@@ -52,10 +52,10 @@ def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s
     )
     how = {"cause": "stopped", "signal": "SIGTERM"} if said is None else {"cause": "exited", "exit_code": 1}
     run = NodeRun(name=f"node{rank}", node_rank=rank, state="ended", ended_s=101.0 + offset_s, **how)
-    return Evidence(run=run, exceptions=raised, clock_offset_s=offset_s, faults=watch.faults)
+    return NodeEvidence(run=run, exceptions=raised, clock_offset_s=offset_s, faults=watch.faults)
 
 
-def blamed(nodes: list[Evidence], failure: Failure | None = None) -> Failure:
+def blamed(nodes: list[NodeEvidence], failure: Failure | None = None) -> Failure:
     found = blame_machine(failure or first_failure(nodes), nodes)
     assert found is not None
     return found

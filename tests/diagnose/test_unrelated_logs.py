@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.explanation import explain
 from multinode.diagnose.known_errors import find_error
 from multinode.diagnose.log_words import read_log
@@ -39,7 +39,7 @@ def test_no_entry_explains_it(log: dict[str, Any]) -> None:
     first = explain([("log", read_log(tail))]).first_failure
     assert first is None or first.error_id is None
     if log["exit_code"]:
-        failed = find(Evidence(run=ended(0, exit_code=log["exit_code"] % 100 or 1, ended_s=9.0), log=tail))
+        failed = find(NodeEvidence(run=ended(0, exit_code=log["exit_code"] % 100 or 1, ended_s=9.0), log=tail))
         assert failed.error_id is None
 
 

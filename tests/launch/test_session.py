@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from multinode.diagnose.evidence import Evidence
+from multinode.diagnose.evidence import NodeEvidence
 from multinode.errors import ContactLost
 from multinode.launch.request import ExecuteOptions, supervise_requests
 from multinode.launch.session import Chunk, Ended, Event, EventQueue, Hello
@@ -94,7 +94,7 @@ def test_a_node_that_was_given_up_is_sought_no_longer(tmp_path: Path) -> None:
 
 
 VANISHED_S = 5.0
-LOST = Evidence(
+LOST = NodeEvidence(
     run=NodeRun(name="node1", node_rank=1, state="lost", lost_s=VANISHED_S),
     error=ContactLost("no answer in time"),
     log="step 7\n",
@@ -104,25 +104,25 @@ LOST = Evidence(
 @pytest.mark.parametrize(
     ("survivor", "consequence"),
     [
-        (Evidence(run=ended(0, exit_code=1), exceptions=[GLOO]), "rank 0 raised RuntimeError: [../gloo"),
-        (Evidence(run=ended(0, exit_code=1), exceptions=[NCCL]), "rank 0 raised DistBackendError: NCCL error"),
+        (NodeEvidence(run=ended(0, exit_code=1), exceptions=[GLOO]), "rank 0 raised RuntimeError: [../gloo"),
+        (NodeEvidence(run=ended(0, exit_code=1), exceptions=[NCCL]), "rank 0 raised DistBackendError: NCCL error"),
         (
-            Evidence(run=ended(0, exit_code=1, ended_s=9.0), log="Watchdog caught collective operation timeout"),
+            NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log="Watchdog caught collective operation timeout"),
             "the job exited with code 1",
         ),
         (
-            Evidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log="ProcessGroupNCCL\nAborted"),
+            NodeEvidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log="ProcessGroupNCCL\nAborted"),
             "the job was killed by SIGABRT",
         ),
-        (Evidence(run=ended(0, exit_code=1)), "the job exited with code 1"),
+        (NodeEvidence(run=ended(0, exit_code=1)), "the job exited with code 1"),
         # By a clock that is a minute slow, and of a moment before the last word as far as clocks can tell.
         (
-            Evidence(run=ended(0, exit_code=1), exceptions=[replace(GLOO, time_s=-56.0)], clock_offset_s=-60.5),
+            NodeEvidence(run=ended(0, exit_code=1), exceptions=[replace(GLOO, time_s=-56.0)], clock_offset_s=-60.5),
             "rank 0 raised RuntimeError: [../gloo",
         ),
     ],
 )
-def test_what_peers_of_a_lost_node_raise_is_a_consequence(survivor: Evidence, consequence: str) -> None:
+def test_what_peers_of_a_lost_node_raise_is_a_consequence(survivor: NodeEvidence, consequence: str) -> None:
     failure = find(survivor, LOST)
     assert (failure.node, failure.kind, failure.time_s) == ("node1", "node_lost", VANISHED_S)
     assert failure.message == "contact was lost and not restored: no answer in time"
@@ -133,24 +133,24 @@ def test_what_peers_of_a_lost_node_raise_is_a_consequence(survivor: Evidence, co
 @pytest.mark.parametrize(
     "other",
     [
-        Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, 9.0)]),
-        Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, 9.0), raised(1, 9.5, message="gloo")]),
-        Evidence(run=ended(0, exit_code=1), exceptions=[raised(0, 2.0, "RuntimeError", "gloo: Connection reset")]),
-        Evidence(run=ended(0, exit_code=None, signal="SIGKILL", ended_s=9.0)),
-        Evidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log="free(): invalid pointer"),
-        Evidence(run=ended(0, exit_code=1, ended_s=9.0), log="OSError: No space left on device"),
-        Evidence(run=ended(0, cause="not_started", exit_code=None)),
+        NodeEvidence(run=ended(0, exit_code=1), exceptions=[raised(0, 9.0)]),
+        NodeEvidence(run=ended(0, exit_code=1), exceptions=[raised(0, 9.0), raised(1, 9.5, message="gloo")]),
+        NodeEvidence(run=ended(0, exit_code=1), exceptions=[raised(0, 2.0, "RuntimeError", "gloo: Connection reset")]),
+        NodeEvidence(run=ended(0, exit_code=None, signal="SIGKILL", ended_s=9.0)),
+        NodeEvidence(run=ended(0, exit_code=None, signal="SIGABRT", ended_s=9.0), log="free(): invalid pointer"),
+        NodeEvidence(run=ended(0, exit_code=1, ended_s=9.0), log="OSError: No space left on device"),
+        NodeEvidence(run=ended(0, cause="not_started", exit_code=None)),
     ],
     ids=["exception", "exception-first", "before", "killed", "crashed", "disk", "not-started"],
 )
-def test_what_has_a_cause_of_its_own_or_came_before_is_no_consequence(other: Evidence) -> None:
+def test_what_has_a_cause_of_its_own_or_came_before_is_no_consequence(other: NodeEvidence) -> None:
     failure = find(other, LOST)
     assert (failure.node, failure.consequences) == ("node0", ())
 
 
 def test_of_several_lost_nodes_the_first_to_fall_silent_is_told() -> None:
-    later = Evidence(run=NodeRun(name="node2", node_rank=2, state="lost", lost_s=8.0))
-    unheard = Evidence(run=NodeRun(name="node3", node_rank=3, state="lost"))
+    later = NodeEvidence(run=NodeRun(name="node2", node_rank=2, state="lost", lost_s=8.0))
+    unheard = NodeEvidence(run=NodeRun(name="node3", node_rank=3, state="lost"))
     assert find(later, unheard, LOST).node == "node1"
 
 

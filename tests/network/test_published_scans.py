@@ -8,7 +8,7 @@ import pytest
 
 from multinode.cluster.facts import Interface, RdmaPort
 from multinode.network.nic_path import MessagePath, NicPathCheck
-from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
+from multinode.network.scan_verdict import ScanEvidence, Verdict, judge_scan
 from multinode.traffic.algorithms import CollectiveRow, Layout, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp
 
@@ -52,7 +52,7 @@ def judged(
     """By the busbw of an all-reduce, the NIC's rate, and Gbit/s of raw TCP over one connection and over several."""
     by_size = busbw_gb_per_s if isinstance(busbw_gb_per_s, dict) else {512 * MIB: busbw_gb_per_s}
     several = several or one
-    evidence = Evidence(
+    evidence = ScanEvidence(
         rows=tuple(row(speed, layout, size) for size, speed in by_size.items()),
         layout=layout,
         nics={name: Interface(name="eth0", speed_gbit_per_s=link, mtu=mtu) for name in "ab"},

@@ -8,7 +8,7 @@ import pytest
 
 from multinode.cluster.facts import Interface
 from multinode.network.nic_path import NicPathCheck
-from multinode.network.scan_verdict import Evidence, Verdict, judge_scan
+from multinode.network.scan_verdict import ScanEvidence, Verdict, judge_scan
 from multinode.traffic.algorithms import CollectiveRow, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.units import goodput_gb_per_s
@@ -91,7 +91,7 @@ def judged(gb_per_s: float = 0.99 * GIGABIT, **changes: Any) -> Verdict:
         "busy_percent_by_node": {"a": 30.0, "b": 35.0},
         "nics": nics(),
     }
-    return judge_scan(Evidence(**(everything | changes)))
+    return judge_scan(ScanEvidence(**(everything | changes)))
 
 
 SLOW = 0.3 * GIGABIT
@@ -134,7 +134,7 @@ def test_wrong_values_come_before_everything() -> None:
 
 def test_without_rows_or_without_anything_to_hold_them_against_there_is_no_judgement() -> None:
     assert judged(rows=()).text == "no result: no size was measured by all workers"
-    verdict = judge_scan(Evidence(rows=rows(5.0)))
+    verdict = judge_scan(ScanEvidence(rows=rows(5.0)))
     assert "neither the link rate nor raw TCP is known" in verdict.text
     assert verdict.causes == ()
 
