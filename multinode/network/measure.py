@@ -17,7 +17,7 @@ from multinode.job.step_messages import StepMessages, messages_to_test, step_mes
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.network.scan_changes import compare_scans
-from multinode.network.scan_verdict import nic_ceilings
+from multinode.network.scan_evidence import nic_ceilings
 from multinode.network.size_scan import ScanReport, estimate_step, nics_of, read_ring, summarise_scan
 from multinode.records.benchmark import CollectiveTest, in_turns
 from multinode.records.run_directory import RunDirectory, list_runs

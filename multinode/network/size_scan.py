@@ -12,7 +12,8 @@ import msgspec
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.job.step_messages import StepMessages, estimate_step_us
 from multinode.network.nic_path import NcclPath, NicPathCheck, check_nic_path, parse_nccl_log
-from multinode.network.scan_verdict import ScanEvidence, Verdict, judge_scan
+from multinode.network.scan_evidence import ScanEvidence
+from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.records.benchmark import DTYPE_BYTES, REDOPS, CollectiveTest
 from multinode.records.finding import Finding
 from multinode.records.log import clean_log

@@ -8,7 +8,8 @@ import pytest
 
 from multinode.cluster.facts import Interface
 from multinode.network.nic_path import NicPathCheck
-from multinode.network.scan_verdict import ScanEvidence, Verdict, judge_scan
+from multinode.network.scan_evidence import ScanEvidence
+from multinode.network.scan_verdict import Verdict, judge_scan
 from multinode.traffic.algorithms import CollectiveRow, bus_factor
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.units import goodput_gb_per_s

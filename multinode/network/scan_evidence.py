@@ -1,0 +1,206 @@
+"""ScanEvidence: all that a size scan measured, and what follows from it: shares of the network, and what is slow."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from multinode.cluster.facts import Interface
+from multinode.network.nic_path import NicPathCheck
+from multinode.traffic.algorithms import CollectiveRow, Layout, card_factor, link_share
+from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, RawTcp, find_odd, slowest_gb_per_s
+from multinode.units import goodput_gb_per_s
+
+BITS_PER_BYTE = 8
+_ETHERNET_MTU = 1500
+_LARGE_BYTES = 1 << 20
+SMALL_BYTES = 4096
+# From this rate on, processors limit TCP, and repeats differ.
+_FAST_LINK_GBIT = 10.0
+# A longer time is not the cost of a message: workers are waiting.
+_START_MOST_US = 2000.0
+# Thresholds of slowness for links that TCP fills easily, and for faster ones. A stream fills 10 Gbit/s; a collective
+# there shares the processor with it.
+_COLLECTIVE_ENOUGH = (0.85, 0.7)
+_TCP_ENOUGH = (0.8, 0.5)
+# Share of a link that RDMA carries; a PCIe slot loses some of its rate to packets.
+_RDMA_ENOUGH = 0.7
+# No link carries more: larger frames than the MTU says, and clock errors, matter less.
+MORE_THAN_A_LINK = 1.05
+# TCP rarely passes 3 to 5 GB/s, whatever the link.
+_TCP_MOST_GB_PER_S = 3.0
+
+
+class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The network use of one large message."""
+
+    collective: str
+    size_bytes: int
+    nic_gb_per_s: float  # through the busiest NIC in one direction
+    busbw_gb_per_s: float  # as in nccl-tests
+    share_of_ceiling: float | None = None  # of the TCP line rate of the slowest link; None if its rate is unknown
+    share_of_tcp: float | None = None  # of raw TCP around the ring; None if not measured. Likewise `share_of_rdma`.
+    share_of_rdma: float | None = None
+    usual_share: float = 1.0  # share of a link that the backend normally gets for this collective
+    # of the smaller of the two and of `usual_share`, without the time of a small message; None if neither is known
+    fill: float | None = None
+
+
+class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """All data of a size scan; unmeasured values are empty."""
+
+    rows: tuple[CollectiveRow, ...]
+    layout: Layout = Layout(nodes=2)
+    backend: str = "unknown"  # `nccl` or `gloo`
+    nics: dict[str, Interface] = {}  # data-plane NICs by node, as far as known; empty for a single node
+    nics_gbit_per_s: dict[str, tuple[float, ...]] = {}  # rates of the used NICs by node, if known
+    tcp: RawTcp = RawTcp()
+    rdma: tuple[PairSpeed, ...] = ()  # ib_write_bw around the ring
+    path: NicPathCheck = NicPathCheck(ok=None)
+    over_rdma: bool = False  # whether the collectives used RDMA, which TCP cannot be compared with
+    # share of the operations' time in which the node's workers waited for others, 0 to 1
+    wait_share_by_node: dict[str, float] = {}
+    busy_percent_by_node: dict[str, float] = {}  # processors, during the collectives
+
+    @functools.cached_property
+    def link_gbit_per_s(self) -> float | None:
+        """Combined rate of the used NICs of the slowest node; None if one is unknown."""
+        rates = [sum(self.nics_gbit_per_s.get(name, ())) or nic.speed_gbit_per_s for name, nic in self.nics.items()]
+        known = [rate for rate in rates if rate]
+        return min(known) if known and len(known) == len(rates) else None
+
+    @functools.cached_property
+    def mtu(self) -> int | None:
+        """The smallest of the NICs."""
+        return min((nic.mtu for nic in self.nics.values() if nic.mtu), default=None)
+
+    @functools.cached_property
+    def goodput_gb_per_s(self) -> float | None:
+        """TCP payload of the slowest link."""
+        link = self.link_gbit_per_s
+        return goodput_gb_per_s(link, self.mtu or _ETHERNET_MTU) if link else None
+
+    @functools.cached_property
+    def odd(self) -> tuple[NetworkFinding, ...]:
+        """Outliers among individually measured pairs."""
+        return find_odd(self.tcp.pairs, nic_ceilings(self.nics)) if self.tcp.pairs else ()
+
+    @functools.cached_property
+    def tcp_gb_per_s(self) -> float | None:
+        """Raw TCP at the slowest place of the ring, for comparison."""
+        return None if self.over_rdma else slowest_gb_per_s(self.tcp.ring)
+
+    @functools.cached_property
+    def rdma_gb_per_s(self) -> float | None:
+        """Likewise raw RDMA, if the collectives used it."""
+        return slowest_gb_per_s(self.rdma) if self.over_rdma else None
+
+    @functools.cached_property
+    def ceiling_gb_per_s(self) -> float | None:
+        """Payload of the slowest link; RDMA headers take a few percent of the rate."""
+        link = self.link_gbit_per_s
+        return self.goodput_gb_per_s if not self.over_rdma else link / BITS_PER_BYTE if link else None
+
+    @functools.cached_property
+    def shares(self) -> tuple[SizeShare, ...]:
+        """Of every large size: 1 MiB and more, or the largest of its collective."""
+        largest: dict[str, int] = {}
+        for row in self.rows:
+            largest[row.collective] = max(row.size_bytes, largest.get(row.collective, 0))
+        large = [row for row in self.rows if row.size_bytes >= min(_LARGE_BYTES, largest[row.collective])]
+        return tuple(_share(row, self) for row in large)
+
+    @functools.cached_property
+    def worst(self) -> SizeShare | None:
+        """Of the largest size of each collective, the one that fills the network least, if any."""
+        return self.beyond or min(
+            self._largest, key=lambda share: 0.0 if share.fill is None else share.fill, default=None
+        )
+
+    @functools.cached_property
+    def beyond(self) -> SizeShare | None:
+        """Of these, one above the link rate, if any."""
+        large = [share for share in self._largest if share.size_bytes >= _LARGE_BYTES]
+        most = max(large, key=lambda share: share.share_of_ceiling or 0.0, default=None)
+        return most if most is not None and (most.share_of_ceiling or 0.0) > MORE_THAN_A_LINK else None
+
+    @property
+    def _largest(self) -> list[SizeShare]:
+        by_size = sorted(self.shares, key=lambda share: share.size_bytes)
+        return list({share.collective: share for share in by_size}.values())
+
+    def algorithm_of(self, row: CollectiveRow) -> str | None:
+        """The backend's algorithm, if the NIC counters show it."""
+        ran = ((one.algorithm, one.collective, one.size_bytes) for one in self.path.messages)
+        return next((name for name, *what in ran if what == [row.collective, row.size_bytes]), None)
+
+    @property
+    def is_fast_link(self) -> bool:
+        """Whether the links, or the TCP rate, are 10 Gbit/s or more."""
+        return max(self.link_gbit_per_s or 0.0, (self.tcp_gb_per_s or 0.0) * BITS_PER_BYTE) >= _FAST_LINK_GBIT
+
+    @property
+    def tcp_is_slow(self) -> bool | None:
+        """Whether raw TCP is below the link's capability; None if unknown."""
+        if self.tcp_gb_per_s is None or self.ceiling_gb_per_s is None:
+            return None
+        is_faster = (self.link_gbit_per_s or 0.0) > _FAST_LINK_GBIT
+        return self.tcp_gb_per_s < min(_TCP_ENOUGH[is_faster] * self.ceiling_gb_per_s, _TCP_MOST_GB_PER_S)
+
+    @property
+    def rdma_is_slow(self) -> bool | None:
+        """Whether raw RDMA is below the link's capability; None if unknown."""
+        if self.rdma_gb_per_s is None or self.ceiling_gb_per_s is None:
+            return None
+        return self.rdma_gb_per_s < _RDMA_ENOUGH * self.ceiling_gb_per_s
+
+    @property
+    def collective_is_slow(self) -> bool | None:
+        """Whether `worst` is below raw TCP, or else the link; None if unknown."""
+        if self.worst is None or self.worst.fill is None or self.beyond is not None:
+            return None
+        return self.worst.fill < _COLLECTIVE_ENOUGH[self.is_fast_link]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether TCP, RDMA and collectives are known not to be slow."""
+        return self.collective_is_slow is False and not self.tcp_is_slow and not self.rdma_is_slow
+
+
+def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
+    ceiling = seen.ceiling_gb_per_s
+    tcp = None if seen.over_rdma else row.tcp_gb_per_s or seen.tcp_gb_per_s
+    across = seen.layout.nodes > 1
+    what = (seen.backend, row.collective, seen.layout)
+    speed = card_factor(*what, seen.algorithm_of(row)) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
+    rdma = seen.rdma_gb_per_s
+    best = min((each for each in (ceiling, tcp, rdma) if each), default=None)
+    usual_share = link_share(*what)
+    fill = None
+    if best is not None and speed > 0:
+        # Time needed by the network, and the fixed cost of every message.
+        needed_us = row.time_us * speed / (best * usual_share)
+        small = [one for one in seen.rows if one.collective == row.collective and one.size_bytes <= SMALL_BYTES]
+        start_us = min((one.time_us for one in small if one.size_bytes < row.size_bytes), default=0.0)
+        fill = (needed_us + min(start_us, _START_MOST_US)) / row.time_us
+    return SizeShare(
+        collective=row.collective,
+        size_bytes=row.size_bytes,
+        nic_gb_per_s=speed,
+        busbw_gb_per_s=row.busbw_gb_per_s,
+        share_of_ceiling=speed / ceiling if ceiling else None,
+        share_of_tcp=speed / tcp if tcp else None,
+        share_of_rdma=speed / rdma if rdma else None,
+        usual_share=usual_share,
+        fill=fill,
+    )
+
+
+def nic_ceilings(nics: dict[str, Interface]) -> dict[str, float]:
+    """Payload of each node's NIC in Gbit/s, if its rate is known."""
+    return {
+        name: goodput_gb_per_s(nic.speed_gbit_per_s, nic.mtu or _ETHERNET_MTU) * BITS_PER_BYTE
+        for name, nic in nics.items()
+        if nic.speed_gbit_per_s
+    }
