@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 # What of the line rate is left for the payload of a TCP stream (IPv4, timestamps): each frame of `mtu` bytes carries
 # mtu - 52 bytes and takes mtu + 38 on the wire (Ethernet header, FCS, preamble, gap).
+BITS_PER_BYTE = 8
+MIB, GIB = 1 << 20, 1 << 30
+ETHERNET_MTU = 1500
 _TCP_IP_HEADER_BYTES = 52
 _ETHERNET_FRAMING_BYTES = 38
 

@@ -20,6 +20,7 @@ from multinode.records.benchmark import LAUNCH_US
 from multinode.records.samples import DeviceSample, Sample, SpeedSample
 from multinode.stats.counter_rates import Span
 from multinode.stats.estimate import estimate_median, of_repeats, spread_of
+from multinode.units import MIB
 
 _Kind = TypeVar("_Kind")
 
@@ -29,7 +30,6 @@ _LONGEST_ERROR = 300
 _DEVICES = frozenset({"cpu", "cuda"})
 # Upper limit in any unit.
 _FASTEST = 1e7
-_BYTES_PER_MIB = 1 << 20
 # Fields of machine use that bench keeps.
 _FIGURES = ("cpu_busy_percent", "cpu_steal_percent", "job_cores", "quota_cores", "throttled_share")
 _MOST_HOLDERS = 8
@@ -134,7 +134,7 @@ def _test(about: DeviceSample, key: TestKey, phases: Mapping[str, Sequence[Speed
 
 
 def _buffer(sample: SpeedSample) -> str:
-    return f"{(sample.size or 0) * (sample.width_bytes or 0) / _BYTES_PER_MIB:.0f} MiB"
+    return f"{(sample.size or 0) * (sample.width_bytes or 0) / MIB:.0f} MiB"
 
 
 def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> Speed | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, launch_check
 from multinode.traffic.pair_speeds import Pair, blame_pairs, least_of_due
-from multinode.units import format_rate, goodput_gb_per_s
+from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_rate, goodput_gb_per_s
 
 _LINK = Subject("link")
 
@@ -89,8 +89,6 @@ _ERROR_RATE = 1e-6
 _FEW_ERRORS = 100
 _FILLED = 0.7
 _CPU_BOUND_GBIT = 10.0
-_BITS_PER_BYTE = 8
-_ETHERNET_MTU = 1500
 _RULES = {
     "node": SLOW_NODE,
     "sends": SLOW_SENDER,
@@ -186,8 +184,8 @@ def _dues(inspection: Inspection) -> dict[Pair, _Due]:
     dues = {}
     for (name, (one, speed)), (peer, (other, its_speed)) in permutations(known.items(), 2):
         link = min(speed, its_speed)
-        mtu = min(one.mtu or _ETHERNET_MTU, other.mtu or _ETHERNET_MTU)
-        dues[name, peer] = _Due(goodput_gb_per_s(link, mtu) * _BITS_PER_BYTE, link)
+        mtu = min(one.mtu or ETHERNET_MTU, other.mtu or ETHERNET_MTU)
+        dues[name, peer] = _Due(goodput_gb_per_s(link, mtu) * BITS_PER_BYTE, link)
     return dues
 
 

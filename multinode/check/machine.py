@@ -16,7 +16,7 @@ from multinode.job.deepspeed import parse_deepspeed
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.model_size import parse_model
 from multinode.records.benchmark import Benchmark
-from multinode.units import format_duration
+from multinode.units import GIB, format_duration
 
 # Different versions of these break the rendezvous, the collectives or the results.
 _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate", "peft")
@@ -221,7 +221,6 @@ FEW_PROCESSES = _MACHINE.warning(
 _SKEW_S = 2.0
 # Docker's subnets for its bridges.
 _BRIDGES = ipaddress.ip_network("172.16.0.0/12")
-_GIB = 1 << 30
 _MIB_PER_GIB = 1024
 _SMALL_SHM_GIB = 1.0
 # Docker's default size.
@@ -328,7 +327,7 @@ def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
         if found.memory_total_gib is None:
             continue
         usable = min(found.memory_total_gib, found.memory_limit_gib or found.memory_total_gib)
-        need = parameters * sum(size for _, _, size in parts) / count / _GIB
+        need = parameters * sum(size for _, _, size in parts) / count / GIB
         if need > usable:
             yield OFFLOAD_TOO_LARGE.found(
                 node.name,

@@ -18,7 +18,15 @@ from multinode.job.step_calls import calls_of_strategy
 from multinode.job.training import SMALL_RANK, STAGES, Training, read_training
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs, card_bytes, card_time_s, step_exchanges
-from multinode.units import format_count, format_duration, format_rate, goodput_gb_per_s
+from multinode.units import (
+    BITS_PER_BYTE,
+    ETHERNET_MTU,
+    MIB,
+    format_count,
+    format_duration,
+    format_rate,
+    goodput_gb_per_s,
+)
 
 _TRAINING = Subject("training")
 _STRATEGY = Subject("strategy")
@@ -257,9 +265,6 @@ _LEAST_S = 0.1
 _MUCH_LESS = 0.5
 _SHARDED = (Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD)
 _GIGA = 1e9
-_BITS_PER_BYTE = 8
-_BYTES_PER_MIB = 1 << 20
-_ETHERNET_MTU = 1500
 # A link is never assumed slower than any network.
 _LEAST_GBIT_PER_S = 1e-4
 _LEAST_MTU = 576
@@ -354,7 +359,7 @@ def _cheapest(training: Training, layout: Layout, inspection: Inspection, *, glo
 
 def _fits(training: Training, inspection: Inspection) -> bool:
     parameters = training.small.parameters or 0
-    needed_mib = parameters * training.small.parameter_bytes / _BYTES_PER_MIB
+    needed_mib = parameters * training.small.parameter_bytes / MIB
     gpus = [gpu for found in inspection.facts.values() for gpu in found.gpus]
     sizes = [gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib is not None]
     return not sizes or needed_mib < _MODEL_SHARE * min(sizes)
@@ -377,12 +382,12 @@ def _link(inspection: Inspection) -> tuple[float, str] | None:
     measured = [rate for rate in rates if rate > _LEAST_GBIT_PER_S]
     if measured:
         slowest = min(measured)
-        return slowest / _BITS_PER_BYTE, f"{format_rate(slowest)} (measured between the nodes)"
+        return slowest / BITS_PER_BYTE, f"{format_rate(slowest)} (measured between the nodes)"
     speeds = [(link.speed_gbit_per_s, link.mtu) for _, link in inspection.links if link.speed_gbit_per_s]
     speed, mtu = min(speeds, key=lambda each: each[0], default=(0.0, None))
     if not speed > _LEAST_GBIT_PER_S:
         return None
-    mtu = mtu if mtu is not None and mtu >= _LEAST_MTU else _ETHERNET_MTU
+    mtu = mtu if mtu is not None and mtu >= _LEAST_MTU else ETHERNET_MTU
     return goodput_gb_per_s(speed, mtu), f"{format_rate(speed)} (what the slowest NIC negotiated)"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multinode.contrast.figures import Side
-from multinode.units import format_count, format_list, format_range, format_rate, goodput_gb_per_s
+from multinode.units import BITS_PER_BYTE, format_count, format_list, format_range, format_rate, goodput_gb_per_s
 
 _THREE_DIGITS = 100
 
@@ -44,7 +44,6 @@ def capitalised(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-_BITS_PER_BYTE = 8
 _BYTES_PER_MB, _BYTES_PER_GB = 1e6, 1e9
 _MS_PER_S = 1e3
 _MOST_BYTES = 1e18
@@ -67,13 +66,13 @@ def network_words(side: Side) -> str:
     counted = next((size for size in (seen.card, seen.expected) if size is not None), None)
     if counted is None or side.nodes == 1 or not 0 < counted <= _MOST_BYTES:
         return ""
-    gbit_per_s = counted * _BITS_PER_BYTE / _BYTES_PER_GB / (side.step_time_ms.value / _MS_PER_S)
+    gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / (side.step_time_ms.value / _MS_PER_S)
     by_rule = "" if seen.card is not None else " (expected from the strategy, not counted)"
     said = f"{figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
     link = side.link_gbit_per_s
     if link is None or not _SLOWEST_LINK <= link <= _FASTEST_LINK:
         return f"{said}, on average {format_rate(gbit_per_s)}"
-    most = goodput_gb_per_s(link) * _BITS_PER_BYTE
+    most = goodput_gb_per_s(link) * BITS_PER_BYTE
     rates = format_range(format_rate(most), "of", format_rate(link))
     return f"{said}, {gbit_per_s / most:.0%} of TCP line rate ({rates})"
 

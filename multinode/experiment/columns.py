@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from multinode.units import GIB
+
 MONEY = "{money}"
 """Placeholder of the currency in a unit."""
 
@@ -74,7 +76,6 @@ class CellColumn(msgspec.Struct, frozen=True):
 
 
 _FSDP = ("deepspeed", "fsdp")
-_GIB = 1 << 30
 
 _COLUMNS = (
     CellColumn(
@@ -347,9 +348,9 @@ _COLUMNS = (
         kind="measured",
         written="memory_gib",
         units={
-            f"{name}_{unit}": scale / _GIB
+            f"{name}_{unit}": scale / GIB
             for name in ("memory", "peak_memory", "gpu_memory")
-            for unit, scale in (("mb", 1e6), ("mib", 1 << 20), ("gb", 1e9), ("gib", _GIB))
+            for unit, scale in (("mb", 1e6), ("mib", 1 << 20), ("gb", 1e9), ("gib", GIB))
         },
         bare=(
             *(

@@ -15,6 +15,7 @@ from multinode.profile.in_training import step_bandwidths
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import transfers_us
 from multinode.records.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
+from multinode.units import GIB
 
 _OF_STEPS = (StepSample, LossSample, DdpSample, DeviceWaitSample)
 # Counters and losses of a step may arrive some steps later, or never.
@@ -24,7 +25,6 @@ _LATER_S = 10.0
 _MOST_PENDING = 10_000
 # Bits per nanosecond are Gbit/s.
 _GBIT_PER_BYTE = 8.0
-_GIB = 1 << 30
 
 
 class StepFigures(NamedTuple):
@@ -198,4 +198,4 @@ def _exposed(records: Sequence[StepSample], exposed_us: float | None) -> dict[st
 
 def _peak_gib(records: Sequence[StepSample]) -> float | None:
     peaks = [one.peak_memory_bytes for one in records if one.peak_memory_bytes is not None]
-    return max(peaks) / _GIB if peaks else None
+    return max(peaks) / GIB if peaks else None

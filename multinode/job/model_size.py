@@ -12,6 +12,7 @@ import msgspec
 
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.units import GIB
 
 # By model_type: bias of q, k and v, bias of o (if config.json does not say), normalized q and k.
 _ATTENTION = {
@@ -140,7 +141,6 @@ def _size(config: Mapping[str, Any], key: str) -> int | None:
 
 COUNTED = "parameters, gradients, Adam states and DDP buckets, without activations"
 
-_BYTES_PER_GIB = 1 << 30
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _ADAM_BYTES = 2 * _FP32_BYTES
 _SHARES_OPTIMIZER = frozenset(set(Strategy) - {Strategy.DDP})
@@ -203,9 +203,9 @@ def memory_need(
         else _gib(parameters, workers, strategy, _SHARES_PARAMETERS),
         gradients_gib=_gib(trained * width, workers, strategy, _SHARES_GRADIENTS),
         optimizer_gib=0.0 if placement.optimizer_elsewhere else _gib(optimizer, workers, strategy, _SHARES_OPTIMIZER),
-        buckets_gib=trained * width / _BYTES_PER_GIB if strategy is Strategy.DDP and layout.workers > 1 else 0.0,
+        buckets_gib=trained * width / GIB if strategy is Strategy.DDP and layout.workers > 1 else 0.0,
     )
 
 
 def _gib(size_bytes: float, workers: int, strategy: Strategy, shared: frozenset[Strategy]) -> float:
-    return size_bytes / (workers if strategy in shared else 1) / _BYTES_PER_GIB
+    return size_bytes / (workers if strategy in shared else 1) / GIB

@@ -21,10 +21,10 @@ from multinode.job.training import Adapter, Training, read_training, zero_3_gath
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, step_exchanges
+from multinode.units import MIB
 
-_MIB = 1 << 20
 # DDP's first bucket is smaller unless the user sets the cap.
-_FIRST_CAP_BYTES = _MIB
+_FIRST_CAP_BYTES = MIB
 _CAP_MIB = 25
 # DeepSpeed pads a parameter group to a multiple of this many elements per worker.
 _ALIGNMENT = 2
@@ -202,7 +202,7 @@ def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
         raise JobError(
             f"{job.config_path}: ddp_bucket_cap_mb: {cap_mib!r} is not a size in MiB", hint="--set ddp_bucket_cap_mb=25"
         )
-    caps = [cap_mib * _MIB] if cap_mib != _CAP_MIB else [_FIRST_CAP_BYTES, _CAP_MIB * _MIB]
+    caps = [cap_mib * MIB] if cap_mib != _CAP_MIB else [_FIRST_CAP_BYTES, _CAP_MIB * MIB]
     finds_unused = config.get("ddp_find_unused_parameters")
     if not isinstance(finds_unused, bool):
         # As transformers decides: not with gradient checkpointing. LLaMA-Factory turns it off for LoRA.

@@ -33,7 +33,7 @@ from multinode.lab.state import (
     node_name,
 )
 from multinode.node.connectivity.connections import Connections, Listener, Stream
-from multinode.units import goodput_gb_per_s, parse_rate
+from multinode.units import BITS_PER_BYTE, goodput_gb_per_s, parse_rate
 
 T = TypeVar("T")
 
@@ -62,7 +62,6 @@ _WINDOW_S = 0.3
 _STREAM_DEADLINE_S = 10.0
 _TURN_S = 0.05
 _CLONE_NEWNET = 0x40000000
-_BITS_PER_BYTE = 8
 
 
 def make_namespaces(spec: LabSpec) -> None:
@@ -181,8 +180,8 @@ def measure_stream(source: LabNode, target: LabNode) -> LinkSpeed:
         source=source.name,
         target=target.name,
         rate_gbit_per_s=rate,
-        expected_gbit_per_s=None if rate is None else goodput_gb_per_s(rate) * _BITS_PER_BYTE,
-        goodput_gbit_per_s=found["size_bytes"] * _BITS_PER_BYTE / found["time_s"] / 1e9,
+        expected_gbit_per_s=None if rate is None else goodput_gb_per_s(rate) * BITS_PER_BYTE,
+        goodput_gbit_per_s=found["size_bytes"] * BITS_PER_BYTE / found["time_s"] / 1e9,
     )
 
 

@@ -19,6 +19,7 @@ from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.node.own_files import replace_file
 from multinode.node.processes import boot_id
+from multinode.units import GIB
 
 STATE_DIR = Path("/run/multinode/lab")
 
@@ -36,7 +37,6 @@ _PREFIX_LENGTH = 23
 # Of the nodes alone: the controller is not on the training network, so it need not be free there.
 _DATA_IPV6 = ipaddress.IPv6Network("fd6d:6e00::/64")
 _MAX_NODES = 200
-_GIB = 1 << 30
 _LOCK_POLL_S = 0.05
 
 
@@ -57,7 +57,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # pins each node to this many cores of its own; None lets all nodes share all cores
     cores_per_node: int | None = None
     python: str  # interpreter of the training environment, as the nodes see it
-    disk_bytes: int = 4 * _GIB  # what a node may write, in memory; its /dev/shm is as large again
+    disk_bytes: int = 4 * GIB  # what a node may write, in memory; its /dev/shm is as large again
     # an IPv4 /23 of the lab's own; the lower half is management, the upper half training
     network: str = DEFAULT_NETWORK
     ipv6: bool = False  # whether the training network has IPv6 addresses in place of that upper half

@@ -16,7 +16,7 @@ from multinode.records.benchmark import CollectiveTest
 from multinode.render.sheet import UNKNOWN, Column, Sheet, plus_minus, range_of_times, span_of_times, times
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import Estimate, of_repeats, ratio
-from multinode.units import format_count, format_list, format_rate, goodput_gb_per_s
+from multinode.units import MIB, format_count, format_list, format_rate, goodput_gb_per_s
 
 AXES = {
     "sockets": ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
@@ -29,9 +29,8 @@ AXES = {
 _SOCKETS = ((1, 4), (2, 2), (2, 8), (4, 4), (8, 4), (8, 8))
 # LL128 is never set: on platforms without support it corrupts data.
 _PROTOCOLS = ("Simple", "LL")
-_MIB = 1 << 20
 # Powers of two around the default of 4 MiB.
-_BUFFER_BYTES = (1 * _MIB, 8 * _MIB, 16 * _MIB)
+_BUFFER_BYTES = (1 * MIB, 8 * MIB, 16 * MIB)
 # Since this version a collective without the algorithm fails, and algorithms can be set per collective.
 _PER_COLLECTIVE_SINCE = (2, 24)
 _JUMBO_MTU = 9000

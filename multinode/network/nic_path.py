@@ -19,7 +19,7 @@ from multinode.profile.card_bytes import LEAST_BYTES_A_WORKER, find_carrier
 from multinode.profile.cards import LOOPBACK, Carried, is_rdma, payload
 from multinode.records.samples import CollectiveSample
 from multinode.traffic.algorithms import Layout, NodeFlow, algorithms_of, node_flows, protocols_of
-from multinode.units import format_list, format_size
+from multinode.units import MIB, format_list, format_size
 
 # Counters agreed with the table within 0.02% for large messages; an IPv6 header or a lost packet adds a per cent.
 _AGREES = 0.03
@@ -29,7 +29,6 @@ _TRIFLE = 0.05
 _SAME_FIT = 0.002
 # The window also contains barriers, ARP and keepalives.
 _LEAST_WINDOW_BYTES = 1 << 20
-_MIB = 1 << 20
 _PER_CENT = 100
 
 
@@ -291,7 +290,7 @@ def _algorithms(messages: Iterable[MessagePath]) -> Iterator[str]:
 
 
 def _size(size_bytes: float) -> str:
-    return format_size(round(size_bytes)) if size_bytes < _MIB else f"{size_bytes / _MIB:.1f} MiB"
+    return format_size(round(size_bytes)) if size_bytes < MIB else f"{size_bytes / MIB:.1f} MiB"
 
 
 _VERSION = re.compile(r"NCCL version (\S+)")

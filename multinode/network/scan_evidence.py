@@ -10,10 +10,8 @@ from multinode.cluster.facts import Interface
 from multinode.network.nic_path import NicPathCheck
 from multinode.traffic.algorithms import CollectiveRow, Layout, card_factor, link_share
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, RawTcp, find_odd, slowest_gb_per_s
-from multinode.units import goodput_gb_per_s
+from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, goodput_gb_per_s
 
-BITS_PER_BYTE = 8
-_ETHERNET_MTU = 1500
 _LARGE_BYTES = 1 << 20
 SMALL_BYTES = 4096
 # From this rate on, processors limit TCP, and repeats differ.
@@ -79,7 +77,7 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def goodput_gb_per_s(self) -> float | None:
         """TCP payload of the slowest link."""
         link = self.link_gbit_per_s
-        return goodput_gb_per_s(link, self.mtu or _ETHERNET_MTU) if link else None
+        return goodput_gb_per_s(link, self.mtu or ETHERNET_MTU) if link else None
 
     @functools.cached_property
     def odd(self) -> tuple[NetworkFinding, ...]:
@@ -200,7 +198,7 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
 def nic_ceilings(nics: dict[str, Interface]) -> dict[str, float]:
     """Payload of each node's NIC in Gbit/s, if its rate is known."""
     return {
-        name: goodput_gb_per_s(nic.speed_gbit_per_s, nic.mtu or _ETHERNET_MTU) * BITS_PER_BYTE
+        name: goodput_gb_per_s(nic.speed_gbit_per_s, nic.mtu or ETHERNET_MTU) * BITS_PER_BYTE
         for name, nic in nics.items()
         if nic.speed_gbit_per_s
     }

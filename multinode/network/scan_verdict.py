@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from multinode.network.scan_evidence import (
-    BITS_PER_BYTE,
     MORE_THAN_A_LINK,
     SMALL_BYTES,
     ScanEvidence,
@@ -31,7 +30,7 @@ from multinode.traffic.pair_speeds import (
     find_odd_in_ring,
     slowest_gb_per_s,
 )
-from multinode.units import format_list, format_rate, format_size
+from multinode.units import BITS_PER_BYTE, format_list, format_rate, format_size
 
 # AWS caps a flow at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2 instance network bandwidth").
 _FLOW_CAPS_GBIT, _NEAR_A_CAP = (5.0, 10.0), (0.9, 1.02)

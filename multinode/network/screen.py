@@ -15,7 +15,7 @@ from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, 
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.traffic.algorithms import CollectiveRow
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
-from multinode.units import format_count, format_duration, format_rate, format_size
+from multinode.units import BITS_PER_BYTE, format_count, format_duration, format_rate, format_size
 
 _COLUMNS = (
     Column("size", "B"),
@@ -182,7 +182,6 @@ def _figure(gbit_per_s: float) -> str:
     return f"{gbit_per_s:.0f}"
 
 
-_BITS_PER_BYTE = 8
 _US_PER_MS, _LONG_US = 1e3, 1e5
 _RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
 
@@ -346,4 +345,4 @@ def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
 
 def _slowest(pairs: Sequence[PairSpeed]) -> str:
     speeds = [one.gbit_per_s for one in pairs if one.gbit_per_s is not None]
-    return f"{min(speeds) / _BITS_PER_BYTE:.3f} GB/s" if speeds else "failed"
+    return f"{min(speeds) / BITS_PER_BYTE:.3f} GB/s" if speeds else "failed"

@@ -39,7 +39,7 @@ from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs
-from multinode.units import format_rate
+from multinode.units import BITS_PER_BYTE, format_rate
 
 # A file may hold anything.
 _ABSURD_BYTES, _ABSURD_COUNT = 1 << 44, 1 << 24
@@ -279,7 +279,7 @@ def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
 def _with_stream(network: NetworkModel, stream: float | None) -> NetworkModel:
     if stream is None:
         return network
-    return msgspec.structs.replace(network, stream_gb_per_s=stream / _BITS_PER_BYTE)
+    return msgspec.structs.replace(network, stream_gb_per_s=stream / BITS_PER_BYTE)
 
 
 def _backend(record: Record) -> str:
@@ -389,7 +389,6 @@ def _hold(
 
 _NO_SWEEP = "there is no stored nccl-test of these nodes: the nominal link rate is used, and the intervals are wide"
 _STREAM_ALONE = "there is no stored nccl-test of these nodes: the measured stream is used, and the intervals are wide"
-_BITS_PER_BYTE = 8
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

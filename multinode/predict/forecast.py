@@ -23,11 +23,10 @@ from multinode.profile.bottleneck import Bottleneck
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy
-from multinode.units import format_count, format_rate
+from multinode.units import MIB, format_count, format_rate
 
 GRAD_COMPRESS = ("fp16", "bf16")
 """Dtypes of DDP's compression hooks, in addition to `powersgd[:RANK]`."""
-_MIB = 1 << 20
 
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +166,7 @@ def predict_scenario(
         method=method,
         grad_compress=grad_compress,
         averaging=scenario.averaging.words if scenario.averaging is not None and scenario.averages else None,
-        bucket_mib=None if scenario.bucket_bytes is None else scenario.bucket_bytes / _MIB,
+        bucket_mib=None if scenario.bucket_bytes is None else scenario.bucket_bytes / MIB,
         overlap=scenario.overlap,
         step_time_ms=found.step_time_ms,
         samples_per_s=found.samples_per_s,
@@ -333,7 +332,7 @@ class _Variants:
             per_device_batch=point.per_device_batch,
             accumulation=point.accumulation,
             strategy=point.strategy,
-            bucket_bytes=None if point.bucket_mib is None else point.bucket_mib * _MIB,
+            bucket_bytes=None if point.bucket_mib is None else point.bucket_mib * MIB,
             overlap=overlap,
             averaging=point.averaging,
         )

@@ -26,10 +26,9 @@ from multinode.traffic.algorithms import (
 )
 from multinode.traffic.size_curve import SizeCurve, fit_curve, held_back, median_error
 from multinode.traffic.traffic import GroupScope
-from multinode.units import format_count, format_rate, goodput_gb_per_s
+from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_count, format_rate, goodput_gb_per_s
 
 _US_PER_MS = 1e3
-_BITS_PER_BYTE = 8
 _GB_PER_S = 1e-3  # of bytes in a microsecond
 # TCP rarely passes 3 to 5 GB/s, whatever the link.
 _TCP_CAP_GB_PER_S = (3.0, 5.0)
@@ -91,7 +90,7 @@ class NetworkModel(msgspec.Struct, frozen=True, kw_only=True):
             if end <= 0 or self.curves:
                 return goodput
             least = goodput * _LEAST_CARRIED
-            return least if link.rdma else min(least, _FLOW_CAPS_GBIT[0] / _BITS_PER_BYTE)
+            return least if link.rdma else min(least, _FLOW_CAPS_GBIT[0] / BITS_PER_BYTE)
         part = min(1.0, self.stream_gb_per_s / self.link.goodput_gb_per_s)
         if part >= _AS_RATED:
             return goodput * part
@@ -298,7 +297,6 @@ def _passes(network: NetworkModel, measured: str, collective: str, place: _Place
     return max(ratios) if place.assumed.end > 0 else min(ratios)
 
 
-_ETHERNET_MTU = 1500
 # Smaller messages take the fixed cost only.
 _LEAST_BYTES = 1 << 20
 
@@ -328,7 +326,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
     over_rdma = report.path is not None and report.path.over_rdma
     rdma = over_rdma or (report.nccl is not None and report.nccl.over_rdma)
     return NetworkModel(
-        link=Link(gbit_per_s=link_gbit_per_s, mtu=report.mtu or _ETHERNET_MTU, rdma=rdma),
+        link=Link(gbit_per_s=link_gbit_per_s, mtu=report.mtu or ETHERNET_MTU, rdma=rdma),
         layout=Layout.of(report.workers),
         backend=report.backend,
         curves=curves,

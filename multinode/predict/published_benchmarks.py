@@ -22,7 +22,7 @@ from multinode.profile.summary import Summary
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs
-from multinode.units import format_rate, goodput_gb_per_s
+from multinode.units import MIB, format_rate, goodput_gb_per_s
 
 _MS_PER_S, _MB_PER_GB, _BITS_PER_BYTE = 1e3, 1e3, 8
 # Rounding allowance of a stream over its link rate.
@@ -37,7 +37,6 @@ _STRATEGIES = {
     "shard_grad_op": Strategy.SHARD_GRAD_OP,
     "hybrid_shard": Strategy.HYBRID_SHARD,
 }
-_MIB = 1 << 20
 
 
 def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None = None) -> Evidence:
@@ -63,7 +62,7 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
     if benchmarks.optimizer_within_node and strategy is not Strategy.ZERO1:
         raise UsageError(f"optimizer_within_node applies to zero1, not to {benchmarks.strategy}")
     network = stated_network(_link(benchmarks.network), layout, benchmarks.backend, _stream(benchmarks.network))
-    bucket = None if benchmarks.bucket_mib is None else benchmarks.bucket_mib * _MIB
+    bucket = None if benchmarks.bucket_mib is None else benchmarks.bucket_mib * MIB
     work = Work(strategy=strategy, load=_load(benchmarks, strategy), bucket_bytes=bucket)
     share = hideable_share(strategy, lora=benchmarks.model.lora is not None)
     calibration = calibrate(_measured(benchmarks, benchmarks.single_node, "single_node"), work, network, share=share)

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-_ETHERNET_MTU = 1500
+from multinode.units import ETHERNET_MTU
+
 # Larger figures are typing errors; products stay far from float limits.
 _Positive = Annotated[float, Meta(gt=0, le=1e12)]
 _Count = Annotated[int, Meta(gt=0, le=1 << 20)]
@@ -42,7 +43,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gbit_per_s: _Positive | None = None  # of all its NICs together
     payload_mb_per_s: _Positive | None = None  # as from a file copy; or `payload_gbit_per_s`, as from iperf3
     payload_gbit_per_s: _Positive | None = None
-    mtu: Annotated[int, Meta(ge=576, le=65536)] = _ETHERNET_MTU
+    mtu: Annotated[int, Meta(ge=576, le=65536)] = ETHERNET_MTU
     rdma: bool = False
 
 

@@ -16,13 +16,13 @@ from multinode.profile.observed import ObservedNode
 from multinode.records.samples import CardBytes, NicSample, StepSample, WorkerSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
 from multinode.stats.estimate import UnknownError, attempt
+from multinode.units import BITS_PER_BYTE
 
 LOOPBACK = "lo"
 Counters = Sequence[tuple[int, CardBytes]]
 """Counters of one NIC by monotonic time of the node, ascending."""
 
 # Bits in a nanosecond are Gbit in a second.
-_BITS_PER_BYTE = 8
 _GBIT_PER_BYTE = 8e-9
 # More than any NIC or bond carries.
 _ABSURD_GBIT = 1e5
@@ -245,5 +245,5 @@ def _rate(before: NicSample, after: NicSample) -> CardRate:
     received, sent = after.rx_bytes - before.rx_bytes, after.tx_bytes - before.tx_bytes
     if received < 0 or sent < 0:
         return CardRate(sample=after)
-    bits = _BITS_PER_BYTE / (after.mono_ns - before.mono_ns)
+    bits = BITS_PER_BYTE / (after.mono_ns - before.mono_ns)
     return CardRate(sample=after, in_gbit_per_s=received * bits, out_gbit_per_s=sent * bits)

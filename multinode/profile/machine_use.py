@@ -18,6 +18,7 @@ from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
 from multinode.stats.estimate import UnknownError, attempt, known_max, known_median, known_sum
+from multinode.units import GIB
 
 _MOST_GPUS = 64
 # An idle GPU reduces its link to the first generation; only a busy one shows its full rate.
@@ -139,7 +140,6 @@ def _throttle(samples: Sequence[GpuSample]) -> dict[str, float]:
     }
 
 
-_BYTES_PER_GIB = 1 << 30
 _US_PER_S = 1e6
 _LONGEST_NOTE = 200
 # Prefixes of the samplers' notes, and the figures that they explain.
@@ -336,5 +336,5 @@ def _worker_memory_gib(node: ObservedNode, field: str) -> dict[int, float]:
     for step in node.of(StepSample):
         peak_bytes = getattr(step, field)
         if step.rank in node.ranks and peak_bytes is not None:
-            peaks[step.rank] = max(peaks.get(step.rank, 0.0), peak_bytes / _BYTES_PER_GIB)
+            peaks[step.rank] = max(peaks.get(step.rank, 0.0), peak_bytes / GIB)
     return dict(sorted(peaks.items()))

@@ -14,7 +14,7 @@ import msgspec
 
 from multinode.records.finding import Finding
 from multinode.records.samples import StreamResult
-from multinode.units import format_rate
+from multinode.units import BITS_PER_BYTE, format_rate
 
 Pair = tuple[str, str]
 
@@ -28,7 +28,6 @@ _CPU_BOUND_GBIT = 10.0
 # TCP payload of a 10 Gbit/s link, with frames of the usual size and larger.
 _CPU_BOUND_GOODPUT_GBIT = 9.4
 _PAIR = 2
-_BITS_PER_BYTE = 8
 _GIGA = 1e9
 # Shorter transfers give no rate.
 _LEAST_STREAM_S = 1e-3
@@ -121,7 +120,7 @@ def stream_speed(source: str, target: str, results: Sequence[StreamResult]) -> P
     for one in results:
         if one.error is not None or not one.size_bytes or (one.time_s or 0.0) < _LEAST_STREAM_S:
             return PairSpeed(source=source, target=target, error=one.error or "too little data arrived")
-        total += one.size_bytes * _BITS_PER_BYTE / (one.time_s or 0.0) / _GIGA
+        total += one.size_bytes * BITS_PER_BYTE / (one.time_s or 0.0) / _GIGA
     return PairSpeed(source=source, target=target, gbit_per_s=total)
 
 
@@ -178,7 +177,7 @@ def least_of_pairs(pairs: Iterable[PairSpeed], ceilings: Mapping[str, float] | N
 def slowest_gb_per_s(pairs: Iterable[PairSpeed]) -> float | None:
     """Speed of the slowest stream that ran: it limits a ring."""
     speeds = [one.gbit_per_s for one in pairs if one.gbit_per_s is not None]
-    return min(speeds) / _BITS_PER_BYTE if speeds else None
+    return min(speeds) / BITS_PER_BYTE if speeds else None
 
 
 def fastest_of(*tries: Iterable[PairSpeed]) -> tuple[PairSpeed, ...]:
