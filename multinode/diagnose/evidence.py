@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multinode.errors import MultinodeError
+from multinode.records.finding import Finding
 from multinode.records.log import clean_log
 from multinode.records.run import NodeRun
 from multinode.records.samples import ExceptionSample, GpuSample, KernelSample, NicSample, Sample
@@ -52,11 +53,9 @@ _XIDS = {
     120: "an error of the GPU's system processor (GSP)",
 }
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b")
-_GPU_HINT = (
-    "see the kernel log: ssh {node} 'dmesg -T | grep -i -e xid -e nvrm'; reset or replace the GPU, or exclude it"
-)
 _HINTS = {
-    "gpu": _GPU_HINT,
+    "gpu": "see the kernel log: ssh {node} 'dmesg -T | grep -i -e xid -e nvrm'; reset or replace the GPU, or exclude "
+    "it",
     "link": "check the cable, transceiver and switch port of {node}; its log: ssh {node} 'dmesg -T | grep -i link'",
     "disk": "see the kernel log and the disk's health: ssh {node} 'dmesg -T | grep -i error'; smartctl -a",
     "memory": "see the kernel log: ssh {node} 'dmesg -T | grep -i -e edac -e mce -e hardware'; test the memory",
@@ -73,22 +72,17 @@ _LOG_KINDS = (
 )
 
 
-class MachineFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: `kind` is `gpu`, `link`, `disk` or `memory`; `time_s` the node's wall clock."""
+class MachineFault(Finding, frozen=True, kw_only=True):
+    """One fault: `code` is `gpu`, `link`, `disk` or `memory`; `time_s` the node's wall clock."""
 
-    kind: str
     time_s: float
-    message: str
-
-    def hint(self, node: str) -> str:
-        """What to look at."""
-        return _HINTS[self.kind].format(node=node)
 
 
 class FaultWatch:
     """Finds the faults of one node in its samples, in the order in which they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._node = node
         self.faults: list[MachineFault] = []
         self._nics: dict[str, NicSample] = {}
         self._ecc: dict[int, int] = {}
@@ -105,7 +99,8 @@ class FaultWatch:
 
     def _add(self, kind: str, time_s: float, message: str) -> None:
         if len(self.faults) < _MOST_FAULTS:
-            self.faults.append(MachineFault(kind=kind, time_s=time_s, message=message))
+            hint = _HINTS[kind].format(node=self._node)
+            self.faults.append(MachineFault(code=kind, node=self._node, time_s=time_s, message=message, hint=hint))
 
     def _take_nic(self, sample: NicSample) -> None:
         before = self._nics.get(sample.ifname)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,7 +40,9 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
         nodes: what is known of each.
         stop: the command that ends a run without a lease where contact to a node was lost.
     """
-    found, lost = _find(nodes), _first_lost(nodes, stop)
+    found = _find(nodes)
+    losses = [_lost(node, stop) for node in nodes if node.run.state == "lost"]
+    lost = min(losses, key=lambda failure: failure.time_s or math.inf, default=None)
     if lost is None or (found is not None and not _follows(found, lost, nodes)):
         return found
     peers = sorted((node for node in nodes if node.run.state != "lost"), key=lambda node: node.run.node_rank)
@@ -49,7 +51,24 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
 
 
 def _find(nodes: Sequence[NodeEvidence]) -> Failure | None:
-    found = next((failure for find in _CAUSES if (failure := find(nodes)) is not None), None)
+    failed = [node for node in nodes if _failed(node.run)]
+    found = (
+        next((_not_started(node) for node in nodes if node.run.cause == "not_started"), None)
+        or _earliest_exception(nodes, connection=False)
+        or _earliest_job(node for node in failed if node.run.signal or node.run.cause == "supervisor_lost")
+        # TERM is what torchrun sends to the other workers itself. NCCL's watchdog aborts a worker whose peer is gone.
+        or _earliest_job(
+            node for node in failed if _death_signal(node) not in {None, "SIGTERM"} and not _is_of_peers(node)
+        )
+        or _earliest_job(node for node in failed if (word := _said_cause(node)) and rate(word.error, word) <= 1)
+        or _earliest_job(
+            node
+            for node in failed
+            if not node.exceptions and any(each.exceptions for each in nodes) and not _is_of_peers(node)
+        )
+        or _earliest_exception(nodes, connection=True)
+        or _earliest_job(failed)
+    )
     if found is None:
         return None
     node = _of(found, nodes)
@@ -101,18 +120,13 @@ def blame_machine(failure: Failure | None, nodes: Sequence[NodeEvidence]) -> Fai
         exit_code=node.run.exit_code,
         signal=node.run.signal,
         message=fault.message,
-        hint=fault.hint(node.run.name),
+        hint=fault.hint,
         error_id=None,
         cause=None,
         kind="hardware",
         time_s=time_s,
         consequences=(f"{failure.node}: {failure.message}", *failure.consequences),
     )
-
-
-def _never_started(nodes: Sequence[NodeEvidence]) -> Failure | None:
-    found = [node for node in nodes if node.run.cause == "not_started"]
-    return _not_started(found[0]) if found else None
 
 
 def _earliest_exception(nodes: Sequence[NodeEvidence], *, connection: bool) -> Failure | None:
@@ -138,24 +152,6 @@ def _earliest_exception(nodes: Sequence[NodeEvidence], *, connection: bool) -> F
     return replace(failure, consequences=tuple(near))
 
 
-def _killed(nodes: Sequence[NodeEvidence]) -> Failure | None:
-    return _earliest_job([node for node in nodes if node.run.signal is not None or node.run.cause == "supervisor_lost"])
-
-
-def _worker_killed(nodes: Sequence[NodeEvidence]) -> Failure | None:
-    """The report of torchrun names a worker that a signal ended; TERM is what it sends to the others itself.
-
-    NCCL's watchdog aborts a worker whose peer is gone: that is a consequence.
-    """
-    return _earliest_job(
-        [
-            node
-            for node in nodes
-            if _failed(node.run) and _death_signal(node) not in {None, "SIGTERM"} and not _is_of_peers(node)
-        ]
-    )
-
-
 def _death_signal(node: NodeEvidence) -> str | None:
     death = find_worker_death(node.read().report)
     return death.signal if death is not None else None
@@ -171,41 +167,14 @@ def _is_of_peers(node: NodeEvidence) -> bool:
     return word is not None and word.is_of_peers and (warning is None or warning.is_of_peers)
 
 
-def _failed_by_own_words(nodes: Sequence[NodeEvidence]) -> Failure | None:
-    own = (0, 1)
-    said = [(node, _said_cause(node)) for node in nodes if _failed(node.run)]
-    return _earliest_job([node for node, word in said if word is not None and rate(word.error, word) in own])
-
-
-def _failed_in_silence(nodes: Sequence[NodeEvidence]) -> Failure | None:
-    if all(not node.exceptions for node in nodes):
-        return None
-    return _earliest_job([node for node in nodes if not node.exceptions and not _is_of_peers(node)])
-
-
-def _earliest_job(nodes: Sequence[NodeEvidence]) -> Failure | None:
-    failed = [node for node in nodes if _failed(node.run)]
+def _earliest_job(nodes: Iterable[NodeEvidence]) -> Failure | None:
+    failed = list(nodes)
     if not failed:
         return None
     live = all(node.came_live and node.ended_heard_s is not None for node in failed)
     return _job_failure(min(failed, key=lambda node: (node.ended_heard_s or 0.0) if live else _ended_at(node)))
 
 
-def _first_lost(nodes: Sequence[NodeEvidence], stop: str | None) -> Failure | None:
-    found = [_lost(node, stop) for node in nodes if node.run.state == "lost"]
-    return min(found, key=lambda failure: failure.time_s or float("inf"), default=None)
-
-
-_CAUSES: tuple[Callable[[Sequence[NodeEvidence]], Failure | None], ...] = (
-    _never_started,
-    functools.partial(_earliest_exception, connection=False),
-    _killed,
-    _worker_killed,
-    _failed_by_own_words,
-    _failed_in_silence,
-    functools.partial(_earliest_exception, connection=True),
-    _earliest_job,
-)
 # Kinds that may have their cause on another node.
 _OF_PEERS = frozenset({None, "connection", "timeout"})
 # How well two clocks are brought together.
@@ -236,7 +205,7 @@ def _is_about_connection(sample: ExceptionSample) -> bool:
 
 
 def _ended_at(node: NodeEvidence) -> float:
-    return _at(node.run.ended_s, node) if node.run.ended_s is not None else float("inf")
+    return _at(node.run.ended_s, node) if node.run.ended_s is not None else math.inf
 
 
 def _at(time_s: float, node: NodeEvidence) -> float:

@@ -249,4 +249,4 @@ _EXPLAINS: dict[str, set[str | None]] = {
 
 def explains(fault: MachineFault, failure_kind: str | None, before_s: float) -> bool:
     """Whether a fault can be the cause of a failure of this kind; `before_s` is how long it came before."""
-    return failure_kind in _EXPLAINS[fault.kind] and -_AFTER_S <= before_s <= _BEFORE_S
+    return failure_kind in _EXPLAINS[fault.code] and -_AFTER_S <= before_s <= _BEFORE_S

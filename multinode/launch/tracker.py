@@ -226,7 +226,7 @@ class Tracker:
         self._start = start_progress(plan)
         self._tracks: list[_NodeTrack] = []
         for node, planned in zip(self._start.nodes, plan.nodes, strict=True):
-            hardware = FaultWatch()
+            hardware = FaultWatch(node.name)
             run = NodeRun(name=node.name, node_rank=node.node_rank)
             files = KeptFiles(directory, planned, limits or KeptLimits())
             track = _NodeTrack(run=run, progress=node, hardware=hardware, files=files, faults=hardware.faults)

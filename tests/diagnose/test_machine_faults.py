@@ -45,7 +45,7 @@ def gpu(time_s: float, ecc: str) -> bytes:
 
 def node(rank: int, *lines: bytes, said: tuple[str, str] | None = None, offset_s: float = 0.0) -> NodeEvidence:
     """One that failed at 100 s on the controller's clock; `lines` are its samples, on its own."""
-    watch = FaultWatch()
+    watch = FaultWatch(f"node{rank}")
     watch.take(parse_samples(lines))
     raised = (
         [] if said is None else [ExceptionSample(rank=rank, time_s=100.0 + offset_s, type=said[0], message=said[1])]
