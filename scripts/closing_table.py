@@ -15,7 +15,7 @@ from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.judge import compare
 from multinode.contrast.measure import with_outlook
 from multinode.contrast.side import SideRun, make_side
-from multinode.predict.words import link_words
+from multinode.predict.screen import link_words
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.render.sheet import percent, plus_minus, range_of_times, times

@@ -1,6 +1,6 @@
 """Causes of a slow device: differences from its peers, or between phases. Pure.
 
-`slow_devices` finds slow devices; `likely_causes` judges machines and GPUs.
+`judge` finds slow devices; `likely_causes` judges machines and GPUs.
 """
 
 from __future__ import annotations

@@ -2,15 +2,263 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.bench.figures import BenchReport
+from multinode.bench.causes import Case, find_causes, sensor_causes, shared_processors, usual_cause
+from multinode.bench.figures import KINDS, BelowSheet, BenchNode, BenchReport, BenchTest, BenchWorker, Drop, Slow, Speed
 from multinode.bench.nodes import BenchPart, bench_nodes
-from multinode.bench.slow_devices import SLOW_BELOW, find_below_sheet, find_drops, find_slow, with_peers
+from multinode.profile.likely_causes import LikelyCause, Peers
 from multinode.records.benchmark import PHASES, DeviceTest
+from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_list
+
+SLOW_BELOW = 0.9
+"""Share of the peers' median below which a device is slow."""
+# Sound GPUs (A100, H100, RTX 4090, A6000) reach two thirds to nine tenths in large half-precision products, and eight
+# to nine tenths in a memory copy.
+_LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
+# For smaller matrices, start-up takes as long as the product.
+_LARGE_ROWS = 4096
+_MOST_NAMED = 4
+# Median share of the peers' speed, by phase and kind of test.
+_Ratios = dict[str, dict[str, float]]
+
+
+class _Placed(msgspec.Struct, frozen=True):
+    """A worker and where it is."""
+
+    node: BenchNode
+    worker: BenchWorker
+
+    @property
+    def name(self) -> str:
+        return f"{self.node.node}/{self.worker.rank}"
+
+
+def with_peers(nodes: Sequence[BenchNode]) -> tuple[BenchNode, ...]:
+    """The nodes with each speed as a share of the peers', marked if slow."""
+    placed = _placed(nodes)
+    marked = {
+        each.name: msgspec.structs.replace(each.worker, tests=_compared(each.worker.tests, _peers(each, placed)))
+        for each in placed
+    }
+    return tuple(
+        msgspec.structs.replace(node, workers=tuple(marked[f"{node.node}/{one.rank}"] for one in node.workers))
+        for node in nodes
+    )
+
+
+def find_slow(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> tuple[Slow, ...]:
+    """Nodes and workers slower than their peers, the slowest first; a node with only slow workers is named as a whole.
+
+    Args:
+        nodes: from `with_peers`.
+        write_hint: adapts a hint to the way its node is reached.
+    """
+    placed = _placed(nodes)
+    found = []
+    for node in nodes:
+        slow = [(each, ratios) for each in placed if each.node is node and (ratios := _slow_ratios(each.worker))]
+        whole = len(slow) == len(node.workers)
+        groups = [slow] if whole else [[one] for one in slow]
+        found += [_slow(members, placed, write_hint, whole=whole) for members in groups if members]
+    return tuple(sorted(found, key=lambda one: min(ratio for kinds in one.ratios.values() for ratio in kinds.values())))
+
+
+def find_drops(nodes: Sequence[BenchNode], write_hint: Callable[[str], str]) -> tuple[Drop, ...]:
+    """Nodes slower when all workers measure than alone, grouped by cause."""
+    placed = _placed(nodes)
+    by_cause: dict[str, list[tuple[_Placed, float, tuple[LikelyCause, ...]]]] = {}
+    for each in placed:
+        pairs = [(test.together, test.alone) for test in each.worker.tests]
+        ratios = [ratio(_estimate(late), _estimate(early)) for late, early in pairs if late and early]
+        if ratios and _is_slow(ratios):
+            causes = _drop_causes(each, write_hint, alone=len(placed) == 1)
+            share = statistics.median(one.value for one in ratios)
+            by_cause.setdefault(_cause(causes), []).append((each, share, causes))
+    return tuple(_drop(cause, members) for cause, members in by_cause.items())
+
+
+def find_below_sheet(nodes: Sequence[BenchNode]) -> tuple[BelowSheet, ...]:
+    """GPUs whose best test of a kind is too far below the data sheet, grouped by model."""
+    found: dict[tuple[str, str], list[tuple[_Placed, BenchTest, float]]] = {}
+    for each in _placed(nodes):
+        for kind, least in _LEAST_SHARE.items():
+            best = max(_shares(each.worker, kind), key=lambda one: one[1], default=None)
+            if best is not None and best[1] < least:
+                found.setdefault((each.worker.name or "", kind), []).append((each, *best))
+    return tuple(_below(device, kind, members) for (device, kind), members in found.items())
+
+
+def _placed(nodes: Iterable[BenchNode]) -> list[_Placed]:
+    return [_Placed(node, worker) for node in nodes for worker in node.workers]
+
+
+def _peers(one: _Placed, placed: Sequence[_Placed]) -> list[_Placed]:
+    alike = [each for each in placed if each.worker.device == one.worker.device and each.worker is not one.worker]
+    same = [each for each in alike if each.worker.name == one.worker.name]
+    elsewhere, here = ([each for each in same if (each.node is one.node) is own] for own in (False, True))
+    return elsewhere or here or [each for each in alike if each.node is not one.node]
+
+
+def _compared(tests: Iterable[BenchTest], peers: Sequence[_Placed]) -> tuple[BenchTest, ...]:
+    compared = []
+    for test in tests:
+        like = [other for peer in peers for other in peer.worker.tests if other.key == test.key]
+        speeds = {phase: _against(test.speed(phase), [other.speed(phase) for other in like]) for phase in PHASES}
+        compared.append(msgspec.structs.replace(test, **speeds))
+    return tuple(compared)
+
+
+def _against(mine: Speed | None, others: Iterable[Speed | None]) -> Speed | None:
+    theirs = [other for other in others if other is not None]
+    if mine is None or not theirs:
+        return mine
+    peers = [_estimate(other) for other in theirs]
+    middle = {name: statistics.median(getattr(one, name) for one in peers) for name in ("value", "low", "high")}
+    found = ratio(_estimate(mine), Estimate(**middle))
+    return msgspec.structs.replace(mine, of_peers=found.value, slow=_is_slow([found]))
+
+
+def _is_slow(ratios: Sequence[Estimate]) -> bool:
+    certain = sum(one.high < 1 for one in ratios)
+    return statistics.median(one.value for one in ratios) < SLOW_BELOW and 2 * certain >= len(ratios)
+
+
+def _estimate(speed: Speed) -> Estimate:
+    low, high = speed.interval or (speed.value, speed.value)
+    return Estimate(value=speed.value, low=low, high=high)
+
+
+def _slow_ratios(worker: BenchWorker) -> _Ratios:
+    found: _Ratios = {}
+    for phase in PHASES:
+        for kind in KINDS:
+            speeds = [test.speed(phase) for test in worker.tests if test.kind == kind]
+            judged = [(one.of_peers, one.slow) for one in speeds if one is not None and one.of_peers is not None]
+            ratio = statistics.median(each for each, _ in judged) if judged else 1.0
+            if ratio < SLOW_BELOW and 2 * sum(slow for _, slow in judged) >= len(judged):
+                found.setdefault(phase, {})[kind] = ratio
+    return found
+
+
+def _slow(
+    members: Sequence[tuple[_Placed, _Ratios]],
+    placed: Sequence[_Placed],
+    write_hint: Callable[[str], str],
+    *,
+    whole: bool,
+) -> Slow:
+    worst: _Ratios = {}
+    for _, ratios in members:
+        for phase, kinds in ratios.items():
+            mine = worst.setdefault(phase, {})
+            mine |= {kind: min(ratio, mine.get(kind, ratio)) for kind, ratio in kinds.items()}
+    first = members[0][0]
+    peers = _peers(first, placed)
+    elsewhere = tuple(dict.fromkeys(each.node.node for each in peers if each.node is not first.node))
+    they = Peers(names=elsewhere) if elsewhere else Peers(kind="workers")
+    phase = next(phase for phase in PHASES if phase in worst)
+    # One of each cause over all members.
+    causes: dict[str, LikelyCause] = {}
+    for each, _ in members:
+        case = Case(
+            node=each.node.node,
+            me=each.worker,
+            phase=phase,
+            they=they,
+            peers=tuple(peer.worker for peer in peers),
+            write_hint=write_hint,
+        )
+        for cause in find_causes(case):
+            causes.setdefault(cause.cause, cause)
+    found = tuple(causes.values())
+    node, rank = first.node.node, None if whole else first.worker.rank
+    who = node if rank is None else f"worker {rank} of {node}"
+    return Slow(
+        text=f"{who} is slow: {_ratios_text(worst, they)}" + because(found),
+        node=node,
+        rank=rank,
+        ratios=worst,
+        compared_with=they,
+        peers=str(they),
+        cause=_cause(found),
+        likely_causes=found,
+    )
+
+
+def _drop_causes(each: _Placed, write_hint: Callable[[str], str], *, alone: bool) -> tuple[LikelyCause, ...]:
+    worker, name = each.worker, each.node.node
+    case = Case(
+        node=name,
+        me=worker,
+        phase="together",
+        they=Peers(kind="alone"),
+        peers=(worker,),
+        peer_phase="alone",
+        write_hint=write_hint,
+    )
+    shared = None if alone else shared_processors(case)
+    found = find_causes(case)
+    # On one machine, workers of the other nodes are the other processes.
+    return found if shared is None else (shared, *(cause for cause in found if cause.cause != "other_load"))
+
+
+def _drop(cause: str, members: Sequence[tuple[_Placed, float, tuple[LikelyCause, ...]]]) -> Drop:
+    names = tuple(dict.fromkeys(each.node.node for each, _, _ in members))
+    ratio = statistics.median(ratio for _, ratio, _ in members)
+    causes = members[0][2]
+    verb = "drops" if len(names) == 1 else "drop"
+    return Drop(
+        text=f"{format_list(names, _MOST_NAMED)} {verb} to {ratio:.0%} under full load" + because(causes),
+        nodes=names,
+        ratio=ratio,
+        cause=cause,
+        likely_causes=causes,
+    )
+
+
+def _shares(worker: BenchWorker, kind: str) -> Iterator[tuple[BenchTest, float]]:
+    for test in worker.tests:
+        if test.kind == kind and (kind != "matmul" or int(test.size) >= _LARGE_ROWS):
+            yield from ((test, speed.of_peak) for speed in test.speeds if speed.of_peak is not None)
+
+
+def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, float]]) -> BelowSheet:
+    best, test, share = max(members, key=lambda one: one[2])
+    causes = (*sensor_causes(best.worker), usual_cause(kind))
+    workers = tuple(each.name for each, _, _ in members)
+    where = f"{device} of {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
+    return BelowSheet(
+        text=f"{where} reaches at most {share:.0%} of its data sheet ({test.label})" + because(causes),
+        device=device,
+        label=test.label,
+        of_peak=share,
+        workers=workers,
+        likely_causes=causes,
+    )
+
+
+def _ratios_text(ratios: _Ratios, peers: Peers) -> str:
+    """`31% of the speed of node0 in matrix products and 33% in memory bandwidth (alone)`."""
+    said = "; ".join(
+        f"{format_list([f'{ratio:.0%} in {KINDS[kind]}' for kind, ratio in kinds.items()])} ({phase})"
+        for phase, kinds in ratios.items()
+    )
+    return said.replace("%", f"% of the speed of {peers}", 1)
+
+
+def because(causes: Sequence[LikelyCause]) -> str:
+    """The end of the sentence about a device."""
+    return f"; likely because {causes[0].sentence}" if causes else "; no recorded data explains it"
+
+
+def _cause(causes: Sequence[LikelyCause]) -> str:
+    return causes[0].cause if causes else "unknown"
+
 
 # Above this number, only the count is given.
 _MOST_LEFT = 3

@@ -11,8 +11,17 @@ from typing import TypeVar
 
 import msgspec
 
-from multinode.bench.figures import BenchNode, BenchTest, BenchWorker, Speed, WorkerUse
-from multinode.bench.work import TestKey, key_of, sheet_of, work_of
+from multinode.bench.figures import (
+    BenchNode,
+    BenchTest,
+    BenchWorker,
+    Speed,
+    TestKey,
+    WorkerUse,
+    key_of,
+    sheet_of,
+    work_of,
+)
 from multinode.cluster.facts import NodeFacts
 from multinode.profile.machine_use import figures_in, use_of_gpus
 from multinode.profile.observed import ObservedNode

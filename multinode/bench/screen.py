@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, Speed
-from multinode.bench.judge import describe_outcome
-from multinode.bench.slow_devices import because
+from multinode.bench.judge import because, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table

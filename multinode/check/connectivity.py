@@ -18,8 +18,7 @@ from multinode.errors import ContactLost, MultinodeError, NodeFailed, UsageError
 from multinode.records.samples import StreamResult
 from multinode.traffic.pair_speeds import Pair, PairSpeed, least_of_pairs, stream_speed
 from multinode.transport.agent import AgentStream, AgentTransport, Record, read_answer
-from multinode.transport.base import time_left
-from multinode.transport.fan_out import Outcomes, gather
+from multinode.transport.base import Outcomes, gather, time_left
 
 ALL_PAIRS_NODES = 16
 _RANDOM_PEERS = 2

@@ -17,7 +17,7 @@ from multinode.cluster.facts import NodeFacts
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
 from multinode.errors import MultinodeError, NodeFailed, UsageError
 from multinode.transport.agent import AgentTransport
-from multinode.transport.fan_out import Outcomes, gather
+from multinode.transport.base import Outcomes, gather
 from multinode.transport.refusals import REFUSALS
 
 # nvidia-smi may take 30 s on a cold driver.

@@ -50,7 +50,7 @@ def advise(
     """Show which changes would make a measured training faster, by how much, and how to make them."""
     from multinode.predict.advice import pays
     from multinode.predict.advice_screen import is_one_node
-    from multinode.predict.words import launch_command
+    from multinode.predict.screen import launch_command
 
     recommendations = read_recommendations(run_ids, link, link_measured)
     again = f"multinode advise{given_options(ctx)} --details"

@@ -99,7 +99,7 @@ def attach(
 
 
 def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
-    from multinode.cli.log_lines import print_followed
+    from multinode.cli.runs import print_followed
     from multinode.launch.attach import look_again
     from multinode.launch.logs import follow_logs
 

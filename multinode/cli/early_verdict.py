@@ -20,7 +20,7 @@ from multinode.units import format_count
 
 if TYPE_CHECKING:
     from multinode.launch.context import RunContext
-    from multinode.predict.early_verdict_watch import Judged
+    from multinode.predict.early_verdict import Judged
     from multinode.records.progress import RunProgress
     from multinode.records.run import EarlyVerdict
 
@@ -58,7 +58,7 @@ def require_terminal(mode: Mode, *, detach: bool = False) -> None:
 def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
     """The verdict on a run in progress, from its records so far, in words; empty without one."""
     from multinode.launch.attach import find_known
-    from multinode.predict.early_verdict_watch import judge
+    from multinode.predict.early_verdict import judge
 
     try:
         judged = judge(find_known(runs_root(), run_id).directory)
@@ -134,12 +134,12 @@ class _Watch:
             return progress
         if self._asks:
             self._read_answer(running=all(node.state == "running" for node in progress.nodes))
-        from multinode.predict.early_verdict_words import verdict_line
+        from multinode.predict.early_verdict import verdict_line
 
         return msgspec.structs.replace(progress, note=verdict_line(self._verdict, step))
 
     def _judge(self, run_id: str) -> None:
-        from multinode.predict.early_verdict_watch import judge
+        from multinode.predict.early_verdict import judge
         from multinode.records.run import VERDICT_FILE
 
         directory = RunDirectory(self._context.runs / run_id)

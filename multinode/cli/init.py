@@ -54,7 +54,7 @@ def init(
 
 
 def _copy_example(folder: Path, *, as_json: bool) -> None:
-    from multinode.records.example import copy_example
+    from multinode.records.hostfile import copy_example
 
     files = copy_example(folder)
     if as_json:

@@ -44,7 +44,7 @@ VERBS = {
     "compare": Verb("contrast", "Decide", "Compare two stored runs of any kind."),
     "predict": Verb("predict", "Decide", "Predict the speed with other networks, nodes and settings."),
     "advise": Verb("advise", "Decide", "Rank changes that would make a training faster."),
-    "import": Verb("import_table", "Decide", "Import benchmarks measured elsewhere, as a table."),
+    "import": Verb("table", "Decide", "Import benchmarks measured elsewhere, as a table."),
     "runs": Verb("runs", "Inspect", "List the runs."),
     "show": Verb("runs", "Inspect", "Show the results of a run, or the table of a sweep."),
     "explain": Verb("explain", "Inspect", "Find the first failure in any run's logs, with a fix."),

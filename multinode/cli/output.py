@@ -1,4 +1,4 @@
-"""Printing what all verbs print alike: documents and tables on stdout, failures and notes on stderr."""
+"""What all verbs print alike: documents and tables on stdout, failures and notes on stderr; exit codes."""
 
 from __future__ import annotations
 
@@ -134,3 +134,8 @@ def print_failure(failure: Failure, directory: str) -> None:
     for name, text in failure_notes(failure):
         typer.echo(f"  {name}: {text}", err=True)
     typer.echo(f"  log:  {directory}/logs/node-{failure.node_rank}.log", err=True)
+
+
+OF_RUNS = {"running": 0, "succeeded": 0, "failed": 1, "lost": 3, "stopped": 130}
+OF_STOPS = {"slower_than_one_node": 1}
+"""Of a run that was stopped, by the reason, where that is not the user."""

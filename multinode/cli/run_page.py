@@ -6,21 +6,60 @@ import html
 import time
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
+from multinode.bench.figures import BenchReport
 from multinode.bench.screen import bench_lines, bench_sheets
-from multinode.cli.reported_run import ReportedRun
+from multinode.contrast.figures import Contrast
 from multinode.contrast.page import contrast_html
+from multinode.contrast.screen import contrast_markdown
 from multinode.experiment.cell_page import cells_html
+from multinode.experiment.cell_sheet import cell_markdown
+from multinode.experiment.cells import CellTable
 from multinode.launch.outcome import attempt_sheet, failure_notes
 from multinode.network.scan_chart import scan_chart
 from multinode.network.screen import scan_lines
+from multinode.network.size_scan import ScanReport
 from multinode.profile.charts import loss_chart, split_chart, step_time_chart, timeline
 from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.run import Run
 from multinode.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, html_text, percent
+from multinode.render.sheet import (
+    UNKNOWN,
+    Column,
+    Sheet,
+    code_markdown,
+    figure,
+    format_sig,
+    html_text,
+    percent,
+    sheet_markdown,
+    text_markdown,
+)
 from multinode.units import format_duration
+
+
+class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and all that is known of it."""
+
+    run: Run
+    summary: Summary | None = None  # its figures; None where it never got so far
+    observed: Observed | None = None  # its samples; None where it has no nodes of its own, as a contrast
+    scan: ScanReport | None = None  # what an nccl-test measured; None of any other run
+    contrast: Contrast | None = None  # what a contrast found; None of any other run
+    cells: CellTable | None = None  # the table of a sweep or an import; None of any other run
+    bench: BenchReport | None = None  # what a bench found out; None of any other run
+    unread: str = ""  # what of it cannot be shown, and why, in a sentence; else empty
+
+    @property
+    def has_result(self) -> bool:
+        """Whether there is something to show beside samples, or a word on why there is not."""
+        return bool(self.unread) or any(
+            found is not None for found in (self.scan, self.contrast, self.cells, self.bench)
+        )
+
 
 _CLOCKS = (
     "Times are in seconds since the end of the run's first step, by each node's own clock; the measured steps are "
@@ -137,3 +176,34 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
         ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
+
+
+def run_markdown(runs: Sequence[ReportedRun]) -> str:
+    """Every run under its job's name, most important first."""
+    return "\n".join("".join(_markdown_parts(one)).rstrip() + "\n" for one in runs)
+
+
+def _markdown_parts(one: ReportedRun) -> Iterator[str]:
+    run = one.run
+    nodes = ", ".join(node.name for node in run.nodes)
+    told = f"run {run.run_id}, {run.status}; {run.extent}: {nodes}"
+    yield f"## {text_markdown(run.job)}\n\n{text_markdown(told)}.\n\n"
+    if run.first_failure is not None:
+        yield f"**{text_markdown(f'{run.first_failure.node}: {run.first_failure.message}')}**\n\n"
+        yield "".join(f"- {name}: {text_markdown(text)}\n" for name, text in failure_notes(run.first_failure)) + "\n"
+    if one.unread:
+        yield f"{text_markdown(one.unread)}\n\n"
+    if run.attempts:
+        yield sheet_markdown(attempt_sheet(run.attempts))
+    if one.contrast is not None:
+        yield from contrast_markdown(one.contrast)
+    if one.cells is not None:
+        yield from cell_markdown(one.cells)
+    if one.bench is not None:
+        yield code_markdown("\n".join(bench_lines(one.bench))) + "\n"
+        yield from (sheet_markdown(sheet) for sheet in bench_sheets(one.bench))
+        yield code_markdown("\n".join(one.bench.notes)) + "\n"
+    if one.scan is not None:
+        yield code_markdown("\n".join(scan_lines(one.scan))) + "\n"
+    if one.summary is not None:
+        yield from (sheet_markdown(sheet) for sheet in summary_sheets(one.summary))

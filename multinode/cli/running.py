@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from multinode.cli.exit_codes import OF_RUNS, OF_STOPS
-from multinode.cli.output import note, print_directory, print_document, print_failure, print_screen
+from multinode.cli.output import OF_RUNS, OF_STOPS, note, print_directory, print_document, print_failure, print_screen
 from multinode.errors import ContactLost, Interrupted, MultinodeError
 from multinode.launch.request import StopRequest
 from multinode.records.run import SLOWER_THAN_ONE_NODE

@@ -218,10 +218,10 @@ def _read_axes(
 
 
 def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
-    from multinode.experiment.grid_progress import plan_lines
-    from multinode.experiment.grid_state import retry_failed as again
+    from multinode.experiment.grid_plan import plan_lines
+    from multinode.experiment.grid_plan import retry_failed as again
+    from multinode.experiment.series import find_sweep, new_record
     from multinode.experiment.sweep import require_plannable
-    from multinode.experiment.sweep_store import find_sweep, new_record
 
     require_plannable(asked)
     planned = new_record(asked)
@@ -238,9 +238,8 @@ def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
 
 
 def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
-    from multinode.experiment.sweep import find_finished
+    from multinode.experiment.sweep import build_table, find_finished
     from multinode.experiment.sweep import sweep as measure
-    from multinode.experiment.sweep_table import build_table
 
     finished = find_finished(asked, runs_root(), resume)
     if finished is not None:
@@ -258,7 +257,7 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
 
 
 def _tell_end(swept: Swept) -> NoReturn:
-    from multinode.experiment.grid_progress import end_line
+    from multinode.experiment.grid_plan import end_line
 
     failed = [cell for cell in swept.record.cells if cell.state == "failed"]
     for cell in failed:
@@ -314,7 +313,7 @@ def _require_fit(asked: AskedGrid, look: ViewOptions) -> None:
 
 
 def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
-    from multinode.experiment.sweep_table import load_tables
+    from multinode.experiment.sweep import load_tables
 
     names = [swept.directory.name]
     try:

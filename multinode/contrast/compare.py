@@ -9,11 +9,9 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
-from multinode.contrast.comparability import require_alike
-from multinode.contrast.figures import Contrast
-from multinode.contrast.judge import compare
+from multinode.contrast.figures import Contrast, compared_words
+from multinode.contrast.judge import compare, require_alike
 from multinode.contrast.side import SideRun, make_side
-from multinode.contrast.words import compared_words
 from multinode.errors import UsageError
 from multinode.job.workload import Workload
 from multinode.profile.summary import Summary

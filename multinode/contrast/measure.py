@@ -11,10 +11,9 @@ import msgspec
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.compare import load_side_run
-from multinode.contrast.figures import Contrast
+from multinode.contrast.figures import ASKED, Contrast, enough_words, named_words, too_few_words, uneven_words
 from multinode.contrast.judge import compare
 from multinode.contrast.side import SideRun, make_side
-from multinode.contrast.words import ASKED, enough_words, named_words, too_few_words, uneven_words
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, limit_steps, override_job, with_same_threads

@@ -21,8 +21,7 @@ from multinode.contrast.sheets import (
 )
 from multinode.predict.advice_screen import advice_sheet
 from multinode.predict.forecast import PredictedScenario
-from multinode.predict.sheets import break_even_sheet, what_if_sheet
-from multinode.predict.words import link_words
+from multinode.predict.screen import break_even_sheet, link_words, what_if_sheet
 from multinode.profile.summary_sheets import PARTS
 from multinode.render.charts import GREY, PALETTE, Figure, Scatter, error_bars, stacked_bars, with_axes
 from multinode.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from multinode.contrast.figures import Contrast, Side
+from multinode.contrast.figures import Contrast, Side, capitalised, network_words
 from multinode.contrast.judge import prefers_one_node
 from multinode.contrast.sheets import (
     each_node_sheet,
@@ -20,11 +20,9 @@ from multinode.contrast.sheets import (
     side_sheet,
     small_sheet,
 )
-from multinode.contrast.words import capitalised, network_words
 from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
-from multinode.predict.sheets import break_even_sheet, what_if_sheet
-from multinode.predict.words import break_even_words
+from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.render.sheet import Sheet, code_markdown, sheet_markdown, span_of_times, text_markdown, times
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import inverse

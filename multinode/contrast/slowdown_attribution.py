@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.contrast.figures import Side, SlowdownAttribution
-from multinode.contrast.words import PARTS, milliseconds, name_side
+from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, milliseconds, name_side
 from multinode.stats.estimate import Estimate, ratio
 
 NOTICEABLE = 0.05

@@ -24,7 +24,7 @@ from multinode.experiment.columns import COLUMNS
 from multinode.experiment.grid import CellRecord
 from multinode.job.workload import FullRun, Settings, global_batch
 from multinode.records.plan import LaunchPlan, NodePlan
-from multinode.records.plausible import plausible_count
+from multinode.records.samples import plausible_count
 from multinode.stats.estimate import UnknownError, attempt
 
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")

@@ -15,7 +15,7 @@ from multinode.contrast.compare import compare_runs
 from multinode.contrast.figures import Contrast
 from multinode.errors import UsageError
 from multinode.experiment.cells import CellTable
-from multinode.experiment.sweep_table import load_table, load_tables
+from multinode.experiment.sweep import load_table, load_tables
 from multinode.network.measure import load_scan
 from multinode.network.scan_changes import compare_scans
 from multinode.network.size_scan import ScanReport

@@ -1,18 +1,23 @@
-"""From `--grid key=a,b`, `--grid-arg --name=a,b` and `--nodes 1,2` to the named cells of a grid. Pure."""
+"""From `--grid key=a,b`, `--grid-arg` and `--nodes 1,2` to cells, how far a grid is, its progress in lines. Pure."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from multinode.cluster.cluster import Cluster
+from multinode.cluster.quoting import quote_path
 from multinode.errors import JobError, UsageError
-from multinode.experiment.grid import BATCH, Cell, Grid, is_batch
+from multinode.experiment.grid import BATCH, Cell, CellRecord, Grid, GridRecord, is_batch
+from multinode.experiment.sweep_cell import Outcome
 from multinode.job.job import override_text
 from multinode.secret_values import is_secret
 from multinode.strict_yaml import YamlError, parse_yaml
@@ -288,3 +293,198 @@ def _identity(value: Any) -> Hashable:
 
 def _first_twice(values: Sequence[Hashable]) -> int | None:
     return next((place for place, value in enumerate(values) if value in values[:place]), None)
+
+
+_MEMORY = {"gpu": "GPU memory", "node": "the node's memory"}
+
+
+def is_due(record: GridRecord, turn: Turn) -> bool:
+    """Whether this run is still to be made."""
+    cell = record.cells[turn.cell]
+    if cell.state not in {"waiting", "measured"} or cell.out_of is not None:
+        return False
+    return len(cell.run_ids) + cell.failed_runs < turn.number
+
+
+def due_turns(record: GridRecord) -> tuple[Turn, ...]:
+    """The runs still to be made, in order."""
+    cells = [one.cell for one in record.cells]
+    return tuple(turn for turn in measuring_order(record.grid, cells) if is_due(record, turn))
+
+
+def is_finished(record: GridRecord) -> bool:
+    """Whether nothing is left to measure."""
+    return all(cell.state != "running" for cell in record.cells) and not due_turns(record)
+
+
+def begin(record: GridRecord, index: int, run_id: str) -> GridRecord:
+    """The record with a run of this cell in progress."""
+    return _change(record, index, state="running", current=run_id, attempts=record.cells[index].attempts + 1)
+
+
+def give_up(record: GridRecord, index: int) -> GridRecord:
+    """The record without the run in progress, which says nothing about the cell and is repeated."""
+    return _change(record, index, state=_resting(record.cells[index]), current=None)
+
+
+def settle(record: GridRecord, index: int, outcome: Outcome, *, took_s: float | None = None) -> GridRecord:
+    """The record after the run in progress has ended.
+
+    Args:
+        record: the grid.
+        index: of the cell.
+        outcome: of the run.
+        took_s: its wall time; None excludes it from the estimate of the time left.
+    """
+    if outcome.state == "stopped":
+        return give_up(record, index)
+    took = () if took_s is None else (took_s,)
+    return _change(record, index, **_settled(record.cells[index], outcome, took))
+
+
+def skip_larger(record: GridRecord, index: int) -> tuple[GridRecord, tuple[str, ...]]:
+    """Skip cells that equal one out of memory except for a larger batch.
+
+    A cell that was measured earlier keeps its figures.
+
+    Returns:
+        The record, and the labels of the skipped cells.
+    """
+    small = record.cells[index]
+    reason = f"{small.cell.label} already ran out of {_MEMORY.get(small.out_of or '', 'memory')}"
+    cells = enumerate(record.cells)
+    larger = [other for other, cell in cells if cell.state == "waiting" and _needs_more(cell.cell, small.cell)]
+    for other in larger:
+        record = _change(record, other, state="skipped", reason=reason)
+    return record, tuple(record.cells[other].cell.label for other in larger)
+
+
+def without_runs(record: GridRecord, gone: Collection[str]) -> GridRecord:
+    """The record without these runs, which are no longer stored and are repeated."""
+    for index, cell in enumerate(record.cells):
+        kept = tuple(run_id for run_id in cell.run_ids if run_id not in gone)
+        if kept != cell.run_ids:
+            record = _change(record, index, run_ids=kept)
+            if cell.state != "running":
+                record = _change(record, index, state=_resting(record.cells[index]))
+    return record
+
+
+def retry_failed(record: GridRecord, indices: Collection[int] | None = None) -> GridRecord:
+    """The record with failed cells due again, of these or of all; not those out of memory."""
+    for index, cell in enumerate(record.cells):
+        asked = indices is None or index in indices
+        if asked and cell.failed_runs and cell.state in {"failed", "measured"}:
+            record = _change(record, index, state=_resting(cell), failed_runs=0, reason="", failure=None)
+    return record
+
+
+def _settled(cell: CellRecord, outcome: Outcome, took_s: tuple[float, ...]) -> dict[str, Any]:
+    changes: dict[str, Any] = {"state": outcome.state, "current": None, "took_s": cell.took_s + took_s}
+    if outcome.state == "measured" and cell.current is not None:
+        return changes | {"run_ids": (*cell.run_ids, cell.current)}
+    is_oom = outcome.state == "out_of_memory"
+    changes |= {"reason": outcome.reason, "failure": outcome.failure, "out_of": outcome.out_of}
+    if not is_oom:
+        changes["failed_runs"] = cell.failed_runs + 1
+    if cell.run_ids:
+        # The end of one repeat does not affect those already measured.
+        how = "ran out of memory" if is_oom else "failed"
+        changes |= {"state": "measured", "reason": f"a repeat {how}: {outcome.reason}"}
+    return changes
+
+
+def _needs_more(cell: Cell, small: Cell) -> bool:
+    ours, theirs = batch_of(cell), batch_of(small)
+    return ours is not None and theirs is not None and ours > theirs and batch_group(cell) == batch_group(small)
+
+
+def _resting(cell: CellRecord) -> str:
+    return "measured" if cell.run_ids else "waiting"
+
+
+def _change(record: GridRecord, index: int, **changes: Any) -> GridRecord:
+    cells = list(record.cells)
+    cells[index] = msgspec.structs.replace(cells[index], **changes)
+    return msgspec.structs.replace(record, cells=tuple(cells))
+
+
+_MINUTE_S, _HOUR_S = 60, 3600
+_STATES = ("measured", "out_of_memory", "skipped", "failed", "waiting", "running")
+_OUT_OF = {"gpu": "out of GPU memory", "node": "out of the node's memory"}
+
+
+def left_s(record: GridRecord) -> float | None:
+    """Estimated time of all due runs, from the mean of the finished ones; None before anything is known.
+
+    With a time limit per run, only runs that reached it count; until one has, the limit itself is used.
+    """
+    took = [one_s for cell in record.cells for one_s in cell.took_s]
+    limit_s = record.limit_s
+    if limit_s is not None:
+        took = [one_s for one_s in took if one_s >= limit_s] or [limit_s]
+    return statistics.fmean(took) * len(due_turns(record)) if took else None
+
+
+def about(seconds: float) -> str:
+    """An estimate for people: `about 40 s`, `about 4 min`, `about 2 h 10 min`."""
+    if seconds < 1.5 * _MINUTE_S:
+        return f"about {max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / _MINUTE_S)
+    if seconds < 1.5 * _HOUR_S:
+        return f"about {minutes} min"
+    hours, rest = divmod(round(minutes, -1), _MINUTE_S)
+    return f"about {hours} h {rest:02d} min" if rest else f"about {hours} h"
+
+
+def cell_line(number: int, total: int, name: str, remaining_s: float | None) -> str:
+    """The cell that is measured next: `[3/16] 2x1-lora-batch4, about 4 min left`."""
+    left = "" if remaining_s is None else f", {about(remaining_s)} left"
+    return f"[{number}/{total}] {name}{left}"
+
+
+def end_line(cell: CellRecord, samples_per_s: float | None) -> str:
+    """The outcome of a cell's run."""
+    if cell.state == "measured" and not cell.reason:
+        speed = f": {samples_per_s:.4g} samples/s" if samples_per_s is not None else ""
+        return f"{cell.cell.label}: measured{speed}"
+    state = _OUT_OF.get(cell.out_of or "", _words(cell.state))
+    return f"{cell.cell.label}: {state}" + (f": {cell.reason}" if cell.reason else "")
+
+
+def state_line(record: GridRecord) -> str:
+    """Number of cells by state: `16 cells: 12 measured, 1 out of memory, 3 skipped`."""
+    counts = Counter(cell.state for cell in record.cells)
+    said = ", ".join(f"{counts[state]} {_words(state)}" for state in _STATES if counts[state])
+    return f"{format_count(len(record.cells), 'cell')}: {said}"
+
+
+def _describe(grid: Grid, cell: Cell) -> str:
+    """What a cell sets, as the options of `launch`, or a script's arguments, would."""
+    workers = [] if cell.workers_per_node is None else [f"--workers-per-node {cell.workers_per_node}"]
+    settings = [f"--set {quote_path(text)}" for text in cell_overrides(cell)]
+    arguments = ["--", *map(quote_path, cell_arguments(grid, cell))]
+    return " ".join([f"--nodes {cell.nodes}", *workers, *(arguments if grid.arguments else settings)])
+
+
+def plan_lines(record: GridRecord) -> list[str]:
+    """The cells in order of measurement, and the number of runs."""
+    cells = record.cells
+    order = [turn.cell for turn in measuring_order(record.grid, [one.cell for one in cells]) if turn.number == 1]
+    width = max(len(one.cell.label) for one in cells)
+    lines = [
+        f"{number:>{len(str(len(cells)))}}  {cells[index].cell.label:<{width}}  "
+        + _describe(record.grid, cells[index].cell)
+        + ("" if cells[index].state == "waiting" else f"  ({_words(cells[index].state)})")
+        for number, index in enumerate(order, 1)
+    ]
+    repeats = record.grid.repeats
+    times = "" if repeats == 1 else f", {repeats} times each"
+    # A run in progress counts as not made: if it is interrupted, it is repeated.
+    running = [index for index, one in enumerate(cells) if one.state == "running"]
+    left = len(due_turns(functools.reduce(give_up, running, record)))
+    return [*lines, f"{format_count(len(cells), 'cell')}{times}: {format_count(left, 'run')} to make"]
+
+
+def _words(state: str) -> str:
+    return state.replace("_", " ")

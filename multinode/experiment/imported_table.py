@@ -30,7 +30,7 @@ from multinode.experiment.imported_titles import (
     read_title,
     settings_of,
 )
-from multinode.records.plausible import Rounded, exactly
+from multinode.records.samples import Rounded, exactly
 from multinode.strict_yaml import YamlError
 
 _MOST_ROWS = 20_000

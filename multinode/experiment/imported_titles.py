@@ -11,8 +11,18 @@ import re
 from typing import NamedTuple
 
 from multinode.experiment.columns import COLUMNS
-from multinode.experiment.imported_columns import IMPORTED, ImportedColumn, column_name, imported_column
-from multinode.experiment.imported_units import OF_DEVICE, Unit, find_unit, is_rate, parse_unit, unit_of_device
+from multinode.experiment.imported_columns import (
+    IMPORTED,
+    OF_DEVICE,
+    ImportedColumn,
+    Unit,
+    column_name,
+    find_unit,
+    imported_column,
+    is_rate,
+    parse_unit,
+    unit_of_device,
+)
 from multinode.predict.published import WORDS, any_of, parse_published, plain_text
 
 _MOST_SUGGESTED = 4

@@ -20,22 +20,19 @@ from multinode.experiment.asked_tuning import (
     fingerprint_of,
     first_two,
     job_of,
+    list_candidates,
     load_tuning,
     samples_of,
+    trial_of,
     with_expected,
     with_seeds,
 )
 from multinode.experiment.grid import Cell, CellRecord, Grid, GridRecord
-from multinode.experiment.grid_plan import Turn
-from multinode.experiment.grid_progress import state_line
-from multinode.experiment.grid_state import due_turns, retry_failed
-from multinode.experiment.series import Measure, Series
-from multinode.experiment.shortlist import Candidate, fits, spent_s
+from multinode.experiment.grid_plan import Turn, due_turns, retry_failed, state_line
+from multinode.experiment.series import Measure, Series, create_grid, find_sweep, keep_status
 from multinode.experiment.sweep import Resume
 from multinode.experiment.sweep_cell import measure_cell
-from multinode.experiment.sweep_store import create_grid, find_sweep, keep_status
-from multinode.experiment.trial import PARTS, at_best_rate
-from multinode.experiment.tuned_runs import list_candidates, trial_of
+from multinode.experiment.trial import PARTS, Candidate, at_best_rate, fits, spent_s
 from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
 from multinode.job.engine_commands import choose_engine
 from multinode.job.job import (

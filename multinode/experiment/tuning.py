@@ -10,8 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from multinode.experiment.shortlist import Candidate, LeftOut
 from multinode.experiment.trial import (
+    Candidate,
+    LeftOut,
     LossOf,
     Trial,
     TrialRun,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from multinode.experiment.grid_progress import about
-from multinode.experiment.shortlist import LeftOut
+from multinode.experiment.grid_plan import about
+from multinode.experiment.trial import LeftOut
 from multinode.experiment.tuning import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.render.sheet import (
     PLUS_MINUS,

@@ -16,7 +16,7 @@ from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
 from multinode.job.step_calls import StepCall, Work, calls_of_messages
 from multinode.job.step_messages import step_messages
 from multinode.job.training import named_fsdp, read_training
-from multinode.records.plausible import plausible_count
+from multinode.records.samples import plausible_count
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy

@@ -23,7 +23,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.transport.agent import AgentTransport
-from multinode.transport.fan_out import Outcomes, gather
+from multinode.transport.base import Outcomes, gather
 from multinode.units import format_count
 
 _WAIT_S = 0.2

@@ -18,8 +18,7 @@ from multinode.records.hostfile import find_hosts, load_allocation, load_hostfil
 from multinode.records.progress import RunProgress
 from multinode.records.run_directory import runs_root
 from multinode.records.settings import find_fan_out, find_ssh_client, load_settings
-from multinode.transport.base import Transport
-from multinode.transport.fan_out import set_fan_out
+from multinode.transport.base import Transport, set_fan_out
 
 if TYPE_CHECKING:
     from multinode.launch.context import RunContext

@@ -25,7 +25,7 @@ from msgspec import Meta
 from multinode.cluster.cluster import Node
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
 from multinode.transport.agent import AgentStream, AgentTransport, read_answer
-from multinode.transport.fan_out import gather
+from multinode.transport.base import gather
 from multinode.units import format_size
 
 _OPEN_S = 30.0

@@ -21,8 +21,7 @@ from multinode.launch.copy_chain import CopyProgress, CopyRound, Participant, fi
 from multinode.render.sheet import UNKNOWN, Column, Sheet
 from multinode.render.table import Part, labelled, sheet_table
 from multinode.transport.agent import AgentTransport
-from multinode.transport.base import Transport
-from multinode.transport.fan_out import gather
+from multinode.transport.base import Transport, gather
 from multinode.transport.local import LocalTransport
 from multinode.units import format_count, format_duration, format_list, format_size
 

@@ -16,7 +16,7 @@ from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import NodeDiagnosis, Stall, StallRecord, node_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport, read_answer
-from multinode.transport.fan_out import gather
+from multinode.transport.base import gather
 
 _WORKER_SAMPLES = "samples/rank-"
 

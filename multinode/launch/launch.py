@@ -34,7 +34,7 @@ from multinode.launch.execute import Execution
 from multinode.launch.request import ExecuteOptions
 from multinode.launch.runs import summarise_run
 from multinode.launch.transfer import copy_code, fetch_traces
-from multinode.profile.utilisation import read_model_work
+from multinode.profile.throughput import read_model_work
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, LaunchPlan, redact_plan
 from multinode.records.run import make_run_id

@@ -14,7 +14,7 @@ from multinode.records.plan import LaunchPlan
 from multinode.records.run import match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.transport.agent import AgentTransport
-from multinode.transport.fan_out import Outcomes, gather
+from multinode.transport.base import Outcomes, gather
 
 ANSWER_S = 30.0
 """How long a node may take to say what it knows of runs."""

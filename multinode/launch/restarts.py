@@ -38,7 +38,7 @@ from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import VERDICT_FILE, Attempt, Run, make_run_id, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory
-from multinode.transport.fan_out import gather
+from multinode.transport.base import gather
 from multinode.units import format_count, format_duration
 
 _ANSWER_S = 60.0

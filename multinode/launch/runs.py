@@ -15,7 +15,7 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.launch.transfer import read_traces
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.summary import Summary, summarise
-from multinode.profile.utilisation import ModelWork
+from multinode.profile.throughput import ModelWork
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs

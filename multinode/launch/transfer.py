@@ -20,12 +20,12 @@ from multinode.records.plan import CodeCopy, LaunchPlan, SentCode
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import TraceSample, parse_samples
 from multinode.transport.agent import AgentStream, AgentTransport, read_answer
-from multinode.transport.fan_out import gather
+from multinode.transport.base import gather
 from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeFile, CodeTree
-    from multinode.profile.trace_events import TraceEvents
+    from multinode.profile.trace import TraceEvents
 
 _ANSWER_S = 60.0
 # Minimum average rate, 64 kbit/s, so that the announced size bounds the time.
@@ -176,7 +176,7 @@ def fetch_traces(
 
 def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
     """The copied windows, by rank, and why others cannot be read."""
-    from multinode.profile.trace_events import read_trace
+    from multinode.profile.trace import read_trace
 
     events: dict[int, TraceEvents] = {}
     missing: dict[str, str] = {}

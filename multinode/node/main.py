@@ -24,7 +24,7 @@ _VERBS = {
     "diagnose": ".hang.diagnose:run",
     "fetch": ".run.runs:fetch",
     "follow": ".run.follow:run",
-    "connectivity": ".connectivity.connectivity:run",
+    "connectivity": ".connectivity.connections:run",
     "look": ".copies.session:look",
     "probe": ".probe:run",
     "relay": ".copies.session:relay",
@@ -55,7 +55,7 @@ def main() -> NoReturn:
     kill_wait = os.environ.pop(_KILL_WAIT, None)
     if kill_wait is None:
         sys.exit(_answer(channel))
-    from .run.step import stay_in_step, take_signals
+    from .run.supervisor import stay_in_step, take_signals
 
     take_signals(kill_wait)
     try:

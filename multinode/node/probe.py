@@ -13,10 +13,8 @@ from .channel import Channel, Record
 from .facts.aside import READ_S, LateError, Readings
 from .facts.files import ContentReader, find_mount, find_noexec, look_at, read_model
 from .facts.gpus import TOOLS, join_processes, parse_gpus, parse_processes, query_gpus, query_processes
-from .facts.machine import read_machine
-from .facts.network import find_routes, list_interfaces, read_port_range
+from .facts.network import find_port_users, find_routes, is_port_taken, list_interfaces, read_port_range
 from .facts.nics import list_rdma_ports
-from .facts.sockets import find_port_users, is_port_taken
 from .facts.software import (
     find_interpreter,
     find_tools,
@@ -25,8 +23,11 @@ from .facts.software import (
     parse_unknown,
     query_interactive,
     query_packages,
+    read_deepspeed_env,
+    read_machine,
+    read_nccl_files,
+    select_variables,
 )
-from .facts.variables import read_deepspeed_env, read_nccl_files, select_variables
 from .kernel_files import Mount, read_mounts
 from .nccl_files import find_inspector
 from .programs import Query, QueryFailed, find_program

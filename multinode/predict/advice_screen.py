@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from multinode.predict.advice import NOTICEABLE, Advice, Recommendations, Tried, best_tried, pays
 from multinode.predict.forecast import PredictedScenario
+from multinode.predict.screen import launch_command
 from multinode.predict.training_state import TrainingState
 from multinode.predict.tuning_options import per_step, script_ms
-from multinode.predict.words import launch_command
 from multinode.profile.summary_sheets import SMALLER
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, span_of_times, times
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table

@@ -21,11 +21,11 @@ from multinode.predict.cost_model import (
     Scenario,
     StepCosts,
     hideable_part,
+    make_low_rank,
     overlaps,
     step_parts,
 )
 from multinode.predict.leave_one_out import ResidualQuantile
-from multinode.predict.levers import make_low_rank
 from multinode.predict.network_model import CommTimes, Link, NetworkModel, UncertaintySource, comm_times
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary

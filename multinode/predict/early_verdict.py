@@ -1,4 +1,4 @@
-"""Early verdict: from the first steps of a run on several nodes, whether one node would be faster. Pure.
+"""Early verdict: from the first steps of a run on several nodes, whether one node would be faster.
 
 Uses the same model as `advise`, with only the records of this run.
 """
@@ -9,13 +9,110 @@ from typing import Any, Literal
 
 import msgspec
 
+from multinode.errors import MultinodeError
+from multinode.job.step_calls import passing_bytes
+from multinode.launch.runs import observe_run
 from multinode.predict.advice import NOTICEABLE, RankedOption, pays, rank_options
-from multinode.predict.early_verdict_words import verdict_line
+from multinode.predict.advise import training_state
+from multinode.predict.evidence import gather, work_of_calls
+from multinode.predict.request import read_record
+from multinode.predict.run_selection import Record
 from multinode.predict.training_state import TrainingState, TuningOption
 from multinode.predict.tuning_options import one_node
-from multinode.profile.summary import Summary
-from multinode.records.run import BestChange, EarlyVerdict, Projection, RunSteps, unknown_verdict
+from multinode.profile.observed import Observed
+from multinode.profile.summary import Summary, summarise
+from multinode.records.run import (
+    CERTAIN_STEPS,
+    LEAST_STEPS,
+    BestChange,
+    EarlyVerdict,
+    Projection,
+    RunSteps,
+    unknown_verdict,
+)
+from multinode.records.run_directory import RunDirectory
+from multinode.render.sheet import times
 from multinode.traffic.traffic import Strategy
+from multinode.units import format_count, format_duration
+
+
+def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
+    """The verdict in one line.
+
+    Args:
+        verdict: the verdict.
+        step: current step, for the times; None uses that of the verdict.
+    """
+    now, alone = verdict.now, verdict.one_node
+    if now is None or alone is None:
+        return verdict.sentence
+    said = f"Early verdict ({format_count(verdict.recorded, 'step')})"
+    part = _part_left(verdict, step)
+    ways = [
+        (now, f"on {verdict.nodes} nodes"),
+        (alone, f"on {verdict.node} alone"),
+        *([(verdict.best, f"with {_change(verdict.best)}")] if verdict.best is not None else ()),
+    ]
+    # A finished run has no time left.
+    left = ", ".join(words for way, name in ways if part and (words := _left_words(way, name, part)))
+    told = f". Left: {left}" if left else _best_words(verdict.best)
+    return f"{said}: {_head(verdict.nodes, alone)}{told}{_cores(verdict)}{_memory_words(verdict)}"
+
+
+def _head(nodes: int, alone: Projection) -> str:
+    low, high = alone.speedup_interval
+    if low > 1:
+        said = f"1 node is {times(alone.speedup)} faster than {nodes} ({times(low)} to {times(high)})"
+    elif high < 1:
+        said = f"{nodes} nodes are {times(1 / alone.speedup)} faster than 1 ({times(1 / high)} to {times(1 / low)})"
+    else:
+        said = f"inconclusive: 1 node is {times(low)} to {times(high)} the speed of {nodes}"
+    return f"{said}, with the same workers per node"
+
+
+def _part_left(verdict: EarlyVerdict, step: int | None) -> float:
+    if step is None or verdict.total_steps is None or verdict.total_steps <= verdict.step:
+        return 1.0
+    return min(1.0, max(0, verdict.total_steps - step) / (verdict.total_steps - verdict.step))
+
+
+def _left_words(way: Projection, name: str, part: float) -> str:
+    if way.left_s is None or way.left_interval_s is None:
+        return ""
+    value, low, high = (format_duration(one * part) for one in (way.left_s, *way.left_interval_s))
+    return f"{value} {name} ({low} to {high})"
+
+
+def _best_words(best: BestChange | None) -> str:
+    if best is None:
+        return ""
+    low, high = best.speedup_interval
+    return f". Best change: {_change(best)}, {times(best.speedup)} faster ({times(low)} to {times(high)})"
+
+
+def _change(best: BestChange) -> str:
+    more = f"global batch {best.samples_ratio:g}x" if best.samples_ratio != 1 else ""
+    how = "; ".join(one for one in (best.options, more) if one)
+    return f"{best.name} [{how}]" if how else best.name
+
+
+def _cores(verdict: EarlyVerdict) -> str:
+    if verdict.core_wait_ms is None:
+        return ""
+    return (
+        f". The interval is wide: workers of {verdict.node} waited {verdict.core_wait_ms:.3g} ms of a step for a core"
+    )
+
+
+def _memory_words(verdict: EarlyVerdict) -> str:
+    if verdict.memory == "fits":
+        return ""
+    if verdict.memory == "unknown":
+        return ". It is unknown whether it fits one node's memory"
+    needed = f": {verdict.needed_gib:.3g} GiB per worker" if verdict.needed_gib is not None else ""
+    there = f", its GPU has {verdict.gpu_gib:.3g}" if needed and verdict.gpu_gib is not None else ""
+    return f". It does not fit one node's memory{needed}{there}"
+
 
 # Changes that a user can make right away: no machines, no other training, nothing that may not fit the memory.
 _SETTINGS = frozenset(
@@ -100,3 +197,84 @@ def _best(ranked: tuple[RankedOption, ...], left_s: float | None) -> BestChange 
                 **_left(speedup, left_s),
             )
     return None
+
+
+_BITS_PER_BYTE, _BYTES_PER_MS = 8, 1e6
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """The judgement of a run so far."""
+
+    # None if not possible yet, or never: on one node, or for a run without training
+    verdict: EarlyVerdict | None = None
+    lacking: int = 0  # steps until a verdict, or until it may end the run; 0 if it is final
+
+
+def judge(directory: RunDirectory) -> Judged:
+    """The verdict on a run from all its records so far."""
+    record = read_record(directory)
+    if record is None or record.plan.test is not None or record.layout.nodes == 1:
+        return Judged()
+    observed = observe_run(directory, record.plan)
+    recorded = _by_all(observed)
+    if len(recorded) < LEAST_STEPS:
+        return Judged(lacking=LEAST_STEPS - len(recorded))
+    totals = [one.total_steps for one in observed.steps[recorded[-1]].values() if one.total_steps]
+    steps = RunSteps(
+        run_id=directory.run_id,
+        node=record.node_names[0],
+        nodes=record.layout.nodes,
+        workers_per_node=record.layout.on(1).workers,
+        step=recorded[-1],
+        total_steps=max(totals, default=None),
+        recorded=len(recorded),
+        measured=len(observed.counted),
+    )
+    verdict = _judged(directory, record, steps, _by_step(summarise(observed)))
+    return Judged(verdict=verdict, lacking=max(0, CERTAIN_STEPS - verdict.measured) if verdict.one_node else 0)
+
+
+def _judged(directory: RunDirectory, record: Record, steps: RunSteps, summary: Summary) -> EarlyVerdict:
+    record, averaging = msgspec.structs.replace(record, summary=summary), record.plan.averaging
+    if averaging is not None:
+        return unknown_verdict(steps, f"nodes average {averaging.words}: the first steps do not show its cost")
+    mean = summary.split.mean
+    if mean is None or mean.exposed_ms is None:
+        reason = summary.split.missing.get("exposed_ms", "it was not recorded")
+        return unknown_verdict(steps, f"exposed communication is unknown: {reason}")
+    try:
+        evidence = gather([record], link_measured=_carried_gbit_per_s(record, summary))
+        today = training_state(evidence, [directory], [summary])
+        return early_verdict(steps, today, summary)
+    except MultinodeError as error:
+        return unknown_verdict(steps, error.message)
+    except ValueError as error:
+        return unknown_verdict(steps, str(error))
+
+
+def _by_all(observed: Observed) -> list[int]:
+    return [number for number, workers in observed.steps.items() if len(workers) == observed.world_size]
+
+
+def _by_step(summary: Summary) -> Summary:
+    step_ms = summary.step_time_ms
+    if summary.samples_per_s is not None or step_ms is None:
+        return summary
+    mean = summary.split.mean.step_ms if summary.split.mean is not None else step_ms.median
+    per_s = summary.world_size * max(1, round(summary.micro_steps or 1)) / mean * 1e3
+    return msgspec.structs.replace(summary, samples_per_s=per_s, per_device_batch=1.0)
+
+
+def _carried_gbit_per_s(record: Record, summary: Summary) -> float | None:
+    """Rate carried during communication, used as the link rate if the NIC reports none.
+
+    The comparison with one node does not depend on it; gains of changes do.
+    """
+    comm_ms = summary.split.comm_ms or (summary.split.mean.exposed_ms if summary.split.mean is not None else None)
+    known = record.workload.work if record.workload is not None else None
+    work = known or work_of_calls(summary, record.layout)
+    if not comm_ms or work is None:
+        return None
+    calls = work.calls_of(work.strategy, record.layout)
+    sent = passing_bytes(calls, max(1, round(summary.micro_steps or 1)), record.layout)
+    return sent / comm_ms / _BYTES_PER_MS * _BITS_PER_BYTE

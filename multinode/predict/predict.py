@@ -18,12 +18,14 @@ from multinode.predict.cost_model import (
     Overlap,
     Scenario,
     StepParts,
+    averaging_calls,
     hideable_part,
+    lever_work,
+    low_rank_calls,
     overlaps,
     step_parts,
 )
 from multinode.predict.leave_one_out import ResidualQuantile
-from multinode.predict.levers import averaging_calls, lever_work, low_rank_calls
 from multinode.predict.network_model import (
     Assumed,
     NetworkModel,

@@ -15,7 +15,7 @@ from multinode.predict.calibration import Calibration, Measured, calibrate
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun
 from multinode.predict.network_model import Link, stated_network
-from multinode.predict.published_form import Model, Network, PublishedBenchmarks, Speed
+from multinode.predict.published import Model, Network, PublishedBenchmarks, Speed
 from multinode.predict.variants import Subject
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Summary

@@ -1,23 +1,288 @@
-"""What `predict` prints: the break-even, the scenarios, and how far off the model was; `--details` adds every note."""
+"""What `predict` prints: break-even, scenarios, error of the model; with `--details` all notes. Makes no figure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from multinode.cluster.quoting import hosts_option
+from multinode.predict.break_even import SLOWEST_GBIT_PER_S, BreakEven, Needed
 from multinode.predict.forecast import Forecast, PredictedScenario
-from multinode.predict.sheets import (
-    break_even_sheet,
-    forecast_notes,
-    forecast_sheet,
-    rows_words,
-    shared_settings,
-)
-from multinode.predict.words import break_even_words, launch_command, link_words
-from multinode.render.sheet import format_sig, times
+from multinode.predict.leave_one_out import LEAST_RUNS
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, span_of_times, times
 from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
-from multinode.units import format_count, format_rate
+from multinode.units import format_count, format_range, format_rate
+
+# A narrower range is one figure.
+_ONE_FIGURE = 1.05
+# Rounding must not decide.
+_ROUNDING = 1e-9
+
+
+def link_words(needed: Needed) -> str:
+    """A break-even link: `between 800 Mbit/s and 1.2 Gbit/s`, `at least 2 Gbit/s`."""
+    return _needed_words(needed, "link", _rate)
+
+
+def break_even_words(
+    found: BreakEven, nodes: int, link_gbit_per_s: float | None = None, *, shortly: bool = False
+) -> str:
+    """Which nodes become faster than which one, at what link, and what the link is: for the layout that can win."""
+    # One node against itself, spread over several, cannot win.
+    needed, workers = found.full_beats_one or found.beats_one, format_count(found.one_node_workers, "worker")
+    each = f" with {workers} each" if found.full_beats_one is not None else ""
+    sides, words = (f"{format_count(nodes, 'node')}{each}", f"1 node with {workers}"), link_words(needed)
+    yours = f"; yours is {format_rate(link_gbit_per_s)}" if link_gbit_per_s is not None else ""
+    if not words.startswith(("between", "about", "at most", "at least", "from")):
+        return f"{sides[0]} against {sides[1]}: {words}"
+    of = "" if words.startswith(("between", "from")) else "of "
+    if shortly:
+        return f"at a link {of}{words}{yours.replace(' is ', ': ')}"
+    return f"{sides[0]} become faster than {sides[1]} at a link rate {of}{words}{yours}"
+
+
+def accumulation_words(needed: Needed) -> str:
+    """Micro-batches per step, and what they make of the global batch."""
+    if needed.value is None:
+        return _count(needed)
+    # An earlier release stored no range.
+    if needed.low is None:
+        return f"{needed.value:g}; {needed.why}"
+    return f"{_count(needed)}; at {needed.value:g} {needed.why}"
+
+
+def _count(needed: Needed) -> str:
+    return _needed_words(needed, "accumulation", lambda count, _: f"{count:g}")
+
+
+def _needed_words(needed: Needed, noun: str, told: Callable[[float, int], str]) -> str:
+    """What is needed of a noun; `told` writes an amount with its unit, -1 rounds it down, 1 up."""
+    if needed.low is None:
+        return needed.why
+    is_any, low = needed.low <= SLOWEST_GBIT_PER_S, told(needed.low, -1)
+    if needed.high is None and is_any:
+        return f"inconclusive: any {noun} may be enough, or none"
+    if needed.high is None:
+        is_apart = needed.value is not None and needed.value > _ONE_FIGURE * needed.low
+        likely = f"about {told(needed.value or 0, 0)}, " if is_apart else ""
+        return f"{likely}at least {low}; within the prediction error, possibly no {noun} is enough"
+    if is_any:
+        return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"
+    if needed.high / needed.low <= _ONE_FIGURE:
+        return f"about {told(needed.value or needed.high, 0)}"
+    return f"between {format_range(low, 'and', told(needed.high, 1))}"
+
+
+def _rate(gbit_per_s: float, way: int) -> str:
+    if not way:
+        return format_rate(gbit_per_s)
+    unit = 10.0 ** (math.floor(math.log10(gbit_per_s)) - 1)
+    digits = gbit_per_s / unit
+    return format_rate((math.ceil(digits - _ROUNDING) if way > 0 else math.floor(digits + _ROUNDING)) * unit)
+
+
+def launch_command(job: str, hosts: str, options: str) -> str:
+    """The launch of the YAML that was measured, on the nodes that were; of a script, an empty `job`, options alone."""
+    return f"multinode launch{hosts_option(hosts)} {shlex.quote(job)} {options}".rstrip() if job else options
+
+
+_MOST_SCENARIOS = 60
+_Told = Callable[[PredictedScenario], str]
+# What a scenario may vary: a column where it does, and where all share it a phrase of the title.
+_SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
+    (Column("strategy", words=True), lambda one: one.strategy, lambda one: one.strategy),
+    (
+        Column("method", words=True),
+        lambda one: one.method or UNKNOWN,
+        lambda one: "full fine-tuning" if one.method == "full" else one.method or "",
+    ),
+    (
+        Column("workers", "per node"),
+        lambda one: " + ".join(map(str, one.unequal or (one.workers_per_node,))),
+        lambda one: (
+            f"{' + '.join(map(str, one.unequal))} workers"
+            if one.unequal
+            else f"{format_count(one.workers_per_node, 'worker')} per node"
+        ),
+    ),
+    (Column("batch"), lambda one: f"{one.per_device_batch:g}", lambda one: f"batch {one.per_device_batch:g}"),
+    (Column("accum."), lambda one: str(one.accumulation), lambda one: f"accumulation {one.accumulation}"),
+    (
+        Column("gradients", words=True),
+        lambda one: one.grad_compress or UNKNOWN,
+        lambda one: f"gradients as {one.grad_compress}" if one.grad_compress else "",
+    ),
+    (
+        Column("averaged", words=True),
+        lambda one: one.averaging or "every step",
+        lambda one: f"averaged {one.averaging}" if one.averaging else "",
+    ),
+    (Column("bucket", "MiB"), lambda one: figure(one.bucket_mib, "g"), lambda _: ""),
+    (Column("overlap"), lambda one: "on" if one.overlap else "off", lambda one: "" if one.overlap else "no overlap"),
+)
+_FIGURES: tuple[tuple[Column, _Told], ...] = (
+    (Column("step", "ms"), lambda one: format_sig(one.step_time_ms)),
+    (Column("samples/s"), lambda one: format_sig(one.samples_per_s)),
+    (Column("range"), lambda one: f"{format_sig(one.interval[0])}-{format_sig(one.interval[1])}"),
+    (Column("speed-up"), lambda one: f"{one.speedup:.2f}x"),
+    (Column("efficiency"), lambda one: f"{one.efficiency:.0%}"),
+    (Column("exposed", "ms"), lambda one: format_sig(one.parts.exposed_ms)),
+)
+
+
+_NARROW: tuple[tuple[Column, _Told], ...] = (
+    (
+        Column("samples/s"),
+        lambda one: (
+            f"{format_sig(one.samples_per_s)} "
+            + ("measured" if one.measured else f"({format_sig(one.interval[0])}-{format_sig(one.interval[1])})")
+        ),
+    ),
+    (
+        Column("against", "1 node"),
+        lambda one: span_of_times(one.speedup, None if one.measured else one.speedup_interval),
+    ),
+    (Column("scaling", "efficiency"), lambda one: f"{one.efficiency:.0%}"),
+)
+_ALIKE = 1e-9
+
+
+def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
+    """Nodes and link, the settings that vary, the figures; `*` marks what was measured.
+
+    Args:
+        forecast: with its scenarios.
+        narrow: for a terminal, where the parts of a step have no room.
+    """
+    rows, figures = _with_one_node(forecast), _NARROW if narrow else _FIGURES
+    if narrow and all(abs(row.efficiency - row.speedup) < _ALIKE for row in rows):
+        # With as many workers as the one node has, it is the speed-up again.
+        figures = figures[:-1]
+    varies = [len({told(row) for row in forecast.scenarios}) > 1 for _, told, _ in _SETTINGS]
+    told = [(column, cell) for (column, cell, _), varied in zip(_SETTINGS, varies, strict=True) if varied]
+    mark = "" if narrow else "*"
+    marked = "; * measured; these values are the model's" if mark and any(row.measured for row in rows) else ""
+    return Sheet(
+        title=f"predicted: {shared_settings(forecast.scenarios)}",
+        columns=(Column("nodes"), Column("link"), Column("workers"), *(column for column, _ in (*told, *figures))),
+        rows=tuple(
+            (
+                f"{mark if row.measured else ''}{row.nodes}",
+                _link(row),
+                f"{row.layout.workers}",
+                *(cell(row) for _, cell in (*told, *figures)),
+            )
+            for row in rows
+        ),
+        notes=(
+            f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",
+            *(("ranges: 90% prediction interval",) if narrow else ()),
+        ),
+    )
+
+
+def rows_words(forecast: Forecast) -> str:
+    """Of how many workers the rows are, where the break-even above them is of others; else empty."""
+    found = forecast.break_even
+    per_node = {row.workers_per_node for row in forecast.scenarios if row.nodes > 1}
+    if found is None or found.full_beats_one is None or not per_node or found.one_node_workers in per_node:
+        return ""
+    here = format_count(min(per_node), "worker")
+    return (
+        f"These rows have {here} per node; the break-even is for {found.one_node_workers} per node "
+        "(--workers-per-node):"
+    )
+
+
+def _with_one_node(forecast: Forecast) -> tuple[PredictedScenario, ...]:
+    one, rows = forecast.one_node, forecast.scenarios
+    if one is None or any(row.nodes == 1 or not _is_beside(row, one) for row in rows):
+        return rows
+    return (one, *rows)
+
+
+def _is_beside(row: PredictedScenario, one: PredictedScenario) -> bool:
+    names = ("strategy", "method", "per_device_batch", "accumulation")
+    return all(getattr(row, name) == getattr(one, name) for name in names)
+
+
+def shared_settings(rows: Sequence[PredictedScenario]) -> str:
+    """What all scenarios have alike."""
+    words = [word(rows[0]) for _, told, word in _SETTINGS if rows and len({told(row) for row in rows}) == 1]
+    return ", ".join(filter(None, words))
+
+
+def what_if_sheet(forecast: Forecast | None, *, narrow: bool = False) -> Sheet:
+    """The same where it is one table of many: no more rows than one reads, and all that there is to know below it."""
+    if forecast is None:
+        return Sheet(title="what if")
+    sheet = forecast_sheet(forecast, narrow=narrow)
+    left = len(sheet.rows) - _MOST_SCENARIOS
+    more = (f"and {left} more in the JSON",) if left > 0 else ()
+    return Sheet(
+        title="what if",
+        columns=sheet.columns,
+        rows=sheet.rows[:_MOST_SCENARIOS],
+        notes=(sheet.title, *sheet.notes, *more, *forecast_notes(forecast)),
+    )
+
+
+def break_even_sheet(forecast: Forecast | None) -> Sheet:
+    """What it would take; empty where that is not known."""
+    found = forecast.break_even if forecast is not None else None
+    rows: list[tuple[str, str]] = []
+    if found is not None:
+        target, workers = f"{found.target:.0%}", format_count(found.one_node_workers, "worker")
+        # One node against itself, spread over several, cannot win.
+        is_itself = found.beats_one.value is None and found.full_beats_one is not None
+        rows = [
+            *([] if is_itself else [(f"faster than 1 node with {workers}", link_words(found.beats_one))]),
+            *(
+                [(f"faster than 1 node, with {workers} on each", link_words(found.full_beats_one))]
+                if found.full_beats_one is not None
+                else []
+            ),
+            (f"efficiency {target}", link_words(found.efficient)),
+            ("all communication that overlap can hide is hidden", link_words(found.nothing_exposed)),
+            (f"accumulation for {target}", accumulation_words(found.accumulation)),
+            (f"node {found.next_node.nodes}", found.next_node.sentence),
+        ]
+    return Sheet(title="break-even", rows=tuple(rows))
+
+
+def forecast_notes(forecast: Forecast) -> Iterator[str]:
+    """How far the model is to be trusted, where it has its figures, and why the intervals are wide."""
+    yield f"back-test: {forecast.back_test.sentence}"
+    yield _intervals(forecast)
+    yield from (f"from: {source}" for source in forecast.sources)
+    yield from (f"note: {note}" for note in forecast.notes)
+    widest = max((row for row in forecast.scenarios if row.nodes > 1), key=_width, default=None)
+    if widest is not None:
+        whys = "; ".join(doubt.why for doubt in widest.doubts)
+        yield f"the widest interval is {_width(widest):.0%} of its value: {whys}"
+
+
+def _intervals(forecast: Forecast) -> str:
+    quantile = forecast.back_test.quantile
+    if quantile is None or not quantile.is_conformal:
+        runs = quantile.runs if quantile is not None else 0
+        return f"intervals: assumed, not back-tested: {runs} of the {LEAST_RUNS} runs needed for a 90% interval"
+    beyond = sum(row.basis == "assumed" and row.nodes > 1 for row in forecast.scenarios)
+    told = f"intervals: 90%, from the residuals of {quantile.runs} runs: up to {quantile.relative:.1%} off"
+    outside = f"{format_count(beyond, 'row')} outside the tested range: assumed, at least as wide"
+    return f"{told}; {outside}" if beyond else told
+
+
+def _width(row: PredictedScenario) -> float:
+    return (row.interval[1] - row.interval[0]) / row.samples_per_s
+
+
+def _link(row: PredictedScenario) -> str:
+    return UNKNOWN if row.link_gbit_per_s is None else format_rate(row.link_gbit_per_s)
+
 
 _MOST_ROWS = 20
 

@@ -12,11 +12,11 @@ from multinode.job.job_files import Change
 from multinode.job.model_size import COUNTED
 from multinode.job.step_calls import StepCall
 from multinode.predict.break_even import beats_one, on_one_node
-from multinode.predict.levers import make_low_rank
+from multinode.predict.cost_model import make_low_rank
 from multinode.predict.network_model import comm_times
+from multinode.predict.screen import link_words
 from multinode.predict.training_state import DEEPSPEED, NOTHING, TrainingState, TuningOption
 from multinode.predict.variants import vary
-from multinode.predict.words import link_words
 from multinode.profile.summary_sheets import SMALLER
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout

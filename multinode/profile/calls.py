@@ -1,6 +1,6 @@
 """The calls of each worker's steps on torch.distributed, with its groups and its description of its model. Pure.
 
-Untrusted: an impossible call (unknown kind, undescribed group, absurd size) is reported, not counted. `card_flows`
+Untrusted: an impossible call (unknown kind, undescribed group, absurd size) is reported, not counted. `nic_flows`
 gives the traffic of the calls.
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from multinode.profile.cards import card_rates
+from multinode.profile.nics import card_rates
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary_sheets import PARTS

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from multinode.profile.cards import card_rates
+from multinode.profile.nics import card_rates
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import (
     CgroupSample,

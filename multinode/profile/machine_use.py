@@ -1,6 +1,6 @@
 """Use of each node's NICs, processors, memory and GPUs during the measured steps. Pure.
 
-NICs are in `cards`, GPUs in `gpus`. Unknown values are None, with the reason in `missing`.
+NICs are in `nics`, GPUs in `gpus`. Unknown values are None, with the reason in `missing`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from multinode.profile.cards import CardUse, use_of_cards
+from multinode.profile.nics import CardUse, use_of_cards
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.profile.calls import WorkerCalls, asked_factor, busiest_worker
-from multinode.profile.card_bytes import LEAST_BYTES_A_WORKER, NodeCards, find_carrier, read_node_cards
-from multinode.profile.card_flows import CardFlows, Manner, Share, expect_flows
-from multinode.profile.cards import is_rdma
+from multinode.profile.nic_flows import CardFlows, Manner, Share, expect_flows
+from multinode.profile.nics import LEAST_BYTES_A_WORKER, NodeCards, find_carrier, is_rdma, read_node_cards
 from multinode.profile.observed import Observed
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import algorithms_of, protocols_of

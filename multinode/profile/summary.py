@@ -21,15 +21,20 @@ from multinode.profile.step_bytes import BytesPerStep, SeenCall, SeenTraffic, se
 from multinode.profile.step_split import StepSplit, split_steps, transfers_us
 from multinode.profile.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.profile.strategy import model_of, recognise_strategy
-from multinode.profile.throughput import Throughput, all_steps_samples_per_s, measure_throughput
+from multinode.profile.throughput import (
+    ModelWork,
+    Throughput,
+    all_steps_samples_per_s,
+    measure_throughput,
+    utilisation_of,
+)
 from multinode.profile.trace_view import TraceView, view_traces
-from multinode.profile.utilisation import ModelWork, utilisation_of
 from multinode.records.samples import LossSample, NoteSample, StepSample, TrainEndSample
 from multinode.stats.estimate import Bounds, Estimate, Spread, attempt, estimate_median, estimate_rate, spread_of
 from multinode.traffic.size_curve import ScanCurves
 
 if TYPE_CHECKING:
-    from multinode.profile.trace_events import TraceEvents
+    from multinode.profile.trace import TraceEvents
 
 # A node may send any number of notes.
 _MOST_NOTES = 20

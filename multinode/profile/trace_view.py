@@ -17,7 +17,7 @@ from multinode.stats.time_spans import Interval, clip, intersect, length, merge,
 from multinode.traffic.algorithms import bus_factor
 
 if TYPE_CHECKING:
-    from multinode.profile.trace_events import CollectiveSpan, TraceEvents
+    from multinode.profile.trace import CollectiveSpan, TraceEvents
 
 # Tolerance between exposed communication of the window and of the counters, as a fraction of the step.
 _AGREES = 0.1

@@ -1,11 +1,13 @@
 """Samples: records of the workers and of the sampler on a node, one JSON object per line. Raw and untrimmed.
 
-Untrusted: a line of another form is skipped and counted, never an error.
+Untrusted: a line of another form, or out of bounds, is skipped and counted, never an error.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from typing import Annotated, Any
 
 import msgspec
@@ -515,3 +517,89 @@ def _decode_foreign(line: bytes) -> Sample:
     raised = isinstance(record, dict) and record.get("kind") == "exception"
     with_lines = ("message", "traceback") if raised else ()
     return convert(printable_values(record, with_lines=with_lines, longest=_LONGEST_TEXT), Sample)  # type: ignore[arg-type]  # a union is no type
+
+
+# Eleven days: no step takes longer, and sums of such figures stay within a float.
+_LONGEST_US = 1e12
+# A nanosecond: no clock is finer, and what is divided by it stays within a float, too.
+_SHORTEST_US = 1e-3
+_LARGEST_COUNT = 1 << 60
+
+
+def plausible_us(value: float | None) -> float | None:
+    """A duration in microseconds: 0, or from a nanosecond to eleven days; None for anything else."""
+    # NaN is in no range; an integer of a thousand digits is compared before it becomes a float.
+    return float(value) if value is not None and (value == 0 or _SHORTEST_US <= value <= _LONGEST_US) else None
+
+
+def plausible_count(value: int | None) -> int | None:
+    """A number of things; None if it is missing, negative or above 2**60."""
+    return value if value is not None and 0 <= value <= _LARGEST_COUNT else None
+
+
+_NUMBER = re.compile(r"\d{1,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
+_COUNT = re.compile(r"\d{1,40}(?:\.0+)?", re.ASCII)
+# Far above any training's figures, and low enough that products of several stay within a float.
+_LEAST, _MOST = Decimal("1e-12"), Decimal("1e15")
+_MOST_COUNT = 10**12
+
+
+class Rounded(msgspec.Struct, frozen=True, kw_only=True):
+    """A positive figure known to lie between two bounds; products and quotients keep the bounds."""
+
+    value: float  # as written
+    low: float  # the smallest value that rounds to it
+    high: float  # the largest value that rounds to it
+
+    def __mul__(self, other: Rounded) -> Rounded:
+        """The product."""
+        return Rounded(value=self.value * other.value, low=self.low * other.low, high=self.high * other.high)
+
+    def __truediv__(self, other: Rounded) -> Rounded:
+        """The quotient."""
+        return Rounded(value=self.value / other.value, low=self.low / other.high, high=self.high / other.low)
+
+
+def exactly(value: float) -> Rounded:
+    """A figure without rounding, such as a count."""
+    return Rounded(value=value, low=value, high=value)
+
+
+def product(over: Iterable[Rounded], under: Iterable[Rounded] = (), scale: float = 1.0) -> Rounded:
+    """The product of some figures over that of others, times a constant."""
+    found = exactly(scale)
+    for one in over:
+        found *= one
+    for one in under:
+        found /= one
+    return found
+
+
+def parse_rounded(text: str, *, scale: float = 1.0) -> Rounded:
+    """A published figure, exact to half a unit of its last digit.
+
+    Args:
+        text: such as `0.085`, `1169.29`, `1.5e3`.
+        scale: factor from its unit to ours.
+
+    Raises:
+        ValueError: it is not a positive number, or implausible.
+    """
+    if not _NUMBER.fullmatch(text) or not _LEAST <= Decimal(text) <= _MOST:
+        raise ValueError(f"{text!r} is not a positive number")
+    value = Decimal(text)
+    half = Decimal(1).scaleb(int(value.as_tuple().exponent)) / 2
+    # A value rounded to a single digit, 1e3 or 0.1, was positive, too.
+    low = max(value - half, value / 2)
+    return Rounded(value=float(value) * scale, low=float(low) * scale, high=float(value + half) * scale)
+
+
+def parse_count(text: str) -> Rounded:
+    """A count of at least one; `64.0`, as spreadsheets write it, is 64.
+
+    Raises:
+        ValueError: it is not a count, or implausible.
+    """
+    if not _COUNT.fullmatch(text) or not 0 < int(text.partition(".")[0]) <= _MOST_COUNT:
+        raise ValueError(f"{text!r} is not a count")
+    return exactly(float(text.partition(".")[0]))

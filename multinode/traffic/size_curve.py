@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from multinode.records.plausible import plausible_us
+from multinode.records.samples import plausible_us
 
 Point = tuple[int, float]
 

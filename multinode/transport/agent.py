@@ -29,8 +29,7 @@ from multinode.cluster.quoting import quote_path
 from multinode.decoding import convert, decode_json, printable_values
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable, printable_line
 from multinode.transport import refusals
-from multinode.transport.base import Completed, Stream, Transport, time_left
-from multinode.transport.fan_out import fan_out
+from multinode.transport.base import Completed, Stream, Transport, fan_out, time_left
 
 _LOG = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ import paramiko
 from multinode.cluster.cluster import Node
 from multinode.errors import ContactLost, MultinodeError, UsageError
 from multinode.transport import refusals
-from multinode.transport.base import BufferedStream, Transport, held, time_left
-from multinode.transport.fan_out import fan_out
+from multinode.transport.base import BufferedStream, Transport, fan_out, held, time_left
 
 _LOG = logging.getLogger(__name__)
 # Paramiko's threads log what they raise; without a handler Python would print it with a traceback.

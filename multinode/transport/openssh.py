@@ -33,8 +33,7 @@ from multinode.cluster.cluster import Node
 from multinode.cluster.quoting import destination, ssh_words
 from multinode.errors import ContactLost, MultinodeError, NodeError, UsageError
 from multinode.transport import refusals
-from multinode.transport.base import Transport, held, time_left
-from multinode.transport.fan_out import fan_out
+from multinode.transport.base import Transport, fan_out, held, time_left
 from multinode.transport.local import LocalStream, ask_program, start_piped
 
 _LOG = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Slurm: each command is a step of a job on the node, started by `srun --overlap` with the same stdin and stdout.
 
 Steps that may start a run get the job's GPUs on the node; others get none. Slurm kills the rest of a step when its
-first process ends, so the agent's lives as long as its run (multinode/node/run/step.py).
+first process ends, so the agent's lives as long as its run (multinode/node/run/supervisor.py).
 """
 
 from __future__ import annotations

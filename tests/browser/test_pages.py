@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.cli.reported_run import ReportedRun
-from multinode.cli.run_page import run_page
+from multinode.cli.run_page import ReportedRun, run_page
 from multinode.contrast.figures import Contrast
 from multinode.experiment.cells import CellTable
 from multinode.network.scan_verdict import Verdict

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from multinode.cli import import_table, runs
+from multinode.cli import runs, table
 from multinode.errors import UsageError
 
 FIGURES = Path(__file__).parents[2] / "configs" / "figures"
@@ -21,7 +21,7 @@ def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str | Path) -> Result:
     app = typer.Typer()
-    import_table.register(app)
+    table.register(app)
     runs.register(app)
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -6,8 +6,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from multinode.cli.reported_run import ReportedRun
-from multinode.cli.run_page import run_page
+from multinode.cli.run_page import ReportedRun, run_page
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.profile.observed import observe

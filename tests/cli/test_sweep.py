@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from multinode.cli import sweep
 from multinode.errors import UsageError
 from multinode.experiment.grid import GridRecord
-from multinode.experiment.sweep_store import GRID_FILE
+from multinode.experiment.series import GRID_FILE
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.sweeping import Elsewhere, sweep_of

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from multinode.cli import contrast, report, runs
 from multinode.errors import UsageError
-from multinode.experiment.sweep_table import build_table
+from multinode.experiment.sweep import build_table
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.cells import PUBLISHED, SWEEP_RUN
 from tests.experiment.stored_sweep import store_sweep

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multinode.cluster.allocation import is_inventory, parse_inventory
 from multinode.cluster.cluster import Node
 from multinode.cluster.hostfile import parse_hostfile, render_hostfile
-from multinode.cluster.inventory import is_inventory, parse_inventory
 from multinode.errors import UsageError
 
 INI = (Path(__file__).parent / "inventory.ini").read_text()

@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.contrast import comparability
-from multinode.contrast.comparability import require_alike
-from multinode.contrast.figures import Side
-from multinode.contrast.words import name_side
+from multinode.contrast import judge
+from multinode.contrast.figures import Side, name_side
+from multinode.contrast.judge import require_alike
 from multinode.errors import UsageError
 from tests.contrast.made_up_sides import SETTINGS, side_of
 
@@ -18,7 +17,7 @@ MODES = ("same-workers", "scale-out", "fixed-global-batch", "compare")
 
 def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, ...]:
     """In words, the sides called A and B."""
-    found = comparability.find_differences(baseline, candidate, mode)
+    found = judge.find_differences(baseline, candidate, mode)
     names = {name_side(baseline, mode): "A", name_side(candidate, mode): "B"}
     words = re.compile("|".join(map(re.escape, names)), re.IGNORECASE)
     return tuple(words.sub(lambda name: names[name.group().lower()], one) for one in found)

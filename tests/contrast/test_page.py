@@ -4,8 +4,7 @@ import msgspec
 import pytest
 from plotly.graph_objects import Figure
 
-from multinode.cli.reported_run import ReportedRun
-from multinode.cli.run_page import run_page
+from multinode.cli.run_page import ReportedRun, run_page
 from multinode.contrast.page import bandwidth_chart, scaling_chart, step_chart
 from multinode.predict.break_even import Needed
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.contrast.words import capitalised, figure, milliseconds, name_nodes, name_side
+from multinode.contrast.figures import capitalised, figure, milliseconds, name_nodes, name_side
 from tests.contrast.made_up_sides import side_of
 
 

@@ -13,10 +13,9 @@ import msgspec
 
 from multinode.cluster.prices import Price, Prices
 from multinode.contrast.side import SideRun
-from multinode.experiment.cell_prices import with_prices
 from multinode.experiment.cell_rows import MeasuredCell
-from multinode.experiment.cell_table import SweptCells, relative_to, table_of_sweep
-from multinode.experiment.cell_words import with_notes, with_price_notes
+from multinode.experiment.cell_sheet import with_notes, with_price_notes
+from multinode.experiment.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.grid import Cell, CellRecord
 from multinode.job.flops import Utilisation

@@ -12,9 +12,9 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.experiment.grid import CellRecord, Grid, GridRecord
 from multinode.experiment.grid_plan import cell_overrides, plan_grid
+from multinode.experiment.series import GRID_FILE
 from multinode.experiment.sweep import Resume, Swept, sweep
 from multinode.experiment.sweep_cell import AskedGrid, CellRun, CellTraining
-from multinode.experiment.sweep_store import GRID_FILE
 from multinode.job.job import Job, parse_llamafactory
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.request import ExecuteOptions, StopRequest

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.experiment.cell_charts import MOST_BARS, CellChart, bar_chart, memory_chart, tokens_chart
+from multinode.experiment.cell_page import MOST_BARS, CellChart, bar_chart, memory_chart, tokens_chart
 from multinode.experiment.cells import CellRow, CellTable
 from tests.experiment.cells import PUBLISHED, SWEEP, measured_cell, swept
 

@@ -4,9 +4,7 @@ import re
 
 import msgspec
 
-from multinode.cli.reported_run import ReportedRun
-from multinode.cli.run_markdown import run_markdown
-from multinode.cli.run_page import run_page
+from multinode.cli.run_page import ReportedRun, run_markdown, run_page
 from multinode.experiment.cell_page import cell_page
 from multinode.experiment.cells import CellTable, Cheapest
 from tests.experiment.cells import PUBLISHED, SWEEP, SWEEP_RUN, measured_cell, renamed, swept

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.cluster.prices import Price, Prices
-from multinode.experiment.cell_prices import cheapest, with_prices
-from multinode.experiment.cell_words import with_price_notes
+from multinode.experiment.cell_sheet import with_price_notes
+from multinode.experiment.cell_table import cheapest, with_prices
 from multinode.experiment.cells import CellRow, CellTable, Cheapest
 from multinode.job.workload import Settings
 from multinode.stats.estimate import Estimate

@@ -17,9 +17,9 @@ from multinode.experiment.cell_sheet import (
     lead,
     missing_sheet,
     unmeasured_sheet,
+    with_notes,
 )
 from multinode.experiment.cell_table import Look, look_at
-from multinode.experiment.cell_words import with_notes
 from multinode.experiment.cells import VALUES, CellRow, CellTable, Cheapest, our_name
 from multinode.render.table import screen_text
 from multinode.stats.estimate import Estimate

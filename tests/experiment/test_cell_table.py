@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
+from multinode.experiment.cell_sheet import combined, with_notes
 from multinode.experiment.cell_table import Look, combine, look_at, relative_to
-from multinode.experiment.cell_words import combined, with_notes
 from multinode.experiment.cells import VALUES, CellRow, CellTable, value_names, value_of
 from multinode.job.workload import Settings, global_batch
 from multinode.stats.estimate import Estimate

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.experiment.contradictions import find_contradictions
-from multinode.records.plausible import Rounded, exactly, parse_rounded
+from multinode.experiment.cells import find_contradictions
+from multinode.records.samples import Rounded, exactly, parse_rounded
 
 
 def figures(**texts: str | int) -> dict[str, Rounded]:

@@ -6,8 +6,7 @@ import pytest
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.experiment.grid import BATCH, CellRecord, Grid, GridRecord
-from multinode.experiment.grid_plan import plan_grid
-from multinode.experiment.grid_progress import about, cell_line, end_line, left_s, plan_lines, state_line
+from multinode.experiment.grid_plan import about, cell_line, end_line, left_s, plan_grid, plan_lines, state_line
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")
 GRID = Grid(settings={BATCH: (4, 1), "finetuning_type": ("lora", "full")}, nodes=(2,), workers_per_node=(1,), repeats=2)

@@ -7,19 +7,19 @@ import pytest
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.experiment.cell_outcome import Outcome, judge_run
 from multinode.experiment.grid import BATCH, CellRecord, Grid, GridRecord
-from multinode.experiment.grid_plan import plan_grid
-from multinode.experiment.grid_state import (
+from multinode.experiment.grid_plan import (
     begin,
     due_turns,
     give_up,
     is_finished,
+    plan_grid,
     retry_failed,
     settle,
     skip_larger,
     without_runs,
 )
+from multinode.experiment.sweep_cell import Outcome, judge_run
 from multinode.records.run import Failure, NodeRun, Run
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")

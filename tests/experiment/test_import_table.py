@@ -7,9 +7,9 @@ import pytest
 from multinode.cluster.prices import Price, Prices
 from multinode.errors import UsageError
 from multinode.experiment.cell_table import Look
-from multinode.experiment.import_table import import_table
+from multinode.experiment.imported_rows import import_table
 from multinode.experiment.imported_table import Extras
-from multinode.experiment.sweep_table import load_tables
+from multinode.experiment.sweep import load_tables
 from multinode.launch.runs import load_run, load_runs
 
 FIGURES = Path(__file__).parents[2] / "configs" / "figures"

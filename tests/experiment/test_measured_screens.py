@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.experiment.cell_screen import cell_parts
-from multinode.experiment.cell_words import with_notes
+from multinode.experiment.cell_sheet import with_notes
 from multinode.experiment.cells import Cheapest
 from multinode.network.nccl_tuning import TunedSetting, TuneReport, tune_parts
 from multinode.records.benchmark import CollectiveTest, scan_messages

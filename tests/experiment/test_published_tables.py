@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from multinode.cluster.prices import Prices, parse_prices
-from multinode.experiment.cell_prices import cheapest, with_prices
-from multinode.experiment.cell_table import relative_to
+from multinode.experiment.cell_table import cheapest, relative_to, with_prices
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.experiment.imported_rows import imported_rows
 from multinode.experiment.imported_table import Extras, ImportedRow, parse_table

@@ -12,8 +12,8 @@ import pytest
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.experiment.grid import GridRecord
+from multinode.experiment.series import find_sweep
 from multinode.experiment.sweep import Resume, find_finished, require_plannable, sweep
-from multinode.experiment.sweep_store import find_sweep
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.job.planning import workers_of_nodes
 from multinode.records.run import Run

@@ -9,9 +9,9 @@ import pytest
 
 from multinode.errors import MultinodeError
 from multinode.experiment.grid import GridRecord
-from multinode.experiment.grid_state import begin
+from multinode.experiment.grid_plan import begin
+from multinode.experiment.series import GRID_FILE
 from multinode.experiment.sweep_cell import STEPS_WITHOUT_END, AskedGrid, TimedStop, cell_launch, with_time_limit
-from multinode.experiment.sweep_store import GRID_FILE
 from multinode.launch.context import RunContext
 from multinode.launch.progress_table import progress_line
 from multinode.launch.request import StopRequest

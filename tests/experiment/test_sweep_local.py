@@ -14,9 +14,9 @@ from pathlib import Path
 from multinode.cluster.cluster import local_cluster
 from multinode.experiment.grid import Grid, GridRecord
 from multinode.experiment.grid_plan import plan_grid
+from multinode.experiment.series import GRID_FILE
 from multinode.experiment.sweep import Resume, Swept, sweep
 from multinode.experiment.sweep_cell import AskedGrid, CellTraining
-from multinode.experiment.sweep_store import GRID_FILE
 from multinode.job.engine_commands import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions

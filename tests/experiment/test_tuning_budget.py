@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from multinode.experiment.grid import Cell, CellRecord, Grid, GridRecord
-from multinode.experiment.grid_plan import Turn
-from multinode.experiment.grid_state import due_turns
-from multinode.experiment.shortlist import fits, spent_s, time_needed_s
+from multinode.experiment.grid_plan import Turn, due_turns
+from multinode.experiment.trial import fits, spent_s, time_needed_s
 
 # Nobody knows how long the first two take before they have run.
 EXPECTED = (None, None, 50.0, 40.0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.experiment.shortlist import Candidate, LeftOut
-from multinode.experiment.trial import Losses, Trial
+from multinode.experiment.trial import Candidate, LeftOut, Losses, Trial
 from multinode.experiment.tuning import Tuning, judge
 from multinode.experiment.tuning_screen import plan_parts, tuning_parts
 from multinode.job.job_files import Change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.experiment.shortlist import Shortlist, candidate_of, make_shortlist, steps_needed
+from multinode.experiment.trial import Shortlist, candidate_of, make_shortlist, steps_needed
 from multinode.predict.advice import RankedOption, rank_options
 from tests.predict.test_advice import changed, named, state
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from multinode.experiment.shortlist import Candidate
-from multinode.experiment.trial import Losses, LossPoint, Trial, TrialRun
+from multinode.experiment.trial import Candidate, Losses, LossPoint, Trial, TrialRun
 
 __all__ = ["SAMPLES", "curve", "trial"]
 

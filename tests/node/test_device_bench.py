@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from multinode.node.facts.machine import read_processor_name
+from multinode.node.facts.software import read_processor_name
 from tests.torch_stand_in import put_torch
 
 from .bench_workers import records_of, run_workers

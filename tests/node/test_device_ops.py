@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from multinode.bench.work import work_of
+from multinode.bench.figures import work_of
 from multinode.node.bench.device_ops import LAYERS, Layer, layer_sizes, make_layer
 from multinode.records.samples import SpeedSample
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.machine import find_container, read_machine, read_processor_name
+from multinode.node.facts.software import find_container, read_machine, read_processor_name
 
 GIB = 1 << 30
 

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.cgroups import Group, Hierarchy, find_hierarchy
 from multinode.node.facts.memory import (
+    Group,
     GroupMemory,
+    Hierarchy,
     Memory,
     MemoryKills,
     MemoryReader,
     counter_of,
+    find_hierarchy,
     limited_groups,
     read_counter,
     read_meminfo,

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from multinode.node.facts.sockets import CONNECTED, LISTENING, Row, find_port_users, is_port_taken, parse_table
+from multinode.node.facts.network import CONNECTED, LISTENING, Row, find_port_users, is_port_taken, parse_table
 
 # In the form of Linux 6.18 on a little-endian machine: a listener, a connection with bytes in both queues, one that is
 # being made, one of somebody else, and a line that was cut off. The rest of each line is left out.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.variables import (
+from multinode.node.facts.software import (
     parse_deepspeed_env,
     parse_nccl_file,
     read_deepspeed_env,

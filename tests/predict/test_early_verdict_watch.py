@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.predict.early_verdict_watch import judge
-from multinode.predict.early_verdict_words import verdict_line
+from multinode.predict.early_verdict import judge, verdict_line
 from multinode.profile.summary import summarise
 from multinode.profile.throughput import measure_throughput
 from multinode.records.averaging import Averaging

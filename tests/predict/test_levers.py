@@ -9,10 +9,9 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.job.step_calls import StepCall, Work
-from multinode.predict.cost_model import Scenario, StepCosts
+from multinode.predict.cost_model import Scenario, StepCosts, make_low_rank
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
-from multinode.predict.levers import make_low_rank
 from multinode.predict.network_model import Link
 from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
 from multinode.records.averaging import Averaging

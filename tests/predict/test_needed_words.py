@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.predict.break_even import Needed
-from multinode.predict.words import accumulation_words, link_words
+from multinode.predict.screen import accumulation_words, link_words
 
 
 @pytest.mark.parametrize(

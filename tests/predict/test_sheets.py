@@ -9,13 +9,7 @@ from rich.console import Console
 
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
-from multinode.predict.sheets import (
-    break_even_sheet,
-    forecast_notes,
-    forecast_sheet,
-    rows_words,
-    what_if_sheet,
-)
+from multinode.predict.screen import break_even_sheet, forecast_notes, forecast_sheet, rows_words, what_if_sheet
 from multinode.render.table import sheet_table
 from tests.predict.stored import comm_ms, sweep_record, training_record
 

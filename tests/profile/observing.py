@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from multinode.job.flops import Utilisation
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.cards import CardUse
 from multinode.profile.in_training import Alone, InTraining
 from multinode.profile.machine_use import GpuUse, NodeUse
+from multinode.profile.nics import CardUse
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_bytes import BytesPerStep, SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.profile.cards import card_rates
+from multinode.profile.nics import card_rates
 from multinode.records.samples import NicSample
 
 

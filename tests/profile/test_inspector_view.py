@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from multinode.node.nccl_files import shorten
-from multinode.profile.in_training import in_training
-from multinode.profile.inspector_view import busbw_gb_per_s, total_bytes, view_inspector
+from multinode.profile.in_training import busbw_gb_per_s, in_training, total_bytes, view_inspector
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.trace_view import TraceView
 from multinode.records.samples import DdpSample, NcclOpSample, Sample, StepSample, parse_samples

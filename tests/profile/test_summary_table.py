@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from multinode.profile.cards import CardUse
 from multinode.profile.machine_use import NodeUse
+from multinode.profile.nics import CardUse
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Comm, Summary

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.profile.trace_events import TraceEvents, read_trace
+from multinode.profile.trace import TraceEvents, read_trace
 from multinode.stats.time_spans import length, subtract
 
 TRACES = Path(__file__).parent / "traces"

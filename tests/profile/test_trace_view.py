@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.trace_events import CollectiveSpan, TraceEvents, TraceStep, read_trace
+from multinode.profile.trace import CollectiveSpan, TraceEvents, TraceStep, read_trace
 from multinode.profile.trace_view import view_traces
 from multinode.stats.time_spans import merge
 

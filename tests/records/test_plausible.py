@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from multinode.records.plausible import plausible_us
+from multinode.records.samples import plausible_us
 
 NONSENSE = (None, -1.0, math.nan, math.inf, -math.inf, 1.7e308, -1.7e308, 10**400)
 

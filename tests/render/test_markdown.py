@@ -6,9 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.cli.reported_run import ReportedRun
-from multinode.cli.run_markdown import run_markdown
-from multinode.cli.run_page import run_page
+from multinode.cli.run_page import ReportedRun, run_markdown, run_page
 from multinode.records.run import Attempt, Failure
 from multinode.render.sheet import Column, Sheet, code_markdown, sheet_markdown, text_markdown
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN

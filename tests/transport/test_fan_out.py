@@ -6,7 +6,7 @@ import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, MultinodeError, NodeFailed
-from multinode.transport.fan_out import DEFAULT_FAN_OUT, gather
+from multinode.transport.base import DEFAULT_FAN_OUT, gather
 
 NODES = [Node(name=f"node{index}") for index in range(4)]
 

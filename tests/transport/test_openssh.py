@@ -15,7 +15,7 @@ import pytest
 from multinode.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.transport import openssh
-from multinode.transport.fan_out import gather
+from multinode.transport.base import gather
 from multinode.transport.openssh import OpensshTransport
 
 from .sshd import Sshd, started

@@ -18,8 +18,8 @@ import pytest
 from multinode.cluster.cluster import Node
 from multinode.errors import ConnectError, ContactLost, NodeError
 from multinode.transport.agent import AgentTransport
+from multinode.transport.base import gather
 from multinode.transport.fabric_ssh import FabricStream, FabricTransport
-from multinode.transport.fan_out import gather
 from multinode.transport.openssh import OpensshTransport
 
 from .silent_sshd import silent_sshd

@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from multinode.cluster.cluster import Node
 from multinode.errors import AuthError, ConnectError, ContactLost, HostKeyError, NodeError, ResolveError, UsageError
 from multinode.transport.agent import AgentTransport, load_archive
-from multinode.transport.base import Transport
+from multinode.transport.base import Transport, gather
 from multinode.transport.fabric_ssh import FabricStream, FabricTransport
-from multinode.transport.fan_out import gather
 from tests.warm import free_port
 
 from .conftest import make_transport

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from multinode.profile.trace_events import TraceEvents, read_trace
+from multinode.profile.trace import TraceEvents, read_trace
 from multinode.profile.trace_view import view_traces
 from tests.warm import WarmProcess, free_port
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 from ..channel import Record
-from ..facts.machine import read_processor_name
+from ..facts.software import read_processor_name
 from ..rundir import RunDir
 from ..sample.sampler import SampleFile
 from .device_ops import DeviceOp, find_device, list_ops, time_events

@@ -18,8 +18,8 @@ from typing import Any, Optional
 
 from ..channel import Record
 from ..connectivity.connections import Call, Connections, Listener, Ping, Stream
+from ..facts.network import is_port_taken
 from ..facts.nics import Counters, list_rdma_ports
-from ..facts.sockets import is_port_taken
 from ..programs import Query, QueryFailed, find_program
 
 _POLL_S = 1.0

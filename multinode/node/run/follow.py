@@ -15,8 +15,7 @@ from ..channel import AgentError, Channel, Record
 from ..processes import Family
 from ..rundir import RunDir, is_samples_name, open_run
 from .job_log import KeptLog, open_own
-from .lease import renew_lease
-from .status import has_ended, is_lost, other_machine, read_status
+from .status import has_ended, is_lost, other_machine, read_status, renew_lease
 from .stop import Recovery, order_stop
 
 _POLL_S = 0.1

@@ -13,8 +13,7 @@ from typing import NamedTuple, Optional
 from ..channel import AgentError, Channel, Record
 from ..processes import Family, command_of, environ_of, find_process, list_pids
 from ..rundir import RunDir, is_run_id
-from .lease import read_lease_s
-from .status import has_ended, is_watched, other_machine, read_status
+from .status import has_ended, is_watched, other_machine, read_lease_s, read_status
 
 _MOST_RUNS = 1000
 _MOST_FILES = 100_000

@@ -1,18 +1,76 @@
-"""status.json: what a run's state is. Its writers are the supervisor, the sentinel and whoever finds both dead."""
+"""status.json, the state of a run; the machine it is of; its lease: how long it survives without its controller."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
+import struct
 import time
 from typing import Optional
 
 from ..channel import Record
-from ..processes import Family, is_running
+from ..kernel_files import try_read
+from ..processes import Family, boot_id, is_running
 from ..rundir import RunDir
-from .machine import is_locked, may_have_been, shows_processes_of
+
+# struct flock of fcntl(2): type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+_WHOLE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def this_machine() -> Record:
+    """The fields by which supervisor.json names this machine."""
+    return {
+        "hostname": os.uname().nodename,
+        "machine_id": try_read("/etc/machine-id") or None,
+        "boot_id": boot_id(),
+        "pid_namespace": _pid_namespace(),
+    }
+
+
+def shows_processes_of(watcher: Record) -> bool:
+    """Whether our /proc is the one in which the pids of a supervisor.json are to be looked for."""
+    here = this_machine()
+    return all(watcher.get(name, here[name]) == here[name] for name in ("boot_id", "pid_namespace"))
+
+
+def may_have_been(watcher: Record) -> bool:
+    """Whether it is of this machine before it was booted, or of this container before it was started anew."""
+    here = this_machine()
+    if any(watcher.get(name) != here[name] for name in ("hostname", "machine_id")):
+        return False
+    # Containers on machines of their own may have one name, and no id at all.
+    return here["machine_id"] is not None or watcher.get("boot_id") == here["boot_id"]
+
+
+def hold_lock(fd: int) -> None:
+    """Lock a file until the last process that has this descriptor from us is gone; nothing where there are no locks."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE)
+
+
+def is_locked(path: str) -> bool:
+    """Whether somebody holds it; False where that cannot be seen."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+        try:
+            held = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE)
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return bool(_FLOCK.unpack(held)[0] != fcntl.F_UNLCK)
+
+
+def _pid_namespace() -> Optional[str]:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
 
 WATCHERS_STDERR = "agent.err"
 """Where sentinel and supervisor print, and what they hold locked while one of them lives."""
@@ -135,3 +193,40 @@ def _is_elsewhere(run: RunDir, watcher: Record) -> bool:
 def _lives(pid: object, start_ticks: object) -> bool:
     # A file of another release, or one that somebody wrote, may say anything.
     return isinstance(pid, int) and isinstance(start_ticks, int) and is_running(pid, start_ticks)
+
+
+_LEASE_FILE = "lease.json"
+
+
+def grant_lease(run: RunDir, lease_s: Optional[float]) -> None:
+    """Write the lease: `lease_s` seconds from now, or without end."""
+    deadline = None if lease_s is None else time.clock_gettime(time.CLOCK_BOOTTIME) + lease_s
+    run.write(_LEASE_FILE, {"schema": 1, "lease_s": lease_s, "deadline_boot_s": deadline})
+
+
+def renew_lease(run: RunDir, lease_s: Optional[float]) -> None:
+    """Grant the lease anew, unless it has no end: word from a controller never makes a detached run stop."""
+    lease = run.read(_LEASE_FILE)
+    if lease is None or lease.get("deadline_boot_s") is not None:
+        grant_lease(run, lease_s)
+
+
+def read_lease_s(run: RunDir) -> Optional[float]:
+    """The length of the lease that was granted last; None is without end."""
+    lease_s: Optional[float] = (run.read(_LEASE_FILE) or {}).get("lease_s")
+    return lease_s
+
+
+class Lease:
+    """The supervisor's view of the lease."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._deadline_boot_s: Optional[float] = None
+
+    def expired(self) -> bool:
+        """Whether it has run out; a lease that cannot be read right now stays as it was."""
+        lease = self._run.read(_LEASE_FILE)
+        if lease is not None:
+            self._deadline_boot_s = lease.get("deadline_boot_s")
+        return self._deadline_boot_s is not None and time.clock_gettime(time.CLOCK_BOOTTIME) > self._deadline_boot_s

@@ -21,12 +21,19 @@ from ..rundir import RunDir
 from .follow import Follower, say_hello
 from .job import Job, prepare_job
 from .job_log import INDEX, LogIndex
-from .lease import grant_lease
-from .machine import hold_lock, this_machine
-from .status import WATCHERS_STDERR, has_ended, new_status, read_status, signal_name, write_status
-from .step import keep_step
+from .status import (
+    WATCHERS_STDERR,
+    grant_lease,
+    has_ended,
+    hold_lock,
+    new_status,
+    read_status,
+    signal_name,
+    this_machine,
+    write_status,
+)
 from .stop import STEP_S, Recovery
-from .supervisor import start_supervisor
+from .supervisor import keep_step, start_supervisor
 
 _START_S = 30.0
 _HANDED_ON = frozenset({"argv", "env", "prelude", "files"})

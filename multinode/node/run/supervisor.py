@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import time
+from types import FrameType
 from typing import Optional
 
 from ..channel import AgentError, Record
@@ -22,11 +24,70 @@ from ..sample.gpu_sampler import start_gpu_sampler
 from ..sample.sampler import NodeSampler
 from .job import Job, hold_files, prelude_trouble, start_job
 from .job_log import LogLimit
-from .lease import Lease
-from .machine import this_machine
-from .status import describe_exit, new_status, note_exit, write_status
-from .step import term_grace_s
-from .stop import STEP_S, Ending, StopOrders
+from .status import (
+    Lease,
+    describe_exit,
+    has_ended,
+    is_lost,
+    new_status,
+    note_exit,
+    read_status,
+    this_machine,
+    write_status,
+)
+from .stop import STEP_S, Ending, StopOrders, order_stop, recover
+
+# What is left is for KILL, and for seeing that nothing is left.
+_GRACE_SHARE = 0.5
+_LOOK_S = 0.2
+_STOPPED_BY_TERM = 128 + signal.SIGTERM
+
+# Of this process, and of the supervisors that it forks: its runs, and the most grace that a SIGTERM leaves them.
+_runs: list[RunDir] = []
+_most_grace_s = math.inf
+
+
+def term_grace_s(grace_s: float) -> float:
+    """The grace of a stop that a SIGTERM has begun: what was asked for, and in a step no more than fits."""
+    return min(grace_s, _most_grace_s)
+
+
+def take_signals(kill_wait: str) -> None:
+    """From now on SIGTERM stops our runs in order, and what a terminal sends means nothing.
+
+    `kill_wait` is the number of seconds after which Slurm's SIGKILL follows it.
+    """
+    global _most_grace_s  # noqa: PLW0603 - it is the process that is in a step
+    with contextlib.suppress(ValueError):
+        _most_grace_s = float(kill_wait) * _GRACE_SHARE
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop_runs)
+
+
+def keep_step(run: RunDir) -> None:
+    """Our step is that of this run, too: `stay_in_step` waits for its end."""
+    _runs.append(run)
+
+
+def stay_in_step() -> None:
+    """Wait until our runs have ended; each has a lease, or a channel that keeps it."""
+    for run in _runs:
+        while not has_ended(read_status(run)):
+            if is_lost(run):
+                recover(run, "supervisor and sentinel are both dead")
+                break
+            time.sleep(_LOOK_S)
+
+
+def _stop_runs(_number: int, _frame: Optional[FrameType]) -> None:
+    if not _runs:
+        os._exit(_STOPPED_BY_TERM)
+    for run in _runs:
+        if not has_ended(read_status(run)):
+            request = run.read("request.json") or {}
+            order_stop(run, term_grace_s(float(request.get("grace_s", 0.0))))
+
 
 _POLL_S = 0.2
 _LEFTOVER_GRACE_S = 2.0

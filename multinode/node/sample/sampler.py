@@ -18,8 +18,7 @@ from functools import partial
 from typing import NamedTuple, Optional
 
 from ..channel import Record
-from ..facts.cgroups import GroupFinder, read_cpu_limit
-from ..facts.memory import Memory, MemoryReader
+from ..facts.memory import GroupFinder, Memory, MemoryReader, read_cpu_limit
 from ..facts.nics import list_rdma_ports, read_card
 from ..kernel_files import read_text
 from ..nccl_files import InspectorReader

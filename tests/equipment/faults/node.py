@@ -27,7 +27,7 @@ from multinode.lab.processes import (
     signal_all,
 )
 from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
-from multinode.node.facts.cgroups import Hierarchy
+from multinode.node.facts.memory import Hierarchy
 from multinode.units import format_size
 from tests.equipment import cgroups
 from tests.equipment.cgroups import Controller

@@ -1,6 +1,6 @@
-"""TraceEvents: communication, computation and steps in a trace of torch.profiler. Pure.
+"""TraceEvents: communication, computation and steps in a trace of torch.profiler; their overlap. Pure.
 
-Untrusted input. `trace_view` computes the figures of a window.
+Untrusted input.
 """
 
 from __future__ import annotations

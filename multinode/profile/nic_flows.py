@@ -1,6 +1,6 @@
 """NIC flows: the traffic of a step's calls on each node's NIC, by the backend's algorithms. Pure.
 
-The algorithms are in `algorithms`; `card_bytes` has the counters.
+The algorithms are in `algorithms`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.profile.calls import Group, Kind, WorkerCalls
-from multinode.profile.cards import Carried
+from multinode.profile.nics import Carried
 from multinode.profile.observed import Observed
 from multinode.stats.estimate import UnknownError
 from multinode.traffic.algorithms import Layout, algorithms_of, rank_flows
