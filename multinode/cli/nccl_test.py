@@ -243,7 +243,6 @@ def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -
 
 def _write_page(report: ScanReport, path: Path) -> None:
     from multinode.network.scan_chart import scan_page
-    from multinode.network.screen import scan_lines
 
-    write_text(path, scan_page(report.rows, report.levels, report.title, "\n".join(scan_lines(report))))
+    write_text(path, scan_page(report))
     note(f"chart: {path}")

@@ -17,7 +17,7 @@ from multinode.cli.panels import examples
 from multinode.cli.run_page import ReportedRun, run_markdown
 from multinode.contrast.compare import load_contrast
 from multinode.errors import UsageError
-from multinode.experiment.cell_sheet import cell_csv, cell_markdown, combined
+from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep import load_table
 from multinode.launch.runs import StoredRun, load_run, observe_run
@@ -26,6 +26,7 @@ from multinode.profile.export import csv_files
 from multinode.records.files import write_text
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
+from multinode.render.sheet import blocks_markdown
 
 _CELLS = "cells.csv"
 
@@ -62,7 +63,7 @@ def write_page(report: Report, path: Path) -> None:
 
 def report_markdown(report: Report) -> str:
     """The same as text for an issue or a wiki, without charts."""
-    return "".join(cell_markdown(report.cells)) if report.cells is not None else run_markdown(report.runs)
+    return blocks_markdown(cell_blocks(report.cells)) if report.cells is not None else run_markdown(report.runs)
 
 
 def write_markdown(report: Report, path: Path) -> None:

@@ -1,42 +1,37 @@
-"""run_page: runs as one self-contained page: verdict and key figures, then the curves, then every table."""
+"""run_page: runs as one self-contained page, or as Markdown: verdict and key figures, curves, then every table."""
 
 from __future__ import annotations
 
-import html
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from multinode.bench.figures import BenchReport
 from multinode.bench.screen import bench_lines, bench_sheets
 from multinode.contrast.figures import Contrast
-from multinode.contrast.page import contrast_html
-from multinode.contrast.screen import contrast_markdown
-from multinode.experiment.cell_page import cells_html
-from multinode.experiment.cell_sheet import cell_markdown
+from multinode.contrast.screen import contrast_blocks
+from multinode.experiment.cell_sheet import cell_blocks
 from multinode.experiment.cells import CellTable
 from multinode.launch.outcome import attempt_sheet, failure_notes
-from multinode.network.scan_chart import scan_chart
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
-from multinode.profile.charts import loss_chart, split_chart, step_time_chart, timeline
 from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.run import Run
-from multinode.render.page import chart_html, page, section_html, sheet_html, text_html, tiles_html
 from multinode.render.sheet import (
     UNKNOWN,
+    Block,
+    Chart,
     Column,
     Sheet,
-    code_markdown,
+    Tiles,
+    Words,
+    blocks_markdown,
     figure,
     format_sig,
-    html_text,
     percent,
-    sheet_markdown,
-    text_markdown,
 )
 from multinode.units import format_duration
 
@@ -69,10 +64,17 @@ _CLOCKS = (
 
 def run_page(runs: Sequence[ReportedRun]) -> str:
     """The page; at least one run."""
+    from multinode.render.page import blocks_html, page, section
+
     title = " and ".join(one.run.run_id for one in runs)
-    overview = [sheet_html(_overview(runs))] if len(runs) > 1 else []
-    sections = (_section(one, f"run-{number}") for number, one in enumerate(runs, 1))
-    return page(f"multinode: {title}", [*overview, *sections])
+    names = [f"run-{number}" for number in range(1, len(runs) + 1)]
+    sections = (section(name, _blocks(one, name)) for one, name in zip(runs, names, strict=True))
+    return page(f"multinode: {title}", [blocks_html([_overview(runs)] if len(runs) > 1 else []), *sections])
+
+
+def run_markdown(runs: Sequence[ReportedRun]) -> str:
+    """Every run under its job's name, most important first, without charts."""
+    return "\n".join(blocks_markdown(_blocks(one)).rstrip() + "\n" for one in runs)
 
 
 def _overview(runs: Sequence[ReportedRun]) -> Sheet:
@@ -87,71 +89,81 @@ def _overview(runs: Sequence[ReportedRun]) -> Sheet:
     return Sheet(title="runs", columns=(*columns, Column("job", words=True)), rows=tuple(rows))
 
 
-def _section(one: ReportedRun, name: str) -> str:
-    return f'<section class="run" id="{name}">\n{"".join(_parts(one, name))}</section>\n'
-
-
-def _parts(one: ReportedRun, name: str) -> Iterator[str]:
-    yield _head(one.run)
-    summary, observed = one.summary, one.observed
+def _blocks(one: ReportedRun, name: str | None = None) -> Iterator[Block]:
+    """Everything known of a run; with charts if it has a `name` on a page."""
+    yield from _head(one.run)
+    charts = _charts(one, name) if name is not None else {}
+    summary = one.summary
     if one.unread:
-        yield f"<p><b>{html_text(one.unread)}</b></p>\n"
+        yield Words(one.unread, "strong")
     if one.contrast is not None:
-        yield from contrast_html(one.contrast, name)
+        yield from contrast_blocks(one.contrast, charts.get("contrast", ()))
     if one.cells is not None:
-        yield from cells_html(one.cells, name)
+        yield from cell_blocks(one.cells, charts.get("cells", ()))
     if one.bench is not None:
-        yield section_html("verdict", [text_html("\n".join(bench_lines(one.bench)))])
-        yield from (sheet_html(sheet) for sheet in bench_sheets(one.bench))
-        yield text_html("\n".join(one.bench.notes))
+        yield Words("\n".join(bench_lines(one.bench)), "verbatim", "verdict")
+        yield from bench_sheets(one.bench)
+        yield Words("\n".join(one.bench.notes), "verbatim")
     if summary is not None:
-        yield tiles_html(_key_figures(summary))
-        yield sheet_html(verdict_sheet(summary))
+        yield Tiles(tuple(_key_figures(summary)))
+        yield verdict_sheet(summary)
     if one.scan is not None:
-        chart = chart_html(scan_chart(one.scan.rows, one.scan.levels, ""), f"{name}-sweep", rows=2)
-        yield section_html(f"collectives: {one.scan.title}", [chart, text_html("\n".join(scan_lines(one.scan)))])
-    if observed is not None and any(node.samples for node in observed.nodes):
-        yield from _curves(observed, summary, name)
+        yield from charts.get("scan", ())
+        yield Words("\n".join(scan_lines(one.scan)), "verbatim")
+    if one.observed is not None and any(node.samples for node in one.observed.nodes):
+        yield from charts.get("steps", ())
     elif not one.has_result:
-        yield "<p>This run has no recorded samples.</p>\n"
+        yield Words("This run has no recorded samples.")
     if summary is not None:
-        yield from (sheet_html(sheet) for sheet in summary_sheets(summary) if sheet.title != "verdict")
+        yield from (sheet for sheet in summary_sheets(summary) if sheet.title != "verdict")
 
 
-def _curves(observed: Observed, summary: Summary | None, name: str) -> Iterator[str]:
+def _charts(one: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
+    from multinode.contrast.page import contrast_charts
+    from multinode.experiment.cell_page import cell_charts
+    from multinode.network.scan_chart import scan_chart
+
+    charts: dict[str, Iterable[Block]] = {}
+    if one.contrast is not None:
+        charts["contrast"] = contrast_charts(one.contrast, name)
+    if one.cells is not None:
+        charts["cells"] = cell_charts(one.cells, name)
+    if one.scan is not None:
+        charts["scan"] = [scan_chart(one.scan, f"{name}-sweep")]
+    if one.observed is not None:
+        charts["steps"] = _step_charts(one.observed, one.summary, name)
+    return charts
+
+
+def _step_charts(observed: Observed, summary: Summary | None, name: str) -> Iterator[Chart]:
+    from multinode.profile.charts import loss_chart, split_chart, step_time_chart, timeline
+
     steps = step_time_chart(observed)
     if steps is not None:
-        note = f'<p class="note">{html.escape(observed.rule)}</p>\n'
-        yield section_html("step time", [chart_html(steps, f"{name}-steps"), note])
+        yield Chart(title="step time", figure=steps, name=f"{name}-steps", note=observed.rule)
     split = split_chart(summary.split) if summary is not None else None
     if split is not None and summary is not None:
         bars = -(-len(summary.split.workers) // 8)
-        yield section_html("where each worker's step goes", [chart_html(split, f"{name}-split", rows=bars)])
+        yield Chart(title="where each worker's step goes", figure=split, name=f"{name}-split", rows=bars)
     lanes = timeline(observed)
     if lanes is not None:
-        note = f'<p class="note">{_CLOCKS}</p>\n'
-        yield section_html("machines over time", [chart_html(lanes[0], f"{name}-time", rows=lanes[1]), note])
+        yield Chart(title="machines over time", figure=lanes[0], name=f"{name}-time", rows=lanes[1], note=_CLOCKS)
     loss = loss_chart(observed)
     if loss is not None:
-        yield section_html("loss", [chart_html(loss, f"{name}-loss")])
+        yield Chart(title="loss", figure=loss, name=f"{name}-loss")
 
 
-def _head(run: Run) -> str:
+def _head(run: Run) -> Iterator[Block]:
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_s))
     took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
     names = ", ".join(node.name for node in run.nodes)
-    workers = f"{run.extent}: {names}"
-    lines = [
-        f"<h1>{html_text(run.job)}</h1>\n",
-        f'<p class="note">{html_text(f"run {run.run_id}, {run.status}; {workers}")}; began {started}{took}</p>\n',
-    ]
+    yield Words(run.job, "heading")
+    yield Words(f"run {run.run_id}, {run.status}; {run.extent}: {names}; began {started}{took}", "note")
     if run.first_failure is not None:
-        lines.append(f"<p><b>{html_text(run.first_failure.node)}: {html_text(run.first_failure.message)}</b></p>\n")
-        notes = (f"<li>{name}: {html_text(text)}</li>" for name, text in failure_notes(run.first_failure))
-        lines.append(f"<ul>{''.join(notes)}</ul>\n")
+        yield Words(f"{run.first_failure.node}: {run.first_failure.message}", "strong")
+        yield Words("\n".join(f"{name}: {text}" for name, text in failure_notes(run.first_failure)), "items")
     if run.attempts:
-        lines.append(sheet_html(attempt_sheet(run.attempts)))
-    return "".join(lines)
+        yield attempt_sheet(run.attempts)
 
 
 def _tiles(one: ReportedRun) -> dict[str, str]:
@@ -176,34 +188,3 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
         ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
-
-
-def run_markdown(runs: Sequence[ReportedRun]) -> str:
-    """Every run under its job's name, most important first."""
-    return "\n".join("".join(_markdown_parts(one)).rstrip() + "\n" for one in runs)
-
-
-def _markdown_parts(one: ReportedRun) -> Iterator[str]:
-    run = one.run
-    nodes = ", ".join(node.name for node in run.nodes)
-    told = f"run {run.run_id}, {run.status}; {run.extent}: {nodes}"
-    yield f"## {text_markdown(run.job)}\n\n{text_markdown(told)}.\n\n"
-    if run.first_failure is not None:
-        yield f"**{text_markdown(f'{run.first_failure.node}: {run.first_failure.message}')}**\n\n"
-        yield "".join(f"- {name}: {text_markdown(text)}\n" for name, text in failure_notes(run.first_failure)) + "\n"
-    if one.unread:
-        yield f"{text_markdown(one.unread)}\n\n"
-    if run.attempts:
-        yield sheet_markdown(attempt_sheet(run.attempts))
-    if one.contrast is not None:
-        yield from contrast_markdown(one.contrast)
-    if one.cells is not None:
-        yield from cell_markdown(one.cells)
-    if one.bench is not None:
-        yield code_markdown("\n".join(bench_lines(one.bench))) + "\n"
-        yield from (sheet_markdown(sheet) for sheet in bench_sheets(one.bench))
-        yield code_markdown("\n".join(one.bench.notes)) + "\n"
-    if one.scan is not None:
-        yield code_markdown("\n".join(scan_lines(one.scan))) + "\n"
-    if one.summary is not None:
-        yield from (sheet_markdown(sheet) for sheet in summary_sheets(one.summary))

@@ -156,9 +156,10 @@ def _text(found: CellTable, form: str) -> str:
         return screen_text(cell_parts(found, WIDE, details=True))
     if form == "json":
         return document_text(found)
-    from multinode.experiment.cell_sheet import cell_csv, cell_markdown
+    from multinode.experiment.cell_sheet import cell_blocks, cell_csv
+    from multinode.render.sheet import blocks_markdown
 
-    return cell_csv(found) if form == "csv" else "".join(cell_markdown(found))
+    return cell_csv(found) if form == "csv" else blocks_markdown(cell_blocks(found))
 
 
 def register(app: typer.Typer) -> None:

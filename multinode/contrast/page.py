@@ -1,4 +1,4 @@
-"""The page of a contrast: verdict and key figures, charts, then every table."""
+"""The charts of a contrast."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from multinode.contrast.figures import Contrast, Side
-from multinode.contrast.screen import why_sheet
 from multinode.contrast.sheets import (
-    cost_sheet,
-    each_node_sheet,
     measured_sides,
-    missing_sheet,
     nodes_and_workers,
-    settings_sheet,
     side_head,
-    side_sheet,
-    small_sheet,
 )
-from multinode.predict.advice_screen import advice_sheet
 from multinode.predict.forecast import PredictedScenario
-from multinode.predict.screen import break_even_sheet, link_words, what_if_sheet
+from multinode.predict.screen import link_words
 from multinode.profile.summary_sheets import PARTS
 from multinode.render.charts import GREY, PALETTE, Figure, Scatter, error_bars, stacked_bars, with_axes
-from multinode.render.page import chart_html, lead_html, section_html, sheet_html, text_html, tiles_html
-from multinode.render.sheet import UNKNOWN, format_sig, percent
+from multinode.render.sheet import Chart
 from multinode.units import format_placement
 
 _LINE, _OTHER, _THIRD = PALETTE[:3]
@@ -189,54 +180,15 @@ def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[Predicte
 _BARS_A_PLOT = 4
 
 
-def contrast_html(contrast: Contrast, name: str) -> Iterator[str]:
-    """Its parts; `name` is unique on the page."""
-    yield lead_html(contrast.verdict)
-    yield tiles_html(_key_figures(contrast))
-    yield sheet_html(small_sheet(contrast, measured_sides(contrast)))
-    yield sheet_html(why_sheet(contrast))
-    yield from _charts(contrast, name)
-    yield sheet_html(side_sheet(contrast, measured_sides(contrast), costs=False))
-    yield sheet_html(each_node_sheet(contrast))
-    yield sheet_html(cost_sheet(contrast))
-    yield sheet_html(advice_sheet(contrast.advice))
-    yield _how(contrast)
-    yield sheet_html(what_if_sheet(contrast.forecast))
-    yield sheet_html(break_even_sheet(contrast.forecast))
-    yield sheet_html(settings_sheet(contrast))
-    yield sheet_html(missing_sheet(contrast))
-
-
-def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
-    baseline, candidate = contrast.baseline, contrast.candidate
-    few, many = side_head(contrast, baseline), side_head(contrast, candidate)
-    figures = (
-        ("speed-up", format_sig(contrast.speedup.value)),
-        (f"efficiency ({contrast.scaling})", percent(contrast.efficiency, ".0f")),
-        (f"samples/s, {few}", format_sig(baseline.samples_per_s.value)),
-        (f"samples/s, {many}", format_sig(candidate.samples_per_s.value)),
-        (f"step time, {few} (ms)", format_sig(baseline.step_time_ms.value)),
-        (f"step time, {many} (ms)", format_sig(candidate.step_time_ms.value)),
-        (f"exposed communication, {many}", percent(candidate.exposed_share)),
-    )
-    yield from ((name, value) for name, value in figures if value != UNKNOWN)
-
-
-def _charts(contrast: Contrast, name: str) -> Iterator[str]:
+def contrast_charts(contrast: Contrast, name: str) -> Iterator[Chart]:
+    """Its charts; `name` is unique on the page."""
     split = step_chart(contrast)
     if split is not None:
         bars = -(-len(measured_sides(contrast)) // _BARS_A_PLOT)
-        yield section_html("where a step goes", [chart_html(split, f"{name}-sides", rows=bars)])
+        yield Chart(title="where a step goes", figure=split, name=f"{name}-sides", rows=bars)
     scaling = scaling_chart(contrast)
     if scaling is not None:
-        yield section_html("scaling", [chart_html(scaling, f"{name}-scaling", rows=2)])
+        yield Chart(title="scaling", figure=scaling, name=f"{name}-scaling", rows=2)
     links = bandwidth_chart(contrast)
     if links is not None:
-        yield section_html("throughput over bandwidth", [chart_html(links, f"{name}-links", rows=2)])
-
-
-def _how(contrast: Contrast) -> str:
-    told = [f"# {one.name}\n{one.command}" for one in contrast.advice if one.command]
-    return section_html(
-        ("how: options of multinode launch, or manual steps"), [text_html("\n\n".join(told))] if told else []
-    )
+        yield Chart(title="throughput over bandwidth", figure=links, name=f"{name}-links", rows=2)

@@ -5,13 +5,14 @@ Markdown has the same parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from multinode.contrast.figures import Contrast, Side, capitalised, network_words
 from multinode.contrast.judge import prefers_one_node
 from multinode.contrast.sheets import (
+    cost_sheet,
     each_node_sheet,
     measured_sides,
     missing_sheet,
@@ -23,7 +24,7 @@ from multinode.contrast.sheets import (
 from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
-from multinode.render.sheet import Sheet, code_markdown, sheet_markdown, span_of_times, text_markdown, times
+from multinode.render.sheet import UNKNOWN, Block, Sheet, Tiles, Words, format_sig, percent, span_of_times, times
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.units import format_count
@@ -168,21 +169,38 @@ def _details(contrast: Contrast) -> Iterator[Sheet]:
     yield from (sheet for sheet in sheets if sheet.rows)
 
 
-def contrast_markdown(contrast: Contrast) -> Iterator[str]:
-    """Its parts, without the heading of the run that it is."""
-    yield f"**{text_markdown(contrast.verdict)}**\n\n"
-    yield sheet_markdown(small_sheet(contrast, measured_sides(contrast)))
-    yield sheet_markdown(why_sheet(contrast))
-    yield sheet_markdown(side_sheet(contrast, measured_sides(contrast)))
-    yield sheet_markdown(each_node_sheet(contrast))
-    yield sheet_markdown(advice_sheet(contrast.advice))
-    for one in contrast.advice:
-        if one.command:
-            yield f"{text_markdown(one.name)}:\n\n{code_markdown(one.command)}\n"
-    yield sheet_markdown(what_if_sheet(contrast.forecast))
-    yield sheet_markdown(break_even_sheet(contrast.forecast))
-    yield sheet_markdown(settings_sheet(contrast))
-    yield sheet_markdown(missing_sheet(contrast))
+def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterator[Block]:
+    """A page or Markdown: verdict and key figures, charts, then every table."""
+    yield Words(contrast.verdict, "lead")
+    yield Tiles(tuple(_key_figures(contrast)))
+    yield small_sheet(contrast, measured_sides(contrast))
+    yield why_sheet(contrast)
+    yield from charts
+    yield side_sheet(contrast, measured_sides(contrast), costs=False)
+    yield each_node_sheet(contrast)
+    yield cost_sheet(contrast)
+    yield advice_sheet(contrast.advice)
+    how = "\n\n".join(f"# {one.name}\n{one.command}" for one in contrast.advice if one.command)
+    yield Words(how, "verbatim", "how: options of multinode launch, or manual steps")
+    yield what_if_sheet(contrast.forecast)
+    yield break_even_sheet(contrast.forecast)
+    yield settings_sheet(contrast)
+    yield missing_sheet(contrast)
+
+
+def _key_figures(contrast: Contrast) -> Iterator[tuple[str, str]]:
+    baseline, candidate = contrast.baseline, contrast.candidate
+    few, many = side_head(contrast, baseline), side_head(contrast, candidate)
+    figures = (
+        ("speed-up", format_sig(contrast.speedup.value)),
+        (f"efficiency ({contrast.scaling})", percent(contrast.efficiency, ".0f")),
+        (f"samples/s, {few}", format_sig(baseline.samples_per_s.value)),
+        (f"samples/s, {many}", format_sig(candidate.samples_per_s.value)),
+        (f"step time, {few} (ms)", format_sig(baseline.step_time_ms.value)),
+        (f"step time, {many} (ms)", format_sig(candidate.step_time_ms.value)),
+        (f"exposed communication, {many}", percent(candidate.exposed_share)),
+    )
+    yield from ((name, value) for name, value in figures if value != UNKNOWN)
 
 
 def why_sheet(contrast: Contrast) -> Sheet:

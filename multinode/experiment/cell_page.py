@@ -14,21 +14,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from multinode.experiment.cell_sheet import (
+    cell_blocks,
     cell_columns,
-    cells_sheet,
-    lead,
-    marks_sheet,
-    missing_sheet,
     money_unit,
     state_word,
     tell,
-    unmeasured_sheet,
 )
-from multinode.experiment.cells import CellRow, CellTable, currencies, has_figures, other_job, value_of
-from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY
+from multinode.experiment.cells import CellRow, CellTable, value_of
+from multinode.experiment.columns import BOUGHT_WITH, MONEY
 from multinode.render.charts import GREY, PALETTE, Bar, Figure, Scatter, error_bars, line_style, with_axes
-from multinode.render.page import chart_html, lead_html, page, section_html, sheet_html, tiles_html
-from multinode.render.sheet import UNKNOWN, html_text, sanitize
+from multinode.render.page import page, section
+from multinode.render.sheet import UNKNOWN, Chart, Words, html_text, sanitize
 from multinode.stats.estimate import Estimate
 
 MOST_BARS = 60
@@ -239,10 +235,7 @@ def _wrapped(name: str, width: int) -> list[str]:
     return [html_text(line) for line in lines] or [UNKNOWN]
 
 
-_TOO_MANY = f'<p class="note">The first {MOST_BARS} cells are drawn; the table has all of them.</p>\n'
 _LONGEST_AXIS = 30
-# A cell's name is read in one line where there is room for it.
-_STYLE = "<style>.cells td:first-child { min-width: 13rem; }</style>\n"
 
 
 class _Bars(NamedTuple):
@@ -258,40 +251,30 @@ class _Bars(NamedTuple):
 def cell_page(table: CellTable) -> str:
     """The whole page of one table."""
     head = (
-        f"<h1>{html_text(table.job)}</h1>\n"
-        f'<p class="note">{len(table.cells)} cells of {html_text(table.run_id.replace(",", " and "))}</p>\n'
+        Words(table.job, "heading"),
+        Words(f"{len(table.cells)} cells of {table.run_id.replace(',', ' and ')}", "note"),
     )
-    section = f'<section class="run" id="run-1">\n{head}{"".join(cells_html(table, "run-1"))}</section>\n'
-    return page(f"multinode: {table.run_id}", [section])
+    return page(
+        f"multinode: {table.run_id}", [section("run-1", [*head, *cell_blocks(table, cell_charts(table, "run-1"))])]
+    )
 
 
-def cells_html(table: CellTable, name: str) -> Iterator[str]:
-    """Its parts; `name` is unique on the page."""
-    yield lead_html(lead(table))
-    if table.cheapest is not None:
-        yield lead_html(table.cheapest.sentence)
-    yield tiles_html(_key_figures(table))
-    yield from _bars(table, name)
+def cell_charts(table: CellTable, name: str) -> Iterator[Chart]:
+    """Its charts; `name` is unique on the page."""
+    note = f"The first {MOST_BARS} cells are drawn; the table has all of them." if len(table.cells) > MOST_BARS else ""
+    for wanted in _wanted(table):
+        level = 1.0 if wanted.ending == "relative" else None
+        chart = bar_chart(table, wanted.value, _axis(wanted.axis), scale=wanted.scale, level=level)
+        if chart is not None and not (wanted.ending == "network" and _is_alone(table)):
+            yield Chart(
+                title=wanted.title, figure=chart.figure, name=f"{name}-{wanted.ending}", rows=chart.rows, note=note
+            )
     for title, ending, chart in (
         ("memory over the batch", "memory", memory_chart(table)),
         ("tokens/s over the sequence length", "tokens", tokens_chart(table)),
     ):
         if chart is not None:
-            yield section_html(title, [chart_html(chart.figure, f"{name}-{ending}", rows=chart.rows)])
-    yield f'{_STYLE}<div class="cells">{sheet_html(cells_sheet(table))}</div>\n'
-    for sheet in (unmeasured_sheet(table), marks_sheet(table), missing_sheet(table)):
-        yield sheet_html(sheet)
-
-
-def _bars(table: CellTable, name: str) -> Iterator[str]:
-    note = _TOO_MANY if len(table.cells) > MOST_BARS else ""
-    for wanted in _wanted(table):
-        level = 1.0 if wanted.ending == "relative" else None
-        chart = bar_chart(table, wanted.value, _axis(wanted.axis), scale=wanted.scale, level=level)
-        if chart is not None and not (wanted.ending == "network" and _is_alone(table)):
-            yield section_html(
-                wanted.title, [chart_html(chart.figure, f"{name}-{wanted.ending}", rows=chart.rows), note]
-            )
+            yield Chart(title=title, figure=chart.figure, name=f"{name}-{ending}", rows=chart.rows)
 
 
 def _wanted(table: CellTable) -> Iterator[_Bars]:
@@ -313,29 +296,3 @@ def _axis(text: str) -> str:
 
 def _is_alone(table: CellTable) -> bool:
     return all(row.world_size == 1 or not row.network_share for row in table.cells)
-
-
-# What one looks at first: its name, the value of a row, and whether the most or the least is the best.
-_KEY_FIGURES = (
-    ("most samples/s", "samples_per_s", 1),
-    ("highest tokens/s per worker (TGS)", "tgs", 1),
-    ("highest MFU", "mfu", 1),
-    ("lowest memory per worker (GiB)", "peak_memory_gib", -1),
-    ("most samples per unit of money", "samples_per_money", 1),
-    ("cheapest full run", "whole_cost", -1),
-)
-
-
-def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
-    rows = [row for row in table.cells if has_figures(row)]
-    # What is paid in two currencies, or for two jobs, has no cheapest.
-    unlike = set()
-    if len(currencies(rows)) > 1:
-        unlike = {"samples_per_money", "whole_cost"}
-    elif other_job([row for row in rows if row.whole_cost is not None]):
-        unlike = {"whole_cost"}
-    for title, name, sign in _KEY_FIGURES:
-        known = [(found, row) for row in rows if name not in unlike and (found := value_of(row, name)) is not None]
-        if known:
-            _, row = max(known, key=lambda one: sign * one[0])
-            yield f"{title}: {row.label}", tell(COLUMNS[name], row)

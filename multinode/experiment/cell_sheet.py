@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from multinode.experiment.cells import (
     differing,
     has_figures,
     has_speed,
+    other_job,
     other_work,
     untold,
     value_of,
@@ -35,13 +36,14 @@ from multinode.profile.export import harmless
 from multinode.render.sheet import (
     RANGES,
     UNKNOWN,
+    Block,
     Column,
     Sheet,
+    Tiles,
+    Words,
     format_sig,
     percent,
     sanitize,
-    sheet_markdown,
-    text_markdown,
 )
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_duration, format_list, format_placement
@@ -361,13 +363,14 @@ def _written(value: Any) -> object:
     return msgspec.json.encode(value).decode()
 
 
-def cell_markdown(table: CellTable) -> Iterator[str]:
-    """Its parts: the sentence, the table with all its columns, what was not measured, what is marked."""
-    yield f"{text_markdown(lead(table))}\n\n"
+def cell_blocks(table: CellTable, charts: Iterable[Block] = ()) -> Iterator[Block]:
+    """A page or Markdown: the sentence and key figures, charts, the table with all its columns, what is not in it."""
+    yield Words(lead(table), "lead")
     if table.cheapest is not None:
-        yield f"{text_markdown(table.cheapest.sentence)}\n\n"
-    for sheet in (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table)):
-        yield sheet_markdown(sheet)
+        yield Words(table.cheapest.sentence, "lead")
+    yield Tiles(tuple(_key_figures(table)))
+    yield from charts
+    yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))
 
 
 _BATCH = (
@@ -445,3 +448,29 @@ def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None)
     if unpriced:
         notes.append(f"{_UNPRICED}{', '.join(unpriced)}; their cells have no price.")
     return msgspec.structs.replace(shown, notes=tuple(dict.fromkeys(notes)))
+
+
+# What one looks at first: its name, the value of a row, and whether the most or the least is the best.
+_KEY_FIGURES = (
+    ("most samples/s", "samples_per_s", 1),
+    ("highest tokens/s per worker (TGS)", "tgs", 1),
+    ("highest MFU", "mfu", 1),
+    ("lowest memory per worker (GiB)", "peak_memory_gib", -1),
+    ("most samples per unit of money", "samples_per_money", 1),
+    ("cheapest full run", "whole_cost", -1),
+)
+
+
+def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
+    rows = [row for row in table.cells if has_figures(row)]
+    # What is paid in two currencies, or for two jobs, has no cheapest.
+    unlike = set()
+    if len(currencies(rows)) > 1:
+        unlike = {"samples_per_money", "whole_cost"}
+    elif other_job([row for row in rows if row.whole_cost is not None]):
+        unlike = {"whole_cost"}
+    for title, name, sign in _KEY_FIGURES:
+        known = [(found, row) for row in rows if name not in unlike and (found := value_of(row, name)) is not None]
+        if known:
+            _, row = max(known, key=lambda one: sign * one[0])
+            yield f"{title}: {row.label}", tell(COLUMNS[name], row)

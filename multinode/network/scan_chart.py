@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping, Sequence
-
+from multinode.network.screen import scan_lines
+from multinode.network.size_scan import ScanReport
 from multinode.render.charts import Figure, Scatter, with_axes
-from multinode.traffic.algorithms import CollectiveRow
+from multinode.render.page import blocks_html, page
+from multinode.render.sheet import Chart, Words
 
 
-def scan_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str) -> Figure:
-    """One line per collective with points at the sizes, and one level line per entry of `lines` (name: GB/s)."""
+def scan_chart(report: ScanReport, name: str = "sweep") -> Chart:
+    """One line per collective with points at the sizes, and one level line per bound."""
+    rows = report.rows
     figure = Figure()
-    for name in dict.fromkeys(row.collective for row in rows):
-        mine = [row for row in rows if row.collective == name]
+    for collective in dict.fromkeys(row.collective for row in rows):
+        mine = [row for row in rows if row.collective == collective]
         figure.add_trace(
             Scatter(
                 x=[row.size_bytes for row in mine],
@@ -21,21 +22,18 @@ def scan_chart(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title:
                 customdata=[[row.time_us, row.p95_us] for row in mine],
                 hovertemplate="%{x} B: %{y:.4f} GB/s, median %{customdata[0]:.0f} us, p95 %{customdata[1]:.0f} us",
                 mode="lines+markers",
-                name=name,
+                name=collective,
             )
         )
     sizes = [row.size_bytes for row in rows]
-    for name, level in lines.items():
+    for bound, level in report.levels.items():
         ends = [min(sizes), max(sizes)] if sizes else []
-        figure.add_trace(Scatter(x=ends, y=[level] * len(ends), mode="lines", line={"dash": "dash"}, name=name))
-    figure.update_layout(title={"text": title}, template="simple_white", hovermode="closest")
-    return with_axes(figure, "size (B)", "busbw (GB/s)", type="log")
+        figure.add_trace(Scatter(x=ends, y=[level] * len(ends), mode="lines", line={"dash": "dash"}, name=bound))
+    figure.update_layout(hovermode="closest")
+    with_axes(figure, "size (B)", "busbw (GB/s)", type="log")
+    return Chart(title=f"collectives: {report.title}", name=name, figure=figure, rows=2)
 
 
-def scan_page(rows: Sequence[CollectiveRow], lines: Mapping[str, float], title: str, text: str) -> str:
-    """A self-contained HTML page: the chart, and the verdict as plain text."""
-    chart = scan_chart(rows, lines, html.escape(title)).to_html(full_html=False, include_plotlyjs=True)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{html.escape(title)}</title></head>\n<body>{chart}\n<pre>{html.escape(text)}</pre></body></html>\n"
-    )
+def scan_page(report: ScanReport) -> str:
+    """A self-contained page: the chart, and the verdict as plain text."""
+    return page(report.title, [blocks_html([scan_chart(report), Words("\n".join(scan_lines(report)), "verbatim")])])

@@ -1,15 +1,12 @@
-"""page: what all pages share: head, style, tables and charts as HTML. A page loads nothing from a network.
-
-The content of a page is up to `run_page` and its neighbors.
-"""
+"""page: blocks as HTML, and what all pages share: head and style. A page loads nothing from a network."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
 
-from multinode.render.charts import PALETTE, Figure, get_plotlyjs
-from multinode.render.sheet import Sheet, html_text, sanitize
+from multinode.render.charts import PALETTE, get_plotlyjs
+from multinode.render.sheet import Block, Chart, Sheet, Tiles, Words, html_text, sanitize
 
 # The browser refuses network requests; plotly draws with inline scripts and styles.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -37,6 +34,7 @@ th { border-bottom: 1px solid var(--line); font-weight: 600; }
 th small { display: block; color: var(--faint); font-weight: 400; }
 td.words, th.words { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 6.5rem; }
 td.long { min-width: 16rem; }
+td.one { white-space: nowrap; }
 td.name { text-align: left; white-space: normal; overflow-wrap: normal; min-width: 4.5rem; color: var(--faint); }
 pre { overflow-x: auto; background: var(--card); padding: 0.7rem; border-radius: 6px; font-size: 0.8rem; }
 .infolayer text, .cartesianlayer text, .xaxislayer-above text, .yaxislayer-above text { fill: var(--ink) !important; }
@@ -57,37 +55,63 @@ def page(title: str, sections: Sequence[str]) -> str:
     )
 
 
-def section_html(title: str, parts: Sequence[str]) -> str:
-    """A section with a heading; empty without parts."""
-    if not any(parts):
-        return ""
-    return f"<h2>{html_text(title)}</h2>\n{''.join(parts)}"
+def section(name: str, blocks: Iterable[Block]) -> str:
+    """One of several parts of a page."""
+    return f'<section class="run" id="{name}">\n{blocks_html(blocks)}</section>\n'
 
 
-def sheet_html(sheet: Sheet) -> str:
-    """A table under its title; empty without rows."""
-    if not sheet.rows:
-        return ""
+def blocks_html(blocks: Iterable[Block]) -> str:
+    """Everything on a page; a table without rows, and a text without a word, is not there."""
+    return "".join(map(_block_html, blocks))
+
+
+def _block_html(block: Block) -> str:
+    if isinstance(block, Sheet):
+        return _sheet_html(block) if block.rows else ""
+    if isinstance(block, Tiles):
+        tiles = (
+            f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(name)}</span></div>'
+            for name, value in block.figures
+        )
+        return f'<div class="tiles">{"".join(tiles)}</div>\n'
+    if isinstance(block, Chart):
+        note = f'<p class="note">{html_text(block.note)}</p>\n' if block.note else ""
+        return f"<h2>{html_text(block.title)}</h2>\n{_chart_html(block)}{note}"
+    return _words_html(block) if block.text else ""
+
+
+def _words_html(words: Words) -> str:
+    if words.style == "verbatim":
+        lines = "\n".join(sanitize(line) for line in words.text.splitlines())
+        title = f"<h2>{html_text(words.title)}</h2>\n" if words.title else ""
+        return f"{title}<pre>{html.escape(lines)}</pre>\n"
+    if words.style == "items":
+        items = "".join(f"<li>{html_text(line)}</li>" for line in words.text.splitlines())
+        return f"<ul>{items}</ul>\n"
+    text = html_text(words.text)
+    return {
+        "heading": f"<h1>{text}</h1>\n",
+        "strong": f"<p><b>{text}</b></p>\n",
+        "": f"<p>{text}</p>\n",
+    }.get(words.style, f'<p class="{words.style}">{text}</p>\n')
+
+
+def _sheet_html(sheet: Sheet) -> str:
     head = "".join(_head(column.name, column.unit, words=column.words) for column in sheet.columns)
     words = [column.words for column in sheet.columns]
     rows = "".join(_row(row, words) for row in sheet.rows)
+    notes = "".join(f'<p class="note">{html_text(note)}</p>\n' for note in sheet.notes)
     table = f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>\n'
-    return section_html(sheet.title, [table, *(f'<p class="note">{html_text(note)}</p>\n' for note in sheet.notes)])
+    return f"<h2>{html_text(sheet.title)}</h2>\n{table}{notes}"
 
 
-def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
-    """A chart in our style, as wide as the page.
-
-    Args:
-        figure: the chart; its layout is changed.
-        name: unique on the page.
-        rows: number of plots below each other in it.
-    """
+def _chart_html(chart: Chart) -> str:
+    figure = chart.figure
     figure.update_layout(
         template="none",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        height=_ROW_PX * rows + _EDGES_PX,
+        height=_ROW_PX * chart.rows + _EDGES_PX,
         margin={"l": 60, "r": 15, "t": 30, "b": 45},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.01, "xanchor": "left", "x": 0},
         colorway=list(PALETTE),
@@ -100,30 +124,11 @@ def chart_html(figure: Figure, name: str, *, rows: int = 1) -> str:
         figure.to_html(
             full_html=False,
             include_plotlyjs=False,
-            div_id=name,
+            div_id=chart.name,
             # Without hover, the toolbar is always visible and covers the legend; dragging zooms without it.
             config={"responsive": True, "displaylogo": False, "displayModeBar": False},
         )
     )
-
-
-def tiles_html(figures: Iterable[tuple[str, str]]) -> str:
-    """The main figures, each with its name."""
-    tiles = (
-        f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(name)}</span></div>' for name, value in figures
-    )
-    return f'<div class="tiles">{"".join(tiles)}</div>\n'
-
-
-def lead_html(sentence: str) -> str:
-    """The one sentence for readers who read only one."""
-    return f'<p class="lead">{html_text(sentence)}</p>\n'
-
-
-def text_html(text: str) -> str:
-    """Lines of text, verbatim."""
-    lines = "\n".join(sanitize(line) for line in text.splitlines())
-    return f"<pre>{html.escape(lines)}</pre>\n"
 
 
 def _head(name: str, unit: str, *, words: bool) -> str:
@@ -140,6 +145,6 @@ def _row(row: Sequence[str], words: Sequence[bool]) -> str:
 
 
 def _cell(cell: str, *, words: bool) -> str:
-    # A sentence in a narrow column would make its row as tall as the page.
-    long = " long" if len(cell) > _LONG else ""
+    # A sentence in a narrow column would make its row as tall as the page; a name is read in one line.
+    long = " long" if len(cell) > _LONG else " one" if len(cell.split()) == 1 else ""
     return f'<td class="words{long}">{html_text(cell)}</td>' if words else f"<td>{html_text(cell)}</td>"

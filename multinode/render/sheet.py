@@ -1,4 +1,6 @@
-"""Sheet: a table as plain text, for a terminal, a page or Markdown. Computes no figures.
+"""Sheet: a table as plain text, for a terminal, a page or Markdown; and what stands around it. Computes no figures.
+
+A page and Markdown are the same list of blocks: `page.blocks_html` and `blocks_markdown` render one each.
 
 Foreign text (output and names of nodes) is harmless in each: it never becomes markup, a link or a mention.
 """
@@ -9,7 +11,8 @@ import html
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -42,6 +45,35 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...] = ()  # without them, its rows are a name and a text
     rows: tuple[tuple[str, ...], ...] = ()  # one cell per column; plain text from any source
     notes: tuple[str, ...] = ()  # one sentence each, below the table
+
+
+class Words(msgspec.Struct, frozen=True):
+    """Plain text of any source."""
+
+    text: str
+    # `heading`; `lead`, for readers who read only one sentence; `strong`; `note`; `items`, one a line; `verbatim`
+    # lines; empty is a paragraph
+    style: str = ""
+    title: str = ""  # above verbatim lines
+
+
+class Tiles(msgspec.Struct, frozen=True):
+    """The main figures, each a name and a value; only on a page."""
+
+    figures: tuple[tuple[str, str], ...]
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """A chart; only on a page."""
+
+    title: str
+    name: str  # unique on the page
+    figure: Any  # plotly's; its layout is changed
+    rows: int = 1  # number of plots below each other in it
+    note: str = ""
+
+
+Block = Sheet | Words | Tiles | Chart
 
 
 def figure(value: float | None, form: str = ".1f") -> str:
@@ -142,6 +174,24 @@ _LEAST_FENCE = 3
 def text_markdown(text: str) -> str:
     """Foreign text on one line, for the middle of a line."""
     return _LINKS.sub(rf"\1{_APART}", _MEANS_SOMETHING.sub(r"\\\1", sanitize(text).strip()))
+
+
+def blocks_markdown(blocks: Iterable[Block]) -> str:
+    """Markdown for an issue or a wiki."""
+    return "".join(map(_block_markdown, blocks))
+
+
+def _block_markdown(block: Block) -> str:
+    if isinstance(block, Sheet):
+        return sheet_markdown(block)
+    if not isinstance(block, Words) or not block.text:
+        return ""
+    if block.style == "verbatim":
+        return (f"### {text_markdown(block.title)}\n\n" if block.title else "") + code_markdown(block.text) + "\n"
+    if block.style == "items":
+        return "".join(f"- {text_markdown(line)}\n" for line in block.text.splitlines()) + "\n"
+    text = text_markdown(block.text)
+    return {"heading": f"## {text}", "lead": f"**{text}**", "strong": f"**{text}**"}.get(block.style, text) + "\n\n"
 
 
 def sheet_markdown(sheet: Sheet) -> str:

@@ -89,7 +89,7 @@ def test_every_form_is_printed_or_written_where_it_was_asked_for(root: Path) -> 
     assert "| 1x2-full-batch2 |" in markdown
     assert len(list(csv.DictReader(io.StringIO(run("show", SWEEP_ID, "--format", "csv"))))) == 4
     for name, beginning in {
-        "t.md": "The fastest is",
+        "t.md": "**The fastest is",
         "t.csv": "label,source",
         "t.html": "<!DOCTYPE html>",
         "t.txt": "The fastest is",

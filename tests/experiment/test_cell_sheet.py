@@ -9,9 +9,9 @@ import pytest
 
 from multinode.experiment.cell_screen import cell_parts
 from multinode.experiment.cell_sheet import (
+    cell_blocks,
     cell_columns,
     cell_csv,
-    cell_markdown,
     cells_sheet,
     constants_line,
     lead,
@@ -21,6 +21,7 @@ from multinode.experiment.cell_sheet import (
 )
 from multinode.experiment.cell_table import Look, look_at
 from multinode.experiment.cells import VALUES, CellRow, CellTable, Cheapest, our_name
+from multinode.render.sheet import blocks_markdown
 from multinode.render.table import screen_text
 from multinode.stats.estimate import Estimate
 from tests.experiment.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
@@ -122,7 +123,7 @@ def test_one_sentence_says_the_most() -> None:
 def test_the_cheapest_cell_is_told_where_a_deadline_was_asked_for() -> None:
     table = msgspec.structs.replace(SWEEP, cheapest=Cheapest(deadline_s=60.0, sentence="the cheapest is X"))
     assert "the cheapest is X" in shown(table, 80)
-    assert "the cheapest is X\n" in "".join(cell_markdown(table))
+    assert "**the cheapest is X**\n" in blocks_markdown(cell_blocks(table))
 
 
 def test_prices_are_in_their_currency_and_what_gpus_cost_buys_speed() -> None:
@@ -155,7 +156,7 @@ def test_missing_figures_are_told_by_their_reason() -> None:
 def test_foreign_words_are_shown_as_text(attack: str) -> None:
     table = renamed(SWEEP, attack)
     text = "\n".join(shown(table, 600))
-    markdown = "".join(cell_markdown(table))
+    markdown = blocks_markdown(cell_blocks(table))
     for found in (text, markdown):
         assert "\x1b" not in found
         assert "\x07" not in found
@@ -168,13 +169,13 @@ def test_foreign_words_are_shown_as_text(attack: str) -> None:
 
 
 def test_markdown_has_every_column_and_a_line_a_cell() -> None:
-    text = "".join(cell_markdown(SWEEP))
+    text = blocks_markdown(cell_blocks(SWEEP))
     rows = [line for line in text.splitlines() if line.startswith(("| 1x2-", "| 2x2-"))]
     assert len(rows) == 16
     assert "| OOM |" in rows[6]
     head = next(line for line in text.splitlines() if line.startswith("| cell |"))
     assert {"MFU", "HFU", "memory (GiB)", "energy (J per sample)"} <= {one.strip() for one in head.split("|")}
-    assert text.startswith("The fastest is 2x2-lora-batch8")
+    assert text.startswith("**The fastest is 2x2-lora-batch8")
 
 
 def test_the_fastest_is_not_said_to_be_so_many_times_a_row_of_another_job() -> None:
@@ -239,7 +240,7 @@ def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so
     assert "22.7" in line_of(lines, "1x2-lora-batch1")
     assert "2 of 2 cells" in lines[0]
     assert any("1x2-lora-batch1" in line and reason in line for line in lines[lines.index("marked") :])
-    assert reason in "".join(cell_markdown(table))
+    assert reason in blocks_markdown(cell_blocks(table))
 
 
 @pytest.mark.parametrize("table", [SWEEP, PUBLISHED], ids=["sweep", "published"])

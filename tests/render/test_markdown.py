@@ -23,7 +23,7 @@ def test_a_contrast_has_verdict_reasons_sides_advice_and_what_if() -> None:
     ]
     at = [text.index(one) for one in order]
     assert at == sorted(at)
-    assert "```\n--grad-compress fp16\n```" in text
+    assert "\n--grad-compress fp16\n" in text
 
 
 def test_a_run_has_its_summary_and_its_failure() -> None:
