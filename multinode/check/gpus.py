@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from operator import attrgetter
 
-from multinode.check.rule import Check, CheckFinding, Inspection, Rule, Subject, disagreements, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGroup, disagreements, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
@@ -19,9 +19,9 @@ from multinode.job.planning import refuse_unequal
 from multinode.records.benchmark import CollectiveTest
 from multinode.units import format_duration
 
-_GPUS = Subject("gpus")
-_VERSIONS = Subject("versions")
-_LEFTOVERS = Subject("leftovers")
+_GPUS = RuleGroup("gpus")
+_VERSIONS = RuleGroup("versions")
+_LEFTOVERS = RuleGroup("leftovers")
 
 NO_GPU_FOR_BACKEND = _GPUS.error(
     catches="a GPU backend (nccl, xccl, hccl) is requested on a node without such a GPU",

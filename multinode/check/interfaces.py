@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from multinode.check.ports import select_interfaces
-from multinode.check.rule import Check, CheckFinding, Inspection, Rule, Subject, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGroup, listed
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Interface, NodeFacts, Route
 
-_INTERFACE = Subject("interface")
-_HOSTNAME = Subject("hostname")
+_INTERFACE = RuleGroup("interface")
+_HOSTNAME = RuleGroup("hostname")
 
 NO_ROUTE = _INTERFACE.error(
     catches="a node has no route to a peer's data-plane address",

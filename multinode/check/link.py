@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple
 
-from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, launch_check
+from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check
 from multinode.traffic.pair_speeds import Pair, blame_pairs, least_of_due
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_rate, goodput_gb_per_s
 
-_LINK = Subject("link")
+_LINK = RuleGroup("link")
 
 LINK_DOWN = _LINK.error(
     catches="the data-plane NIC has no link: cable out, switch port off, interface down",

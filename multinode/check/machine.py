@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from multinode.check.gpus import used_gpus
-from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, launch_check
+from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check
 from multinode.cluster.facts import Interface
 from multinode.job.deepspeed import parse_deepspeed
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
@@ -23,11 +23,11 @@ _MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate
 
 _PACKAGE_OF_TOOL = {"torchrun": "torch", "llamafactory-cli": "llamafactory"}
 
-_INTERPRETER = Subject("interpreter")
-_PACKAGES = Subject("packages")
-_VERSIONS = Subject("versions")
-_MACHINE = Subject("machine")
-_CLOCK = Subject("clock")
+_INTERPRETER = RuleGroup("interpreter")
+_PACKAGES = RuleGroup("packages")
+_VERSIONS = RuleGroup("versions")
+_MACHINE = RuleGroup("machine")
+_CLOCK = RuleGroup("clock")
 
 NO_INTERPRETER = _INTERPRETER.error(
     catches="the job's interpreter is not on a node",

@@ -6,17 +6,17 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check, listed
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts, PathFact
 from multinode.cluster.quoting import destination, hosts_option, ssh_words
 from multinode.job.job_files import job_files, may_be_paths
 
-_PATHS = Subject("paths")
-_NOEXEC = Subject("noexec")
-_WORKDIR = Subject("workdir")
-_CONTENT = Subject("content")
-_SHARED = Subject("shared")
+_PATHS = RuleGroup("paths")
+_NOEXEC = RuleGroup("noexec")
+_WORKDIR = RuleGroup("workdir")
+_CONTENT = RuleGroup("content")
+_SHARED = RuleGroup("shared")
 
 PATH_MISSING = _PATHS.error(
     catches="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.check.connectivity import Attempted
-from multinode.check.rule import CheckFinding, Inspection, Rule, Subject, listed, meeting_check
+from multinode.check.rule import CheckFinding, Inspection, Rule, RuleGroup, listed, meeting_check
 from multinode.cluster.facts import Interface
 from multinode.job.planning import RENDEZVOUS_PORTS
 
-_MASTER_PORT = Subject("master-port")
-_PORTS = Subject("ports")
-_LINK = Subject("link")
+_MASTER_PORT = RuleGroup("master-port")
+_PORTS = RuleGroup("ports")
+_LINK = RuleGroup("link")
 
 PORT_IN_USE = _MASTER_PORT.error(
     catches="MASTER_PORT is in use on node 0",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.check.rule import CheckFinding, Rule, Subject, finding_of_error
+from multinode.check.rule import CheckFinding, Rule, RuleGroup, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints
 from multinode.cluster.facts import NodeFacts
@@ -34,7 +34,7 @@ UNANSWERED = (
     ),
 )
 
-_SSH = Subject("ssh")
+_SSH = RuleGroup("ssh")
 
 UNVERIFIED = _SSH.warning(
     catches="a node's host key is not verified (StrictHostKeyChecking no)",

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from multinode.check.gpus import used_gpus
-from multinode.check.rule import Check, CheckFinding, Inspection, Subject, disagreements, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, listed
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
 
-_RDMA = Subject("rdma")
+_RDMA = RuleGroup("rdma")
 
 RDMA_ON_SOME = _RDMA.warning(
     catches="RDMA works on some nodes only: NCCL uses it there, but not on the others",

@@ -177,7 +177,7 @@ def _text(value: object) -> object:
     return value.replace("\n", " ") if isinstance(value, str) else value
 
 
-class Subject:
+class RuleGroup:
     """Makes the rules of one check, a column of the matrix."""
 
     def __init__(self, check: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from multinode.check.rule import Check, CheckFinding, Inspection, Subject, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
@@ -28,8 +28,8 @@ from multinode.units import (
     goodput_gb_per_s,
 )
 
-_TRAINING = Subject("training")
-_STRATEGY = Subject("strategy")
+_TRAINING = RuleGroup("training")
+_STRATEGY = RuleGroup("strategy")
 
 SPACE_IN_PATH = _TRAINING.error(
     catches="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from multinode.check.ports import select_interfaces, takes_by_prefix
-from multinode.check.rule import Check, CheckFinding, Inspection, Rule, Subject, disagreements, launch_check, listed
+from multinode.check.rule import Check, CheckFinding, Inspection, Rule, RuleGroup, disagreements, launch_check, listed
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts
 from multinode.job.engine_commands import STRAY_VARIABLES
 from multinode.records.benchmark import CollectiveTest
 
-_VARIABLES = Subject("variables")
+_VARIABLES = RuleGroup("variables")
 
 NAMES_NO_INTERFACE = _VARIABLES.error(
     catches="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node",

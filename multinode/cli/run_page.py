@@ -25,9 +25,9 @@ from multinode.render.sheet import (
     Block,
     Chart,
     Column,
+    Prose,
     Sheet,
     Tiles,
-    Words,
     blocks_markdown,
     figure,
     format_sig,
@@ -95,25 +95,25 @@ def _blocks(one: ReportedRun, name: str | None = None) -> Iterator[Block]:
     charts = _charts(one, name) if name is not None else {}
     summary = one.summary
     if one.unread:
-        yield Words(one.unread, "strong")
+        yield Prose(one.unread, "strong")
     if one.contrast is not None:
         yield from contrast_blocks(one.contrast, charts.get("contrast", ()))
     if one.cells is not None:
         yield from cell_blocks(one.cells, charts.get("cells", ()))
     if one.bench is not None:
-        yield Words("\n".join(bench_lines(one.bench)), "verbatim", "verdict")
+        yield Prose("\n".join(bench_lines(one.bench)), "verbatim", "verdict")
         yield from bench_sheets(one.bench)
-        yield Words("\n".join(one.bench.notes), "verbatim")
+        yield Prose("\n".join(one.bench.notes), "verbatim")
     if summary is not None:
         yield Tiles(tuple(_key_figures(summary)))
         yield verdict_sheet(summary)
     if one.scan is not None:
         yield from charts.get("scan", ())
-        yield Words("\n".join(scan_lines(one.scan)), "verbatim")
+        yield Prose("\n".join(scan_lines(one.scan)), "verbatim")
     if one.observed is not None and any(node.samples for node in one.observed.nodes):
         yield from charts.get("steps", ())
     elif not one.has_result:
-        yield Words("This run has no recorded samples.")
+        yield Prose("This run has no recorded samples.")
     if summary is not None:
         yield from (sheet for sheet in summary_sheets(summary) if sheet.title != "verdict")
 
@@ -157,11 +157,11 @@ def _head(run: Run) -> Iterator[Block]:
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_s))
     took = f", took {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
     names = ", ".join(node.name for node in run.nodes)
-    yield Words(run.job, "heading")
-    yield Words(f"run {run.run_id}, {run.status}; {run.extent}: {names}; began {started}{took}", "note")
+    yield Prose(run.job, "heading")
+    yield Prose(f"run {run.run_id}, {run.status}; {run.extent}: {names}; began {started}{took}", "note")
     if run.first_failure is not None:
-        yield Words(f"{run.first_failure.node}: {run.first_failure.message}", "strong")
-        yield Words("\n".join(f"{name}: {text}" for name, text in failure_notes(run.first_failure)), "items")
+        yield Prose(f"{run.first_failure.node}: {run.first_failure.message}", "strong")
+        yield Prose("\n".join(f"{name}: {text}" for name, text in failure_notes(run.first_failure)), "items")
     if run.attempts:
         yield attempt_sheet(run.attempts)
 

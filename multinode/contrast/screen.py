@@ -24,7 +24,7 @@ from multinode.contrast.sheets import (
 from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
-from multinode.render.sheet import UNKNOWN, Block, Sheet, Tiles, Words, format_sig, percent, span_of_times, times
+from multinode.render.sheet import UNKNOWN, Block, Prose, Sheet, Tiles, format_sig, percent, span_of_times, times
 from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.units import format_count
@@ -171,7 +171,7 @@ def _details(contrast: Contrast) -> Iterator[Sheet]:
 
 def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterator[Block]:
     """A page or Markdown: verdict and key figures, charts, then every table."""
-    yield Words(contrast.verdict, "lead")
+    yield Prose(contrast.verdict, "lead")
     yield Tiles(tuple(_key_figures(contrast)))
     yield small_sheet(contrast, measured_sides(contrast))
     yield why_sheet(contrast)
@@ -181,7 +181,7 @@ def contrast_blocks(contrast: Contrast, charts: Iterable[Block] = ()) -> Iterato
     yield cost_sheet(contrast)
     yield advice_sheet(contrast.advice)
     how = "\n\n".join(f"# {one.name}\n{one.command}" for one in contrast.advice if one.command)
-    yield Words(how, "verbatim", "how: options of multinode launch, or manual steps")
+    yield Prose(how, "verbatim", "how: options of multinode launch, or manual steps")
     yield what_if_sheet(contrast.forecast)
     yield break_even_sheet(contrast.forecast)
     yield settings_sheet(contrast)

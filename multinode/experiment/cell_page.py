@@ -24,7 +24,7 @@ from multinode.experiment.cells import CellRow, CellTable, value_of
 from multinode.experiment.columns import BOUGHT_WITH, MONEY
 from multinode.render.charts import GREY, PALETTE, Bar, Figure, Scatter, error_bars, line_style, with_axes
 from multinode.render.page import page, section
-from multinode.render.sheet import UNKNOWN, Chart, Words, html_text, sanitize
+from multinode.render.sheet import UNKNOWN, Chart, Prose, html_text, sanitize
 from multinode.stats.estimate import Estimate
 
 MOST_BARS = 60
@@ -251,8 +251,8 @@ class _Bars(NamedTuple):
 def cell_page(table: CellTable) -> str:
     """The whole page of one table."""
     head = (
-        Words(table.job, "heading"),
-        Words(f"{len(table.cells)} cells of {table.run_id.replace(',', ' and ')}", "note"),
+        Prose(table.job, "heading"),
+        Prose(f"{len(table.cells)} cells of {table.run_id.replace(',', ' and ')}", "note"),
     )
     return page(
         f"multinode: {table.run_id}", [section("run-1", [*head, *cell_blocks(table, cell_charts(table, "run-1"))])]

@@ -38,9 +38,9 @@ from multinode.render.sheet import (
     UNKNOWN,
     Block,
     Column,
+    Prose,
     Sheet,
     Tiles,
-    Words,
     format_sig,
     percent,
     sanitize,
@@ -365,9 +365,9 @@ def _written(value: Any) -> object:
 
 def cell_blocks(table: CellTable, charts: Iterable[Block] = ()) -> Iterator[Block]:
     """A page or Markdown: the sentence and key figures, charts, the table with all its columns, what is not in it."""
-    yield Words(lead(table), "lead")
+    yield Prose(lead(table), "lead")
     if table.cheapest is not None:
-        yield Words(table.cheapest.sentence, "lead")
+        yield Prose(table.cheapest.sentence, "lead")
     yield Tiles(tuple(_key_figures(table)))
     yield from charts
     yield from (cells_sheet(table), unmeasured_sheet(table), marks_sheet(table), missing_sheet(table))

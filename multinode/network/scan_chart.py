@@ -6,7 +6,7 @@ from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
 from multinode.render.charts import Figure, Scatter, with_axes
 from multinode.render.page import blocks_html, page
-from multinode.render.sheet import Chart, Words
+from multinode.render.sheet import Chart, Prose
 
 
 def scan_chart(report: ScanReport, name: str = "sweep") -> Chart:
@@ -36,4 +36,4 @@ def scan_chart(report: ScanReport, name: str = "sweep") -> Chart:
 
 def scan_page(report: ScanReport) -> str:
     """A self-contained page: the chart, and the verdict as plain text."""
-    return page(report.title, [blocks_html([scan_chart(report), Words("\n".join(scan_lines(report)), "verbatim")])])
+    return page(report.title, [blocks_html([scan_chart(report), Prose("\n".join(scan_lines(report)), "verbatim")])])

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from multinode.render.charts import PALETTE, get_plotlyjs
-from multinode.render.sheet import Block, Chart, Sheet, Tiles, Words, html_text, sanitize
+from multinode.render.sheet import Block, Chart, Prose, Sheet, Tiles, html_text, sanitize
 
 # The browser refuses network requests; plotly draws with inline scripts and styles.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -80,7 +80,7 @@ def _block_html(block: Block) -> str:
     return _words_html(block) if block.text else ""
 
 
-def _words_html(words: Words) -> str:
+def _words_html(words: Prose) -> str:
     if words.style == "verbatim":
         lines = "\n".join(sanitize(line) for line in words.text.splitlines())
         title = f"<h2>{html_text(words.title)}</h2>\n" if words.title else ""

@@ -47,7 +47,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # one sentence each, below the table
 
 
-class Words(msgspec.Struct, frozen=True):
+class Prose(msgspec.Struct, frozen=True):
     """Plain text of any source."""
 
     text: str
@@ -73,7 +73,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-Block = Sheet | Words | Tiles | Chart
+Block = Sheet | Prose | Tiles | Chart
 
 
 def figure(value: float | None, form: str = ".1f") -> str:
@@ -184,7 +184,7 @@ def blocks_markdown(blocks: Iterable[Block]) -> str:
 def _block_markdown(block: Block) -> str:
     if isinstance(block, Sheet):
         return sheet_markdown(block)
-    if not isinstance(block, Words) or not block.text:
+    if not isinstance(block, Prose) or not block.text:
         return ""
     if block.style == "verbatim":
         return (f"### {text_markdown(block.title)}\n\n" if block.title else "") + code_markdown(block.text) + "\n"
