@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from reference_pages import write_or_check
+from reference_pages import field_comments, write_or_check
 
 from multinode import api
 
@@ -92,7 +92,8 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _request(name: str, struct: Any) -> str:
     summary, sections = _docstring(struct)
-    meanings = dict(_meanings(sections.get("Attributes", "")))
+    comments = {name: f"{text.rstrip('.')}." for name, text in field_comments(inspect.getsource(struct)).items()}
+    meanings = comments | dict(_meanings(sections.get("Attributes", "")))
     defaults = dict(zip(reversed(struct.__struct_fields__), reversed(struct.__struct_defaults__), strict=False))
     lines = ["", f"### `{name}`", "", summary, "", "| field | type | default | meaning |", "|---|---|---|---|"]
     for field in struct.__struct_fields__:

@@ -11,14 +11,13 @@ import importlib
 import inspect
 import json
 import pkgutil
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from reference_pages import write_or_check
+from reference_pages import field_comments, write_or_check
 
 import multinode
 from multinode.records.samples import Sample
@@ -50,8 +49,6 @@ _WRITTEN_BY = {
     "multinode.tuning/1": "`multinode tune --json`, `multinode tune --dry-run --json`, `tuning.json` of a run",
     "multinode.sweep/1": "`multinode sweep --json`, `multinode show --format json`, `sweep.json` of a run",
 }
-_FIELD = re.compile(r" {4}(?P<name>\w+): [^#]*(?:# (?P<text>.*))?$")
-_ALONE = re.compile(r" {4}# (?P<text>.*)$")
 _HEADER = """\
 # JSON documents
 
@@ -124,19 +121,8 @@ def _comments_in_json(struct: type[msgspec.Struct]) -> dict[str, str]:
     parts = (
         part for part in reversed(struct.__mro__) if issubclass(part, msgspec.Struct) and part is not msgspec.Struct
     )
-    comments = (item for part in parts for item in _comments(inspect.getsource(part)).items())
+    comments = (item for part in parts for item in field_comments(inspect.getsource(part)).items())
     return {names[name]: text for name, text in comments if name in names}
-
-
-def _comments(source: str) -> dict[str, str]:
-    comments: dict[str, str] = {}
-    above: list[str] = []
-    for line in source.splitlines():
-        if found := _FIELD.match(line):
-            text = " ".join([*above, found["text"] or ""]).strip()
-            comments.update({found["name"]: text} if text else {})
-        above = [*above, found["text"]] if (found := _ALONE.match(line)) else []
-    return comments
 
 
 def _render_page() -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["write_or_check"]
+__all__ = ["field_comments", "write_or_check"]
+
+_FIELD = re.compile(r" {4}(?P<name>\w+): [^#]*(?:# (?P<text>.*))?$")
+_ALONE = re.compile(r" {4}# (?P<text>.*)$")
 
 
 def write_or_check(files: Mapping[Path, str], about: str | None) -> int:
@@ -27,3 +31,15 @@ def write_or_check(files: Mapping[Path, str], about: str | None) -> int:
         else:
             path.write_text(text)
     return 1 if check and changed else 0
+
+
+def field_comments(source: str) -> dict[str, str]:
+    """What the comments on or above the fields of a struct say, by field."""
+    comments: dict[str, str] = {}
+    above: list[str] = []
+    for line in source.splitlines():
+        if found := _FIELD.match(line):
+            text = " ".join([*above, found["text"] or ""]).strip()
+            comments.update({found["name"]: text} if text else {})
+        above = [*above, found["text"]] if (found := _ALONE.match(line)) else []
+    return comments

@@ -48,11 +48,7 @@ def check_connectivity(inspection: Inspection) -> tuple[CheckFinding, ...]:
 
 
 def with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspection:
-    """The same after the nodes have connected to node 0 and their neighbors.
-
-    Raises:
-        NodeError, NodeFailed: a node could not be asked.
-    """
+    """The same after the nodes have connected to node 0 and their neighbors."""
     nodes = inspection.cluster.nodes
     plan = ConnectivityPlan(
         pairs=launch_pairs([node.name for node in nodes]),
@@ -83,11 +79,7 @@ def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: Laun
 
 
 def raise_first_error(findings: Iterable[CheckFinding]) -> None:
-    """Stop at the first finding that would break the run; the others are in its detail.
-
-    Raises:
-        NodeFailed: there is one.
-    """
+    """Stop at the first finding that would break the run; the others are in its detail."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
         return
@@ -129,15 +121,10 @@ _STREAM_S = 0.3
 
 
 class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How nodes are checked.
+    """How nodes are checked."""
 
-    Attributes:
-        launch: how the job will be launched.
-        bandwidth: whether nodes stream to each other; None does so for few nodes.
-    """
-
-    launch: LaunchOptions = LaunchOptions()
-    bandwidth: bool | None = None
+    launch: LaunchOptions = LaunchOptions()  # how the job will be launched
+    bandwidth: bool | None = None  # whether nodes stream to each other; None does so for few nodes
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,18 +141,14 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `check --json`.
-
-    Attributes:
-        streams: short TCP streams between the nodes, in Gbit/s of payload.
-    """
+    """The document of `check --json`."""
 
     schema: str = "multinode.check/1"
     ok: bool
     nodes: tuple[CheckedNode, ...]
     checks: tuple[str, ...] = CHECK_NAMES
     findings: tuple[CheckFinding, ...]
-    streams: tuple[PairSpeed, ...] = ()
+    streams: tuple[PairSpeed, ...] = ()  # short TCP streams between the nodes, in Gbit/s of payload
     time_s: float
 
     @property

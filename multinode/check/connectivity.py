@@ -101,11 +101,7 @@ def stream_pairs(
     A node may stall for a moment; a bad cable is always slow. The slow pairs of the first try run together again: a
     link that they share, as between two switches, is then slow for both again.
 
-    Args:
-        names: of the nodes.
-        stream: runs disjoint pairs at once; a pair that it leaves out of the second try keeps its first figure.
-        least_of: minimum in Gbit/s by sender and receiver, from the first try; missing pairs have none.
-        say: is called with each stage in a few words.
+    `stream` runs disjoint pairs at once, and may leave some out of the second try; `least_of` has Gbit/s by pair.
     """
     found: dict[Pair, PairSpeed] = {}
     rounds = round_robin(names)
@@ -162,15 +158,7 @@ def run_connectivity_test(
     plan: ConnectivityPlan,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[ConnectivityResult, tuple[MultinodeError, ...]]:
-    """The result, and the errors of nodes that could not be asked; the others continue without them.
-
-    Args:
-        agent: runs the verbs.
-        nodes: in node-rank order.
-        addresses: for data, by name.
-        plan: what is tested.
-        say: is called with each stage in a few words.
-    """
+    """The result, and the errors of nodes that could not be asked; the others continue without them."""
     with ConnectivityTest(agent, nodes, addresses, plan) as test:
         attempts = test.connect(plan.pairs)
         streams: tuple[PairSpeed, ...] = ()
@@ -185,14 +173,7 @@ def run_connectivity_test(
 
 
 class ConnectivityTest:
-    """The nodes with open ports, inside a `with` block.
-
-    Args:
-        agent: runs the verbs.
-        nodes: in node-rank order.
-        addresses: for data, by name.
-        plan: the ports to open.
-    """
+    """The nodes with open ports, inside a `with` block."""
 
     def __init__(
         self, agent: AgentTransport, nodes: Sequence[Node], addresses: Mapping[str, str], plan: ConnectivityPlan
@@ -338,11 +319,7 @@ _PAIR_S = 0.5
 
 
 def require_pairs(names: Sequence[str]) -> None:
-    """Reject a measurement of all pairs if there are too many, or none.
-
-    Raises:
-        UsageError: there are.
-    """
+    """Reject a measurement of all pairs if there are too many, or none."""
     if len(names) > ALL_PAIRS_NODES:
         raise UsageError(
             f"--pairs measures every pair of at most {ALL_PAIRS_NODES} nodes; this hostfile has {len(names)}",
@@ -361,12 +338,7 @@ def measure_pairs(
 ) -> tuple[PairSpeed, ...]:
     """Stream between all pairs, both ways.
 
-    Args:
-        agent: runs the verbs.
-        nodes: in node-rank order.
-        addresses: for data, by name.
-        ceilings: payload in Gbit/s that each node's link carries, if known.
-        say: is called with each stage in a few words.
+    `ceilings` are payload in Gbit/s that each node's link carries, if known.
     """
     plan = ConnectivityPlan(master_port=None, ephemeral=1)
     with ConnectivityTest(agent, nodes, addresses, plan) as test:

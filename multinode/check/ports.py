@@ -242,14 +242,8 @@ def takes_by_prefix(spec: str) -> bool:
 def select_interfaces(interfaces: Sequence[Interface], spec: str | None, version: str | None) -> tuple[Interface, ...]:
     """The interfaces that NCCL uses: the bootstrap listens on the first, NET/Socket sends over all of them.
 
-    Args:
-        interfaces: in the kernel's order; those without an address do not count.
-        spec: NCCL_SOCKET_IFNAME. Without `=` an entry is a prefix: `eth1` also matches `eth10`. NCCL ignores a
-            value of
-            a single character.
-        version: of NCCL, `2.27.5`. An unknown one gets the rules before 2.28.3, which skip fewer interfaces, so
-            that
-            none that NCCL may use is left out.
+    Without `=` an entry of NCCL_SOCKET_IFNAME (`spec`) is a prefix: `eth1` also matches `eth10`; a single character is
+    ignored. An unknown version of NCCL gets the rules before 2.28.3, so that none that NCCL may use is left out.
     """
     recent = _is_recent(version)
     usable = [one for one in interfaces if one.addresses and (not recent or one.running is not False)]

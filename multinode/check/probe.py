@@ -115,11 +115,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_nodes(agent: AgentTransport, cluster: Cluster) -> Described:
-    """Probe the nodes and fill in what their lines do not specify.
-
-    Raises:
-        NodeError, NodeFailed: a node did not answer; the first of them, with the others in its detail.
-    """
+    """Probe the nodes and fill in what their lines do not specify."""
     questions = Questions(peers=peer_addresses(cluster.nodes), tools=("torchrun",))
     facts = {found.node: found for found in probe(agent, cluster, questions).require()}
     endpoints, trouble = _endpoints(cluster, facts)

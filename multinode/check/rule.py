@@ -225,9 +225,7 @@ class _Disagreement(NamedTuple):
 def disagreements(values: Mapping[str, Any], *, majority: bool = False) -> Iterator[_Disagreement]:
     """The nodes that differ from the first, or from the majority.
 
-    Args:
-        values: by node.
-        majority: whether the most frequent value is expected (the first of equally frequent ones).
+    Of equally frequent values the first is the majority's.
     """
     if not values:
         return

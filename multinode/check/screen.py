@@ -29,11 +29,7 @@ def check_parts(
 ) -> Iterator[Part]:
     """The screen of a check, without its next step.
 
-    Args:
-        nodes: name, and whether it was reached.
-        checks: names of all checks.
-        findings: most severe first.
-        details: with the matrix of nodes and checks, and findings about launches without multinode.
+    `details` adds the matrix of nodes and checks, and findings about launches without multinode.
     """
     pressing = any(finding.severity != "note" for finding in findings)
     shown = [one for one in findings if details or not (one.by_hand or (pressing and one.severity == "note"))]

@@ -202,9 +202,7 @@ Progress = Callable[[str, int, int], None]
 def explain_logs(paths: Sequence[str], progress: Progress) -> Explanation:
     """The first failure of logs.
 
-    Args:
-        paths: files; directories, whose files are all read; `-` is standard input.
-        progress: called now and then with a file's name, the bytes of it that are read, and its size (0 is unknown).
+    `-` is standard input; of directories all files are read. `progress` gets a name, bytes read, and the size or 0.
     """
     names = [name for path in paths for name in _files(path)]
     return explain([(name, _read(name, progress)) for name in dict.fromkeys(names)])

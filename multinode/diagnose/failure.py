@@ -36,9 +36,7 @@ def first_failure(nodes: Sequence[NodeEvidence], *, stop: str | None = None) -> 
     On a node the earliest is told by its clock. Between nodes it is told by when it came, as clocks may be wrong by
     hours; where it did not come as it happened, by the clocks, and then what is too near to tell is named beside it.
 
-    Args:
-        nodes: what is known of each.
-        stop: the command that ends a run without a lease where contact to a node was lost.
+    `stop` is the command that ends a run without a lease where contact to a node was lost.
     """
     found = _find(nodes)
     losses = [_lost(node, stop) for node in nodes if node.run.state == "lost"]

@@ -87,11 +87,7 @@ def known_errors() -> Mapping[str, KnownError]:
 
 
 def decode_catalogue(text: str) -> Mapping[str, KnownError]:
-    """A catalogue by id, in its order.
-
-    Raises:
-        ValueError: it is no TOML, or an entry is not as it should be; the message names it.
-    """
+    """A catalogue by id, in its order."""
     found = {}
     for name, entry in msgspec.toml.decode(text).items():
         try:

@@ -65,9 +65,7 @@ class LogReading(msgspec.Struct, frozen=True, kw_only=True):
     def cause(self, *, rank: int | None = None, aborted: bool = False) -> LogWord | None:
         """The line that names the cause best; None where nothing does.
 
-        Args:
-            rank: the worker that is known to have failed.
-            aborted: whether a signal ended it: what Python survived does not count then.
+        `rank` is known to have failed. If a signal `aborted` it, what Python survived does not count.
         """
         best = _best(self.words, rank, aborted=aborted)
         if best is not None and not best.is_of_peers:
@@ -142,9 +140,7 @@ def _ends_nothing(line: str) -> bool:
 def read_log(log: BinaryIO | bytes | str, *, progress: Callable[[int], object] | None = None) -> LogReading:
     """What a log says of failures.
 
-    Args:
-        log: a file, read from where it stands to its end, or a text.
-        progress: called with the bytes that were read, a block at a time.
+    `progress` is called with the bytes that were read, a block at a time.
     """
     if isinstance(log, str):
         log = log.encode(errors="replace")

@@ -32,29 +32,16 @@ _EVEN_BYTES = 16
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure in addition to the collectives.
+    """What to measure in addition to the collectives."""
 
-    Attributes:
-        tcp: raw TCP around the ring of nodes, interleaved with the largest message of each collective.
-        pairs: raw TCP between every pair.
-        compare: an earlier nccl-test to compare with: its id, its beginning, or `last`.
-        like: a training whose messages are measured instead of those of the test.
-    """
-
-    tcp: bool = True
-    pairs: bool = False
-    compare: str | None = None
-    like: Job | None = None
+    tcp: bool = True  # raw TCP around the ring of nodes, interleaved with the largest message of each collective
+    pairs: bool = False  # raw TCP between every pair
+    compare: str | None = None  # an earlier nccl-test to compare with: its id, its beginning, or `last`
+    like: Job | None = None  # a training whose messages are measured instead of those of the test
 
 
 def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:
-    """Run the size scan.
-
-    Raises:
-        RunFailed: it failed.
-        Interrupted: the user stopped it.
-        UsageError, NodeError, NodeFailed: as `launch`; or too many pairs, or no run to compare with.
-    """
+    """Run the size scan."""
     before = _load(context.runs, extent.compare) if extent.compare is not None else None
     report, launched = run_scan(what, extent, context)
     if before is not None:

@@ -83,12 +83,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def candidates(nccl_version: str | None, *, over_sockets: bool) -> tuple[TunedSetting, ...]:
-    """The settings to try, axis by axis.
-
-    Args:
-        nccl_version: of the nodes, `2.27.5`; None if unknown.
-        over_sockets: whether NCCL uses sockets; otherwise their threads have no effect.
-    """
+    """The settings to try, axis by axis."""
     tree = "allreduce:tree" if _is_since(nccl_version, _PER_COLLECTIVE_SINCE) else "Tree"
     values: dict[str, Sequence[tuple[object, ...]]] = {
         "sockets": _SOCKETS if over_sockets else (),
@@ -106,8 +101,7 @@ def candidates(nccl_version: str | None, *, over_sockets: bool) -> tuple[TunedSe
 def measured_us(report: ScanReport) -> float:
     """Time of the messages of a scan in sequence; for a training, each as often as it is sent.
 
-    Raises:
-        ValueError: values were wrong, or a time could not be measured.
+    Raises ValueError if values were wrong, or a time could not be measured.
     """
     wrong = sum(row.num_wrong or 0 for row in report.rows)
     if wrong:

@@ -119,12 +119,7 @@ def check_nic_path(
 ) -> NicPathCheck:
     """Compare counters with what the backend's algorithms move.
 
-    Args:
-        samples: of all workers; those with counters count.
-        nics: by node rank, the NICs of the data plane; none are not known.
-        layout: the workers.
-        backend: `nccl` or `gloo`; of another one nothing is judged.
-        node_names: in the order of node ranks.
+    `nics` are those of the data plane by node rank. Only `nccl` and `gloo` are judged.
     """
     if layout.nodes == 1:
         return NicPathCheck(ok=None)

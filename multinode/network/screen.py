@@ -56,13 +56,7 @@ def _collective_sheet(rows: Sequence[CollectiveRow], title: str) -> Sheet:
 
 
 def nccl_tests_text(rows: Sequence[CollectiveRow], test: CollectiveTest, devices: Sequence[str]) -> str:
-    """The rows of the scan, one block per collective, with the header and footer of nccl-tests.
-
-    Args:
-        rows: in order of measurement.
-        test: the request.
-        devices: one line per worker, by rank.
-    """
+    """The rows of the scan, one block per collective, with the header and footer of nccl-tests."""
     names = dict.fromkeys(row.collective for row in rows)
     blocks = [_block([row for row in rows if row.collective == name], test, devices) for name in names]
     return "\n".join(blocks)
@@ -137,10 +131,7 @@ def _step(sizes: Sequence[int]) -> str:
 def pair_table(pairs: Sequence[PairSpeed], odd: Sequence[NetworkFinding] = (), *, nodes: Sequence[str] = ()) -> Table:
     """Payload in Gbit/s; outliers are marked with `!`, unmeasured pairs with a dash.
 
-    Args:
-        pairs: the measurements.
-        odd: the outliers.
-        nodes: in display order; others follow.
+    `nodes` is the display order; others follow.
     """
     names = tuple(dict.fromkeys([*nodes, *(name for one in pairs for name in (one.source, one.target))]))
     speeds = {(one.source, one.target): one for one in pairs}

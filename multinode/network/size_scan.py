@@ -45,10 +45,7 @@ from multinode.units import format_count
 def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: int | None = None) -> RawTcp:
     """Medians over the rounds, for each node and the next.
 
-    Args:
-        plan: with the nodes in node-rank order.
-        samples: by node rank.
-        index: of the message whose rounds count; None uses all.
+    `index` is of the message whose rounds count; None uses all.
     """
     names = [node.node for node in plan.nodes]
     one, several, latency = list[PairSpeed](), list[PairSpeed](), list[RoundTrip]()
@@ -152,47 +149,32 @@ def time_us(row: CollectiveRow) -> Estimate:
 
 
 class ScanReport(ScanCurves, frozen=True, kw_only=True):
-    """The document of `nccl-test --json`; `nccl-test.json` of the run.
-
-    Attributes:
-        backend: `nccl` or `gloo`, as chosen by the workers.
-        timer: `cuda` (CUDA events) or `clock`.
-        workers: of each node.
-        devices: a line for each worker, in the order of ranks.
-        test: what was asked for.
-        mtu: the smallest of the NICs, in bytes; None where one does not tell, or there is one node.
-        ceiling_gb_per_s: payload that TCP carries over such a link at best.
-        tcp_gb_per_s: what raw TCP reached around the ring of nodes at its slowest place, each pair over as many
-            connections as were best; None where it was not tried.
-        rdma: what ib_write_bw reached around the same ring, over all RDMA ports that the collectives used; empty where
-            it is not installed on every node, or they used none. `rdma_gb_per_s` is its slowest place.
-        rows: a row a message.
-        nccl: how NCCL connected, by its own log; None with gloo.
-        like: the training whose messages were measured; None where sizes were given.
-        changes: since the earlier scan that it was to be compared with; None where there is none.
-        states: what of each node bears on its speed, for later comparisons.
-    """
+    """The document of `nccl-test --json`; `nccl-test.json` of the run."""
 
     schema: str = "multinode.nccl-test/1"
-    backend: str
-    timer: str = "clock"
-    workers: tuple[int, ...]
-    devices: tuple[str, ...] = ()
-    test: CollectiveTest
-    mtu: int | None = None
-    ceiling_gb_per_s: float | None = None
+    backend: str  # `nccl` or `gloo`, as chosen by the workers
+    timer: str = "clock"  # `cuda` (CUDA events) or `clock`
+    workers: tuple[int, ...]  # of each node
+    devices: tuple[str, ...] = ()  # a line for each worker, in the order of ranks
+    test: CollectiveTest  # what was asked for
+    mtu: int | None = None  # the smallest of the NICs, in bytes; None if one is unknown, or for one node
+    ceiling_gb_per_s: float | None = None  # payload that TCP carries over such a link at best
+    # raw TCP at the slowest place of the ring of nodes, each pair over as many connections as were best; None if it was
+    # not tried
     tcp_gb_per_s: float | None = None
+    # ib_write_bw around the same ring, over all RDMA ports that the collectives used; empty if they used none, or it is
+    # not installed on every node. `rdma_gb_per_s` is its slowest place.
     rdma: tuple[PairSpeed, ...] = ()
     rdma_gb_per_s: float | None = None
-    rows: tuple[CollectiveRow, ...]
+    rows: tuple[CollectiveRow, ...]  # a row a message
     tcp: RawTcp = RawTcp()
     odd: tuple[NetworkFinding, ...] = ()
     path: NicPathCheck | None = None
-    nccl: NcclPath | None = None
-    like: StepEstimate | None = None
+    nccl: NcclPath | None = None  # how NCCL connected, by its own log; None with gloo
+    like: StepEstimate | None = None  # the training whose messages were measured; None if sizes were given
     verdict: Verdict
-    changes: ScanChanges | None = None
-    states: tuple[NodeState, ...] = ()
+    changes: ScanChanges | None = None  # since the earlier scan that it was compared with
+    states: tuple[NodeState, ...] = ()  # what of each node bears on its speed, for later comparisons
     directory: str
 
     @property
@@ -233,18 +215,7 @@ def summarise_scan(
     samples: Mapping[int, Sequence[Sample]],
     directory: str,
 ) -> ScanReport:
-    """The report of a finished collective test.
-
-    Args:
-        plan: with the test.
-        facts: of the nodes, by name.
-        tcp: raw TCP.
-        samples: by node rank.
-        directory: of the run.
-
-    Raises:
-        TypeError: the plan is of another job.
-    """
+    """The report of a finished collective test."""
     if not isinstance(plan.test, CollectiveTest):
         raise TypeError(f"run {plan.run_id} is not a collective test")
     layout = Layout.of(plan.workers)

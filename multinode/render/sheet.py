@@ -94,13 +94,7 @@ def format_sig(value: float | None) -> str:
 
 
 def plus_minus(measured: Estimate, most: int = 9, unit: str = "") -> str:
-    """A figure and half of its confidence interval, `19.4 +- 0.9`; for a wide one its ends, `19.4 (15.1-27)`.
-
-    Args:
-        measured: the figure.
-        most: maximum number of decimals.
-        unit: after the figure, such as `%`.
-    """
+    """A figure and half of its confidence interval, `19.4 +- 0.9`; for a wide one its ends, `19.4 (15.1-27)`."""
     value = measured.value
     off = max(measured.high - value, value - measured.low)
     if off <= _NARROW * value:
