@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
 from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check
-from multinode.traffic.pair_speeds import Pair, blame_pairs, least_of_due
+from multinode.traffic.pair_speeds import Pair, PairSpeed, blame_pairs, least_of_due
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_rate, goodput_gb_per_s
 
 _LINK = RuleGroup("link")
@@ -99,20 +99,17 @@ _RULES = {
 }
 
 
-class _Due(NamedTuple):
-    """Payload rate of the slower of two links, and its speed."""
+class _Path(NamedTuple):
+    """What the slower of two links carries, and what a stream over both reached."""
 
     goodput_gbit_per_s: float
     link_gbit_per_s: float
+    speed: PairSpeed
 
-
-class _Stream(NamedTuple):
-    """A stream between two links of known speed."""
-
-    pair: Pair
-    gbit_per_s: float
-    worse_gbit_per_s: float | None
-    due: _Due
+    @property
+    def least_gbit_per_s(self) -> float:
+        """That of a healthy stream."""
+        return least_of_due(self.goodput_gbit_per_s, self.link_gbit_per_s)
 
 
 @launch_check
@@ -152,19 +149,14 @@ def check_link_health(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_streams(inspection: Inspection) -> Iterator[CheckFinding]:
     """Streams reach the link speed; a node that is slow in all of its streams is blamed for them."""
     links = {node.name: interface for node, interface in inspection.links}
-    dues = _dues(inspection)
-    streams = [
-        _Stream((one.source, one.target), one.gbit_per_s, one.worse_gbit_per_s, due)
-        for one in inspection.connectivity.streams
-        if one.gbit_per_s is not None and (due := dues.get((one.source, one.target))) is not None
-    ]
-    slow = {one.pair: one.gbit_per_s < least_of_due(*one.due) for one in streams}
-    fast = [one for one in streams if one.due.link_gbit_per_s >= _CPU_BOUND_GBIT]
-    bound = all(one.gbit_per_s < _FILLED * one.due.goodput_gbit_per_s for one in fast)
+    paths = {pair: path for pair, path in _paths(inspection).items() if path.speed.gbit_per_s is not None}
+    slow = {pair: _reached(path) < path.least_gbit_per_s for pair, path in paths.items()}
+    fast = [path for path in paths.values() if path.link_gbit_per_s >= _CPU_BOUND_GBIT]
+    bound = all(_reached(path) < _FILLED * path.goodput_gbit_per_s for path in fast)
     if fast and bound and not any(slow.values()):
         yield ONE_CONNECTION.found(None, **_figures(fast))
     for blame in blame_pairs(slow, tuple(links)):
-        words: dict[str, object] = {**_figures([one for one in streams if one.pair in blame.pairs])}
+        words: dict[str, object] = {**_figures([paths[pair] for pair in blame.pairs])}
         if blame.nodes:
             source, target = blame.nodes[0], blame.nodes[-1]
             addr = inspection.place(target).addr
@@ -176,25 +168,31 @@ def check_streams(inspection: Inspection) -> Iterator[CheckFinding]:
 
 def least_speeds(inspection: Inspection) -> dict[Pair, float]:
     """Gbit/s that a healthy stream reaches at least, by pair of nodes with known links."""
-    return {pair: least_of_due(*due) for pair, due in _dues(inspection).items()}
+    return {pair: path.least_gbit_per_s for pair, path in _paths(inspection).items()}
 
 
-def _dues(inspection: Inspection) -> dict[Pair, _Due]:
-    known = {node.name: (nic, nic.speed_gbit_per_s) for node, nic in inspection.links if nic.speed_gbit_per_s}
-    dues = {}
-    for (name, (one, speed)), (peer, (other, its_speed)) in permutations(known.items(), 2):
-        link = min(speed, its_speed)
-        mtu = min(one.mtu or ETHERNET_MTU, other.mtu or ETHERNET_MTU)
-        dues[name, peer] = _Due(goodput_gb_per_s(link, mtu) * BITS_PER_BYTE, link)
-    return dues
+def _paths(inspection: Inspection) -> dict[Pair, _Path]:
+    links = {node.name: (nic, nic.speed_gbit_per_s) for node, nic in inspection.links if nic.speed_gbit_per_s}
+    streams = {(stream.source, stream.target): stream for stream in inspection.connectivity.streams}
+    paths = {}
+    for (source, (sender, sends)), (target, (receiver, receives)) in permutations(links.items(), 2):
+        link = min(sends, receives)
+        mtu = min(sender.mtu or ETHERNET_MTU, receiver.mtu or ETHERNET_MTU)
+        speed = streams.get((source, target)) or PairSpeed(source=source, target=target)
+        paths[source, target] = _Path(goodput_gb_per_s(link, mtu) * BITS_PER_BYTE, link, speed)
+    return paths
 
 
-def _figures(streams: list[_Stream]) -> dict[str, str]:
-    best = max(streams, key=lambda stream: stream.gbit_per_s)
-    reached = format_rate(best.gbit_per_s)
-    if best.worse_gbit_per_s is not None:
-        reached += f" (the better of two measurements; the other: {format_rate(best.worse_gbit_per_s)})"
-    return {"best": reached, "ceiling": format_rate(best.due.goodput_gbit_per_s)}
+def _reached(path: _Path) -> float:
+    return path.speed.gbit_per_s or 0.0
+
+
+def _figures(paths: Sequence[_Path]) -> dict[str, str]:
+    best = max(paths, key=_reached)
+    reached = format_rate(_reached(best))
+    if best.speed.worse_gbit_per_s is not None:
+        reached += f" (the better of two measurements; the other: {format_rate(best.speed.worse_gbit_per_s)})"
+    return {"best": reached, "ceiling": format_rate(best.goodput_gbit_per_s)}
 
 
 MTU_DIFFERS = _LINK.warning(

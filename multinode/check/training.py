@@ -7,8 +7,6 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
@@ -272,14 +270,6 @@ _LEAST_MTU = 576
 _MODEL_SHARE = 0.75
 
 
-class _Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Another way to train."""
-
-    name: str
-    way: str  # how a person gets there
-    size_bytes: float  # what it sends
-
-
 @Check
 def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
     """The gradients and weights of a step pass the links in reasonable time, or no strategy would be faster."""
@@ -294,15 +284,15 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
     time_s = card_time_s(size, goodput)
     values = {"name": training.name, "size": _format_bytes(size), "time": _format_time(time_s), "link": words}
     values["workers"] = format_count(sum(workers), "worker")
-    other = _cheapest(training, layout, inspection, gloo=gloo)
-    if other is not None and time_s > _WARN_S and other.size_bytes < _MUCH_LESS * size:
+    other_size = _sent(Strategy.DDP, training.small, layout, gloo=gloo)
+    if time_s > _WARN_S and other_size < _MUCH_LESS * size and (way := _way_to_small(training, inspection)):
         yield SENDS_TOO_MUCH.found(
             None,
             **values,
-            other=other.name,
-            other_size=_format_bytes(other.size_bytes),
-            other_time=_format_time(card_time_s(other.size_bytes, goodput)),
-            way=other.way,
+            other="DDP with LoRA" if training.lora else f"DDP with LoRA at rank {SMALL_RANK}",
+            other_size=_format_bytes(other_size),
+            other_time=_format_time(card_time_s(other_size, goodput)),
+            way=way,
         )
     elif time_s > _NOTE_S:
         yield SENDS_MUCH.found(None, **values, way=_amortise(training, layout))
@@ -340,21 +330,18 @@ def _read(inspection: Inspection) -> Training | None:
         return None
 
 
-def _cheapest(training: Training, layout: Layout, inspection: Inspection, *, gloo: bool) -> _Choice | None:
+def _way_to_small(training: Training, inspection: Inspection) -> str | None:
+    """How a person gets to DDP with LoRA; None if that is what is trained, or a GPU cannot hold the whole model."""
     strategy = training.strategy
     sharded = strategy in _SHARDED
     if (training.lora and strategy is Strategy.DDP) or (sharded and not _fits(training, inspection)):
         return None
-    # How to change from it to DDP.
     leave = "--set deepspeed=null" if strategy in STAGES else "remove fsdp from the YAML"
     memory = ", if a GPU holds the whole model" if sharded else ""
     if training.lora:
-        way = f"{leave}{memory}; DeepSpeed ZeRO-2 with gradient_accumulation_steps: 1 also sends little"
-    else:
-        also = "" if strategy is Strategy.DDP else f" and {leave}"
-        way = f"if an adapter is enough: --set finetuning_type=lora{also}{memory}; otherwise use a faster link"
-    name = "DDP with LoRA" if training.lora else f"DDP with LoRA at rank {SMALL_RANK}"
-    return _Choice(name=name, way=way, size_bytes=_sent(Strategy.DDP, training.small, layout, gloo=gloo))
+        return f"{leave}{memory}; DeepSpeed ZeRO-2 with gradient_accumulation_steps: 1 also sends little"
+    also = "" if strategy is Strategy.DDP else f" and {leave}"
+    return f"if an adapter is enough: --set finetuning_type=lora{also}{memory}; otherwise use a faster link"
 
 
 def _fits(training: Training, inspection: Inspection) -> bool:

@@ -52,14 +52,6 @@ class Frame(msgspec.Struct, frozen=True):
         return f"{self.name} ({self.path.rpartition('/')[2]}:{self.line})"
 
 
-class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker's main thread stands."""
-
-    # the collective, `backward` or `synchronize`: what cannot end before the other ranks get there
-    waits_in: str | None
-    place: str  # the call in words, for a worker that waits in none of these
-
-
 def parse_main_thread(stack: str) -> tuple[Frame, ...]:
     """Frames of the main thread, innermost first; empty where there is none to be read.
 
@@ -79,34 +71,25 @@ def parse_main_thread(stack: str) -> tuple[Frame, ...]:
     return tuple(Frame(match["path"], match["line"] or "?", match["name"]) for match in matches if match is not None)
 
 
-def standpoint(frames: tuple[Frame, ...]) -> Standpoint | None:
-    """Where these frames, innermost first, stand; None without frames."""
-    if not frames:
-        return None
-    return Standpoint(waits_in=_waits_in(frames), place=_place(frames))
-
-
-def _waits_in(frames: tuple[Frame, ...]) -> str | None:
-    collective = [frame.function for frame in frames if _COLLECTIVE_FILES.search(frame.path)]
-    # The innermost function of the interface: wrappers and private ones stand on either side of it.
-    for name in collective:
-        if not name.startswith("_") and name not in {"wrapper", "inner"}:
+def find_wait(frames: Sequence[Frame]) -> str | None:
+    """The collective, `backward` or `synchronize` that these frames wait in: it ends when the other ranks get there."""
+    for frame in frames:
+        # The innermost function of the interface: wrappers and private ones stand on either side of it.
+        name = frame.function
+        if _COLLECTIVE_FILES.search(frame.path) and not name.startswith("_") and name not in {"wrapper", "inner"}:
             return name
-    for pattern, word in (
-        (_BACKWARD_FILES, "backward"),
-        (_SYNCHRONIZE_FILES, "synchronize"),
-        (_CONSTRUCTOR, "the start of DistributedDataParallel"),
+    for pattern, word, functions in (
+        (_BACKWARD_FILES, "backward", {"backward", "_engine_run_backward"}),
+        (_SYNCHRONIZE_FILES, "synchronize", {"synchronize"}),
+        (_CONSTRUCTOR, "the start of DistributedDataParallel", {"__init__"}),
     ):
-        if any(pattern.search(frame.path) and _fits(frame.function, word) for frame in frames):
+        if any(pattern.search(frame.path) and frame.function in functions for frame in frames):
             return word
     return None
 
 
-def _fits(name: str, word: str) -> bool:
-    return name == "__init__" if word.startswith("the start") else name in {word, "_engine_run_backward"}
-
-
-def _place(frames: tuple[Frame, ...]) -> str:
+def describe_place(frames: Sequence[Frame]) -> str:
+    """The call in words."""
     own = next((frame for frame in frames if not _LIBRARY.search(frame.path)), None)
     if own is None or own == frames[0]:
         return frames[0].place
@@ -175,8 +158,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     node: NodeDiagnosis
     process: ProcessDiagnosis | None
-    frames: tuple[Frame, ...]
-    where: Standpoint | None
+    frames: tuple[Frame, ...]  # of its main thread, innermost first; empty if unknown
     step: int | None
 
     @property
@@ -192,12 +174,12 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def waits_in(self) -> str | None:
         """The collective in which it stands."""
-        return self.where.waits_in if self.where is not None else None
+        return find_wait(self.frames)
 
     @property
     def place(self) -> str:
         """Where it stands, whether it waits or not."""
-        return (self.where.waits_in or self.where.place) if self.where is not None else ""
+        return self.waits_in or (describe_place(self.frames) if self.frames else "")
 
 
 _Ranks = Sequence[RankState]
@@ -263,7 +245,7 @@ def _rank(node: NodeDiagnosis, number: int) -> RankState:
     process = next((process for process in node.processes if process.rank == number), None)
     frames = parse_main_thread(process.stack) if process is not None and process.stack else ()
     step = next((last.step for last in node.last_steps if last.rank == number), None)
-    return RankState(rank=number, node=node, process=process, frames=frames, where=standpoint(frames), step=step)
+    return RankState(rank=number, node=node, process=process, frames=frames, step=step)
 
 
 def _stopped(run: _Hanging) -> Stall | None:
@@ -337,7 +319,7 @@ def _elsewhere(run: _Hanging) -> Stall | None:
 
     With GPUs that is no sign: the host launches a collective and goes on, to block wherever it reads a result.
     """
-    ranks = [rank for rank in run.ranks if rank.where is not None and rank.waits_in is None]
+    ranks = [rank for rank in run.ranks if rank.frames and rank.waits_in is None]
     on_gpu = any(rank.process is not None and rank.process.gpu for rank in run.ranks)
     if not ranks or on_gpu or not any(rank.waits_in for rank in run.ranks):
         return None
@@ -369,7 +351,7 @@ def _lagging_in_nccl(run: _Hanging) -> Stall | None:
 
 
 def _late(run: _Hanging, code: str, ranks: _Ranks, text: str) -> Stall:
-    place = f", and is in {ranks[0].place}" if ranks[0].where is not None else ""
+    place = f", and is in {ranks[0].place}" if ranks[0].frames else ""
     return run.blame(code, ranks, f"have {text}{place}", "its full stack is in stall.json")
 
 
@@ -400,7 +382,7 @@ def _connection(run: _Hanging) -> Stall | None:
                 text = f"cannot deliver {peer.send_queue_bytes} bytes to {peer.peer}"
                 if peer.state == "connecting":
                     text = f"cannot connect to {peer.peer}"
-                names = {each.waits_in for each in run.ranks if each.where is not None}
+                names = {each.waits_in for each in run.ranks if each.frames}
                 all_wait = len(names) == 1 and None not in names
                 others = f"; all {len(run.ranks)} ranks wait in {names.pop()}" if all_wait else ""
                 hint = run.network_hint("test the network between the nodes: multinode check")
@@ -424,16 +406,16 @@ _CAUSES: tuple[Callable[[_Hanging], Stall | None], ...] = (
 
 
 def _unexplained(run: _Hanging) -> Stall:
-    places = {rank.place for rank in run.ranks if rank.where is not None}
+    places = {rank.place for rank in run.ranks if rank.frames}
     count = len(run.ranks)
     if len(places) == 1 and all(rank.waits_in for rank in run.ranks):
         message = f"all {count} ranks wait in {places.pop()}, and none is behind"
         hint = run.network_hint("test the network between the nodes and the backend: multinode check")
         return run.found("all_wait", message, hint)
-    if len(places) == 1 and all(rank.where is not None for rank in run.ranks):
+    if len(places) == 1 and all(rank.frames for rank in run.ranks):
         hint = run.network_hint("if this is only slow, set a longer --hang-timeout")
         return run.found("same_place", f"all {count} ranks are in {places.pop()}", hint)
-    unknown = [rank for rank in run.ranks if rank.where is None]
+    unknown = [rank for rank in run.ranks if not rank.frames]
     reason = next((rank.process.stack_missing for rank in unknown if rank.process and rank.process.stack_missing), None)
     why = f" ({_names(unknown)} returned no stack: {reason})" if reason else ""
     return run.found(

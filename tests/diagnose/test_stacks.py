@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.diagnose.hang import parse_main_thread, standpoint
+from multinode.diagnose.hang import describe_place, find_wait, parse_main_thread
 
 # In the form of CPython 3.11's faulthandler; the frames of BACKWARD as a gloo job under torch 2.13 showed them.
 SITE = "/env/lib/python3.11/site-packages"
@@ -71,15 +71,11 @@ Current thread 0x00007f627d35fb80 (most recent call first):
     ],
 )
 def test_what_a_worker_waits_in_is_the_call_that_needs_the_others(stack: str, waits_in: str | None) -> None:
-    where = standpoint(parse_main_thread(stack))
-    assert where is not None
-    assert where.waits_in == waits_in
+    assert find_wait(parse_main_thread(stack)) == waits_in
 
 
 def test_the_place_names_the_innermost_call_and_the_users_own() -> None:
-    where = standpoint(parse_main_thread(LOADER))
-    assert where is not None
-    assert where.place == "get (queue.py:180), called from main (train.py:40)"
+    assert describe_place(parse_main_thread(LOADER)) == "get (queue.py:180), called from main (train.py:40)"
 
 
 def test_the_main_thread_is_read_whichever_way_the_threads_are_ordered() -> None:
@@ -89,4 +85,4 @@ def test_the_main_thread_is_read_whichever_way_the_threads_are_ordered() -> None
 
 @pytest.mark.parametrize("text", ["", "no stack at all", "Thread 1:\n", "Current thread 0x1:\n  <no Python frame>\n"])
 def test_what_holds_no_frames_stands_nowhere(text: str) -> None:
-    assert standpoint(parse_main_thread(text)) is None
+    assert parse_main_thread(text) == ()
