@@ -185,7 +185,9 @@ def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, 
     """The next command after a run, if any; `contrast` as for `tell_result`."""
     from multinode.launch.outcome import next_step
 
-    if run.status == "succeeded" and run.kind == "launch" and contrast != "":
+    if len(run.nodes) == 1:
+        contrast = ""
+    elif run.status == "succeeded" and run.kind == "launch" and contrast != "":
         from multinode.launch.contrast_command import contrast_of_launch, lacks_one_node
 
         contrast = (contrast or contrast_of_launch(directory)) if lacks_one_node(directory) else ""
