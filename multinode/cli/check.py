@@ -83,7 +83,7 @@ def check(
     if job is not None or ctx.meta[SCRIPT] is not None or set_ or synthetic or training.concerns_job:
         what = read_job(job, ctx.meta[SCRIPT], set_ or [], training.deepspeed_set)
         what = api.with_synthetic(what) if synthetic else what
-        options = training.with_engine(what, options)
+        what, options = training.with_engine(what, options)
     with api.connect(cluster) as context, show_stage() as context.say:
         from multinode.check.screen import check_parts, next_step
 

@@ -425,14 +425,17 @@ class TrainingOptions(NodeOptions):
         check: bool,
     ) -> Launch:
         """As of any job, with its engine, the compression of its gradients and the code that is copied."""
-        return self.make_launch(nodes, job, self.with_engine(job, options), execute, check=check)
+        job, options = self.with_engine(job, options)
+        return self.make_launch(nodes, job, options, execute, check=check)
 
-    def with_engine(self, job: Job, options: LaunchOptions) -> LaunchOptions:
-        """With the engine, the compression and the code that were given."""
+    def with_engine(self, job: Job, options: LaunchOptions) -> tuple[Job, LaunchOptions]:
+        """With the engine, the compression and the code that were given; and the job with the engine's JSON."""
         from multinode.cli.inputs import read_copied_code, read_engine
+        from multinode.job.job_files import with_accelerate_json
 
         engine, code = read_engine(job, self.engine, self.accelerate_config), read_copied_code(self.copy_code)
-        return msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress, code=code)
+        options = msgspec.structs.replace(options, engine=engine, grad_compress=self.grad_compress, code=code)
+        return with_accelerate_json(job, engine.accelerate), options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -107,10 +107,7 @@ class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
 def read_code(directory: Path, cwd: Path, without: Collection[Path] = ()) -> CodeTree:
     """The files of a directory that git does not ignore; without git, all but what no job reads. Secrets stay here.
 
-    Args:
-        directory: whose files.
-        cwd: the job runs at its place in the tree, or at the top where it is not in it.
-        without: directories that are left out, such as that of all runs.
+    The job runs at the place of `cwd` in the tree, or at its top; `without` are directories that are left out.
 
     Raises:
         UsageError: there is no such directory, git cannot be asked, or there are no files, or too many or too large.

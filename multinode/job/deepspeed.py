@@ -141,10 +141,6 @@ def edit_deepspeed(text: str, edits: Iterable[DeepSpeedEdit]) -> str:
         for
     a partial offload, which it rejects (release 0.19.8).
 
-    Args:
-        text: a JSON object; returned unchanged without edits.
-        edits: the values to set.
-
     Raises:
         JobError: a path leads through a value, would overwrite a group, or names an unknown key.
     """
@@ -163,11 +159,7 @@ def fixed_edits(config: DeepSpeedConfig, *, per_device_batch: int, accumulation:
 
     The Trainer refuses to start if the JSON contradicts it; `auto` and absent values need no edit.
 
-    Args:
-        config: the JSON.
-        per_device_batch: samples per worker and micro-batch.
-        accumulation: micro-batches per step.
-        workers: in all.
+    `per_device_batch` are samples per worker and micro-batch, `accumulation` micro-batches per step.
     """
     wanted = {
         "train_micro_batch_size_per_gpu": per_device_batch,
@@ -194,13 +186,7 @@ def fit_batch(job: LlamaFactoryJob, workers: int) -> LlamaFactoryJob:
 
 
 def diff_deepspeed(before: str, after: str, source: str) -> str:
-    """The changes as a unified diff that ignores formatting; empty without changes.
-
-    Args:
-        before: a JSON object.
-        after: the same, edited.
-        source: path of the user's file.
-    """
+    """The changes as a unified diff that ignores formatting; empty without changes."""
     old, new = (_render(decode_json(text, dict[str, Any])).splitlines() for text in (before, after))
     return "\n".join(
         difflib.unified_diff(old, new, fromfile=source, tofile=source, tofiledate="for this run only", lineterm="")
@@ -210,9 +196,7 @@ def diff_deepspeed(before: str, after: str, source: str) -> str:
 def require_known(path: Sequence[str], groups: int) -> None:
     """Reject a new key that DeepSpeed does not read.
 
-    Args:
-        path: the groups, then the key.
-        groups: number of groups that exist.
+    `groups` is how many of the path's groups exist.
 
     Raises:
         JobError: the key is unknown; the message suggests a similar one.

@@ -206,11 +206,7 @@ def override_text(key: str, value: Any) -> str:
 def parse_assignment(option: str, text: str, example: str, key: re.Pattern[str] = _KEY) -> tuple[str, Any]:
     """The key and the value, read as YAML: `3` is a number, `true` a boolean; JSON is YAML, too.
 
-    Args:
-        option: its name, for messages.
-        text: its argument.
-        example: a valid one, for the hint.
-        key: pattern of a key.
+    `option` is its name for messages, `example` a valid argument for the hint.
 
     Raises:
         JobError: not `KEY=VALUE`, or the value is not YAML or is empty.
@@ -258,9 +254,7 @@ def describe_job(job: Job) -> str:
 def argument_keys(job: object, variables: Iterable[str] = ()) -> tuple[str, ...]:
     """Keys that must be arguments of LLaMA-Factory; empty if it accepts any, or for other jobs.
 
-    Args:
-        job: any job.
-        variables: names of the job's variables; two of them change what is accepted.
+    `variables` are names of the job's variables; two of them change what is accepted.
     """
     if not isinstance(job, LlamaFactoryJob) or not _OTHER_ARGUMENTS.isdisjoint(variables):
         return ()
@@ -270,9 +264,7 @@ def argument_keys(job: object, variables: Iterable[str] = ()) -> tuple[str, ...]
 def render_job(job: LlamaFactoryJob, paths: dict[str, str]) -> str:
     """The YAML that travels: verbatim if unchanged; otherwise rewritten, which its first line says.
 
-    Args:
-        job: the job.
-        paths: on the node, by key: the files that travel, and the output that is not kept.
+    `paths` on the node, by key, are those of files that travel, and of the output that is not kept.
     """
     if not job.overridden and not paths:
         return job.text
@@ -372,11 +364,6 @@ def with_same_threads(environment: JobEnvironment, cluster: Cluster, workers: Se
 
     torchrun sets OMP_NUM_THREADS to 1 if a node has several workers, and leaves it unset for one: the same worker
     would compute differently.
-
-    Args:
-        environment: of all runs.
-        cluster: their nodes.
-        workers: per node, of each run.
     """
     said = _THREADS in environment.env or any(_THREADS in node.env for node in cluster.nodes)
     if said or max(workers, default=1) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,11 +92,7 @@ def outside_code(job: LlamaFactoryJob, code: CodeTree, cwd: str, there: Collecti
 
     What is written does, so that no checkpoint is in the copy; what is read does if the copy lacks it.
 
-    Args:
-        job: the job.
-        code: what is copied; the job runs in there.
-        cwd: the node's own directory.
-        there: paths that the node has in it.
+    `cwd` is the node's own directory, `there` are paths that it has in it.
     """
     paths = {*job_paths(job), *there}
     lacking = paths - _copied(paths, code)
@@ -185,11 +181,22 @@ def load_script(argv: tuple[str, ...]) -> ScriptJob:
     """A script, with the DeepSpeed JSON that its options name; it stays where it is."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     named = next((value for key, value in itertools.pairwise(words) if key in _DEEPSPEED_OPTIONS), None)
+    return _with_named_json(ScriptJob(argv=argv), named)
+
+
+def with_accelerate_json(job: Job, accelerate: Mapping[str, Any]) -> Job:
+    """Likewise a script whose accelerate configuration names the JSON."""
+    settings = accelerate.get("deepspeed_config")
+    named = settings.get("deepspeed_config_file") if isinstance(settings, dict) else None
+    return _with_named_json(job, named) if isinstance(job, ScriptJob) and job.deepspeed_text is None else job
+
+
+def _with_named_json(job: ScriptJob, named: object) -> ScriptJob:
     try:
-        text = read_text(Path(named), "the DeepSpeed configuration", "") if named is not None else None
+        text = read_text(Path(named), "the DeepSpeed configuration", "") if isinstance(named, str) else None
     except UsageError:
-        text = None
-    return ScriptJob(argv=argv, deepspeed_text=text)
+        return job
+    return msgspec.structs.replace(job, deepspeed_text=text)
 
 
 def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit, ...]) -> LlamaFactoryJob:

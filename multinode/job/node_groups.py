@@ -31,10 +31,7 @@ _SIZES = (
 def node_groups_of(job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str]) -> str | None:
     """The setting, in words; None where nothing says so. What a script sets by itself, not by its options, is not seen.
 
-    Args:
-        job: what is trained.
-        accelerate: the user's accelerate configuration; may be empty.
-        env: variables that the user sets for the job.
+    `accelerate` is the user's configuration, `env` the variables that the user sets for the job.
     """
     if env.get(_SHARDING_VARIABLE, "").upper() in _HYBRID:
         return f"{_SHARDING_VARIABLE}={env[_SHARDING_VARIABLE]}"
@@ -106,12 +103,7 @@ def refuse_averaging(
 ) -> None:
     """Reject what is known not to work; the workers check the rest before their first step.
 
-    Args:
-        averaging: what is asked for.
-        job: what is trained.
-        sender: what sends the gradients instead of DDP; None is DDP, or unknown.
-        grad_compress: the value of `--grad-compress`.
-        profile: whether the workers are instrumented.
+    `sender` sends the gradients instead of DDP; None is DDP, or unknown.
 
     Raises:
         UsageError: the job's parameters cannot be averaged between nodes.
@@ -142,11 +134,7 @@ def require_instrumentation(option: str, *, profile: bool, hint: str | None = No
 def require_ddp(option: str, sender: str | None, *, why: str = "", or_else: str = "") -> None:
     """Refuse an option of DDP where something else sends the gradients.
 
-    Args:
-        option: as it was given.
-        sender: what sends the gradients in DDP's place; None is DDP, or unknown.
-        why: it cannot be combined with the sender.
-        or_else: what to do instead of training with DDP.
+    `sender` is as for `refuse_averaging`; `why` it cannot be combined with it; `or_else` is an alternative.
 
     Raises:
         UsageError: DDP does not send the gradients.
@@ -161,12 +149,7 @@ def require_ddp(option: str, sender: str | None, *, why: str = "", or_else: str 
 def refuse_balance(balance: Balance, job: Job, speeds: Sequence[float], *, sender: str | None, profile: bool) -> None:
     """Refuse what is known beforehand not to work; the rest the workers refuse in their first step.
 
-    Args:
-        balance: what is asked for.
-        job: what is trained.
-        speeds: of each rank.
-        sender: what sends the gradients in DDP's place; None is DDP, or unknown.
-        profile: whether the workers are instrumented.
+    `speeds` are of each rank; `sender` is as for `refuse_averaging`.
 
     Raises:
         UsageError: samples of the job cannot be dealt out by speed.

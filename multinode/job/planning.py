@@ -234,10 +234,6 @@ def with_workers(cluster: Cluster, options: LaunchOptions, workers: Sequence[int
     return msgspec.structs.replace(cluster, nodes=nodes), msgspec.structs.replace(options, workers_per_node=None)
 
 
-def _list_workers(cluster: Cluster, workers: Sequence[int]) -> str:
-    return ", ".join(f"{node.name} has {count}" for node, count in zip(cluster.nodes, workers, strict=True))
-
-
 def refuse_unequal(
     job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str], cluster: Cluster, workers: Sequence[int]
 ) -> None:
@@ -248,9 +244,9 @@ def refuse_unequal(
     """
     setting = node_groups_of(job, accelerate, env) if len(set(workers)) > 1 else None
     if setting is not None:
+        counts = ", ".join(f"{node.name} has {count}" for node, count in zip(cluster.nodes, workers, strict=True))
         raise UsageError(
-            f"{setting} groups the workers of a node, but the nodes have different numbers of workers "
-            f"({_list_workers(cluster, workers)})",
+            f"{setting} groups the workers of a node, but the nodes have different numbers of workers ({counts})",
             hint=_FEWER.format(min(workers)),
         )
 
@@ -418,7 +414,7 @@ def _command(task: _Task, place: Place, env: dict[str, str], cwd: str | None) ->
             env = synthetic_environment(place.run_dir) | env
         command = engine_command(task.engine, place, task.job, env, cwd)
     environment = task.environment
-    env = command.env | _compression_environment(task.grad_compress)
+    env = command.env | ({} if task.grad_compress is None else {_VARIABLE: task.grad_compress})
     env |= averaging_environment(task.averaging, place.workers)
     if task.balance is not None and not isinstance(task.job, Benchmark):
         accumulation = task.job.settings.gradient_accumulation_steps if isinstance(task.job, LlamaFactoryJob) else None
@@ -516,10 +512,6 @@ def power_sgd_rank(kind: str) -> int | None:
     """The rank in `powersgd[:RANK[:START]]`; None for other compressions."""
     found = _POWER_SGD.fullmatch(kind)
     return None if found is None else int(found[1] or _USUAL_RANK)
-
-
-def _compression_environment(kind: str | None) -> dict[str, str]:
-    return {} if kind is None else {_VARIABLE: kind}
 
 
 def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -> None:

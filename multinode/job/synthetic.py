@@ -73,9 +73,7 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
 
     Apply it last: later changes are not checked again.
 
-    Args:
-        job: supervised fine-tuning or pre-training.
-        rows: minimum number of samples; None makes as many as `max_steps` needs for the plan's workers.
+    `rows` is the minimum number of samples; None makes as many as `max_steps` needs for the plan's workers.
 
     Raises:
         UsageError: the job is a script, which reads its own data.

@@ -90,10 +90,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transformers: str | None = None) -> Training:
     """What the job trains and how.
 
-    Args:
-        job: the job.
-        model: the model's config.json; None if it could not be read.
-        transformers: its version on the nodes; None assumes one whose layers checkpoint themselves.
+    `model` is its config.json, None if it could not be read; `transformers` the version on the nodes, None one whose
+    layers checkpoint themselves.
     """
     config = job.config
     shape = _read_shape(job, model)
@@ -151,9 +149,7 @@ def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelS
 def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> None:
     """Reject methods that are not modeled here.
 
-    Args:
-        job: the job.
-        besides: keys that do not matter to the caller.
+    Keys of `besides` do not matter to the caller.
 
     Raises:
         JobError: the job has such a key, or a stage other than pre-training and supervised fine-tuning.

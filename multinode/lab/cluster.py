@@ -100,7 +100,7 @@ def find_remains(former: frozenset[NamespaceId] = frozenset()) -> Remains:
         processes=tuple(processes_of_lab(ids | former)),
         interfaces=tuple(name for _, name in socket.if_nameindex() if name == CONTROLLER_IFNAME),
         cgroups=tuple(map(str, find_groups())),
-        mounts=tuple(_mounts()),
+        mounts=tuple(mount.place for mount in read_mounts() if mount.place.startswith(f"{STATE_DIR}/")),
         directories=(str(STATE_DIR),) if STATE_DIR.exists() else (),
     )
 
@@ -187,10 +187,6 @@ def _namespaces() -> list[str]:
     return sorted(path.name for path in _NETNS_DIR.iterdir() if _OUR_NAMESPACE.fullmatch(path.name))
 
 
-def _mounts() -> list[str]:
-    return [mount.place for mount in read_mounts() if mount.place.startswith(f"{STATE_DIR}/")]
-
-
 def _forget_netns_dir() -> None:
     """Undo what the first `ip netns add` on a machine does to this directory, once it is empty again."""
     if _NETNS_DIR.is_dir() and not any(_NETNS_DIR.iterdir()):
@@ -245,11 +241,7 @@ def up_lab(
 ) -> Lab:
     """Make a lab and measure its links; what was begun and not finished is taken back.
 
-    Args:
-        spec: what it shall be.
-        say: is told what is being done.
-        on_link: is told what each link carries, as soon as it was measured.
-        measure: whether links are measured, about a second a node.
+    `on_link` is told what each link carries once it is measured, which takes about a second per node (`measure`).
 
     Raises:
         UsageError: it cannot be created here, or one stands already.

@@ -206,7 +206,8 @@ def check_requirements() -> None:
         raise UsageError(
             f"the lab needs Linux; this is {sys.platform}", hint="run it in a Linux virtual machine, or use real nodes"
         )
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=_search_path()) is None]
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
     missing += [] if os.access(SSHD, os.X_OK) else ["sshd"]
     lacks = [f"missing: {', '.join(missing)}"] if missing else []
     hints = [f"install: {_INSTALL}"] if missing else []
@@ -237,10 +238,6 @@ def check_free_network(spec: LabSpec) -> None:
                 f"the lab's network {network} is in use: {route.dst} on {route.dev}",
                 hint="choose another private /23 with --network",
             )
-
-
-def _search_path() -> str:
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def _has_capabilities() -> bool:

@@ -171,7 +171,11 @@ def _stop_followed(known: Known, directory: RunDirectory, context: RunContext, g
 
 
 def _stop_left(launched: Launched, known: Known, context: RunContext, grace_s: float) -> Launched:
-    unclear = [node for node in launched.run.nodes if not _is_over(node)]
+    unclear = [
+        node
+        for node in launched.run.nodes
+        if node.state != "ended" or node.cause == "not_started" or node.processes_left
+    ]
     if not unclear:
         return launched
     outcomes = _ask_to_stop({node.name: node.node_rank for node in unclear}, known, context, grace_s)
@@ -197,10 +201,6 @@ def _record_end(directory: RunDirectory, run: Run) -> None:
     if recorded is not None:
         fields = {name: getattr(run, name) for name in ("nodes", "status", "stop_reason", "ended_s")}
         directory.write("run.json", msgspec.structs.replace(recorded, **fields))
-
-
-def _is_over(node: NodeRun) -> bool:
-    return node.state == "ended" and node.cause != "not_started" and not node.processes_left
 
 
 def _with_answer(node: NodeRun, answer: NodeEnd | None) -> NodeRun:

@@ -113,12 +113,7 @@ def copy_paths(
 ) -> CopyReport:
     """Make the paths equal on all nodes. A node that fails is left out, and the others get theirs.
 
-    Args:
-        context: the way to the nodes, and who is told each stage.
-        cluster: all of them.
-        request: what is copied, and from where.
-        observe: is shown the progress.
-        here: the way to this machine, which may have the files.
+    `here` is the way to this machine, which may have the files.
 
     Raises:
         UsageError: nobody has the paths, or nodes have something different there and none was named as the source.
@@ -232,10 +227,7 @@ def _full_paths(looked: Sequence[PathLook]) -> tuple[str, ...]:
 def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[PathLook]], here: Sequence[PathLook]) -> str:
     """Who has the paths: the named one, else the first node that has all of them, else this machine. Pure.
 
-    Args:
-        request: what is asked for.
-        looks: what stands there, by node.
-        here: the same on this machine.
+    `looks` are by node, `here` is this machine's.
 
     Raises:
         UsageError: nobody has them, or nodes have different ones and none was named.

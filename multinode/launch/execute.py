@@ -185,7 +185,16 @@ class Execution:
             self._troubles = (*self._troubles, sentence)[-_MOST_TROUBLES:]
 
     def _show(self) -> None:
-        self._survive(lambda: self.observe(self._progress()))
+        self._survive(
+            lambda: self.observe(
+                replace(
+                    self._tracker.progress,
+                    elapsed_s=time.monotonic() - self._started,
+                    stall=self._watch.current,
+                    troubles=self._troubles,
+                )
+            )
+        )
 
     def _look_for_a_stall(self) -> None:
         if self._watch.look():
@@ -283,14 +292,6 @@ class Execution:
         self._give_up = time.monotonic() + grace_s + self.options.verify_s
         for session in self._sessions:
             session.stop(grace_s, end=self._give_up, order=self._order)
-
-    def _progress(self) -> RunProgress:
-        return replace(
-            self._tracker.progress,
-            elapsed_s=time.monotonic() - self._started,
-            stall=self._watch.current,
-            troubles=self._troubles,
-        )
 
     def _status(self) -> str:
         nodes = self._tracker.node_runs

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.launch.session import Chunk, Event, Hello, Status
-from multinode.records.plan import LaunchPlan, NodePlan
+from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeDiagnosis, Stall, StallRecord, node_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.agent import AgentTransport, read_answer
@@ -77,26 +77,22 @@ def diagnose(agent: AgentTransport, cluster: Cluster, plan: LaunchPlan) -> tuple
     plans = {node_plan.node: node_plan for node_plan in plan.nodes}
 
     def ask(node: Node) -> NodeDiagnosis:
-        return _ask(agent, node, plans[node.name], plan.run_id)
+        planned = plans[node.name]
+        request = {"schema": 1, "run_id": node_run_id(plan.run_id, planned.node_rank)}
+        # Its channel is closed: stalls are rare.
+        stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
+        stream.close()
+        place = {"node": planned.node, "node_rank": planned.node_rank, "ranks": planned.ranks, "error": None}
+        return read_answer((stream.first or {}) | place, _OwnDiagnosis, node.name, "diagnosis")
 
     outcomes = gather(cluster.nodes, ask, deadline_s=_ANSWER_S)
+    answers = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
+    errors = {outcome.node.name: outcome.error.message for outcome in outcomes if outcome.error is not None}
     return tuple(
-        outcome.value if outcome.error is None else _silent(plans[outcome.node.name], outcome.error.message)
-        for outcome in outcomes
+        answers.get(node.node)
+        or NodeDiagnosis(node=node.node, node_rank=node.node_rank, ranks=node.ranks, error=errors[node.node])
+        for node in plan.nodes
     )
-
-
-def _ask(agent: AgentTransport, node: Node, plan: NodePlan, run_id: str) -> NodeDiagnosis:
-    request = {"schema": 1, "run_id": node_run_id(run_id, plan.node_rank)}
-    # Its channel is closed: stalls are rare.
-    stream = agent.open(node, "diagnose", request, deadline_s=_ANSWER_S)
-    stream.close()
-    place = {"node": plan.node, "node_rank": plan.node_rank, "ranks": plan.ranks, "error": None}
-    return read_answer((stream.first or {}) | place, _OwnDiagnosis, node.name, "diagnosis")
-
-
-def _silent(plan: NodePlan, error: str) -> NodeDiagnosis:
-    return NodeDiagnosis(node=plan.node, node_rank=plan.node_rank, ranks=plan.ranks, error=error)
 
 
 _FILE = "stall.json"

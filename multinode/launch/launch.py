@@ -141,11 +141,7 @@ def require_success(launched: Launched, context: RunContext) -> None:
 def same_threads(what: Launch, workers: Sequence[int], context: RunContext, where: str) -> Launch:
     """The launch with equal threads per worker on all nodes; see `with_same_threads`.
 
-    Args:
-        what: the launch.
-        workers: per node, in every run that is compared.
-        context: is told if that changes something.
-        where: scope, for that sentence.
+    `workers` are per node, in every run that is compared; `where` names them in the sentence about it.
     """
     environment = with_same_threads(what.options.environment, what.cluster, workers)
     if environment == what.options.environment:

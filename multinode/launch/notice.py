@@ -174,10 +174,7 @@ class Notifier:
     def tell(self, document: dict[str, Any], environment: dict[str, str], log: Path) -> None:
         """Start to notify of an event.
 
-        Args:
-            document: the JSON for the webhook.
-            environment: additional variables for the command.
-            log: the file for its output.
+        `document` is for the webhook, `environment` for the command, `log` takes the command's output.
         """
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= _MOST_UNDER_WAY:

@@ -83,11 +83,7 @@ def launch_document(
 def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, details: bool = False) -> Iterator[Part]:
     """The screen of a run: verdict, time of a step, slow nodes, and what to do.
 
-    Args:
-        run: the run.
-        summary: its figures; None without any.
-        failure: include the first failure; False if it has been printed.
-        details: whether details follow.
+    `failure` includes the first failure, unless it has been printed; `details` says whether details follow.
     """
     summary = summary or Summary(run_id=run.run_id, steps=0, steady_steps=0, rule="")
     yield paragraph(run_verdict(run, summary), style="bold")
@@ -127,11 +123,8 @@ def run_verdict(run: Run, summary: Summary) -> str:
 def next_step(run: Run, summary: Summary | None, *, hosts: str = "", contrast: str = "") -> str | None:
     """The next command; None if there is none.
 
-    Args:
-        run: the run.
-        summary: its figures; None without any.
-        hosts: its `--hosts` argument; empty if the nodes came from elsewhere.
-        contrast: the command that compares its nodes with one, unless done; may be empty.
+    `hosts` is its `--hosts` argument; empty if the nodes came from elsewhere. `contrast` is the command that compares
+    its nodes with one, unless done; may be empty.
     """
     if run.stop_reason == SLOWER_THAN_ONE_NODE:
         return footer("Next", "the same command with --nodes 1")

@@ -242,7 +242,7 @@ def _duration(progress: RunProgress) -> str:
 def _row(node: NodeProgress) -> list[Text]:
     return [
         Text(sanitize(node.name)),
-        Text(_ranks(node.ranks)),
+        Text(f"{node.ranks[0]}-{node.ranks[-1]}" if len(node.ranks) > 1 else str(node.ranks[0])),
         Text(sanitize(node.doing), style=_STATE_STYLES.get(node.state, "dim")),
         Text(_step(node)),
         Text(_number(node.step_time_us and node.step_time_us / 1000, "{:.1f}")),
@@ -258,10 +258,6 @@ def _rest_row(group: Sequence[NodeProgress], rest: Rest) -> list[str]:
         _UNKNOWN if rest.step is None else f">= {rest.step}",
         _number(rest.step_time_us and rest.step_time_us / 1000, "{:.1f}"),
     ]
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
 
 
 def _step(node: NodeProgress) -> str:

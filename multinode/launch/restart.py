@@ -58,10 +58,8 @@ def choose_checkpoint(
 ) -> CheckpointChoice:
     """The newest that is complete on every node.
 
-    Args:
-        seen: by node; nodes with a shared file system see the same.
-        ranks: by node, the workers that it will have.
-        same_ranks: whether these ranks saved it. Others cannot restore random states, and need none.
+    `seen` is by node; nodes with a shared file system see the same. `ranks` are the workers that each will have;
+    `same_ranks` whether these saved it: others cannot restore random states, and need none.
     """
     by_name = {node: {one.name: one for one in found} for node, found in seen.items()}
     every = {one.name: one.number for found in seen.values() for one in found}
@@ -280,10 +278,7 @@ def global_batch(job: Job, world_size: int) -> int | None:
 def batch_words(before: Job, after: Job, start: Start) -> str | None:
     """What becomes of the batch, the learning rate and the schedule on fewer nodes; None where there are as many.
 
-    Args:
-        before: the job of the first attempt.
-        after: that of the one which begins.
-        start: what it begins with.
+    `before` is the job of the first attempt, `after` that of the one that begins with `start`.
     """
     part = Fraction(start.workers, start.first_workers)
     if part == 1:

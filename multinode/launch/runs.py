@@ -73,7 +73,11 @@ def _load(directory: RunDirectory) -> StoredRun:
     run = directory.read("run.json", Run)
     if run is None:
         raise UsageError(f"{directory.path} is not a run: it has no run.json")
-    if run.status == "running" and _is_forsaken(directory, run):
+    if run.status == "running" and (
+        (run.kind in _HELD or bool(run.attempts))
+        and (not (directory.path / PLAN_FILE).is_file())
+        and (not directory.is_locked)
+    ):
         run = msgspec.structs.replace(run, status="stopped")
     return StoredRun(run=run, summary=directory.read("summary.json", Summary), directory=directory)
 
@@ -94,14 +98,6 @@ def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _
             tell(error.message)
 
 
-def _is_forsaken(directory: RunDirectory, run: Run) -> bool:
-    return (
-        (run.kind in _HELD or bool(run.attempts))
-        and not (directory.path / PLAN_FILE).is_file()
-        and not directory.is_locked
-    )
-
-
 _MODEL = "model.json"
 _SWEEP = "nccl-test.json"
 # Of a run's samples; records in memory are about five times larger.
@@ -119,11 +115,7 @@ def observe_run(
 ) -> Observed:
     """The records of a run's nodes, as far as they have been transferred.
 
-    Args:
-        directory: the run's.
-        plan: likewise.
-        say: is called if reading takes a while.
-        most_bytes: limit; more samples are read in evenly spread stretches.
+    `say` is called if reading takes a while. Beyond `most_bytes`, samples are read in evenly spread stretches.
     """
     paths = [path for node in plan.nodes for path in directory.sample_files(node.node_rank)]
     size_bytes = sum(path.stat().st_size for path in paths)

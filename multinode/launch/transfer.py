@@ -74,12 +74,7 @@ def fetch_files(
 ) -> Fetched:
     """Copy files and directories of a node below `to`.
 
-    Args:
-        agent: runs the verbs.
-        wanted: the paths.
-        to: a directory, created if missing.
-        say: is called with the progress.
-        patience_s: how long nothing may arrive, and how much longer than at 8 KiB/s everything may take.
+    `patience_s` is how long nothing may arrive, and how much longer than at 8 KiB/s everything may take.
 
     Raises:
         NodeError, NodeFailed: a path does not exist, or contact was lost.

@@ -85,6 +85,21 @@ def test_a_script_has_nothing_to_set(option: str) -> None:
     assert str(result.exception) == f"{option} changes a YAML job; this is a script"
 
 
+@pytest.mark.parametrize(
+    ("named", "said"), [("ds.json", "zero_hpz_partition_size: 2 groups the workers"), ("elsewhere.json", "")]
+)
+def test_a_json_that_only_accelerate_names_is_read_for_what_unequal_nodes_cannot_do(
+    folder: Path, named: str, said: str
+) -> None:
+    (folder / "hosts").write_text("a addr=10.0.0.1 ifname=eth0 slots=2\nb addr=10.0.0.2 ifname=eth0 slots=1\n")
+    (folder / "ds.json").write_text('{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}')
+    config = f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {named}}}\n"
+    (folder / "acc.yaml").write_text(config)
+    result = dry_run("--engine", "accelerate", "--accelerate-config", "acc.yaml", "--", "train.py")
+    assert result.exit_code == (1 if said else 0)
+    assert said in str(result.exception)
+
+
 @pytest.mark.usefixtures("folder")
 def test_made_up_data_travel_and_are_all_that_is_trained_on() -> None:
     files = sent(dry_run("sft.yaml", "--json", "--synthetic", "--set", "cutoff_len=64", "--set", "max_steps=5"))

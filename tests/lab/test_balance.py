@@ -9,7 +9,7 @@ import pytest
 
 from multinode.lab.state import Lab
 from tests.equipment.faults import Cpu, Fault, clear_faults, make_fault
-from tests.lab.launching import Command
+from tests.lab.launching import Command, assert_succeeded
 from tests.lab.supervised import REAL_TORCH
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
@@ -66,3 +66,14 @@ def test_a_training_that_cannot_be_balanced_ends_with_the_reason_on_every_node(c
     assert done.returncode == 1
     failure = command.document("show", "last", "--json")["run"]["first_failure"]
     assert "--balance node0=2,node1=1: its DataLoader draws from range" in failure["message"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_llamafactory_trains_on_the_samples_that_the_speeds_say(command: Command) -> None:
+    options = ("--hosts", "lab", "--no-check", "--json", "--workers-per-node", "1", "--env", "OMP_NUM_THREADS=1")
+    settings = ("--set", "max_steps=16", "--set", "per_device_train_batch_size=3")
+    document = command.document("launch", *options, "--balance", "node0=2,node1=1", "configs/tiny_sft.yaml", *settings)
+    assert_succeeded(document)
+    assert document["last_loss"] < document["first_loss"]
+    summary = command.document("show", "last", "--json")["summary"]
+    assert [node["samples"] for node in summary["balance"]["nodes"]] == [4, 2]

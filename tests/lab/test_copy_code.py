@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -108,3 +109,19 @@ def test_a_detached_run_goes_on_in_its_copy_after_an_edit(command: Command, proj
     assert_succeeded(document)
     logs = command.document("logs", run_id, "--json")["nodes"]
     assert [node["log"].split() for node in logs] == [["begun", "True"]] * 2
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("tiny")
+def test_llamafactory_reads_its_copy_and_writes_outside_of_it(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree("assets/tiny", folder / "own")
+    shutil.copy("configs/tiny_sft.yaml", folder / "job.yaml")
+    settings = ("model_name_or_path=own/model", "dataset_dir=own/data", "max_steps=4")
+    options = [word for setting in settings for word in ("--set", setting)]
+    arguments = ("--hosts", "lab", "--json", "--no-check", "--workers-per-node", "1", "--env", "OMP_NUM_THREADS=1")
+    document = command.document("launch", *arguments, "--copy-code", str(folder), str(folder / "job.yaml"), *options)
+    assert_succeeded(document)
+    assert document["steps"] == 4
+    cleaned = command.document("clean", "--hosts", "lab", document["run_id"], "--json")
+    assert [(node["code_kept"], len(node["removed"])) for node in cleaned["nodes"]] == [([], 1)] * 2
