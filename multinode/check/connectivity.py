@@ -105,30 +105,24 @@ def stream_pairs(
     """
     found: dict[Pair, PairSpeed] = {}
     rounds = round_robin(names)
-    for number, pairs in enumerate(rounds, 1):
+    both_ways = [(pairs, [(peer, caller) for caller, peer in pairs]) for pairs in rounds]
+    for number, ways in enumerate(both_ways, 1):
         say(f"measuring a stream between every two nodes, round {number} of {len(rounds)}")
-        for way in _both_ways(pairs):
+        for way in ways:
             found |= {(one.source, one.target): one for one in stream(way)}
     least = least_of(tuple(found.values()))
     slow = {pair for pair, one in found.items() if one.gbit_per_s is not None and one.gbit_per_s < least.get(pair, 0.0)}
     if slow:
         say("measuring a slow stream once more" if len(slow) == 1 else f"measuring {len(slow)} slow streams once more")
-    for way in (way for pairs in rounds for way in _both_ways(pairs)):
+    for way in (way for ways in both_ways for way in ways):
         again = [pair for pair in way if pair in slow]
         for one in stream(again) if again else ():
-            found[one.source, one.target] = _better(found[one.source, one.target], one)
+            first = found[one.source, one.target]
+            if one.gbit_per_s is not None:
+                worse, better = sorted((first.gbit_per_s or 0.0, one.gbit_per_s))
+                first = msgspec.structs.replace(first, gbit_per_s=better, worse_gbit_per_s=worse)
+            found[one.source, one.target] = first
     return tuple(found.values())
-
-
-def _both_ways(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], Sequence[Pair]]:
-    return pairs, [(peer, caller) for caller, peer in pairs]
-
-
-def _better(first: PairSpeed, second: PairSpeed) -> PairSpeed:
-    if second.gbit_per_s is None:
-        return first
-    worse, better = sorted((first.gbit_per_s or 0.0, second.gbit_per_s))
-    return msgspec.structs.replace(first, gbit_per_s=better, worse_gbit_per_s=worse)
 
 
 _ANSWER_S = 15.0

@@ -17,7 +17,7 @@ from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.failure import first_failure
 from multinode.diagnose.failure_kinds import find_worker_death
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
-from multinode.diagnose.log_words import LogReading, LogWord, last_words, read_log
+from multinode.diagnose.log_words import LogReading, last_words, read_log
 from multinode.errors import UsageError
 from multinode.records.log import clean_log
 from multinode.records.run import Failure, NodeRun
@@ -110,7 +110,8 @@ def _describe(failure: Failure, node: NodeEvidence) -> LogFailure:
     death = find_worker_death(reading.report)
     aborted = death is not None and death.signal is not None
     error = known_errors()[failure.error_id] if failure.error_id is not None else None
-    word = _spoken(reading, failure, error, aborted=aborted)
+    word = reading.cause(rank=failure.rank, aborted=aborted)
+    word = word if word is not None and (word.error == error or error is None) else None
     place = _REPORT_HOST.search(reading.report) or (_SLURM_HOST.search(reading.report) if word is None else None)
     host = word.host if word is not None and word.host is not None else place[1] if place is not None else None
     rank = word.rank if word is not None and word.rank is not None else failure.rank
@@ -147,11 +148,6 @@ def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int
         if error is not None and error.matches(clean_log(text)):
             return clean_log(text).strip()[:_MOST_CHARS], reading.lines - back
     return last_words(reading.tail, 1)[:_MOST_CHARS], None
-
-
-def _spoken(reading: LogReading, failure: Failure, error: KnownError | None, *, aborted: bool) -> LogWord | None:
-    word = reading.cause(rank=failure.rank, aborted=aborted)
-    return word if word is not None and (word.error == error or error is None) else None
 
 
 def _for_logs(error: KnownError, host: str | None) -> str:

@@ -87,7 +87,9 @@ def find_worker_death(log: str) -> WorkerDeath | None:
         return _death(int(killed[1]), -int(killed[2]))
     said = _DEEPSPEED_REPORT.search(log)
     if said is not None:
-        return _death(_deepspeed_rank(log, said[1]), int(said[2]))
+        place, local = _DEEPSPEED_PLACE.search(log), _LOCAL_RANK.search(said[1])
+        rank = None if place is None or local is None else int(place[1]) * int(place[2]) + int(local[1])
+        return _death(rank, int(said[2]))
     # The last time: torchrun may have started the workers anew before.
     codes = [int(code) for code in _TORCHRUN_LINE.findall(log)][-1:]
     codes += [-int(number) for number in _ACCELERATE_REPORT.findall(log)]
@@ -95,11 +97,6 @@ def find_worker_death(log: str) -> WorkerDeath | None:
     if task is not None:
         codes.append(int(task["code"]) if task["code"] else -_SLURM_SIGNALS[task["signal"]])
     return _death(None, codes[0]) if codes else None
-
-
-def _deepspeed_rank(log: str, command: str) -> int | None:
-    place, local = _DEEPSPEED_PLACE.search(log), _LOCAL_RANK.search(command)
-    return None if place is None or local is None else int(place[1]) * int(place[2]) + int(local[1])
 
 
 def _death(rank: int | None, code: int) -> WorkerDeath:
@@ -189,9 +186,20 @@ def explain_timeout(failure: Failure, nodes: Sequence[NodeProgress], shares: Map
     """
     if failure.kind != "timeout":
         return failure
-    causes = [*_no_step(nodes), *_full_link(shares)]
-    hint = "; or ".join([*causes, *([failure.hint] if failure.hint else [])])
-    return replace(failure, hint=hint or None)
+    hints = [failure.hint] if failure.hint else []
+    name, share = max(
+        ((name, share or 0.0) for name, share in shares.items()), key=lambda one: one[1], default=("", 0.0)
+    )
+    if share >= _FULL_SHARE:
+        used = f"the link of {name} was {min(share, 1.0):.0%} in use in the minute before"
+        slow = "the collective was running, and the link is too slow for it"
+        hints.insert(0, f"{used}: {slow}; send less (multinode advise), or set a longer ddp_timeout")
+    if all(node.step is None for node in nodes):
+        stage = next((f" ({node.name}: {node.stage})" for node in nodes if node.stage), "")
+        wait = "while one rank tokenizes the data or loads the model, the others wait in a collective"
+        way = "set a longer ddp_timeout, or prepare the data once (tokenized_path)"
+        hints.insert(0, f"no worker had finished a step{stage}: {wait}; {way}")
+    return replace(failure, hint="; or ".join(hints) or None)
 
 
 def link_share(samples: Iterable[Sample], node: NodeProgress, end_s: float) -> float | None:
@@ -212,27 +220,6 @@ def link_share(samples: Iterable[Sample], node: NodeProgress, end_s: float) -> f
     moved = (last.rx_bytes - first.rx_bytes, last.tx_bytes - first.tx_bytes)
     # A NIC that was reset counts anew.
     return max(moved) * 8 / took_ns / node.link_gbit_per_s if took_ns >= _LEAST_S * 1e9 and min(moved) >= 0 else None
-
-
-def _no_step(nodes: Sequence[NodeProgress]) -> Iterable[str]:
-    if any(node.step is not None for node in nodes):
-        return
-    told = next((f" ({node.name}: {node.stage})" for node in nodes if node.stage), "")
-    yield (
-        f"no worker had finished a step{told}: while one rank tokenizes the data or loads the model, the others "
-        "wait in a collective; set a longer ddp_timeout, or prepare the data once (tokenized_path)"
-    )
-
-
-def _full_link(shares: Mapping[str, float | None]) -> Iterable[str]:
-    name, share = max(
-        ((name, share or 0.0) for name, share in shares.items()), key=lambda one: one[1], default=("", 0.0)
-    )
-    if share >= _FULL_SHARE:
-        yield (
-            f"the link of {name} was {min(share, 1.0):.0%} in use in the minute before: the collective was running, "
-            "and the link is too slow for it; send less (multinode advise), or set a longer ddp_timeout"
-        )
 
 
 # torch waits up to 30 minutes for a collective: a fault that came longer ago has been survived. One that came a moment

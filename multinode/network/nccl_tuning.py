@@ -147,7 +147,6 @@ def _is_since(version: str | None, since: tuple[int, int]) -> bool:
 
 
 _GLOO = "Nothing to tune: gloo uses one connection between two workers and one algorithm per collective."
-_Rows = Iterator[tuple[str, str]]
 
 
 def tune_parts(report: TuneReport, *, details: bool = False) -> Iterator[Part]:
@@ -156,7 +155,7 @@ def tune_parts(report: TuneReport, *, details: bool = False) -> Iterator[Part]:
     if report.settings:
         yield ""
         yield sheet_table(_sheet(report, details=details))
-    if rows := [*_keep(report), *_failed(report, details=details), *_mtu(report)]:
+    if rows := [*_notes(report, details=details)]:
         yield ""
         yield labelled(rows)
     if report.settings and not details:
@@ -206,7 +205,8 @@ def _verdict(report: TuneReport) -> str:
 
 
 def _sheet(report: TuneReport, *, details: bool) -> Sheet:
-    tried = report.settings if details else _best_by_axis(report)
+    by_axis = ([one for one in report.settings if one.axis == axis] for axis in AXES)
+    tried = report.settings if details else [max(alike, key=_gain) for alike in by_axis if alike]
     together = [report.together] if report.together is not None and len(report.together.env) > 1 else []
     default = [("NCCL's default", _ms(report.default_us), "1", "")] if report.default_us is not None else []
     reasons = details and any(one.reason for one in tried)
@@ -236,38 +236,21 @@ def _sheet(report: TuneReport, *, details: bool) -> Sheet:
     )
 
 
-def _best_by_axis(report: TuneReport) -> list[TunedSetting]:
-    def gain(one: TunedSetting) -> float:
-        return one.gain.value if one.gain is not None else 0.0
-
-    by_axis = ([one for one in report.settings if one.axis == axis] for axis in AXES)
-    return [max(several, key=gain) for several in by_axis if several]
-
-
 def _ms(time_us: Estimate | None) -> str:
     if time_us is None:
         return UNKNOWN
     return plus_minus(Estimate(value=time_us.value / 1000, low=time_us.low / 1000, high=time_us.high / 1000))
 
 
-def _keep(report: TuneReport) -> _Rows:
+def _notes(report: TuneReport, *, details: bool) -> Iterator[tuple[str, str]]:
     if report.winner:
         yield "Keep", f"add to every line of the hostfile, or use --write: {env_keys(report)}"
         yield from (("Note", text) for text in tune_warnings(report))
-
-
-def _failed(report: TuneReport, *, details: bool) -> _Rows:
     failed = [one.text for one in report.settings if one.reason]
     if failed and not details:
         yield "Failed", f"{format_list(failed, 4)} could not be measured"
-
-
-def _mtu(report: TuneReport) -> _Rows:
     if report.jumbo_gain is not None and report.link_gbit_per_s is not None:
         more = f"{report.jumbo_gain - 1:.1%} more payload for less CPU"
         carried = f"at {format_rate(report.link_gbit_per_s)}, frames of 9000 bytes carry {more}"
-        tried = (
-            "not tried, because every NIC and switch on the path must support them: sudo ip link set dev IFNAME mtu "
-            "9000"
-        )
-        yield "MTU", f"now {report.mtu}: {carried}; {tried}"
+        tried = "not tried, because every NIC and switch on the path must support them"
+        yield "MTU", f"now {report.mtu}: {carried}; {tried}: sudo ip link set dev IFNAME mtu 9000"

@@ -59,7 +59,11 @@ def read_ring(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]], index: 
         one += _speed(pair, (sample for sample in streams if len(sample.results) == 1))
         several += _speed(pair, (sample for sample in streams if len(sample.results) > 1))
         pings = [sample for sample in mine if isinstance(sample, PingSample) and sample.rank in node.ranks]
-        latency += [_round_trip(pair, sample) for sample in pings[:1]]
+        for ping in pings[:1]:
+            failed = ping.error if ping.error is not None or ping.times_us else "no round trip was measured"
+            spread = spread_of(ping.times_us) if failed is None else None
+            median, p95 = (spread.median, spread.p95) if spread is not None else (None, None)
+            latency.append(RoundTrip(source=node.node, target=peer, median_us=median, p95_us=p95, error=failed))
     return RawTcp(one=tuple(one), several=tuple(several), connections=connections, latency=tuple(latency))
 
 
@@ -87,13 +91,6 @@ def _speed(pair: Pair, streams: Iterable[StreamSample]) -> list[PairSpeed]:
     if not reached:
         return speeds[-1:]
     return [PairSpeed(source=pair[0], target=pair[1], gbit_per_s=statistics.median(reached))]
-
-
-def _round_trip(pair: Pair, sample: PingSample) -> RoundTrip:
-    if sample.error is not None or not sample.times_us:
-        return RoundTrip(source=pair[0], target=pair[1], error=sample.error or "no round trip was measured")
-    spread = spread_of(sample.times_us)
-    return RoundTrip(source=pair[0], target=pair[1], median_us=spread.median, p95_us=spread.p95)
 
 
 _LARGEST_ELEMENT_BYTES = max(DTYPE_BYTES.values())
@@ -223,13 +220,20 @@ def summarise_scan(
     workers = [sample for each in samples.values() for sample in each if isinstance(sample, BenchmarkSample)]
     backend = next((worker.backend for worker in workers), "unknown")
     nccl = _nccl(samples.values())
-    by_node = {node.node: _nccl([samples.get(node.node_rank, ())]) for node in plan.nodes}
+    nics_by_node = {
+        node.node: logged.used if (logged := _nccl([samples.get(node.node_rank, ())])) else () for node in plan.nodes
+    }
     indices = {sample.index for sample in measured}
     in_turns_gb_per_s = {index: slowest_gb_per_s(read_ring(plan, samples, index).ring) for index in indices}
     rows = collective_rows(measured, plan.world_size, in_turns_gb_per_s)
     path = check_nic_path(
         measured,
-        nics={node.node_rank: _ifnames(node, by_node[node.node]) for node in plan.nodes},
+        nics={
+            node.node_rank: tuple(dict.fromkeys([node.ifname, *(used if node.ifname in used else ())]))
+            for node in plan.nodes
+            if node.ifname is not None
+            for used in (nics_by_node[node.node],)
+        },
         layout=layout,
         backend=backend,
         node_names=[node.node for node in plan.nodes],
@@ -240,7 +244,7 @@ def summarise_scan(
         layout=layout,
         backend=backend,
         nics=nics_of(plan.nodes, facts) if layout.nodes > 1 else {},
-        nics_gbit_per_s=_nics(facts, by_node, path) if layout.nodes > 1 else {},
+        nics_gbit_per_s=_nics(facts, nics_by_node, path) if layout.nodes > 1 else {},
         tcp=tcp,
         rdma=rdma,
         path=path,
@@ -331,20 +335,13 @@ def _measured(plan: LaunchPlan, samples: Mapping[int, Sequence[Sample]]) -> Iter
                 yield sample
 
 
-def _ifnames(node: NodePlan, nccl: NcclPath | None) -> tuple[str, ...]:
-    if node.ifname is None:
-        return ()
-    used = nccl.used if nccl is not None and node.ifname in nccl.used else ()
-    return (node.ifname, *(name for name in used if name != node.ifname))
-
-
 def _nics(
-    facts: Mapping[str, NodeFacts], by_node: Mapping[str, NcclPath | None], path: NicPathCheck
+    facts: Mapping[str, NodeFacts], by_node: Mapping[str, tuple[str, ...]], path: NicPathCheck
 ) -> dict[str, tuple[float, ...]]:
     found = {}
-    for node, nccl in by_node.items():
+    for node, used in by_node.items():
         ports = [name.replace("/", ":") for name in path.rdma_ports(node)]
-        names = [name.split("/")[0] for name in (nccl.used if nccl is not None else ())] or ports
+        names = [name.split("/")[0] for name in used] or ports
         known = facts.get(node) or NodeFacts(node=node)
         rates: dict[str, float | None] = {nic.name: nic.speed_gbit_per_s for nic in known.interfaces}
         rates |= {f"{port.device}:{port.port}": port.carries_gbit_per_s for port in known.rdma}
