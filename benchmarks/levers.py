@@ -27,7 +27,7 @@ from typing import Any
 
 from command import JOB, SHAPE, call, train
 
-# Each with an output directory of its own: over the model card of an adapter, a training of the whole model fails.
+# Each with an output directory of its own: over the model NIC of an adapter, a training of the whole model fails.
 JOBS = {
     name: ("--set", f"finetuning_type={name}", "--set", f"output_dir=saves/levers-{name}") for name in ("full", "lora")
 }

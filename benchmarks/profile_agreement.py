@@ -1,6 +1,6 @@
 """How well the ways agree in which a profile tells one thing: bytes, exposed communication, bandwidth, at three rates.
 
-Bytes of a step: by its calls, by the backend's algorithm, by the card. Exposed communication: by DDP's counters, by a
+Bytes of a step: by its calls, by the backend's algorithm, by the NIC. Exposed communication: by DDP's counters, by a
 window of the profiler, and by the difference to the same two workers on one node. Bandwidth of the training's own
 all-reduces beside nccl-test's at the same sizes.
 

@@ -27,8 +27,8 @@ _HEADER = """\
 _FOOTER = """
 Figures have the names of the [JSON documents](json.md), with units at the end. `*` stands for the name of a node, the
 interface of a NIC, or the index of a GPU. In TensorBoard, MLflow and Weights & Biases
-`nodes.*.cards.*.share` of a summary is `multinode/summary/nodes/NODE/cards/NIC/share`; in Prometheus it is
-`multinode_summary_nodes_cards_share{run="RUN",node="NODE",ifname="NIC"}`. What is unknown is left out.
+`nodes.*.nics.*.share` of a summary is `multinode/summary/nodes/NODE/nics/NIC/share`; in Prometheus it is
+`multinode_summary_nodes_nics_share{run="RUN",node="NODE",ifname="NIC"}`. What is unknown is left out.
 """
 _TABLES = {
     "Of each step": (

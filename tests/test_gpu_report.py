@@ -205,8 +205,8 @@ def test_the_test_of_compressed_gradients_compares_a_training_with_and_one_witho
 
     def train(*_: str, grad_compress: str | None = None) -> SimpleNamespace:
         trained.append(grad_compress)
-        card = SimpleNamespace(card=50e6 if grad_compress else 100e6)
-        return SimpleNamespace(summary=SimpleNamespace(comm=SimpleNamespace(bytes_per_step=card)))
+        counted = SimpleNamespace(nic=50e6 if grad_compress else 100e6)
+        return SimpleNamespace(summary=SimpleNamespace(comm=SimpleNamespace(bytes_per_step=counted)))
 
     gpu_trainings.test_compressed_gradients_halve_what_is_sent(train, kind)
     assert trained == [None, kind]

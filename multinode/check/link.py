@@ -127,7 +127,7 @@ def check_link_speeds(inspection: Inspection) -> Iterator[CheckFinding]:
     speeds = {name: link.speed_gbit_per_s for name, link in nics.items() if link.speed_gbit_per_s}
     fastest = max(speeds, key=lambda name: speeds[name], default="")
     for name, speed in speeds.items():
-        best, values = nics[name].card_gbit_per_s, {"ifname": nics[name].name, "speed": format_rate(speed)}
+        best, values = nics[name].nic_gbit_per_s, {"ifname": nics[name].name, "speed": format_rate(speed)}
         if best is not None and speed < _MUCH_LESS * best:
             yield BELOW_MAXIMUM.found(name, best=format_rate(best), **values)
         if speed < _MUCH_LESS * speeds[fastest]:

@@ -177,7 +177,7 @@ def _tiles(one: ReportedRun) -> dict[str, str]:
 
 def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     used = summary.utilisation
-    shares = [card.share for node in summary.nodes for card in node.cards if card.share is not None]
+    shares = [nic.share for node in summary.nodes for nic in node.nics if nic.share is not None]
     figures = (
         ("step time (ms)", figure(summary.step_time_ms.median if summary.step_time_ms else None)),
         ("samples/s", figure(summary.samples_per_s)),

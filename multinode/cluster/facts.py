@@ -37,7 +37,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None = None  # of a software interface: `veth`, `wireguard`, `tun`, `bond`, ..
     running: bool | None = None  # whether the kernel reports it as RUNNING, which NCCL checks
     duplex: str | None = None  # `full` or `half`, if reported
-    card_gbit_per_s: float | None = None  # maximum speed of the NIC, if reported
+    nic_gbit_per_s: float | None = None  # maximum speed of the NIC, if reported
     errors: int | None = None  # frames lost to errors since boot, both directions
     packets: int | None = None  # frames transferred since boot, both directions
 

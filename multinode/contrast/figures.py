@@ -195,11 +195,11 @@ PARTS = {
 def network_words(side: Side) -> str:
     """Bytes per step through the busiest NIC, and the share of its link; empty if unknown."""
     seen = side.bytes_per_step
-    counted = next((size for size in (seen.card, seen.expected) if size is not None), None)
+    counted = next((size for size in (seen.nic, seen.expected) if size is not None), None)
     if counted is None or side.nodes == 1 or not 0 < counted <= _MOST_BYTES:
         return ""
     gbit_per_s = counted * BITS_PER_BYTE / _BYTES_PER_GB / (side.step_time_ms.value / _MS_PER_S)
-    by_rule = "" if seen.card is not None else " (expected from the strategy, not counted)"
+    by_rule = "" if seen.nic is not None else " (expected from the strategy, not counted)"
     said = f"{figure(counted / _BYTES_PER_MB)} MB per step each way{by_rule}"
     link = side.link_gbit_per_s
     if link is None or not _SLOWEST_LINK <= link <= _FASTEST_LINK:

@@ -183,7 +183,7 @@ def _found_rows(contrast: Contrast, sides: Sequence[Side]) -> Iterator[_Row]:
     yield _row(sides, "exposed communication (ms)", lambda side: _value(side.exposed_ms))
     yield _row(sides, "exposed, share of the step", lambda side: percent(side.exposed_share))
     yield _row(sides, "collective payload per step (MB)", lambda side: megabytes(side.bytes_per_step.calls))
-    yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(side.bytes_per_step.card))
+    yield _row(sides, "NIC traffic per step (MB)", lambda side: megabytes(side.bytes_per_step.nic))
     points = [_point(contrast, side) for side in sides]
     yield "speed-up", tuple(UNKNOWN if one is None else format_sig(one.speedup.value) for one in points)
     yield "speed-up, range", tuple(UNKNOWN if one is None else range_text(one.speedup) for one in points)

@@ -1,6 +1,6 @@
 """Figures: the table of exported figures: names as in the JSON documents, and their meaning.
 
-A name is a path that ends in its unit. `*` stands for one of several, named by a label: `nodes.*.cards.*.share` belongs
+A name is a path that ends in its unit. `*` stands for one of several, named by a label: `nodes.*.nics.*.share` belongs
 to a node's NIC. Each table is for one kind of record: a run's summary, a step, or the current state of a node.
 """
 
@@ -34,7 +34,7 @@ SUMMARY_FIGURES = {
     "last_loss": "last logged loss",
     "comm.bytes_per_step.calls": "collective payload per step and worker",
     "comm.bytes_per_step.expected": "expected traffic per step on the busiest NIC",
-    "comm.bytes_per_step.card": "measured traffic per step on that NIC",
+    "comm.bytes_per_step.nic": "measured traffic per step on that NIC",
     "comm.exposed_ms": "exposed communication per step, waiting for stragglers excluded",
     "comm.exposed_share": "exposed communication over step time",
     "comm.overlap": "share of the communication that compute overlapped",
@@ -54,11 +54,11 @@ SUMMARY_FIGURES = {
     "nodes.*.job_cores": "CPU cores used by the job",
     "nodes.*.memory_available_gib": "minimum memory available to the job",
     "nodes.*.retransmitted_share": "TCP retransmits over sent segments",
-    "nodes.*.cards.*.in_gbit_per_s": "received by the NIC, mean",
-    "nodes.*.cards.*.out_gbit_per_s": "sent by the NIC, mean",
-    "nodes.*.cards.*.peak_in_gbit_per_s": "received by the NIC, highest between two samples",
-    "nodes.*.cards.*.peak_out_gbit_per_s": "sent by the NIC, highest between two samples",
-    "nodes.*.cards.*.share": "busier direction of the NIC over its line rate",
+    "nodes.*.nics.*.in_gbit_per_s": "received by the NIC, mean",
+    "nodes.*.nics.*.out_gbit_per_s": "sent by the NIC, mean",
+    "nodes.*.nics.*.peak_in_gbit_per_s": "received by the NIC, highest between two samples",
+    "nodes.*.nics.*.peak_out_gbit_per_s": "sent by the NIC, highest between two samples",
+    "nodes.*.nics.*.share": "busier direction of the NIC over its line rate",
     "nodes.*.gpus.*.sm_percent": "share of the time in which a kernel ran on the GPU",
     "nodes.*.gpus.*.peak_memory_gib": "peak memory in use on the GPU",
     "nodes.*.gpus.*.power_w": "power draw of the GPU",
@@ -100,7 +100,7 @@ NODE_FIGURES = {
 """Current state of a node, during the run."""
 
 # Label by the name of the list.
-_NAMED_BY = {"nodes": "node", "stragglers": "node", "cards": "ifname", "gpus": "index"}
+_NAMED_BY = {"nodes": "node", "stragglers": "node", "nics": "ifname", "gpus": "index"}
 _STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -113,7 +113,7 @@ class Value(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its name with its labels in it, as a path: `nodes/box1/cards/ens1f0/share`."""
+        """Its name with its labels in it, as a path: `nodes/box1/nics/ens1f0/share`."""
         words = iter(word for _, word in self.labels)
         parts = (next(words) if part == "*" else part for part in self.name.split("."))
         return "/".join(_STRANGE.sub("_", part) for part in parts)

@@ -51,7 +51,7 @@ class StepStream:
         self._pending: defaultdict[int, defaultdict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
         self._recorded: defaultdict[int, set[int]] = defaultdict(set)
         self._complete_s: dict[int, float] = {}
-        self._cards: dict[int, StepSample] = {}
+        self._nics: dict[int, StepSample] = {}
 
     def add(self, node_rank: int, samples: Iterable[Sample], now_s: float) -> None:
         """Samples of a node, in the order of its files; `now_s` is any monotonic clock.
@@ -83,7 +83,7 @@ class StepStream:
 
     def _note(self, sample: StepSample, now_s: float) -> None:
         if sample.step <= self._last.get(sample.rank, 0):
-            for known in (self._pending, self._recorded, self._complete_s, self._last, self._cards):
+            for known in (self._pending, self._recorded, self._complete_s, self._last, self._nics):
                 known.clear()
         self._last[sample.rank] = sample.step
         self._recorded[sample.step].add(sample.rank)
@@ -147,17 +147,17 @@ class StepStream:
         )
 
     def _rates(self, node: ObservedNode, workers: dict[int, StepSample]) -> Iterator[Value]:
-        now = next((workers[rank] for rank in node.ranks if rank in workers and workers[rank].cards), None)
-        if now is None or now.cards is None:
+        now = next((workers[rank] for rank in node.ranks if rank in workers and workers[rank].nics), None)
+        if now is None or now.nics is None:
             return
-        before = self._cards.get(node.node_rank)
-        self._cards[node.node_rank] = now
-        if before is None or before.cards is None or now.mono_ns <= before.mono_ns:
+        before = self._nics.get(node.node_rank)
+        self._nics[node.node_rank] = now
+        if before is None or before.nics is None or now.mono_ns <= before.mono_ns:
             return
         grown = [
-            (card.rx_bytes - earlier.rx_bytes, card.tx_bytes - earlier.tx_bytes)
-            for name, card in now.cards.items()
-            if (earlier := before.cards.get(name)) is not None
+            (nic.rx_bytes - earlier.rx_bytes, nic.tx_bytes - earlier.tx_bytes)
+            for name, nic in now.nics.items()
+            if (earlier := before.nics.get(name)) is not None
         ]
         whole = [both for both in grown if min(both) >= 0]
         if whole:

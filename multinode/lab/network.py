@@ -3,7 +3,7 @@
 The switch stands apart so that no firewall rule of the controller touches what nodes send each other, and so that the
 controller has but one interface of ours, `mn-mgmt`. Nothing here routes: nodes reach nodes and the controller.
 
-A token bucket makes a virtual link as fast as a card of a given line rate; what a link then carries is measured.
+A token bucket makes a virtual link as fast as a NIC of a given line rate; what a link then carries is measured.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DATA_BRIDGE = "data"
 
 _DOCKER_ADDRESS = "172.17.0.1/16"
 
-# tbf counts 14 of the 38 bytes that Ethernet adds to each packet of 1500; a card spends its line rate on all of them.
+# tbf counts 14 of the 38 bytes that Ethernet adds to each packet of 1500; a NIC spends its line rate on all of them.
 _COUNTED_BYTES = 1514
 _ON_THE_WIRE_BYTES = 1538
 
@@ -115,7 +115,7 @@ def rate_text(rate_gbit_per_s: float | None) -> str:
 
 
 def speed_text(rate_gbit_per_s: float | None) -> str:
-    """What a card of this line rate says in /sys/class/net/X/speed, in Mbit/s; unshaped is what veth says itself."""
+    """What a NIC of this line rate says in /sys/class/net/X/speed, in Mbit/s; unshaped is what veth says itself."""
     return str(round(rate_gbit_per_s * 1000)) if rate_gbit_per_s is not None else _VETH_SPEED
 
 

@@ -220,7 +220,7 @@ def start_nodes(spec: LabSpec, ranks: Sequence[int]) -> tuple[LabNode, ...]:
 
 
 def write_speed(node: LabNode, rate_gbit_per_s: float | None) -> None:
-    """Have the node's training interface say another line rate, as a card does that has negotiated anew."""
+    """Have the node's training interface say another line rate, as a NIC does that has negotiated anew."""
     # Written in place: the file is mounted over the kernel's, and a new one would not be.
     Path(f"/proc/{node.init.pid}/root{SPEED_FILE}").write_text(speed_text(rate_gbit_per_s) + "\n")
 

@@ -125,7 +125,7 @@ def check_nic_path(
         return NicPathCheck(ok=None)
     by_message: dict[int, list[CollectiveSample]] = {}
     for sample in samples:
-        if sample.cards is not None and sample.card_iters > 0 and 0 <= sample.rank < layout.workers:
+        if sample.nics is not None and sample.nic_iters > 0 and 0 <= sample.rank < layout.workers:
             by_message.setdefault(sample.index, []).append(sample)
     implementations = functools.cache(functools.partial(_implementations, backend, layout))
     messages = tuple(
@@ -192,8 +192,8 @@ def _load(
 ) -> NicLoad:
     node = next(node for node, ranks in enumerate(layout.ranks) if sample.rank in ranks)
     nics = nics_of_nodes.get(node, ())
-    counted = sample.cards or {}
-    passed = {name: payload(each).times(1 / sample.card_iters) for name, each in counted.items()}
+    counted = sample.nics or {}
+    passed = {name: payload(each).times(1 / sample.nic_iters) for name, each in counted.items()}
     each = [passed.pop(name) for name in nics if name in passed]
     mine = functools.reduce(operator.add, each) if each else None
     load = NicLoad(node=node_names[node], ifname=", ".join(nics) or None, passed=mine)
@@ -209,7 +209,7 @@ def _load(
     load = msgspec.structs.replace(load, expected=expected, others=others)
     # A NIC that came anew while it was read has counted from zero again: nothing follows from that.
     restarted = any(one.tx_bytes < 0 or one.rx_bytes < 0 for one in counted.values())
-    least = max(LEAST_BYTES_A_WORKER * layout.workers, _LEAST_WINDOW_BYTES / sample.card_iters)
+    least = max(LEAST_BYTES_A_WORKER * layout.workers, _LEAST_WINDOW_BYTES / sample.nic_iters)
     if not nics or mine is None or restarted or most < least:
         return load
     deviation = max(abs(load.lack(sends=sends)) for sends in (True, False)) / most

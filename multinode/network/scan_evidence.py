@@ -8,7 +8,7 @@ import msgspec
 
 from multinode.cluster.facts import Interface
 from multinode.network.nic_path import NicPathCheck
-from multinode.traffic.algorithms import CollectiveRow, Layout, card_factor, link_share
+from multinode.traffic.algorithms import CollectiveRow, Layout, link_share, nic_factor
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed, RawTcp, find_odd, slowest_gb_per_s
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, goodput_gb_per_s
 
@@ -171,7 +171,7 @@ def _share(row: CollectiveRow, seen: ScanEvidence) -> SizeShare:
     tcp = None if seen.over_rdma else row.tcp_gb_per_s or seen.tcp_gb_per_s
     across = seen.layout.nodes > 1
     what = (seen.backend, row.collective, seen.layout)
-    speed = card_factor(*what, seen.algorithm_of(row)) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
+    speed = nic_factor(*what, seen.algorithm_of(row)) * row.algbw_gb_per_s if across else row.busbw_gb_per_s
     rdma = seen.rdma_gb_per_s
     best = min((each for each in (ceiling, tcp, rdma) if each), default=None)
     usual_share = link_share(*what)

@@ -21,8 +21,8 @@ from multinode.network.scan_evidence import (
 )
 from multinode.traffic.algorithms import (
     algorithms_of,
-    card_factor,
     message_steps,
+    nic_factor,
     steps_us,
 )
 from multinode.traffic.pair_speeds import (
@@ -247,9 +247,9 @@ def _beyond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         "collective": share.collective,
     }
     what = (seen.backend, share.collective, seen.layout)
-    others = [(card_factor(*what, one.name), one.name) for one in algorithms_of(seen.backend, share.collective)]
+    others = [(nic_factor(*what, one.name), one.name) for one in algorithms_of(seen.backend, share.collective)]
     least, name = min(others, default=(math.inf, ""))
-    other = of_link * least / card_factor(*what)
+    other = of_link * least / nic_factor(*what)
     if other <= MORE_THAN_A_LINK:
         yield NetworkFinding(
             code="another_algorithm",

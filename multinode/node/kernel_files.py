@@ -35,7 +35,7 @@ def read_text(path: str, most: int = -1) -> str:
 
 
 def try_read(path: str, most: int = -1) -> Optional[str]:
-    """The same; None where it cannot be read: a card or a process may go meanwhile, and not every file is ours."""
+    """The same; None where it cannot be read: a NIC or a process may go meanwhile, and not every file is ours."""
     try:
         return read_text(path, most)
     except (OSError, ValueError):
@@ -98,7 +98,7 @@ def read_mounts(path: str = "/proc/self/mountinfo") -> list[Mount]:
 
 
 def rdma_ports(classes: str) -> Iterator[tuple[str, str]]:
-    """Each port of an RDMA card: its name, `device/port`, and its folder."""
+    """Each port of an RDMA NIC: its name, `device/port`, and its folder."""
     root = classes + "/infiniband"
     for device in list_names(root):
         for port in list_names("%s/%s/ports" % (root, device)):

@@ -18,9 +18,9 @@ from multinode.traffic.algorithms import (
     algorithms_of,
     between_us,
     bus_factor,
-    card_factor,
     link_share,
     message_steps,
+    nic_factor,
     node_flows,
     steps_us,
 )
@@ -238,7 +238,7 @@ def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
         return steps_us(network.backend, steps, network.round_trip_us)
     # One ring per local rank through the same NICs: like one call of all their bytes between single workers.
     size = call.size_bytes * (layout.workers_per_node if call.reach is GroupScope.ACROSS else 1)
-    passing = card_factor(network.backend, call.collective, place.layout) * size
+    passing = nic_factor(network.backend, call.collective, place.layout) * size
     if not network.curves:
         rate = min(network.carried(place.link, place.assumed.end), _cap(network, place))
         return passing / rate * _GB_PER_S
@@ -283,7 +283,7 @@ def _passes(network: NetworkModel, measured: str, collective: str, place: _Place
     The backend may use any of its algorithms: the usual one is assumed, and the ends cover all.
     """
     ours, theirs = (network.backend, collective, place.layout), (network.backend, measured, network.layout)
-    usual = card_factor(*ours) / link_share(*ours) / (card_factor(*theirs) / link_share(*theirs))
+    usual = nic_factor(*ours) / link_share(*ours) / (nic_factor(*theirs) / link_share(*theirs))
     if place.assumed.end == 0 or place.layout == network.layout or measured != collective:
         return usual
     ratios = [usual]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from multinode.profile.nics import card_rates
+from multinode.profile.nics import nic_rates
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary_sheets import PARTS
@@ -90,7 +90,7 @@ def _node_step_times(observed: Observed, node: ObservedNode) -> Iterator[tuple[i
             yield number, statistics.median(times) / 1000
 
 
-_CARD_LANES = {"net in<br>(Gbit/s)": "in_gbit_per_s", "net out<br>(Gbit/s)": "out_gbit_per_s"}
+_NIC_LANES = {"net in<br>(Gbit/s)": "in_gbit_per_s", "net out<br>(Gbit/s)": "out_gbit_per_s"}
 _GPU_LANES = {
     "SM (%)": "sm_percent",
     "power (W)": "power_w",
@@ -98,7 +98,7 @@ _GPU_LANES = {
     "memory (GiB)": "memory_used_gib",
     "temp (C)": "temperature_c",
 }
-_LANES = ("step (ms)", *_CARD_LANES, *_GPU_LANES, "CPU (%)")
+_LANES = ("step (ms)", *_NIC_LANES, *_GPU_LANES, "CPU (%)")
 # Lines of a node have its color and differ in style.
 _DASHES = ("solid", "dot", "dash", "dashdot")
 _LONG_DASH = "longdash"
@@ -159,9 +159,9 @@ def _lines(index: int, node: ObservedNode, begun: float) -> Iterator[tuple[str, 
     # Of the node's first worker, as workers end a step together.
     steps = [one for one in node.of(StepSample) if one.rank == node.ranks[0] and one.step_time_us is not None]
     yield "step (ms)", line(node.name, [(one.time_s, (one.step_time_us or 0.0) / 1000) for one in steps])
-    for order, (ifname, rates) in enumerate(sorted(card_rates(node.of(NicSample)).items())):
+    for order, (ifname, rates) in enumerate(sorted(nic_rates(node.of(NicSample)).items())):
         dash = _DASHES[order % len(_DASHES)]
-        for title, field in _CARD_LANES.items():
+        for title, field in _NIC_LANES.items():
             points = [(rate.sample.time_s, getattr(rate, field)) for rate in rates]
             yield title, line(f"{node.name} {ifname}", points, dash)
             if ifname == node.ifname and points:

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from multinode.profile.nics import card_rates
+from multinode.profile.nics import nic_rates
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import (
     CgroupSample,
@@ -78,9 +78,7 @@ def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
 
 def _network(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     rates = {
-        (ifname, rate.sample.mono_ns): rate
-        for ifname, taken in card_rates(node.of(NicSample)).items()
-        for rate in taken
+        (ifname, rate.sample.mono_ns): rate for ifname, taken in nic_rates(node.of(NicSample)).items() for rate in taken
     }
     for sample in node.of(NicSample):
         yield {

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from multinode.profile.nics import CardUse, use_of_cards
+from multinode.profile.nics import NicUse, use_of_nics
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole
@@ -160,7 +160,7 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     node_rank: int
     ranks: tuple[int, ...]
-    cards: tuple[CardUse, ...] = ()  # the sampled NICs
+    nics: tuple[NicUse, ...] = ()  # the sampled NICs
     gpus: tuple[GpuUse, ...] = ()
     cpu_busy_percent: float | None = None  # of all cores, mean; likewise `cpu_iowait_percent`, `cpu_steal_percent`
     cpu_iowait_percent: float | None = None
@@ -192,7 +192,7 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     """
     missing: dict[str, str] = {}
     span = attempt(missing, "window", lambda: _span(node, observed))
-    cards, why_no_rates = use_of_cards(node, span)
+    nics, why_no_rates = use_of_nics(node, span)
     gpus, why_no_gpus = use_of_gpus(node, span, _measured_s(observed)) if span is not None else ((), {})
     missing = why_no_rates | missing | why_no_gpus
     figures = figures_in(node, span, missing) if span is not None else {}
@@ -202,7 +202,7 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
         node=node.name,
         node_rank=node.node_rank,
         ranks=node.ranks,
-        cards=cards,
+        nics=nics,
         gpus=gpus,
         peak_worker_memory_gib=_worker_memory_gib(node, "peak_memory_bytes"),
         peak_worker_reserved_gib=_worker_memory_gib(node, "peak_reserved_bytes"),

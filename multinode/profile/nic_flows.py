@@ -42,7 +42,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     carried: tuple[Carried, ...]  # by node
 
 
-class CardFlows(msgspec.Struct, frozen=True, kw_only=True):
+class NicFlows(msgspec.Struct, frozen=True, kw_only=True):
     """NIC traffic of a step on each node."""
 
     nodes: tuple[Carried, ...]  # total, by node
@@ -80,7 +80,7 @@ class _Places(NamedTuple):
         return [self.node_of[rank] for rank in ranks]
 
 
-def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: Manner | None = None) -> CardFlows:
+def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: Manner | None = None) -> NicFlows:
     """Expected NIC traffic.
 
     Every worker of a group makes the same call, which counts once: the median of its workers' records. Send and recv
@@ -115,7 +115,7 @@ def expect_flows(calls: Mapping[int, WorkerCalls], observed: Observed, manner: M
         )
         for (op, backend, ranks, spans), groups in sums.items()
     )
-    return CardFlows(nodes=_sum((share.carried for share in shares), places.nodes), shares=shares, unknown=unknown)
+    return NicFlows(nodes=_sum((share.carried for share in shares), places.nodes), shares=shares, unknown=unknown)
 
 
 def _sum(flows: Iterable[Sequence[Carried]], nodes: int) -> tuple[Carried, ...]:

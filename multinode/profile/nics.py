@@ -14,13 +14,13 @@ from functools import partial
 import msgspec
 
 from multinode.profile.observed import Observed, ObservedNode
-from multinode.records.samples import CardBytes, NicSample, StepSample, WorkerSample
+from multinode.records.samples import NicBytes, NicSample, StepSample, WorkerSample
 from multinode.stats.counter_rates import Reading, Span, grown_in, in_whole, peak_in
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.units import BITS_PER_BYTE
 
 LOOPBACK = "lo"
-Counters = Sequence[tuple[int, CardBytes]]
+Counters = Sequence[tuple[int, NicBytes]]
 """Counters of one NIC by monotonic time of the node, ascending."""
 
 # Bits in a nanosecond are Gbit in a second.
@@ -31,9 +31,9 @@ _ABSURD_GBIT = 1e5
 _OVER_LINK = 1.05
 # Ethernet, IPv4 and TCP with timestamps: 14 + 20 + 32.
 _HEADER_BYTES = 66
-_MOST_CARDS = 64
+_MOST_NICS = 64
 _LONGEST_NAME = 64
-_ZERO = CardBytes(tx_bytes=0, rx_bytes=0)
+_ZERO = NicBytes(tx_bytes=0, rx_bytes=0)
 _FIELDS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
 _FAULTS = {"errors": ("rx_errors", "tx_errors"), "drops": ("rx_dropped", "tx_dropped")}
 
@@ -67,7 +67,7 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
         return Carried(sent=self.sent * factor, received=self.received * factor)
 
 
-class CardRate(msgspec.Struct, frozen=True, kw_only=True):
+class NicRate(msgspec.Struct, frozen=True, kw_only=True):
     """Traffic of a NIC between two samples; both rates are None if its counters restarted."""
 
     sample: NicSample  # the later one
@@ -75,7 +75,7 @@ class CardRate(msgspec.Struct, frozen=True, kw_only=True):
     out_gbit_per_s: float | None = None
 
 
-class CardUse(msgspec.Struct, frozen=True, kw_only=True):
+class NicUse(msgspec.Struct, frozen=True, kw_only=True):
     """One NIC or RDMA port."""
 
     ifname: str
@@ -92,7 +92,7 @@ class CardUse(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
 
 
-def is_card(name: str) -> bool:
+def is_nic(name: str) -> bool:
     """Whether it is a valid NIC name, safe to print."""
     return name.isprintable() and len(name) <= _LONGEST_NAME
 
@@ -102,13 +102,13 @@ def is_rdma(name: str) -> bool:
     return "/" in name
 
 
-def sampled_cards(node: ObservedNode) -> dict[str, list[NicSample]]:
+def sampled_nics(node: ObservedNode) -> dict[str, list[NicSample]]:
     """The sampler's readings by NIC, ascending in time."""
-    cards: dict[str, list[NicSample]] = {}
+    nics: dict[str, list[NicSample]] = {}
     for sample in sorted(node.of(NicSample), key=lambda one: one.mono_ns):
-        if is_card(sample.ifname):
-            cards.setdefault(sample.ifname, []).append(sample)
-    return cards
+        if is_nic(sample.ifname):
+            nics.setdefault(sample.ifname, []).append(sample)
+    return nics
 
 
 def idle_samples(node: ObservedNode, samples: Iterable[NicSample]) -> list[NicSample]:
@@ -117,18 +117,18 @@ def idle_samples(node: ObservedNode, samples: Iterable[NicSample]) -> list[NicSa
     return [one for one in samples if one.mono_ns <= begun]
 
 
-def card_rates(samples: Iterable[NicSample]) -> dict[str, list[CardRate]]:
+def nic_rates(samples: Iterable[NicSample]) -> dict[str, list[NicRate]]:
     """Rates between consecutive samples, by NIC."""
-    cards: dict[str, list[NicSample]] = {}
+    nics: dict[str, list[NicSample]] = {}
     for sample in samples:
-        cards.setdefault(sample.ifname, []).append(sample)
+        nics.setdefault(sample.ifname, []).append(sample)
     return {
         ifname: [_rate(before, after) for before, after in itertools.pairwise(taken) if after.mono_ns > before.mono_ns]
-        for ifname, taken in cards.items()
+        for ifname, taken in nics.items()
     }
 
 
-def payload(after: CardBytes, before: CardBytes = _ZERO) -> Carried:
+def payload(after: NicBytes, before: NicBytes = _ZERO) -> Carried:
     """The counter increase without headers."""
     return _less_headers(*((getattr(after, name) or 0) - (getattr(before, name) or 0) for name in _FIELDS))
 
@@ -139,7 +139,7 @@ def carried_in(counters: Counters, span: Span) -> Carried:
     return _less_headers(*(grown_in(readings, span).count for readings in each))
 
 
-def use_of_cards(node: ObservedNode, span: Span | None) -> tuple[tuple[CardUse, ...], dict[str, str]]:
+def use_of_nics(node: ObservedNode, span: Span | None) -> tuple[tuple[NicUse, ...], dict[str, str]]:
     """The sampled NICs, the data plane's first; and missing figures with the reason.
 
     Args:
@@ -148,34 +148,34 @@ def use_of_cards(node: ObservedNode, span: Span | None) -> tuple[tuple[CardUse, 
     """
     missing: dict[str, str] = {}
     sampled: dict[str, Counters] = {
-        name: [(one.mono_ns, one) for one in samples] for name, samples in sampled_cards(node).items()
+        name: [(one.mono_ns, one) for one in samples] for name, samples in sampled_nics(node).items()
     }
-    stepped: dict[str, list[tuple[int, CardBytes]]] = {}
+    stepped: dict[str, list[tuple[int, NicBytes]]] = {}
     for step in node.of(StepSample):
-        for name, counters in (step.cards or {}).items():
+        for name, counters in (step.nics or {}).items():
             stepped.setdefault(name, []).append((step.mono_ns, counters))
-    names = {name for name in (*sampled, *stepped) if is_card(name) and name != LOOPBACK}
-    ordered = sorted(names, key=lambda name: (name != node.ifname, name))[:_MOST_CARDS]
-    cards = [_of_the_run(node, name, sampled.get(name, ()), missing) for name in ordered]
+    names = {name for name in (*sampled, *stepped) if is_nic(name) and name != LOOPBACK}
+    ordered = sorted(names, key=lambda name: (name != node.ifname, name))[:_MOST_NICS]
+    nics = [_of_the_run(node, name, sampled.get(name, ()), missing) for name in ordered]
     if span is not None:
         for place, name in enumerate(ordered):
             finer = max(sampled.get(name, ()), stepped.get(name, ()), key=lambda one: _count_in(one, span))
-            cards[place] = _with_rates(cards[place], finer, span, missing)
-    return tuple(cards), missing
+            nics[place] = _with_rates(nics[place], finer, span, missing)
+    return tuple(nics), missing
 
 
 def _count_in(counters: Counters, span: Span) -> int:
     return sum(span.start_ns <= moment <= span.end_ns for moment, _ in counters)
 
 
-def _of_the_run(node: ObservedNode, name: str, sampled: Counters, missing: dict[str, str]) -> CardUse:
+def _of_the_run(node: ObservedNode, name: str, sampled: Counters, missing: dict[str, str]) -> NicUse:
     faults: dict[str, int | None] = {}
     for kind, fields in _FAULTS.items():
         told = [readings for field in fields if (readings := _readings(sampled, field))]
         if told:
             faults[kind] = attempt(missing, f"{name} {kind}", partial(_count, told))
     idle_in, idle_out = _idle(node, sampled)
-    return CardUse(
+    return NicUse(
         ifname=name,
         idle_in_gbit_per_s=idle_in,
         idle_out_gbit_per_s=idle_out,
@@ -199,21 +199,21 @@ def _idle(node: ObservedNode, sampled: Counters) -> tuple[float | None, float | 
         return None, None
 
 
-def _with_rates(card: CardUse, counters: Counters, span: Span, missing: dict[str, str]) -> CardUse:
+def _with_rates(nic: NicUse, counters: Counters, span: Span, missing: dict[str, str]) -> NicUse:
     try:
         received, sent = _gbit_in(counters, span)
         peaks = [_gbit(peak_in(_readings(counters, field), span)) for field in ("rx_bytes", "tx_bytes")]
     except UnknownError as error:
-        missing[card.ifname] = str(error)
-        return card
-    link = card.link_gbit_per_s
+        missing[nic.ifname] = str(error)
+        return nic
+    link = nic.link_gbit_per_s
     share = max(received, sent) / link if link is not None and link > 0 else None
     if share is not None and share > _OVER_LINK:
         # Counters are measured; the reported rate of a virtual NIC is often arbitrary.
-        missing[f"{card.ifname} share"] = f"it carried more than the {link:g} Gbit/s that it reports"
+        missing[f"{nic.ifname} share"] = f"it carried more than the {link:g} Gbit/s that it reports"
         share = None
     return msgspec.structs.replace(
-        card,
+        nic,
         in_gbit_per_s=received,
         out_gbit_per_s=sent,
         peak_in_gbit_per_s=peaks[0],
@@ -242,12 +242,12 @@ def _less_headers(tx: float, rx: float, tx_packets: float, rx_packets: float) ->
     return Carried(sent=max(0, tx - _HEADER_BYTES * tx_packets), received=max(0, rx - _HEADER_BYTES * rx_packets))
 
 
-def _rate(before: NicSample, after: NicSample) -> CardRate:
+def _rate(before: NicSample, after: NicSample) -> NicRate:
     received, sent = after.rx_bytes - before.rx_bytes, after.tx_bytes - before.tx_bytes
     if received < 0 or sent < 0:
-        return CardRate(sample=after)
+        return NicRate(sample=after)
     bits = BITS_PER_BYTE / (after.mono_ns - before.mono_ns)
-    return CardRate(sample=after, in_gbit_per_s=received * bits, out_gbit_per_s=sent * bits)
+    return NicRate(sample=after, in_gbit_per_s=received * bits, out_gbit_per_s=sent * bits)
 
 
 LEAST_BYTES_A_WORKER = 64 << 10
@@ -263,7 +263,7 @@ _ACCOUNTS = 0.5
 _LEAST_IDLE_NS = 500_000_000
 
 
-class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
+class NodeNics(msgspec.Struct, frozen=True, kw_only=True):
     """Mean payload per step on a node's NICs."""
 
     node: str
@@ -280,7 +280,7 @@ class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
 class _Series(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of a NIC over steps, with the end of the first and last step: number and time."""
 
-    counters: list[tuple[int, CardBytes]]
+    counters: list[tuple[int, NicBytes]]
     ends: list[tuple[int, int]]
 
     @property
@@ -292,7 +292,7 @@ class _Series(msgspec.Struct, frozen=True, kw_only=True):
         return Span(start_ns=self.ends[0][1], end_ns=self.ends[-1][1])
 
 
-def read_node_cards(observed: Observed) -> tuple[NodeCards, ...]:
+def read_node_nics(observed: Observed) -> tuple[NodeNics, ...]:
     """Traffic of each node's NICs from the end of the warm-up to the end of the last measured step."""
     window = _window(observed)
     if observed.syncs:
@@ -325,7 +325,7 @@ def _window(observed: Observed) -> list[dict[int, StepSample]]:
     return [workers for number, workers in observed.steps.items() if start <= number <= last]
 
 
-def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> NodeCards:
+def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> NodeNics:
     by_steps = _read_by_steps(node, window)
     series = by_steps or _read_by_sampler(node, window)
     rates: dict[str, Carried] = {}
@@ -339,22 +339,22 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
         except UnknownError:
             reasons[name] = f"{name} was re-created during the training, and its counters restarted at zero"
     if node.ifname is None:
-        return NodeCards(node=node.name, ifname=None, others=_without(rates, ()), reason=_no_name(rates))
+        return NodeNics(node=node.name, ifname=None, others=_without(rates, ()), reason=_no_name(rates))
     rdma = tuple(name for name in rates if is_rdma(name))
     if sum(rates[name].both for name in rdma) <= rates.get(node.ifname, Carried()).both:
         rdma = ()
     ifnames = tuple(dict.fromkeys((node.ifname, *node.ifnames)))
     mine = [rates[name] for name in (*ifnames, *rdma) if name in rates]
-    card = series.get(node.ifname)
+    nic = series.get(node.ifname)
     no_counters = f"no counters of {node.ifname} were recorded in the measured steps"
-    return NodeCards(
+    return NodeNics(
         node=node.name,
         ifname=node.ifname,
         carried=sum(mine, Carried()) if mine else None,
         rdma=rdma,
         others=_without(rates, (*ifnames, *rdma)),
-        typical=_typical(card) if by_steps and not rdma and len(ifnames) == 1 and card is not None else None,
-        idle=_idle_bytes(node, card) if card is not None and card.steps else None,
+        typical=_typical(nic) if by_steps and not rdma and len(ifnames) == 1 and nic is not None else None,
+        idle=_idle_bytes(node, nic) if nic is not None and nic.steps else None,
         interpolated=not by_steps,
         reason="" if mine else reasons.get(node.ifname, no_counters),
     )
@@ -364,10 +364,10 @@ def _read_by_steps(node: ObservedNode, window: Sequence[dict[int, StepSample]]) 
     found: dict[str, _Series] = {}
     for rank in sorted(node.ranks):
         for sample in (workers[rank] for workers in window if rank in workers):
-            for name, card in (sample.cards or {}).items():
-                if is_card(name):
+            for name, nic in (sample.nics or {}).items():
+                if is_nic(name):
                     series = found.setdefault(name, _Series(counters=[], ends=[]))
-                    series.counters.append((sample.mono_ns, card))
+                    series.counters.append((sample.mono_ns, nic))
                     series.ends.append((sample.step, sample.mono_ns))
         if found:
             break
@@ -377,7 +377,7 @@ def _read_by_steps(node: ObservedNode, window: Sequence[dict[int, StepSample]]) 
 def _read_by_sampler(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> dict[str, _Series]:
     ends = [(one.step, one.mono_ns) for workers in window for rank, one in workers.items() if rank == min(node.ranks)]
     found = {}
-    for name, samples in sampled_cards(node).items():
+    for name, samples in sampled_nics(node).items():
         seen = [end for end in ends if samples[0].mono_ns <= end[1] <= samples[-1].mono_ns]
         if len(seen) > 1:
             found[name] = _Series(counters=[(one.mono_ns, one) for one in samples], ends=[seen[0], seen[-1]])
@@ -399,7 +399,7 @@ def _typical(series: _Series) -> Carried | None:
 
 
 def _idle_bytes(node: ObservedNode, series: _Series) -> Carried | None:
-    before = idle_samples(node, sampled_cards(node).get(node.ifname or "", []))
+    before = idle_samples(node, sampled_nics(node).get(node.ifname or "", []))
     idle_ns = before[-1].mono_ns - before[0].mono_ns if before else 0
     if idle_ns < _LEAST_IDLE_NS or not series.span.seconds:
         return None

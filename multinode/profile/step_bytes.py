@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from multinode.profile.calls import WorkerCalls, asked_factor, busiest_worker
-from multinode.profile.nic_flows import CardFlows, Manner, Share, expect_flows
-from multinode.profile.nics import LEAST_BYTES_A_WORKER, NodeCards, find_carrier, is_rdma, read_node_cards
+from multinode.profile.nic_flows import Manner, NicFlows, Share, expect_flows
+from multinode.profile.nics import LEAST_BYTES_A_WORKER, NodeNics, find_carrier, is_rdma, read_node_nics
 from multinode.profile.observed import Observed
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import algorithms_of, protocols_of
@@ -22,7 +22,7 @@ _MOST_ROWS = 64
 _NO_STEPS = "no step counts"
 _MOST_REASONS = 4
 _ASKED_GAP = 0.03
-_CARD_GAP = 0.05
+_NIC_GAP = 0.05
 # Required fit of another algorithm, and misfit of the usual one.
 _FITS = 0.03
 _IDLE_IS_MUCH = 0.01
@@ -48,7 +48,7 @@ class BytesPerStep(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: float | None = None  # requested by the busiest worker: factor(op, ranks) x S, with busbw's factors
     expected: float | None = None  # through the busiest node's NIC, by the backend's algorithms
-    card: float | None = None  # payload counted by that NIC in that direction, without headers
+    nic: float | None = None  # payload counted by that NIC in that direction, without headers
 
 
 class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,16 +74,16 @@ def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTra
     """
     # A worker with unreadable calls would distort the calls of its groups.
     calls = {rank: worker for rank, worker in every.items() if not worker.odd}
-    flows, cards = expect_flows(calls, observed), read_node_cards(observed)
+    flows, nics = expect_flows(calls, observed), read_node_nics(observed)
     busiest = busiest_worker(calls.values())
     alone = len(observed.nodes) == 1
     missing: dict[str, str] = {}
     figures = BytesPerStep(
         calls=attempt(missing, "calls", lambda: _asked(busiest, observed, every)),
         expected=0.0 if alone else attempt(missing, "expected", lambda: _expected(busiest, observed, every, flows)),
-        card=attempt(missing, "card", lambda: _counted(observed, flows, cards)),
+        nic=attempt(missing, "nic", lambda: _counted(observed, flows, nics)),
     )
-    explained = _why_card_differs(observed, calls, cards, flows if figures.expected is not None else None)
+    explained = _why_nic_differs(observed, calls, nics, flows if figures.expected is not None else None)
     if busiest is not None and figures.expected is not None and not alone:
         explained = [*_why_expected_differs(busiest, flows), *explained]
     return SeenTraffic(
@@ -107,7 +107,7 @@ def _asked(busiest: WorkerCalls | None, observed: Observed, every: Mapping[int, 
 
 
 def _expected(
-    busiest: WorkerCalls | None, observed: Observed, every: Mapping[int, WorkerCalls], flows: CardFlows
+    busiest: WorkerCalls | None, observed: Observed, every: Mapping[int, WorkerCalls], flows: NicFlows
 ) -> float:
     _asked(busiest, observed, every)
     if flows.unknown:
@@ -115,12 +115,12 @@ def _expected(
     return flows.most
 
 
-def _counted(observed: Observed, flows: CardFlows, cards: Sequence[NodeCards]) -> float:
+def _counted(observed: Observed, flows: NicFlows, nics: Sequence[NodeNics]) -> float:
     if not observed.counted:
         raise UnknownError(_NO_STEPS)
-    read = [node.carried for node in cards if node.carried is not None]
+    read = [node.carried for node in nics if node.carried is not None]
     if not read:
-        reasons = "; ".join(f"{node.node}: {node.reason}" for node in cards[:_MOST_REASONS])
+        reasons = "; ".join(f"{node.node}: {node.reason}" for node in nics[:_MOST_REASONS])
         raise UnknownError(reasons or "no node has records")
     if flows.most and not flows.unknown:
         return max(one.one_way(sends=flows.busiest[1]) for one in read)
@@ -147,7 +147,7 @@ def _rows(worker: WorkerCalls, observed: Observed) -> tuple[SeenCall, ...]:
     return tuple(rows[:_MOST_ROWS])
 
 
-def _why_expected_differs(worker: WorkerCalls, flows: CardFlows) -> list[str]:
+def _why_expected_differs(worker: WorkerCalls, flows: NicFlows) -> list[str]:
     """Why the expected NIC traffic differs from the requested bytes of the busiest worker.
 
     Args:
@@ -193,7 +193,7 @@ def _why_share(share: Share, node: int, carried: float, asked: float) -> Iterato
 class _Gap(msgspec.Struct, frozen=True, kw_only=True):
     """Counted and expected traffic of a node's NIC, in the direction with the largest difference."""
 
-    cards: NodeCards
+    nics: NodeNics
     sends: bool
     seen: float
     expected: float
@@ -204,18 +204,18 @@ class _Gap(msgspec.Struct, frozen=True, kw_only=True):
         return self.seen - self.expected
 
 
-def _why_card_differs(
-    observed: Observed, calls: Mapping[int, WorkerCalls], cards: Sequence[NodeCards], flows: CardFlows | None
+def _why_nic_differs(
+    observed: Observed, calls: Mapping[int, WorkerCalls], nics: Sequence[NodeNics], flows: NicFlows | None
 ) -> list[str]:
     """Why NICs counted something other than expected, with remarks on the counters.
 
     Args:
         observed: the records.
         calls: of the workers that recorded any.
-        cards: counted by each node's NICs.
+        nics: counted by each node's NICs.
         flows: expected; None if unknown.
     """
-    read = [node for node in cards if node.carried is not None]
+    read = [node for node in nics if node.carried is not None]
     notes = [*_about_counters(read), *_about_idle(read)]
     if len(observed.nodes) == 1:
         return [
@@ -224,16 +224,16 @@ def _why_card_differs(
         ]
     if flows is None or not read:
         return notes
-    gaps = _gaps(flows, cards)
+    gaps = _gaps(flows, nics)
     if not flows.most:
         return [*notes, _explain_silence(observed, gaps)]
-    if any(abs(gap.beyond) > _CARD_GAP * flows.most for gap in gaps):
+    if any(abs(gap.beyond) > _NIC_GAP * flows.most for gap in gaps):
         if flows.most < LEAST_BYTES_A_WORKER * observed.world_size:
             return [
                 *notes,
                 (f"{_size(flows.most)} per step is too little to distinguish from headers and other traffic."),
             ]
-        other = _other_manner(observed, calls, cards, flows.most)
+        other = _other_manner(observed, calls, nics, flows.most)
         notes.extend([other] if other else _by_node(gaps, flows.most))
     return notes
 
@@ -243,23 +243,23 @@ def _explain_silence(observed: Observed, gaps: Sequence[_Gap]) -> str:
     if most.seen < LEAST_BYTES_A_WORKER * observed.world_size:
         return "No call crosses nodes: the NICs counted other traffic."
     return (
-        f"unexplained: no call that crosses nodes was recorded, but {most.cards.ifname} of {most.cards.node} "
+        f"unexplained: no call that crosses nodes was recorded, but {most.nics.ifname} of {most.nics.node} "
         f"{_verb(most)} {_size(most.seen)} per step: other traffic, or collectives of compiled code, not recorded."
     )
 
 
-def _about_counters(cards: Sequence[NodeCards]) -> Iterator[str]:
-    if interpolated := [node.node for node in cards if node.interpolated]:
+def _about_counters(nics: Sequence[NodeNics]) -> Iterator[str]:
+    if interpolated := [node.node for node in nics if node.interpolated]:
         names = format_list(interpolated, 2, "more nodes")
         yield f"The counters of {names} were read during the training and are interpolated to its steps."
-    rdma = [node for node in cards if node.rdma]
+    rdma = [node for node in nics if node.rdma]
     if rdma:
         names = format_list([node.node for node in rdma], 2, "more nodes")
         yield f"RDMA ({', '.join(rdma[0].rdma)}) carried most of {names}: its ports are included in the NIC's count."
 
 
-def _about_idle(cards: Sequence[NodeCards]) -> Iterator[str]:
-    for node in cards:
+def _about_idle(nics: Sequence[NodeNics]) -> Iterator[str]:
+    for node in nics:
         if node.idle is not None and node.carried is not None:
             idle = node.idle.busier
             if idle > _IDLE_IS_MUCH * node.carried.busier:
@@ -270,12 +270,12 @@ def _about_idle(cards: Sequence[NodeCards]) -> Iterator[str]:
                 return
 
 
-def _gaps(flows: CardFlows, cards: Sequence[NodeCards]) -> list[_Gap]:
+def _gaps(flows: NicFlows, nics: Sequence[NodeNics]) -> list[_Gap]:
     gaps = []
-    for expected, node in zip(flows.nodes, cards, strict=True):
+    for expected, node in zip(flows.nodes, nics, strict=True):
         if node.carried is not None:
             both = [
-                _Gap(cards=node, sends=way, seen=node.carried.one_way(sends=way), expected=expected.one_way(sends=way))
+                _Gap(nics=node, sends=way, seen=node.carried.one_way(sends=way), expected=expected.one_way(sends=way))
                 for way in (True, False)
             ]
             gaps.append(max(both, key=lambda gap: abs(gap.beyond)))
@@ -283,7 +283,7 @@ def _gaps(flows: CardFlows, cards: Sequence[NodeCards]) -> list[_Gap]:
 
 
 def _other_manner(
-    observed: Observed, calls: Mapping[int, WorkerCalls], cards: Sequence[NodeCards], most: float
+    observed: Observed, calls: Mapping[int, WorkerCalls], nics: Sequence[NodeNics], most: float
 ) -> str | None:
     if all(kind.group.backend != "nccl" for worker in calls.values() for kind in worker.kinds):
         return None
@@ -291,7 +291,7 @@ def _other_manner(
     for protocol, factor in protocols_of("nccl").items():
         for algorithm in algorithms_of("nccl", "all_reduce"):
             flows = expect_flows(calls, observed, Manner(all_reduce=algorithm.name, wire_factor=factor))
-            misfit = max(abs(gap.beyond) for gap in _gaps(flows, cards)) / most
+            misfit = max(abs(gap.beyond) for gap in _gaps(flows, nics)) / most
             tried.append((misfit, f"all-reduces as a {algorithm.name} and the protocol {protocol}"))
     misfit, words = min(tried)
     return f"NIC counters match NCCL with {words}, within {100 * misfit:.2g}%." if misfit <= _FITS else None
@@ -299,7 +299,7 @@ def _other_manner(
 
 def _by_node(gaps: Sequence[_Gap], most: float) -> Iterator[str]:
     for sign, explain in ((-1, _explain_lack), (1, _explain_excess)):
-        mine = [gap for gap in gaps if sign * gap.beyond > _CARD_GAP * most]
+        mine = [gap for gap in gaps if sign * gap.beyond > _NIC_GAP * most]
         if mine:
             worst = max(mine, key=lambda gap: abs(gap.beyond))
             likewise = f" {len(mine) - 1} more nodes differ in the same way." if len(mine) > 1 else ""
@@ -307,7 +307,7 @@ def _by_node(gaps: Sequence[_Gap], most: float) -> Iterator[str]:
 
 
 def _explain_lack(gap: _Gap) -> str:
-    node, verb = gap.cards, _verb(gap)
+    node, verb = gap.nics, _verb(gap)
     other = find_carrier(node.others, -gap.beyond, sends=gap.sends)
     if other is not None:
         carried = node.others[other].one_way(sends=gap.sends)
@@ -326,13 +326,13 @@ def _explain_lack(gap: _Gap) -> str:
 
 
 def _explain_excess(gap: _Gap) -> str:
-    node = gap.cards
+    node = gap.nics
     text = f"{node.ifname} of {node.node} {_verb(gap)} {_size(gap.seen)} per step for {_size(gap.expected)} expected"
     if node.idle is not None and node.idle.one_way(sends=gap.sends) >= _MOST * gap.beyond:
         return f"{text}: it carries as much before the training starts."
     if node.typical is not None:
         usual = node.typical.one_way(sends=gap.sends) - gap.expected
-        if abs(usual) <= _CARD_GAP * gap.seen:
+        if abs(usual) <= _NIC_GAP * gap.seen:
             return (
                 f"{text}, but not more in the median step: a few steps carried the rest, such as checkpoints or "
                 "evaluations."

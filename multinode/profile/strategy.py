@@ -49,7 +49,7 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recognise_strategy(
-    observed: Observed, calls: Mapping[int, WorkerCalls], card_bytes: float | None = None
+    observed: Observed, calls: Mapping[int, WorkerCalls], nic_bytes: float | None = None
 ) -> Recognised:
     """The strategy, from the last description of the lowest rank, and the calls of all.
 
@@ -58,7 +58,7 @@ def recognise_strategy(
     Args:
         observed: the run.
         calls: from `read_calls`.
-        card_bytes: NIC traffic per step, which also shows unrecorded calls (of compiled code).
+        nic_bytes: NIC traffic per step, which also shows unrecorded calls (of compiled code).
     """
     averaging = observed.averaging
     if observed.world_size <= 1 or averaging is not None:
@@ -67,7 +67,7 @@ def recognise_strategy(
     told = _as_told(model) if model else None
     silence = _why_silent(observed, calls, wrapped=told is not None)
     if silence:
-        return Recognised(name=_silent(silence, card_bytes))
+        return Recognised(name=_silent(silence, nic_bytes))
     worker = busiest_worker(calls.values())
     sent = _sent(worker.kinds) if worker else None
     if sent is None:
@@ -107,9 +107,9 @@ def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped
     return ""
 
 
-def _silent(silence: str, card_bytes: float | None) -> str:
-    if card_bytes is not None and card_bytes > _UNSEEN_BYTES:
-        return f"unknown: apparently {silence}, but a NIC carried {card_bytes / 1e6:.1f} MB per step"
+def _silent(silence: str, nic_bytes: float | None) -> str:
+    if nic_bytes is not None and nic_bytes > _UNSEEN_BYTES:
+        return f"unknown: apparently {silence}, but a NIC carried {nic_bytes / 1e6:.1f} MB per step"
     return f"no communication: {silence}"
 
 

@@ -132,7 +132,7 @@ def summarise(
     used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
     model = model_of(observed)
     times_ms = round_times_ms(observed, [_time_us(workers) / 1000 for workers in observed.counted_steps])
-    strategy = recognise_strategy(observed, calls, seen.bytes_per_step.card).name
+    strategy = recognise_strategy(observed, calls, seen.bytes_per_step.nic).name
     losses = sorted(observed.of(LossSample), key=lambda sample: sample.step)
     unknown = _missing(observed, speed, missing) | _missing_losses(losses) | _notes(observed) | dict(unread or {})
     return Summary(

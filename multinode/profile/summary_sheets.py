@@ -35,17 +35,17 @@ def _worker_memory(node: NodeUse) -> str:
 
 
 # Columns of NICs, processors and GPUs; rows without figures have text.
-_CARDS: tuple[_Shown, ...] = (
+_NICS: tuple[_Shown, ...] = (
     ("in", "Gbit/s", _field("in_gbit_per_s", ".3f")),
     ("out", "Gbit/s", _field("out_gbit_per_s", ".3f")),
     (
         "peak",
         "Gbit/s",
-        lambda card: figure(known_max((card.peak_in_gbit_per_s, card.peak_out_gbit_per_s)), ".3f"),
+        lambda nic: figure(known_max((nic.peak_in_gbit_per_s, nic.peak_out_gbit_per_s)), ".3f"),
     ),
     ("link", "Gbit/s", _field("link_gbit_per_s", "g")),
-    ("of link", "", lambda card: percent(card.share)),
-    ("errors", "/drops", lambda card: f"{figure(card.errors, 'd')}/{figure(card.drops, 'd')}"),
+    ("of link", "", lambda nic: percent(nic.share)),
+    ("errors", "/drops", lambda nic: f"{figure(nic.errors, 'd')}/{figure(nic.drops, 'd')}"),
 )
 _PROCESSORS: tuple[_Shown, ...] = (
     ("busy", "%", _field("cpu_busy_percent")),
@@ -75,14 +75,14 @@ def _cells(shown: Sequence[_Shown], one: object) -> list[str]:
     return [cell(one) for *_, cell in shown]
 
 
-def _card_sheet(nodes: Sequence[NodeUse]) -> Sheet:
+def _nic_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     return Sheet(
         title="network, per NIC",
-        columns=(_NODE, Column("NIC", words=True), *_columns(_CARDS), Column("retrans")),
+        columns=(_NODE, Column("NIC", words=True), *_columns(_NICS), Column("retrans")),
         rows=tuple(
-            (node.node, card.ifname, *_cells(_CARDS, card), percent(node.retransmitted_share, ".2f"))
+            (node.node, nic.ifname, *_cells(_NICS, nic), percent(node.retransmitted_share, ".2f"))
             for node in nodes
-            for card in node.cards
+            for nic in node.nics
         ),
         notes=(
             "mean over the measured steps; peak: between two samples; retrans: retransmitted TCP segments of the node",
@@ -141,7 +141,7 @@ def summary_sheets(summary: Summary) -> list[Sheet]:
         Sheet(title="communication", rows=tuple(_communication(summary))),
         _bytes_sheet(summary),
         _calls_sheet(summary),
-        _card_sheet(summary.nodes),
+        _nic_sheet(summary.nodes),
         _processor_sheet(summary.nodes),
         _gpu_sheet(summary.nodes),
         _missing_sheet(summary),
@@ -185,7 +185,7 @@ def measured(summary: Summary, name: str, value: float) -> str:
 
 def _bytes_sheet(summary: Summary) -> Sheet:
     told = summary.comm.bytes_per_step
-    if told.calls is None and told.expected is None and told.card is None:
+    if told.calls is None and told.expected is None and told.nic is None:
         return Sheet(title="bytes per step")
     columns = (
         Column("collective payload", "MB"),
@@ -195,7 +195,7 @@ def _bytes_sheet(summary: Summary) -> Sheet:
     return Sheet(
         title="bytes per step, one way, of the busiest",
         columns=columns,
-        rows=((megabytes(told.calls), megabytes(told.expected), megabytes(told.card)),),
+        rows=((megabytes(told.calls), megabytes(told.expected), megabytes(told.nic)),),
         notes=summary.comm.explained,
     )
 

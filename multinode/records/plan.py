@@ -81,7 +81,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         config_path: the YAML as the user named it; empty for a script.
         profile: whether the workers record their steps.
         nproc_per_node: workers of a node; of unequal ones, of the node with the most.
-        sample_interval_s: from one sample of a node's cards, processors and GPUs to the next.
+        sample_interval_s: from one sample of a node's NICs, processors and GPUs to the next.
         grad_compress: `fp16` or `bf16`: what DDP is made to send its gradients as; None is as they are.
         averaging: what nodes average every H steps; None is nothing, as on one node.
         balance: how fast the nodes are by which samples are dealt out; None deals out as many to each worker.

@@ -145,7 +145,7 @@ _LONGEST_LEFT_S = 10 * 365 * 86400
 _OVER_LINK = 1.05
 
 
-class CardProgress(msgspec.Struct, frozen=True, kw_only=True):
+class NicProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One NIC, now."""
 
     last: NicSample
@@ -174,7 +174,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     round_steps: int | None = None
     samples_per_step: int | None = None  # of all its workers; None if unknown
     loss: float | None = None  # the last one logged; NaN if it was not finite
-    cards: dict[str, CardProgress] = {}  # its NICs, by name
+    nics: dict[str, NicProgress] = {}  # its NICs, by name
     # of the busiest NIC between its last two samples. A bond and its NICs count the same bytes, so they are not added
     # up.
     net_in_gbit_per_s: float | None = None
@@ -238,8 +238,8 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 
         The rate of another NIC, such as an RDMA port, does not belong to this link.
         """
-        card = self.cards.get(self.ifname) if self.ifname is not None else None
-        rate = card.busier_gbit_per_s if card is not None else None
+        nic = self.nics.get(self.ifname) if self.ifname is not None else None
+        rate = nic.busier_gbit_per_s if nic is not None else None
         if rate is None or not self.link_gbit_per_s:
             return None
         share = rate / self.link_gbit_per_s
@@ -411,23 +411,23 @@ def _device_test(node: NodeProgress, sample: SpeedSample) -> NodeProgress:
 
 
 def _nic(node: NodeProgress, sample: NicSample) -> NodeProgress:
-    before = node.cards.get(sample.ifname)
-    cards = _with_device(node.cards, sample.ifname, _card(before, sample))
-    busiest = max(cards.values(), key=lambda card: card.busier_gbit_per_s or 0.0)
+    before = node.nics.get(sample.ifname)
+    nics = _with_device(node.nics, sample.ifname, _nic_progress(before, sample))
+    busiest = max(nics.values(), key=lambda nic: nic.busier_gbit_per_s or 0.0)
     return msgspec.structs.replace(
-        node, cards=cards, net_in_gbit_per_s=busiest.in_gbit_per_s, net_out_gbit_per_s=busiest.out_gbit_per_s
+        node, nics=nics, net_in_gbit_per_s=busiest.in_gbit_per_s, net_out_gbit_per_s=busiest.out_gbit_per_s
     )
 
 
-def _card(before: CardProgress | None, sample: NicSample) -> CardProgress:
+def _nic_progress(before: NicProgress | None, sample: NicSample) -> NicProgress:
     if before is None or sample.mono_ns <= before.last.mono_ns:
-        return CardProgress(last=sample)
+        return NicProgress(last=sample)
     nanoseconds = sample.mono_ns - before.last.mono_ns
     received, sent = sample.rx_bytes - before.last.rx_bytes, sample.tx_bytes - before.last.tx_bytes
     if received < 0 or sent < 0:
         # The NIC was reset; its counters started again.
-        return CardProgress(last=sample)
-    return CardProgress(last=sample, in_gbit_per_s=received * 8 / nanoseconds, out_gbit_per_s=sent * 8 / nanoseconds)
+        return NicProgress(last=sample)
+    return NicProgress(last=sample, in_gbit_per_s=received * 8 / nanoseconds, out_gbit_per_s=sent * 8 / nanoseconds)
 
 
 def _with_device(devices: Mapping[_Key, _Device], key: _Key, device: _Device) -> dict[_Key, _Device]:

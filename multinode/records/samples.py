@@ -202,7 +202,7 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     begun_mono_ns: Count | None = None  # the node's monotonic clock at the start of this worker's interpreter
 
 
-class CardBytes(msgspec.Struct, frozen=True, kw_only=True):
+class NicBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Growth of a NIC's counters."""
 
     tx_bytes: Count  # sent, including Ethernet headers, without frame check sequences
@@ -241,7 +241,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     traffic: Count | None = None  # number of the TrafficSample with the calls of this step
     # counters of each NIC or RDMA port at the end of the step, since it came up; from a node's first worker, at most
     # ten times per second
-    cards: dict[str, CardBytes] | None = None
+    nics: dict[str, NicBytes] | None = None
     # peak allocation on the GPU, or resident memory of the process; at most once per second
     peak_memory_bytes: Count | None = None
     peak_reserved_bytes: Count | None = None  # peak reserved by torch's allocator on the GPU; likewise
@@ -282,7 +282,7 @@ class ExceptionSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     traceback: str = ""
 
 
-class NicSample(CardBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
+class NicSample(NicBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"):
     """Counters of a NIC or RDMA port (`mlx5_0/1`; no packets) since it came up.
 
     `carrier_changes` counts how often the link went up or down (for an RDMA port: down), `link_recoveries` how
@@ -388,9 +388,9 @@ class CollectiveSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     count: Count  # elements as nccl-tests counts them: of one worker's share for collectives with shares
     times_us: tuple[TookUs, ...]  # all timed iterations, in order
     num_wrong: Count | None = None  # elements with a wrong value; None if they were not verified
-    # traffic of each NIC during `card_iters` iterations; only from a node's first worker
-    cards: dict[str, CardBytes] | None = None
-    card_iters: Count = 0  # iterations that `cards` covers
+    # traffic of each NIC during `nic_iters` iterations; only from a node's first worker
+    nics: dict[str, NicBytes] | None = None
+    nic_iters: Count = 0  # iterations that `nics` covers
     index: Count = 0  # of the message in the request
 
 

@@ -262,7 +262,7 @@ def _tree_parent(node: int, nodes: int) -> int:
 _GLOO_RING = "gloo/allreduce.cc (ring, the default)"
 _NCCL_RING = "nccl/src/device/{}.h (ring)"
 
-# Gloo's part was measured as well: torch 2.13, S = 16 MiB, counters of the cards of virtual nodes at 1 Gbit/s, parts of
+# Gloo's part was measured as well: torch 2.13, S = 16 MiB, counters of the NICs of virtual nodes at 1 Gbit/s, parts of
 # S that a node sent (and received, where that differs); the greatest deviation from this table was 0.02%.
 #   nodes x workers   all_reduce, reduce_scatter   all_gather   all_to_all   sendrecv   broadcast
 #   2 x 1             1.000                        0.500        0.500        1.000      1/0 0/1
@@ -413,7 +413,7 @@ def node_flows(flows: Mapping[tuple[int, int], float], layout: Layout) -> tuple[
 
 
 @functools.lru_cache(maxsize=256)
-def card_factor(backend: str, collective: str, layout: Layout, algorithm: str | None = None) -> float:
+def nic_factor(backend: str, collective: str, layout: Layout, algorithm: str | None = None) -> float:
     """Fraction of S through the busiest NIC of a node, one way, per call; busbw's factor if the backend is unknown.
 
     Args:

@@ -116,7 +116,7 @@ def step_exchanges(strategy: Strategy, load: TrafficInputs, layout: Layout) -> t
     return (*sharded, Exchange(op="all_reduce", size_bytes=share, times=reductions, reach=GroupScope.ACROSS))
 
 
-def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
+def nic_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
     """Bytes that a node's NIC sends in these exchanges, and receives as well.
 
     A ring over all n workers enters and leaves a node once, whatever its number of workers, so the NIC carries what
@@ -135,7 +135,7 @@ def card_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = Fa
     return total
 
 
-def card_time_s(size_bytes: float, goodput_gb_per_s: float) -> float:
+def nic_time_s(size_bytes: float, goodput_gb_per_s: float) -> float:
     """Seconds that a NIC needs for them, full duplex; without start-up and waiting.
 
     Args:

@@ -37,9 +37,9 @@ def install() -> None:
     steps = Steps(recorder, guard)
     traffic = Traffic(steps, guard)
     steps.meters.append(memory_meter())
-    cards = nics.meter(guard, os.environ)
-    if cards is not None:
-        steps.meters.append(cards)
+    nic_meter = nics.meter(guard, os.environ)
+    if nic_meter is not None:
+        steps.meters.append(nic_meter)
     compression = os.environ.get(compress.VARIABLE)
     before: Hooks = [
         *resume,
@@ -59,18 +59,18 @@ def install() -> None:
     ]
     quiet = [[(name, guard.quietly(action)) for name, action in each] for each in (before, after)]
     # In the optimizer's phase no more, and not yet in the next step.
-    sys.meta_path.insert(0, AfterImport([*quiet[0], *_sync_hooks(steps, cards), *balance.hooks(steps), *quiet[1]]))
+    sys.meta_path.insert(0, AfterImport([*quiet[0], *_sync_hooks(steps, nic_meter), *balance.hooks(steps), *quiet[1]]))
 
 
-def _sync_hooks(steps: Steps, cards: Optional[nics.Cards]) -> Hooks:
+def _sync_hooks(steps: Steps, nic_meter: Optional[nics.NicMeter]) -> Hooks:
     """Averaging between nodes, if it was asked for; it is no observer, and the guard is not around it."""
     text = os.environ.get(sync.VARIABLE)
     if not text:
         return []
     averaging = sync.Averaging(sync.read_settings(text), steps)
-    if cards is not None:
+    if nic_meter is not None:
         # Between two averages the counters tell what a round sends.
-        averaging.listeners.append(cards.read_soon)
+        averaging.listeners.append(nic_meter.read_soon)
     return [*sync.hooks(steps, averaging), *sync_trainer.hooks(averaging)]
 
 

@@ -1,6 +1,6 @@
-"""Meter of cards: what had passed the node's NICs and RDMA ports when a step ended, by the kernel's counters.
+"""Meter of NICs: what had passed the node's NICs and RDMA ports when a step ended, by the kernel's counters.
 
-Of the node's first worker alone. Which cards there are to look at is told by $MULTINODE_IFNAMES.
+Of the node's first worker alone. Which NICs there are to look at is told by $MULTINODE_IFNAMES.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _INTERVAL_S = 0.1
 _LONGEST_NUMBER = 32
 
 
-def meter(guard: Guard, environ: Mapping[str, str]) -> Optional[Cards]:
-    """The meter of `cards`, to be added to the meters of Steps; None where this worker has no cards to look at."""
+def meter(guard: Guard, environ: Mapping[str, str]) -> Optional[NicMeter]:
+    """The meter of `nics`, to be added to the meters of Steps; None where this worker has no NICs to look at."""
     names = [name for name in environ.get("MULTINODE_IFNAMES", "").split(",") if name]
     if not names or environ.get("LOCAL_RANK") != "0":
         return None
-    return Cards(guard, names)
+    return NicMeter(guard, names)
 
 
-class Cards:
+class NicMeter:
     """Reads counters through descriptors that stay open.
 
     Args:
-        guard: tells of a card that has gone.
+        guard: tells of a NIC that has gone.
         names: interfaces; RDMA ports, which no interface counts, are looked for here.
         classes: where the kernel lists its devices by class.
         interval_s: counters are not read more often than this.
@@ -51,13 +51,13 @@ class Cards:
             self._open(name, classes, is_named=False)
 
     def __call__(self, _step: int) -> Dict[str, Any]:
-        """The field `cards`, where it is time for it."""
+        """The field `nics`, where it is time for it."""
         now_s = time.monotonic()
         if now_s < self._due_s or not self._counters:
             return {}
         self._due_s = now_s + self._interval_s
-        cards = {name: self._read(name) for name in list(self._counters)}
-        return {"cards": {name: counters for name, counters in cards.items() if counters is not None}}
+        nics = {name: self._read(name) for name in list(self._counters)}
+        return {"nics": {name: counters for name, counters in nics.items() if counters is not None}}
 
     def read_soon(self) -> None:
         """Read them at the end of this step, however short it is: nodes have averaged in it."""

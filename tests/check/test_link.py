@@ -20,7 +20,7 @@ def linked(known: Inspection, name: str, /, **changes: Any) -> Inspection:
 
 
 def test_links_that_are_well_have_no_finding() -> None:
-    veth = linked(inspection(), "b", driver="veth", card_gbit_per_s=None, running=True, duplex="full", errors=0)
+    veth = linked(inspection(), "b", driver="veth", nic_gbit_per_s=None, running=True, duplex="full", errors=0)
     silent = linked(inspection(), "b", speed_gbit_per_s=None, mtu=None)
     for known in (inspection(), inspection("a"), inspection(facts={}), inspection(endpoints={}), veth, silent):
         assert [list(check(known)) for check in CHECKS] == [[]] * len(CHECKS)
@@ -45,13 +45,13 @@ def test_a_nic_without_a_link_is_an_error() -> None:
 
 def test_a_nic_that_could_do_more_is_told() -> None:
     expect(
-        check_link_speeds(linked(inspection(), "b", card_gbit_per_s=10.0)),
+        check_link_speeds(linked(inspection(), "b", nic_gbit_per_s=10.0)),
         "warning",
         "b",
         "runs at 1 Gbit/s, but the NIC supports 10 Gbit/s",
         hint="ethtool eth0",
     )
-    silent(check_link_speeds(linked(inspection(), "b", card_gbit_per_s=1.0)))
+    silent(check_link_speeds(linked(inspection(), "b", nic_gbit_per_s=1.0)))
 
 
 def test_the_slowest_node_is_told_and_the_fast_ones_are_not() -> None:

@@ -12,7 +12,7 @@ LOOPBACK = Interface(name="lo", addresses=("127.0.0.1/8",), up=True, kind="loopb
 DOCKER = Interface(name="docker0", addresses=("172.17.0.1/16",), up=True, kind="bridge")
 
 
-def card(name: str, address: str, *, gbit: float | None = None, up: bool = True) -> Interface:
+def nic(name: str, address: str, *, gbit: float | None = None, up: bool = True) -> Interface:
     return Interface(name=name, addresses=(address,), up=up, speed_gbit_per_s=gbit)
 
 
@@ -29,7 +29,7 @@ A, B = Node(name="a"), Node(name="b")
 
 
 def test_the_one_network_in_common_is_taken_though_the_interfaces_have_other_names() -> None:
-    assert choose([A, B], facts("a", card("eno1", "10.0.0.1/24")), facts("b", card("enp5s0", "10.0.0.2/24"))) == [
+    assert choose([A, B], facts("a", nic("eno1", "10.0.0.1/24")), facts("b", nic("enp5s0", "10.0.0.2/24"))) == [
         ("10.0.0.1", "eno1"),
         ("10.0.0.2", "enp5s0"),
     ]
@@ -37,24 +37,24 @@ def test_the_one_network_in_common_is_taken_though_the_interfaces_have_other_nam
 
 def test_docker_and_loopback_are_on_every_node_and_join_none() -> None:
     with pytest.raises(UsageError, match="no shared network") as caught:
-        choose([A, B], facts("a", card("eno1", "10.0.0.1/24")), facts("b", card("eno1", "10.0.9.2/24")))
+        choose([A, B], facts("a", nic("eno1", "10.0.0.1/24")), facts("b", nic("eno1", "10.0.9.2/24")))
     assert caught.value.node == "a"
     assert "addr=" in str(caught.value.hint)
     assert "eno1 10.0.0.1/24" in caught.value.message
     assert "docker0" not in caught.value.message
 
 
-def test_of_two_networks_the_faster_is_taken_by_its_slowest_card() -> None:
-    fast_here_only = facts("a", card("eth0", "10.0.0.1/24", gbit=1), card("eth1", "10.1.0.1/24", gbit=100))
-    found = facts("b", card("eth0", "10.0.0.2/24", gbit=1), card("eth1", "10.1.0.2/24", gbit=0.1))
+def test_of_two_networks_the_faster_is_taken_by_its_slowest_nic() -> None:
+    fast_here_only = facts("a", nic("eth0", "10.0.0.1/24", gbit=1), nic("eth1", "10.1.0.1/24", gbit=100))
+    found = facts("b", nic("eth0", "10.0.0.2/24", gbit=1), nic("eth1", "10.1.0.2/24", gbit=0.1))
     assert choose([A, B], fast_here_only, found)[0] == ("10.0.0.1", "eth0")
-    both_fast = facts("b", card("eth0", "10.0.0.2/24", gbit=1), card("eth1", "10.1.0.2/24", gbit=10))
+    both_fast = facts("b", nic("eth0", "10.0.0.2/24", gbit=1), nic("eth1", "10.1.0.2/24", gbit=10))
     assert choose([A, B], fast_here_only, both_fast) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
 
 
 def test_among_networks_of_one_speed_the_one_that_ssh_came_over_is_taken() -> None:
-    first = facts("a", card("eth0", "10.0.0.1/24"), card("eth1", "10.1.0.1/24"), ssh="10.1.0.1")
-    second = facts("b", card("eth0", "10.0.0.2/24"), card("eth1", "10.1.0.2/24"), ssh="10.1.0.2")
+    first = facts("a", nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"), ssh="10.1.0.1")
+    second = facts("b", nic("eth0", "10.0.0.2/24"), nic("eth1", "10.1.0.2/24"), ssh="10.1.0.2")
     assert choose([A, B], first, second) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
 
 
@@ -63,7 +63,7 @@ def both(name: str, host: int, ssh: str | None = None) -> NodeFacts:
     return facts(name, Interface(name="eth0", addresses=addresses, up=True), ssh=ssh)
 
 
-def test_of_a_card_with_addresses_of_both_kinds_ipv4_is_taken_unless_the_hostfile_says_otherwise() -> None:
+def test_of_a_nic_with_addresses_of_both_kinds_ipv4_is_taken_unless_the_hostfile_says_otherwise() -> None:
     found = both("a", 1, "fd00::1"), both("b", 2, "fd00::2")
     assert choose([A, B], *found) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
     named = [Node(name=name, addr=f"fd00::{host}") for name, host in (("a", 1), ("b", 2))]
@@ -71,19 +71,19 @@ def test_of_a_card_with_addresses_of_both_kinds_ipv4_is_taken_unless_the_hostfil
 
 
 def test_a_network_of_ipv6_alone_is_found() -> None:
-    found = facts("a", card("eth0", "fd00::1/64")), facts("b", card("eth0", "fd00::2/64"))
+    found = facts("a", nic("eth0", "fd00::1/64")), facts("b", nic("eth0", "fd00::2/64"))
     assert choose([A, B], *found) == [("fd00::1", "eth0"), ("fd00::2", "eth0")]
 
 
-def test_a_card_that_is_down_is_passed_over() -> None:
-    first = facts("a", card("eth0", "10.0.0.1/24", gbit=100, up=False), card("eth1", "10.1.0.1/24"))
-    second = facts("b", card("eth0", "10.0.0.2/24", gbit=100), card("eth1", "10.1.0.2/24"))
+def test_a_nic_that_is_down_is_passed_over() -> None:
+    first = facts("a", nic("eth0", "10.0.0.1/24", gbit=100, up=False), nic("eth1", "10.1.0.1/24"))
+    second = facts("b", nic("eth0", "10.0.0.2/24", gbit=100), nic("eth1", "10.1.0.2/24"))
     assert choose([A, B], first, second) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
 
 
 def test_an_address_of_the_hostfile_brings_its_interface_and_its_speed() -> None:
     node = Node(name="a", addr="10.1.0.1")
-    found = facts("a", card("eth0", "10.0.0.1/24", gbit=1), card("eth1", "10.1.0.1/24", gbit=25))
+    found = facts("a", nic("eth0", "10.0.0.1/24", gbit=1), nic("eth1", "10.1.0.1/24", gbit=25))
     endpoints = choose_endpoints(Cluster(nodes=(node, Node(name="b", addr="10.1.0.2")), source="h"), {"a": found})
     assert endpoints[0] == Endpoint(addr="10.1.0.1", ifname="eth1", link_gbit_per_s=25)
 
@@ -94,8 +94,8 @@ def test_an_interface_of_the_hostfile_brings_its_address_even_where_it_is_a_brid
 
 def test_one_node_that_names_its_address_tells_the_others_which_network_it_is() -> None:
     named = Node(name="a", addr="10.1.0.1")
-    first = facts("a", card("eth0", "10.0.0.1/24", gbit=10), card("eth1", "10.1.0.1/24", gbit=1))
-    second = facts("b", card("eth0", "10.0.0.2/24", gbit=10), card("eth1", "10.1.0.2/24", gbit=1))
+    first = facts("a", nic("eth0", "10.0.0.1/24", gbit=10), nic("eth1", "10.1.0.1/24", gbit=1))
+    second = facts("b", nic("eth0", "10.0.0.2/24", gbit=10), nic("eth1", "10.1.0.2/24", gbit=1))
     assert choose([named, B], first, second) == [("10.1.0.1", "eth1"), ("10.1.0.2", "eth1")]
 
 
@@ -113,13 +113,13 @@ def test_one_node_that_names_its_address_tells_the_others_which_network_it_is() 
 )
 def test_what_the_node_does_not_have_is_an_error_that_says_what_it_has(node: Node, complaint: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        choose([node, B], facts("a", card("eno1", "10.0.0.1/24")), facts("b", card("eno1", "10.0.0.2/24")))
+        choose([node, B], facts("a", nic("eno1", "10.0.0.1/24")), facts("b", nic("eno1", "10.0.0.2/24")))
     assert caught.value.message == complaint
     assert caught.value.node == "a"
     assert hint in str(caught.value.hint)
 
 
-RAILS = (card("ens1f0", "10.1.0.1/24", gbit=100), card("ens1f1", "10.2.0.1/24", gbit=100))
+RAILS = (nic("ens1f0", "10.1.0.1/24", gbit=100), nic("ens1f1", "10.2.0.1/24", gbit=100))
 
 
 def test_of_several_interfaces_the_first_that_is_named_has_the_address_and_all_are_kept() -> None:
@@ -135,7 +135,7 @@ def test_of_several_interfaces_the_first_that_is_named_has_the_address_and_all_a
 
 
 def test_the_others_join_the_network_of_the_first_interface_that_a_node_names() -> None:
-    found = facts("b", card("ens1f0", "10.1.0.2/24", gbit=200), card("ens1f1", "10.2.0.2/24", gbit=10))
+    found = facts("b", nic("ens1f0", "10.1.0.2/24", gbit=200), nic("ens1f1", "10.2.0.2/24", gbit=10))
     assert choose([Node(name="a", ifname="ens1f1,ens1f0"), B], facts("a", *RAILS), found)[1] == ("10.2.0.2", "ens1f1")
 
 
@@ -170,7 +170,7 @@ def test_an_rdma_device_is_missing_where_there_is_none() -> None:
 
 
 def test_a_node_alone_talks_to_itself_over_loopback() -> None:
-    assert choose([A], facts("a", card("eno1", "10.0.0.1/24"))) == [("127.0.0.1", "lo")]
+    assert choose([A], facts("a", nic("eno1", "10.0.0.1/24"))) == [("127.0.0.1", "lo")]
     assert choose([A]) == [("127.0.0.1", "lo")]
 
 
@@ -182,7 +182,7 @@ def test_without_a_probe_the_hostfile_is_believed_and_every_gap_is_named() -> No
     assert [text.split(":")[0] for text in bare.assumed] == ["addr", "ifname"]
 
 
-def test_a_route_that_leaves_by_another_card_than_the_one_listened_on_is_told() -> None:
+def test_a_route_that_leaves_by_another_nic_than_the_one_listened_on_is_told() -> None:
     routes = (
         Route(peer="10.0.0.1", source="10.0.0.1", ifname="lo"),
         Route(peer="10.0.0.2", source="192.168.1.5", ifname="wlan0"),

@@ -83,7 +83,7 @@ def side(role: str, nodes: int, workers_per_node: int, *, exposed_ms: float, rat
         ),
         exposed_ms=about(exposed_ms, 0.01),
         exposed_share=exposed_ms / step_ms,
-        bytes_per_step=BytesPerStep(calls=14.7e6, expected=14.7e6, card=14.74e6) if nodes > 1 else BytesPerStep(),
+        bytes_per_step=BytesPerStep(calls=14.7e6, expected=14.7e6, nic=14.74e6) if nodes > 1 else BytesPerStep(),
         bottleneck=_NETWORK if nodes > 1 else _COMPUTE,
         link_gbit_per_s=_LINK_GBIT_PER_S if nodes > 1 else None,
         price_per_hour=0.8 * nodes,

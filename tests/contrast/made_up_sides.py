@@ -108,6 +108,6 @@ def node_use(name: str = "n1", **known: Any) -> NodeUse:
     return NodeUse(node=name, node_rank=0, ranks=(0, 1), **known)
 
 
-def traffic(card: float) -> Comm:
-    """So many bytes per step on the busiest card."""
-    return Comm(bytes_per_step=BytesPerStep(card=card))
+def traffic(nic: float) -> Comm:
+    """So many bytes per step on the busiest NIC."""
+    return Comm(bytes_per_step=BytesPerStep(nic=nic))

@@ -151,7 +151,7 @@ def runs(draw: st.DrawFn, nodes: int) -> SideRun:
         tokens_per_s=draw(ANYTHING),
         split=StepSplit(mean=mean),
         stragglers=tuple(Straggler(node="n1", ranks=(0,), late_ms=late_ms, share=0.1) for late_ms in late),
-        comm=Comm(bytes_per_step=BytesPerStep(card=draw(ANYTHING))),
+        comm=Comm(bytes_per_step=BytesPerStep(nic=draw(ANYTHING))),
         bottleneck=draw(st.none() | st.just(Bottleneck(kind="network"))),
         dataset_samples=draw(COUNTS),
         nodes=(node_use(cpu_busy_percent=draw(ANYTHING), job_cores=draw(ANYTHING), throttled_share=draw(ANYTHING)),),

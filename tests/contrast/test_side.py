@@ -82,7 +82,7 @@ def test_a_side_has_a_price_where_all_its_nodes_have_one(prices: tuple[float | N
 def test_bytes_and_link_are_those_of_the_last_repeat() -> None:
     runs = [run_of(summary_of(comm=traffic(size)), nodes=2, link_gbit_per_s=0.1) for size in (1e6, 2e6)]
     side = make_side("candidate", runs)
-    assert (side.bytes_per_step.card, side.link_gbit_per_s) == (2e6, 0.1)
+    assert (side.bytes_per_step.nic, side.link_gbit_per_s) == (2e6, 0.1)
 
 
 def test_a_run_without_samples_cannot_be_compared_and_says_why() -> None:

@@ -82,8 +82,8 @@ def expected(directory: RunDirectory) -> dict[str, float]:
     }
     for node in summary["nodes"]:
         found[f"nodes/{node['node']}/cpu_busy_percent"] = node["cpu_busy_percent"]
-        for card in node["cards"]:
-            found[f"nodes/{node['node']}/cards/{card['ifname']}/out_gbit_per_s"] = card["out_gbit_per_s"]
+        for nic in node["nics"]:
+            found[f"nodes/{node['node']}/nics/{nic['ifname']}/out_gbit_per_s"] = nic["out_gbit_per_s"]
     assert None not in found.values()
     return found
 
@@ -208,8 +208,8 @@ def test_prometheus_parses_the_textfile(stored: RunDirectory) -> None:
     summary = shown(stored)["summary"]
     assert found["multinode_summary_step_time_ms_median"] == {(): summary["step_time_ms"]["median"]}
     assert found["multinode_summary_comm_exposed_ms"] == {(): summary["comm"]["exposed_ms"]}
-    assert found["multinode_summary_nodes_cards_share"] == {
-        (("ifname", "ens1f0"), ("node", node["node"])): node["cards"][0]["share"] for node in summary["nodes"]
+    assert found["multinode_summary_nodes_nics_share"] == {
+        (("ifname", "ens1f0"), ("node", node["node"])): node["nics"][0]["share"] for node in summary["nodes"]
     }
     assert dict(next(iter(found["multinode_run_info"])))["status"] == "succeeded"
 

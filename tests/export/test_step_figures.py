@@ -5,7 +5,7 @@ import pytest
 
 from multinode.export.step_figures import StepFigures, StepStream
 from multinode.profile.observed import ObservedNode
-from multinode.records.samples import CardBytes, LossSample, Sample, StepSample
+from multinode.records.samples import LossSample, NicBytes, Sample, StepSample
 from tests.profile.observing import STEPS, observed
 
 SECOND_NS = 10**9
@@ -13,9 +13,9 @@ NODES = [ObservedNode(name=name, node_rank=rank, ranks=(rank,), ifname="eth0") f
 
 
 def step(rank: int, number: int, sent: int | None = None) -> StepSample:
-    cards = {
-        "eth0": CardBytes(tx_bytes=sent or 0, rx_bytes=2 * (sent or 0)),
-        "eth1": CardBytes(tx_bytes=7, rx_bytes=0),
+    nics = {
+        "eth0": NicBytes(tx_bytes=sent or 0, rx_bytes=2 * (sent or 0)),
+        "eth1": NicBytes(tx_bytes=7, rx_bytes=0),
     }
     return StepSample(
         rank=rank,
@@ -25,7 +25,7 @@ def step(rank: int, number: int, sent: int | None = None) -> StepSample:
         step_time_us=(1 + rank) * 1e6,
         samples=4,
         peak_memory_bytes=(rank + 1) << 30,
-        cards=cards if sent is not None else None,
+        nics=nics if sent is not None else None,
     )
 
 

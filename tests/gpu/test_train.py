@@ -30,8 +30,8 @@ def test_calls_formula_and_interface_agree_on_the_bytes(train: Callable[..., Lau
     found = summary.comm.bytes_per_step
     assert summary.split.device == "cuda"
     assert found.expected is not None
-    assert found.card is not None
-    assert found.card / BOTH == pytest.approx(found.expected, rel=0.03)
+    assert found.nic is not None
+    assert found.nic / BOTH == pytest.approx(found.expected, rel=0.03)
     assert summary.comm.exposed_ms is not None, summary.comm.missing
     assert summary.step_time_ms is not None
     assert 0 <= summary.comm.exposed_ms <= summary.step_time_ms.median
@@ -52,7 +52,7 @@ def test_exposed_communication_is_what_a_trace_shows(train: Callable[..., Launch
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_compressed_gradients_halve_what_is_sent(train: Callable[..., Launched], kind: str) -> None:
     whole, half = (
-        train("--width", "2048", grad_compress=chosen).summary.comm.bytes_per_step.card for chosen in (None, kind)
+        train("--width", "2048", grad_compress=chosen).summary.comm.bytes_per_step.nic for chosen in (None, kind)
     )
     assert whole is not None
     assert half is not None

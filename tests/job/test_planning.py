@@ -220,7 +220,7 @@ def test_all_workers_get_one_backend_that_every_node_can_run() -> None:
         assert [request["backend"] for request in requests] == [backend] * 2
 
 
-def test_a_route_over_another_card_is_noted_in_the_plan() -> None:
+def test_a_route_over_another_nic_is_noted_in_the_plan() -> None:
     astray = msgspec.structs.replace(
         FACTS["box1"], routes=(Route(peer="10.0.0.2", source="192.168.0.7", ifname="wlan0"),)
     )
@@ -428,7 +428,7 @@ def test_a_window_that_cannot_be_is_said_before_anything_starts(options: LaunchO
         plan_launch(TWO_4090, SCRIPT, {}, "r", options)
 
 
-# Two cards of another model: CUDA would count these first.
+# Two GPUs of another model: CUDA would count these first.
 MODELS = ("NVIDIA T4", "NVIDIA T4", "NVIDIA H100", "NVIDIA H100")
 MIXED = tuple(Gpu(index=index, name=name, uuid=f"GPU-{index}{index}aa") for index, name in enumerate(MODELS))
 UNNAMED = tuple(msgspec.structs.replace(gpu, uuid=None) for gpu in MIXED)
@@ -508,9 +508,9 @@ def test_where_the_user_has_another_order_a_number_could_be_another_gpu(
 def test_other_accelerators_get_their_own_variables_and_no_device_that_is_hidden(
     kind: str, session: dict[str, str], expected: dict[str, str]
 ) -> None:
-    card = Interface(name="ens1f0", addresses=("10.0.0.1/24",), up=True)
+    nic = Interface(name="ens1f0", addresses=("10.0.0.1/24",), up=True)
     found = msgspec.structs.replace(
-        FACTS["box1"], node="a", gpus=MIXED, env=session, accelerator=kind, interfaces=(card,)
+        FACTS["box1"], node="a", gpus=MIXED, env=session, accelerator=kind, interfaces=(nic,)
     )
     cluster = Cluster(nodes=(Node(name="a", slots=2, addr="10.0.0.1"),), source="h")
     plan = plan_launch(cluster, SCRIPT, {"a": found}, "r", LaunchOptions()).nodes[0]

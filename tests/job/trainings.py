@@ -39,7 +39,7 @@ def training_job(config: dict[str, Any], **zero: Any) -> LlamaFactoryJob:
     return LlamaFactoryJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text)
 
 
-# The small model's traffic in MB, by strategy and accumulation: counted on the cards of two nodes with one worker each,
+# The small model's traffic in MB, by strategy and accumulation: counted on the NICs of two nodes with one worker each,
 # gloo, DeepSpeed 0.19.
 MEASURED_SENT = (
     (Strategy.DDP, 1, 14.74),

@@ -46,7 +46,7 @@ def test_local_sgd_of_two_workers_a_node_sends_a_part_and_ends_equal(tmp_path: P
     sent = found["comm"]["bytes_per_step"]
     expected = pytest.approx(2 * PARAMETERS / 4, rel=0.03)
     assert sent["expected"] == expected
-    assert sent["card"] == pytest.approx(sent["expected"], rel=0.05)
+    assert sent["nic"] == pytest.approx(sent["expected"], rel=0.05)
     assert not [said for said in found["comm"]["explained"] if "unexplained" in said]
     log = command.run("logs", "last").stdout
     sums = dict(re.findall(r"rank (\d) of 4: parameters sum to (-?\d+\.\d+)", log))
@@ -67,7 +67,7 @@ def test_power_sgd_sends_two_thin_matrices_and_keeps_workers_equal(tmp_path: Pat
     sent = found["comm"]["bytes_per_step"]
     assert sent["calls"] == pytest.approx(thin, rel=0.01)
     assert sent["expected"] == sent["calls"]
-    assert sent["card"] == pytest.approx(thin, rel=0.05)
+    assert sent["nic"] == pytest.approx(thin, rel=0.05)
     sums = dict(re.findall(r"rank (\d) of 2: parameters sum to (-?\d+\.\d+)", command.run("logs", "last").stdout))
     assert len(sums) == 2
     assert len(set(sums.values())) == 1

@@ -48,7 +48,7 @@ def is_fast(source: LabNode, target: LabNode) -> bool:
 
 
 @pytest.mark.timing
-def test_a_slow_link_carries_less_than_its_card_says(lab: Lab, shell: Command, fault: Make) -> None:
+def test_a_slow_link_carries_less_than_its_nic_says(lab: Lab, shell: Command, fault: Make) -> None:
     node0, node1 = lab.nodes
     fault(LinkSlow(node="node1", rate_gbit_per_s=0.05))
     for source, target in ((node0, node1), (node1, node0)):
@@ -85,7 +85,7 @@ def test_both_ways_of_a_link_may_be_slow_each_in_its_own_way(lab: Lab, fault: Ma
         assert is_fast(source, target)
 
 
-def test_large_frames_vanish_where_both_cards_have_a_larger_mtu(lab: Lab, fault: Make) -> None:
+def test_large_frames_vanish_where_both_nics_have_a_larger_mtu(lab: Lab, fault: Make) -> None:
     node0, node1 = lab.nodes
     with server(node1, 7002, 300_000), server(node0, 7002, 300_000), server(node1, 7003, 100):
         fault(Mtu(node="node0", mtu=9000))
@@ -100,7 +100,7 @@ def test_large_frames_vanish_where_both_cards_have_a_larger_mtu(lab: Lab, fault:
 
 
 @pytest.mark.parametrize(("action", "outcome"), [("drop", DROPPED), ("reject", REFUSED)])
-def test_ports_are_closed_on_the_training_card_alone(lab: Lab, fault: Make, action: Any, outcome: int) -> None:
+def test_ports_are_closed_on_the_training_nic_alone(lab: Lab, fault: Make, action: Any, outcome: int) -> None:
     node0, node1 = lab.nodes
     with server(node1, 7100), server(node1, 7111), server(node0, 7105):
         fault(Ports(node="node1", first=7100, last=7110, action=action))
@@ -112,7 +112,7 @@ def test_ports_are_closed_on_the_training_card_alone(lab: Lab, fault: Make, acti
         assert connect(node0, node1.addr, 7100) == CONNECTED
 
 
-def test_a_second_card_in_the_training_subnet(lab: Lab, shell: Command, fault: Make) -> None:
+def test_a_second_nic_in_the_training_subnet(lab: Lab, shell: Command, fault: Make) -> None:
     node0, node1 = lab.nodes
     fault(Address(node="node0", address="10.213.1.100/24"))
     assert shell("node0", "ip -4 -o address show to 10.213.1.0/24 | wc -l").stdout.strip() == "2"
@@ -134,7 +134,7 @@ def test_an_interface_more_is_up_and_running(lab: Lab, shell: Command, fault: Ma
     assert "tailscale0" not in shell("node0", "ls /sys/class/net").stdout
 
 
-def test_a_route_sends_training_traffic_through_the_management_card(lab: Lab, shell: Command, fault: Make) -> None:
+def test_a_route_sends_training_traffic_through_the_management_nic(lab: Lab, shell: Command, fault: Make) -> None:
     node0, node1 = lab.nodes
 
     def sent_bytes(ifname: str) -> int:

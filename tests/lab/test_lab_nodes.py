@@ -49,7 +49,7 @@ def test_orphans_are_reaped(lab: Lab, shell: Command) -> None:
     assert shell("node0", gone).returncode == 0, shell("node0", "ps -eo stat,ppid,args").stdout
 
 
-def test_network_cards_are_those_of_a_machine_with_docker(lab: Lab, shell: Command) -> None:
+def test_network_nics_are_those_of_a_machine_with_docker(lab: Lab, shell: Command) -> None:
     states = "ls /sys/class/net; cd /sys/class/net && cat docker0/operstate ens1f0/operstate eth0/operstate"
     for node in lab.nodes:
         told = shell(node.name, f"{states}; ip -4 -brief address show").stdout

@@ -38,7 +38,7 @@ def test_both_directions_carry_the_rate_that_was_asked_for(lab: Lab) -> None:
 
 
 @pytest.mark.timing
-def test_one_slow_card_slows_both_directions(rates: Lab, shell: Command) -> None:
+def test_one_slow_nic_slows_both_directions(rates: Lab, shell: Command) -> None:
     del rates
     assert call_here("lab", "rate", "node1", "50mbit").stdout == "node1 ens1f0 50mbit\n"
     assert shell("node1", "cat /sys/class/net/ens1f0/speed").stdout == "50\n"

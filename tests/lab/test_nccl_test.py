@@ -102,7 +102,7 @@ def assert_path(document: dict[str, Any], within: float) -> None:
         assert all(load["deviation"] < within for load in message["loads"])
 
 
-def test_workers_of_one_node_use_loopback_and_the_card_carries_the_rest(command: Command) -> None:
+def test_workers_of_one_node_use_loopback_and_the_nic_carries_the_rest(command: Command) -> None:
     document = command.document(
         *("nccl-test", "all_reduce", "all_to_all", "--hosts", "lab", "--workers-per-node", "2", "--no-tcp"),
         *("-b", "8M", "-e", "8M", "-n", "5", "--json", *REAL_TORCH),
@@ -143,7 +143,7 @@ def test_the_messages_of_a_training_are_tested(command: Command) -> None:
     total = sum(message["size_bytes"] * message["times"] for message in sent["messages"])
     # Gradients of 3.7 M parameters in fp32, once a step.
     assert total == pytest.approx(14.7e6, rel=0.01)
-    # All slots train: in a ring of four workers each card carries 1.5 times that.
+    # All slots train: in a ring of four workers each NIC carries 1.5 times that.
     assert document["world_size"] == 4
     assert sent["step_us"] == pytest.approx(1.5 * total / goodput_gb_per_s(1.0) / 1000, rel=0.2)
     assert {row["collective"] for row in document["rows"]} == {"all_reduce"}

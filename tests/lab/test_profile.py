@@ -166,7 +166,7 @@ def test_llamafactory_reduces_gradients_once_a_step_under_fsdp(command: Command,
         (call["op"], call["size_bytes"], call["count"]) for call in counted
     }
     bytes_per_step = found["comm"]["bytes_per_step"]
-    assert bytes_per_step["card"] == pytest.approx(bytes_per_step["expected"], rel=0.03)
+    assert bytes_per_step["nic"] == pytest.approx(bytes_per_step["expected"], rel=0.03)
 
 
 def test_over_a_slow_link_ddp_sends_the_bytes_of_the_theory(over_slow_link: tuple[Command, dict[str, Any]]) -> None:
@@ -198,7 +198,7 @@ def assert_bytes_of_theory(found: dict[str, Any], name: str, accumulation: int) 
     assert plan is not None
     bytes_per_step = found["comm"]["bytes_per_step"]
     assert bytes_per_step["calls"] == pytest.approx(theory(observe_run(directory, plan)).bytes_per_step, rel=0.03)
-    assert bytes_per_step["card"] == pytest.approx(bytes_per_step["expected"], rel=0.03)
+    assert bytes_per_step["nic"] == pytest.approx(bytes_per_step["expected"], rel=0.03)
 
 
 def test_a_slow_link_is_the_network_and_no_straggler(over_slow_link: tuple[Command, dict[str, Any]]) -> None:

@@ -107,7 +107,7 @@ def test_the_bytes_that_are_expected_are_those_that_the_calls_and_the_nics_count
     # A ring of three workers leaves each node once: 4/3 of the gradients.
     assert sent["expected"] == pytest.approx(4 / 3 * 4 * both.summary["trainable"], rel=0.03)
     assert sent["calls"] == pytest.approx(sent["expected"], rel=0.05)
-    assert sent["card"] == pytest.approx(sent["expected"], rel=0.05)
+    assert sent["nic"] == pytest.approx(sent["expected"], rel=0.05)
     assert not [said for said in both.summary["comm"]["explained"] if "unexplained" in said]
 
 

@@ -113,7 +113,7 @@ def test_what_is_read_of_a_long_run_is_as_slow_as_the_whole(tmp_path: Path, step
             assert low <= figure <= high, name
     assert part.all_steps_samples_per_s == pytest.approx(whole.all_steps_samples_per_s, rel=0.05)
     assert (part.first_loss, part.last_loss) == (2.0, 1.0)
-    rates = [summary.nodes[0].cards[0].out_gbit_per_s for summary in (part, whole)]
+    rates = [summary.nodes[0].nics[0].out_gbit_per_s for summary in (part, whole)]
     assert rates[0] == pytest.approx(rates[1], rel=0.02)
 
 

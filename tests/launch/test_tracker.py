@@ -266,7 +266,7 @@ def test_devices_and_exceptions_without_end_fill_no_memory(
     tell(tracker, piece("samples/rank-2.jsonl", (RAISED + ddp) * 2000))
     node, evidence = tracker.progress.nodes[1], tracker.evidence()[1]
     (step,) = node.workers[2].steps.values()
-    kept = (node.cards, node.gpus, evidence.exceptions, step.ddp)
+    kept = (node.nics, node.gpus, evidence.exceptions, step.ddp)
     assert [0 < len(one) <= 1000 for one in kept] == [True] * 4
 
 

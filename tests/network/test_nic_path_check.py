@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.network.nic_path import NicPathCheck, Way, check_nic_path
-from multinode.records.samples import CardBytes, CollectiveSample
+from multinode.records.samples import CollectiveSample, NicBytes
 from multinode.traffic.algorithms import Layout, node_flows, rank_flows
 
 MIB = 1 << 20
@@ -14,21 +14,21 @@ S = 16 * MIB
 ITERS = 6
 TWO = Layout(nodes=2)
 FOUR = Layout(nodes=4)
-NOTHING = CardBytes(tx_bytes=0, rx_bytes=0, tx_packets=0, rx_packets=0)
+NOTHING = NicBytes(tx_bytes=0, rx_bytes=0, tx_packets=0, rx_packets=0)
 
 
-def counted(sent: float, received: float, iters: int = ITERS) -> CardBytes:
+def counted(sent: float, received: float, iters: int = ITERS) -> NicBytes:
     """What a NIC counts for so much payload per iteration: 66 bytes a packet more, and bare acknowledgements."""
     tx, rx = round(sent * iters), round(received * iters)
     tx_packets, rx_packets = tx // 1448 + rx // 2896, rx // 1448 + tx // 2896
-    return CardBytes(
+    return NicBytes(
         tx_bytes=tx + 66 * tx_packets, rx_bytes=rx + 66 * rx_packets, tx_packets=tx_packets, rx_packets=rx_packets
     )
 
 
 def sample(
     node: int,
-    nics: dict[str, CardBytes] | None,
+    nics: dict[str, NicBytes] | None,
     *,
     collective: str = "all_reduce",
     size_bytes: int = S,
@@ -41,8 +41,8 @@ def sample(
         size_bytes=size_bytes,
         count=size_bytes // 4,
         times_us=(1000.0,) * (ITERS - 1),
-        cards=nics,
-        card_iters=ITERS,
+        nics=nics,
+        nic_iters=ITERS,
     )
 
 
@@ -136,15 +136,15 @@ def test_two_lines_of_a_hostfile_that_are_one_node_are_seen_on_its_loopback() ->
 def test_traffic_of_others_beside_the_right_nic_is_named_and_does_no_harm() -> None:
     samples = ran("all_reduce", TWO)
     for one in samples:
-        assert one.cards is not None
-        one.cards["bond0"] = one.cards["ens1f0"]
+        assert one.nics is not None
+        one.nics["bond0"] = one.nics["ens1f0"]
     proof = proved(samples)
     assert proof.ok is True
     assert list(proof.messages[0].loads[1].others) == ["bond0"]
 
 
 def test_rdma_is_recognised_by_its_own_counters() -> None:
-    rdma = {"ens1f0": NOTHING, "mlx5_0/1": CardBytes(tx_bytes=S * ITERS, rx_bytes=S * ITERS)}
+    rdma = {"ens1f0": NOTHING, "mlx5_0/1": NicBytes(tx_bytes=S * ITERS, rx_bytes=S * ITERS)}
     proof = proved([sample(0, rdma), sample(1, rdma)], backend="nccl")
     assert proof.ok is None
     [sentence] = proof.sentences
@@ -221,7 +221,7 @@ def test_small_messages_beside_large_ones_do_not_spoil_the_proof() -> None:
     # Gloo's own headers are 590 bytes of each; a hundred iterations make a window that is large enough in itself.
     carried = counted(16384 + 590, 16384 + 590, iters=100)
     small = [
-        msgspec.structs.replace(sample(node, {"ens1f0": carried}, size_bytes=16384), card_iters=100, index=1)
+        msgspec.structs.replace(sample(node, {"ens1f0": carried}, size_bytes=16384), nic_iters=100, index=1)
         for node in range(2)
     ]
     proof = proved([*ran("all_reduce", TWO), *small])

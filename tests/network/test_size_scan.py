@@ -17,11 +17,11 @@ from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.records.plan import LaunchPlan
 from multinode.records.samples import (
     BenchmarkSample,
-    CardBytes,
     CollectiveSample,
     CpuSample,
     LossSample,
     NcclSample,
+    NicBytes,
     Sample,
     StreamResult,
     StreamSample,
@@ -33,7 +33,7 @@ from tests.network.test_nccl_log import SOCKETS
 MIB = 1 << 20
 SIZES = (4096, MIB, 16 * MIB)
 NODES = ("a", "b")
-NOTHING = CardBytes(tx_bytes=0, rx_bytes=0, tx_packets=0, rx_packets=0)
+NOTHING = NicBytes(tx_bytes=0, rx_bytes=0, tx_packets=0, rx_packets=0)
 CLUSTER = Cluster(nodes=tuple(Node(name=name, slots=1) for name in NODES), source="hosts")
 GOODPUT = goodput_gb_per_s(1.0)
 TCP = RawTcp(
@@ -76,7 +76,7 @@ def measured(
         for index, message in enumerate(of.test.messages):
             size = message.size_bytes
             packets = size // 1448 + 1
-            carried = CardBytes(
+            carried = NicBytes(
                 tx_bytes=size + 66 * packets, rx_bytes=size + 66 * packets, tx_packets=packets, rx_packets=packets
             )
             time_us = 100 + slow * size / GOODPUT / 1000
@@ -89,8 +89,8 @@ def measured(
                     count=size // 4,
                     times_us=(time_us,) * 5,
                     num_wrong=0,
-                    cards={"ens1f0": NOTHING} | {nic: carried},
-                    card_iters=1,
+                    nics={"ens1f0": NOTHING} | {nic: carried},
+                    nic_iters=1,
                     index=index,
                 )
             )
@@ -326,7 +326,7 @@ def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() 
 
 def halved(sample: Sample) -> Sample:
     """Its bytes over two NICs."""
-    if not isinstance(sample, CollectiveSample) or sample.cards is None:
+    if not isinstance(sample, CollectiveSample) or sample.nics is None:
         return sample
-    half = CardBytes(**{name: getattr(sample.cards["ens1f0"], name) // 2 for name in CardBytes.__struct_fields__})
-    return msgspec.structs.replace(sample, cards={"ens1f0": half, "ens2f0": half})
+    half = NicBytes(**{name: getattr(sample.nics["ens1f0"], name) // 2 for name in NicBytes.__struct_fields__})
+    return msgspec.structs.replace(sample, nics={"ens1f0": half, "ens2f0": half})

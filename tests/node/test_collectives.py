@@ -87,7 +87,7 @@ def test_every_collective_gives_exact_values(workers: Workers, count: int, dtype
         assert [record["collective"] for record in records] == [name for name in COLLECTIVES for _ in SIZES]
         assert all(record["num_wrong"] == 0 for record in records)
         assert all(len(record["times_us"]) == 3 and min(record["times_us"]) > 0 for record in records)
-        assert all((record["cards"] is not None) == (rank == 0) for record in records)
+        assert all((record["nics"] is not None) == (rank == 0) for record in records)
     assert workers.records("benchmark")[0]["backend"] == "gloo"
 
 
@@ -115,7 +115,7 @@ def test_loopback_carried_what_workers_of_one_node_exchanged(workers: Workers) -
     assert workers.run(2, messages=[{"collective": "all_reduce", "size_bytes": 4 << 20}]).returncode == 0
     (record,) = workers.records("collective")
     # Two workers send S each; headers, acknowledgements and barriers come on top.
-    assert record["cards"]["lo"]["tx_bytes"] / record["card_iters"] == pytest.approx(8 << 20, rel=0.1)
+    assert record["nics"]["lo"]["tx_bytes"] / record["nic_iters"] == pytest.approx(8 << 20, rel=0.1)
 
 
 def test_values_that_are_corrupted_on_the_way_are_caught(workers: Workers, tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_iterations_take_turns_with_raw_tcp_between_the_first_workers_of_nodes(w
             assert result["size_bytes"] > 0
             assert 0.05 < result["time_s"] < 10
         first, last = workers.records("collective", rank)
-        assert (len(first["times_us"]), first["card_iters"]) == (8, 9)
+        assert (len(first["times_us"]), first["nic_iters"]) == (8, 9)
         # Each turn has one iteration that is not timed.
-        assert (len(last["times_us"]), last["card_iters"]) == (8, 11)
+        assert (len(last["times_us"]), last["nic_iters"]) == (8, 11)
 
 
 @pytest.mark.timing  # whatever else uses loopback is counted, too
@@ -167,7 +167,7 @@ def test_raw_tcp_is_not_counted_as_the_collective_s(workers: Workers) -> None:
     messages = [{"collective": "all_reduce", "size_bytes": 4 << 20, "turns": 3}]
     assert workers.run(2, messages=messages, first_of_nodes=True).returncode == 0
     (record,) = workers.records("collective")
-    assert record["cards"]["lo"]["tx_bytes"] / record["card_iters"] == pytest.approx(8 << 20, rel=0.1)
+    assert record["nics"]["lo"]["tx_bytes"] / record["nic_iters"] == pytest.approx(8 << 20, rel=0.1)
 
 
 def test_workers_of_one_node_have_nobody_to_stream_to(workers: Workers) -> None:

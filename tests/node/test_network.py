@@ -11,8 +11,8 @@ from multinode.node.facts.network import (
     parse_ip_addr,
     parse_speed,
     prefix_length,
-    read_card_speed,
     read_interfaces_by_ioctl,
+    read_nic_speed,
     read_port_range,
 )
 
@@ -43,7 +43,7 @@ def test_the_output_of_ip_is_read() -> None:
 def test_what_the_system_does_not_tell_is_none_and_not_minus_one() -> None:
     absent = parse_ip_addr(IP_ADDR)[1]
     assert (absent["mtu"], absent["speed_gbit_per_s"], absent["up"]) == (None, None, False)
-    unknown = ("running", "duplex", "card_gbit_per_s", "errors", "packets")
+    unknown = ("running", "duplex", "nic_gbit_per_s", "errors", "packets")
     assert [absent[name] for name in unknown] == [None] * 5
 
 
@@ -54,7 +54,7 @@ def test_the_kernel_says_that_loopback_runs_and_counts_its_frames() -> None:
     statistics = Path("/sys/class/net/lo/statistics")
     counted = sum(int((statistics / f"{way}_packets").read_text()) for way in ("rx", "tx"))
     assert before["packets"] <= counted
-    assert before["card_gbit_per_s"] is None
+    assert before["nic_gbit_per_s"] is None
 
 
 def test_ephemeral_ports_are_those_of_the_kernel() -> None:
@@ -75,7 +75,7 @@ def test_the_length_of_a_mask(mask: bytes, length: int) -> None:
 @pytest.mark.parametrize(
     ("text", "speed"), [("2500", 2.5), ("100000", 100.0), ("-1", None), ("4294967295", None), ("", None), (None, None)]
 )
-def test_a_speed_that_the_card_does_not_know_is_none(text: str | None, speed: float | None) -> None:
+def test_a_speed_that_the_nic_does_not_know_is_none(text: str | None, speed: float | None) -> None:
     assert parse_speed(text) == speed
 
 
@@ -98,7 +98,7 @@ def modes(*bits: int) -> bytes:
     return sum(1 << bit for bit in bits).to_bytes(16, "little")
 
 
-# Bits as linux/ethtool.h numbers them. What a card is said to support has bits beside its speeds: ports, pause, FEC.
+# Bits as linux/ethtool.h numbers them. What a NIC is said to support has bits beside its speeds: ports, pause, FEC.
 @pytest.mark.parametrize(
     ("mask", "gbit_per_s"),
     [
@@ -122,5 +122,5 @@ def test_the_fastest_of_the_modes_is_taken(mask: bytes, gbit_per_s: float | None
 
 
 @pytest.mark.parametrize("ifname", ["lo", "mn-nosuch0"])
-def test_what_is_no_card_has_no_speed(ifname: str) -> None:
-    assert read_card_speed(ifname) is None
+def test_what_is_no_nic_has_no_speed(ifname: str) -> None:
+    assert read_nic_speed(ifname) is None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.nics import grown, list_rdma_ports, read_card, read_cards
+from multinode.node.facts.nics import grown, list_rdma_ports, read_nic, read_nics
 
 
 def interface(classes: Path, name: str, **counters: int) -> None:
@@ -16,7 +16,7 @@ def interface(classes: Path, name: str, **counters: int) -> None:
 
 
 def rdma_port(classes: Path, device: str, **files: object) -> None:
-    """Port 1 of a card as /sys/class/infiniband shows it; the texts are those of mlx5 cards."""
+    """Port 1 of a NIC as /sys/class/infiniband shows it; the texts are those of mlx5 NICs."""
     port = classes / "infiniband" / device / "ports" / "1"
     (port / "counters").mkdir(parents=True)
     for name, text in files.items():
@@ -27,40 +27,40 @@ def test_every_interface_is_read_and_an_rdma_port_in_bytes(tmp_path: Path) -> No
     interface(tmp_path, "eth0", tx_bytes=1514, tx_packets=1)
     # Words of four bytes.
     rdma_port(tmp_path, "mlx5_0", port_xmit_data=1000, port_rcv_data=250)
-    cards = read_cards(str(tmp_path))
-    assert cards["eth0"] == {"tx_bytes": 1514, "rx_bytes": 0, "tx_packets": 1, "rx_packets": 0}
-    assert cards["mlx5_0/1"] == {"tx_bytes": 4000, "rx_bytes": 1000}
+    nics = read_nics(str(tmp_path))
+    assert nics["eth0"] == {"tx_bytes": 1514, "rx_bytes": 0, "tx_packets": 1, "rx_packets": 0}
+    assert nics["mlx5_0/1"] == {"tx_bytes": 4000, "rx_bytes": 1000}
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     interface(tmp_path, "eth0")
     (tmp_path / "net" / "bonding_masters").write_text("bond0\n")
     (tmp_path / "net" / "eth1" / "statistics").mkdir(parents=True)
-    assert list(read_cards(str(tmp_path))) == ["eth0"]
+    assert list(read_nics(str(tmp_path))) == ["eth0"]
 
 
-def test_growth_is_of_cards_that_were_there_before_and_after(tmp_path: Path) -> None:
+def test_growth_is_of_nics_that_were_there_before_and_after(tmp_path: Path) -> None:
     interface(tmp_path, "eth0", tx_bytes=100)
     interface(tmp_path, "gone", tx_bytes=1)
-    before = read_cards(str(tmp_path))
+    before = read_nics(str(tmp_path))
     interface(tmp_path, "eth0", tx_bytes=350, rx_packets=2)
     (tmp_path / "net" / "gone").rename(tmp_path / "net" / "new")
-    after = read_cards(str(tmp_path))
+    after = read_nics(str(tmp_path))
     assert grown(before, after) == {"eth0": {"tx_bytes": 250, "rx_bytes": 0, "tx_packets": 0, "rx_packets": 2}}
 
 
 def test_errors_and_drops_of_an_interface_are_read_too(tmp_path: Path) -> None:
     interface(tmp_path, "eth0", rx_bytes=7, rx_errors=0, tx_errors=1, rx_dropped=2, tx_dropped=3)
-    counters = read_card("eth0", str(tmp_path))
+    counters = read_nic("eth0", str(tmp_path))
     assert (counters["rx_bytes"], counters["rx_errors"], counters["tx_dropped"]) == (7, 0, 3)
     with pytest.raises(OSError, match="eth1"):
-        read_card("eth1", str(tmp_path))
+        read_nic("eth1", str(tmp_path))
 
 
 def test_an_rdma_port_counts_bytes_and_the_faults_that_it_knows(tmp_path: Path) -> None:
     faults = {"port_rcv_errors": 3, "link_downed": 1, "symbol_error": 12, "link_error_recovery": 2}
     rdma_port(tmp_path, "mlx5_0", port_xmit_data=1000, port_rcv_data=250, **faults)
-    assert read_card("mlx5_0/1", str(tmp_path)) == {
+    assert read_nic("mlx5_0/1", str(tmp_path)) == {
         "tx_bytes": 4000,
         "rx_bytes": 1000,
         "rx_errors": 3,
@@ -70,11 +70,11 @@ def test_an_rdma_port_counts_bytes_and_the_faults_that_it_knows(tmp_path: Path) 
         "symbol_errors": 12,
     }
     with pytest.raises(OSError, match="mlx5_0/2"):
-        read_card("mlx5_0/2", str(tmp_path))
+        read_nic("mlx5_0/2", str(tmp_path))
 
 
 def test_this_machine_has_a_loopback() -> None:
-    assert "lo" in read_cards()
+    assert "lo" in read_nics()
 
 
 def test_ports_are_told_with_state_link_layer_and_rate(tmp_path: Path) -> None:
@@ -107,15 +107,15 @@ def test_a_roce_port_is_told_with_its_interface_its_gid_its_slot_and_its_firmwar
     """As Linux 6.8 shows a ConnectX-7; a GID is of RoCE v1 and v2, and of IPv6's link-local address before IPv4's."""
     rdma_port(tmp_path, "mlx5_0", state="4: ACTIVE", link_layer="Ethernet", rate="200 Gb/sec (4X HDR)")
     link_local, ipv4 = "fe80:0000:0000:0000:0a00:27ff:fe12:3456", "0000:0000:0000:0000:0000:ffff:c000:020b"
-    port, card = tmp_path / "infiniband/mlx5_0/ports/1", tmp_path / "infiniband/mlx5_0"
+    port, nic = tmp_path / "infiniband/mlx5_0/ports/1", tmp_path / "infiniband/mlx5_0"
     for index, (gid, kind) in enumerate(
         [(link_local, "IB/RoCE v1"), (link_local, "RoCE v2"), (ipv4, "IB/RoCE v1"), (ipv4, "RoCE v2")]
     ):
         put(port, {f"gids/{index}": gid, f"gid_attrs/types/{index}": kind, f"gid_attrs/ndevs/{index}": "ens1f0np0"})
     put(port, {"gids/4": "0000:0000:0000:0000:0000:0000:0000:0000"})
-    put(card, {"fw_ver": "28.39.1002", "board_id": "MT_0000000838"})
-    put(card / "device", {"current_link_speed": "32.0 GT/s PCIe", "current_link_width": "4"})
-    put(card / "device", {"max_link_speed": "32.0 GT/s PCIe", "max_link_width": "16"})
+    put(nic, {"fw_ver": "28.39.1002", "board_id": "MT_0000000838"})
+    put(nic / "device", {"current_link_speed": "32.0 GT/s PCIe", "current_link_width": "4"})
+    put(nic / "device", {"max_link_speed": "32.0 GT/s PCIe", "max_link_width": "16"})
     (told,) = list_rdma_ports(str(tmp_path))
     assert {name: told[name] for name in told if name not in {"device", "port", "state", "link_layer"}} == {
         "rate_gbit_per_s": 200.0,
@@ -136,5 +136,5 @@ def test_a_roce_port_without_an_address_still_has_its_interface(tmp_path: Path) 
     assert (told["ifname"], told.get("gid_index"), told["pcie_gbit_per_s"]) == ("enp1s0f1np1", None, 32.0)
 
 
-def test_a_node_without_such_cards_has_none(tmp_path: Path) -> None:
+def test_a_node_without_such_nics_has_none(tmp_path: Path) -> None:
     assert list_rdma_ports(str(tmp_path)) == []

@@ -1,4 +1,4 @@
-"""ACS and IOMMU, from trees that stand in for /sys: a switch with a card and a GPU below it, as Linux shows them."""
+"""ACS and IOMMU, from trees that stand in for /sys: a switch with a NIC and a GPU below it, as Linux shows them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from multinode.node.facts.nics import list_rdma_ports
 
 ROOT, UP = "0000:80:01.0", "0000:81:00.0"
-OF_CARD, OF_GPU = "0000:82:04.0", "0000:82:08.0"
-CARD, GPU = "0000:83:00.0", "0000:84:00.0"
+OF_NIC, OF_GPU = "0000:82:04.0", "0000:82:08.0"
+NIC, GPU = "0000:83:00.0", "0000:84:00.0"
 # ACSCtl of lspci: SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+, and SrcValid+ alone.
 ALL, VALID = 0x1D, 0x01
 
@@ -45,10 +45,10 @@ class Machine:
         """The root port, the switch, and its ports."""
         self.device(ROOT, config=config(ALL, size))
         self.device(ROOT, UP, config=config(None, size))
-        for port in (OF_CARD, OF_GPU):
+        for port in (OF_NIC, OF_GPU):
             self.device(ROOT, UP, port, config=config(acs, size))
 
-    def card(self, *chain: str) -> Path:
+    def nic(self, *chain: str) -> Path:
         folder = self.device(*chain, vendor="0x15b3", kind="0x020700")
         port = self.root / "class/infiniband/mlx5_0"
         (port / "ports/1").mkdir(parents=True)
@@ -78,10 +78,10 @@ def machine(tmp_path: Path) -> Machine:
 
 def below_one_switch(machine: Machine, acs: int | None, size: int = 4096) -> tuple[Path, Path]:
     machine.switch(acs, size)
-    return machine.card(ROOT, UP, OF_CARD, CARD), machine.gpu(ROOT, UP, OF_GPU, GPU)
+    return machine.nic(ROOT, UP, OF_NIC, NIC), machine.gpu(ROOT, UP, OF_GPU, GPU)
 
 
-@pytest.mark.parametrize(("acs", "named"), [(ALL, [OF_CARD, OF_GPU]), (VALID, []), (0, []), (None, [])])
+@pytest.mark.parametrize(("acs", "named"), [(ALL, [OF_NIC, OF_GPU]), (VALID, []), (0, []), (None, [])])
 def test_ports_of_the_switch_that_redirect_are_named(machine: Machine, acs: int | None, named: list[str]) -> None:
     below_one_switch(machine, acs)
     assert machine.told() == (named, None)
@@ -89,7 +89,7 @@ def test_ports_of_the_switch_that_redirect_are_named(machine: Machine, acs: int 
 
 def test_a_gpu_behind_another_root_port_is_reached_through_the_cpu_anyway(machine: Machine) -> None:
     machine.switch(ALL)
-    machine.card(ROOT, UP, OF_CARD, CARD)
+    machine.nic(ROOT, UP, OF_NIC, NIC)
     machine.device("0000:80:03.0", config=config(ALL))
     machine.gpu("0000:80:03.0", "0000:90:00.0")
     # A sound function of a GPU is none.
@@ -97,7 +97,7 @@ def test_a_gpu_behind_another_root_port_is_reached_through_the_cpu_anyway(machin
     assert machine.told() == ([], None)
 
 
-@pytest.mark.parametrize(("groups", "named"), [((40, 41), [OF_CARD, OF_GPU]), ((40, 40), [])])
+@pytest.mark.parametrize(("groups", "named"), [((40, 41), [OF_NIC, OF_GPU]), ((40, 40), [])])
 def test_without_root_the_groups_of_an_iommu_tell_it(
     machine: Machine, groups: tuple[int, int], named: list[str]
 ) -> None:
@@ -123,8 +123,8 @@ def test_a_configuration_that_leads_in_a_circle_ends(machine: Machine) -> None:
     struct.pack_into("<I", space, 0x100, 0x0001 | 0x100 << 20)
     machine.device(ROOT, config=b"")
     machine.device(ROOT, UP, config=bytes(space))
-    machine.device(ROOT, UP, OF_CARD, config=bytes(space))
+    machine.device(ROOT, UP, OF_NIC, config=bytes(space))
     machine.device(ROOT, UP, OF_GPU, config=bytes(space))
-    machine.card(ROOT, UP, OF_CARD, CARD)
+    machine.nic(ROOT, UP, OF_NIC, NIC)
     machine.gpu(ROOT, UP, OF_GPU, GPU)
     assert machine.told() == ([], None)

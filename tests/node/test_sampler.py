@@ -91,7 +91,7 @@ def test_memory_is_what_the_control_group_of_the_job_may_have(tmp_path: Path, mo
 
 
 @pytest.mark.timing
-def test_cards_are_read_often_at_first_and_then_at_the_interval(node: LocalNode) -> None:
+def test_nics_are_read_often_at_first_and_then_at_the_interval(node: LocalNode) -> None:
     found = records(node, BUSY, sample_ifnames=["lo"], sample_interval_s=60.0)
     times = [record["mono_ns"] for record in of_kind(found, "nic")]
     assert times == sorted(times)
@@ -102,14 +102,14 @@ def test_cards_are_read_often_at_first_and_then_at_the_interval(node: LocalNode)
 
 
 @pytest.mark.timing
-def test_what_goes_out_is_counted_by_cards_and_by_tcp(node: LocalNode) -> None:
+def test_what_goes_out_is_counted_by_nics_and_by_tcp(node: LocalNode) -> None:
     found = records(node, TALKING, sample_ifnames=["lo"], sample_interval_s=0.1)
-    cards, tcp = of_kind(found, "nic"), of_kind(found, "tcp")
-    assert cards[-1]["tx_bytes"] - cards[0]["tx_bytes"] >= 10_000
+    nics, tcp = of_kind(found, "nic"), of_kind(found, "tcp")
+    assert nics[-1]["tx_bytes"] - nics[0]["tx_bytes"] >= 10_000
     assert tcp[-1]["sent_segments"] > tcp[0]["sent_segments"]
-    # Ten times per second are for the cards alone.
-    assert len(tcp) <= len(cards) / 2
-    assert all(later["mono_ns"] > one["mono_ns"] for one, later in pairwise(cards))
+    # Ten times per second are for the NICs alone.
+    assert len(tcp) <= len(nics) / 2
+    assert all(later["mono_ns"] > one["mono_ns"] for one, later in pairwise(nics))
 
 
 def test_control_groups_are_sampled_or_missed_in_one_note(node: LocalNode) -> None:

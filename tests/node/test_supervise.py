@@ -173,15 +173,15 @@ def test_the_watchers_hold_nothing_of_the_connection(node: LocalNode) -> None:
     node.stop()
 
 
-def test_cards_and_processor_are_sampled_before_during_and_after(node: LocalNode) -> None:
+def test_nics_and_processor_are_sampled_before_during_and_after(node: LocalNode) -> None:
     records = node.samples("node.jsonl", ["sleep", "0.7"], sample_ifnames=["lo", "nosuch0"], sample_interval_s=0.2)
-    cards = [record for record in records if record["kind"] == "nic"]
-    assert len(cards) >= 4
-    assert {record["ifname"] for record in cards} == {"lo"}
-    assert cards[0].keys() >= {"rx_bytes", "tx_packets", "rx_errors", "tx_dropped", "time_s", "mono_ns", "schema"}
-    clock = [record["mono_ns"] for record in cards]
+    nics = [record for record in records if record["kind"] == "nic"]
+    assert len(nics) >= 4
+    assert {record["ifname"] for record in nics} == {"lo"}
+    assert nics[0].keys() >= {"rx_bytes", "tx_packets", "rx_errors", "tx_dropped", "time_s", "mono_ns", "schema"}
+    clock = [record["mono_ns"] for record in nics]
     assert clock == sorted(set(clock))
-    assert cards[0]["time_s"] <= node.status()["ended_s"] - 0.7
+    assert nics[0]["time_s"] <= node.status()["ended_s"] - 0.7
     processor = [record for record in records if record["kind"] == "cpu"]
     assert processor[0]["busy_percent"] is None
     assert 0 <= processor[-1]["busy_percent"] <= 100

@@ -121,7 +121,7 @@ def sweep_record(run_id: str, link: float | None = 1.0, nodes: int = 2) -> Recor
 
 
 def plan(run_id: str, workers: tuple[int, ...], link: float | None, files: tuple[PlanFile, ...]) -> LaunchPlan:
-    """On node0, node1, ...; a card says its link's rate on one node as well."""
+    """On node0, node1, ...; a NIC says its link's rate on one node as well."""
     return LaunchPlan(
         run_id=run_id,
         engine="llamafactory",

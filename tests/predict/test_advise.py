@@ -139,7 +139,7 @@ def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     found = {one.name: one for one in recommendations.advice}
     assert recommendations.runs == ("one", "two")
     assert recommendations.measured_samples_per_s == pytest.approx(4 / 1.347)
-    # The card takes 1.255 s for the gradients. 1.181 s of it were exposed, 1.142 s are by the timeline of two buckets.
+    # The NIC takes 1.255 s for the gradients. 1.181 s of it were exposed, 1.142 s are by the timeline of two buckets.
     # Part of the difference is the overlap's, part the network's; for half the gradients it takes 0.627 s.
     hidden_s = (1.255 - 1.181, 1.255 - 1.142)
     slow, fast = (1.347 / (0.166 + 0.627 - one) for one in hidden_s)

@@ -57,7 +57,7 @@ def goodput(gbit_per_s: float | None) -> float:
 
 
 def test_the_links_are_those_of_the_closed_forms() -> None:
-    # Two nodes: W, what a card sends in a step, is G.
+    # Two nodes: W, what a NIC sends in a step, is G.
     found = break_even(calibration(COSTS), scenario(), target=0.8)
     assert goodput(found.nothing_exposed.value) == pytest.approx(G / HIDDEN_S)
     assert goodput(found.efficient.value) == pytest.approx(G / (HIDDEN_S + T1_S * (1 / 0.8 - 1)))

@@ -116,7 +116,7 @@ def test_a_link_carries_what_a_stream_says_and_not_its_rate(
     assert [seen.carried(link, end) / unit for end in (-1, 0, 1)] == pytest.approx(carried)
 
 
-def test_calls_inside_a_node_cost_its_card_nothing_and_shares_of_all_workers_pass_it() -> None:
+def test_calls_inside_a_node_cost_its_nic_nothing_and_shares_of_all_workers_pass_it() -> None:
     stated = NetworkModel(link=GIGABIT, layout=TWO)
     layout = Layout(nodes=2, workers_per_node=4)
     inside = StepCall(collective="all_gather", size_bytes=SIZE, reach=GroupScope.NODE)

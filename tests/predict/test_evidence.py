@@ -63,13 +63,13 @@ def test_without_a_sweep_the_stated_rate_counts_and_that_is_said() -> None:
     assert any("there is no stored nccl-test of these nodes" in note for note in found.notes)
 
 
-def test_a_link_that_no_card_tells_must_be_named() -> None:
+def test_a_link_that_no_nic_tells_must_be_named() -> None:
     runs = [training_record("one", 1, None), training_record("two", 2, None)]
     with pytest.raises(UsageError, match="the speed of the network") as refused:
         gather(runs)
     assert "--link-measured" in (refused.value.hint or "")
     assert gather(runs, link_measured=2.5).today.link.gbit_per_s == 2.5
-    # What a card does say comes before it.
+    # What a NIC does say comes before it.
     assert gather([ONE, TWO, SWEEP], link_measured=2.5).today.link.gbit_per_s == 1.0
     assert gather([ONE, TWO], link_measured=2.5).calibration.network.link.gbit_per_s == 1.0
     with pytest.raises(UsageError, match="does not report its link rate"):
@@ -232,7 +232,7 @@ def test_a_repeat_does_not_give_a_run_away() -> None:
     assert all(held.calibration.costs.overlap is not None for held in both)
 
 
-def test_runs_whose_cards_are_silent_are_held_at_the_link_that_was_named() -> None:
+def test_runs_whose_nics_are_silent_are_held_at_the_link_that_was_named() -> None:
     runs = [training_record("one", 1, None), training_record("two", 2, None, exposed_ms=100.0)]
     assert [held.scenario.link.gbit_per_s for held in gather(runs, link_measured=1.0).holdouts] == [1.0]
     assert not gather([training_record("one", 1), runs[1], SWEEP]).holdouts

@@ -13,7 +13,7 @@ from multinode.predict.network_model import CommTimes, Link, NetworkModel
 from multinode.predict.predict import Prediction, predict
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.size_curve import fit_curve
-from multinode.traffic.traffic import Strategy, TrafficInputs, card_bytes, step_exchanges
+from multinode.traffic.traffic import Strategy, TrafficInputs, nic_bytes, step_exchanges
 
 # Qwen2-VL-7B's language model, by its published config.json.
 QWEN2_VL = {
@@ -40,8 +40,8 @@ def test_two_boxes_of_two_are_slower_than_one_of_four_by_what_zero_2_sends() -> 
     trainable = lora_parameters(shape, 8, TARGETS)
     assert trainable == 21_430_272
     load = TrafficInputs(parameters=None, trainable=trainable, parameter_bytes=2, gradient_bytes=2)
-    # (2 G + Psi_trainable) (n - 1) / n: 128.6 MB, of which three quarters pass each card of a flat ring of four.
-    assert card_bytes(step_exchanges(Strategy.ZERO2, load, TWO_BY_TWO), TWO_BY_TWO) == pytest.approx(96.4e6, rel=1e-3)
+    # (2 G + Psi_trainable) (n - 1) / n: 128.6 MB, of which three quarters pass each NIC of a flat ring of four.
+    assert nic_bytes(step_exchanges(Strategy.ZERO2, load, TWO_BY_TWO), TWO_BY_TWO) == pytest.approx(96.4e6, rel=1e-3)
     calibration = Calibration(
         # Two hours; what its four workers exchanged among themselves is part of it, and not known apart.
         costs=StepCosts(compute_ms=2.0 * 3600e3 / STEPS),

@@ -2,7 +2,7 @@
 
 Two virtual nodes, gloo, torch 2.13.0, DeepSpeed 0.19.8; `lf-` are configs/tiny_sft.yaml under LLaMA-Factory 0.9.5,
 transformers 5.6.0 and accelerate 1.11.0 (tests/lab/shard_on_cpu.py), the others tests/lab/train_mlp.py. `calls` are
-those of rank 0 in a step, `cards` the payload that each node's interface sent and received in it.
+those of rank 0 in a step, `nics` the payload that each node's interface sent and received in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from multinode.profile.strategy import Recognised, recognise_strategy
 from multinode.profile.summary import Comm, Summary
 from multinode.records.samples import CallCount
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, card_bytes, step_exchanges
+from multinode.traffic.traffic import Strategy, TrafficInputs, nic_bytes, step_exchanges
 from tests.job.trainings import FULL, TINY, training_job
 from tests.profile.seen_theory import worker_bytes
 from tests.profile.seen_trainings import Passed, Training, call, see
@@ -44,7 +44,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_steps: int
     model: dict[str, Any]
     calls: Sequence[tuple[str, str, float, int]]
-    cards: Sequence[tuple[float, float]]
+    nics: Sequence[tuple[float, float]]
     config: dict[str, Any] | None = None
     deepspeed: dict[str, Any] = {}
     strategy: Strategy = Strategy.FSDP
@@ -82,14 +82,14 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         def calls(_rank: int) -> list[CallCount]:
             return [call(op, size, count, group=group) for op, group, size, count in self.calls]
 
-        def cards(node: int, _step: int) -> Passed:
-            return {"ens1f0": self.cards[node]}
+        def nics(node: int, _step: int) -> Passed:
+            return {"ens1f0": self.nics[node]}
 
         return Training(
             workers=self.workers,
             calls=calls,
             groups=groups,
-            cards=cards,
+            nics=nics,
             model=self.model,
             micro_steps=self.micro_steps,
         )
@@ -119,12 +119,12 @@ def test_the_strategy_is_recognised(run: Run) -> None:
 
 
 @named(RUNS)
-def test_bytes_by_formula_by_calls_and_by_cards_are_equal(run: Run) -> None:
+def test_bytes_by_formula_by_calls_and_by_nics_are_equal(run: Run) -> None:
     seen = run.traffic.bytes_per_step
     exchanges = step_exchanges(*run.training, run.layout)
     assert worker_bytes(exchanges, run.layout) == pytest.approx(seen.calls, rel=RELATIVE)
-    assert seen.expected == pytest.approx(seen.card, rel=RELATIVE)
-    assert card_bytes(exchanges, run.layout, gloo=True) == pytest.approx(seen.card, rel=RELATIVE)
+    assert seen.expected == pytest.approx(seen.nic, rel=RELATIVE)
+    assert nic_bytes(exchanges, run.layout, gloo=True) == pytest.approx(seen.nic, rel=RELATIVE)
 
 
 @named(LLAMA_FACTORY)

@@ -11,7 +11,7 @@ from multinode.job.flops import Utilisation
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.in_training import Alone, InTraining
 from multinode.profile.machine_use import GpuUse, NodeUse
-from multinode.profile.nics import CardUse
+from multinode.profile.nics import NicUse
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_bytes import BytesPerStep, SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
@@ -82,7 +82,7 @@ SUMMARY = Summary(
     first_loss=2.5,
     last_loss=1.11,
     comm=Comm(
-        bytes_per_step=BytesPerStep(calls=125.8e6, expected=126.3e6, card=127.1e6),
+        bytes_per_step=BytesPerStep(calls=125.8e6, expected=126.3e6, nic=127.1e6),
         exposed_ms=120.5,
         exposed_share=0.3003,
         overlap=0.41,
@@ -97,7 +97,7 @@ SUMMARY = Summary(
             SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=25e6, count=3.0, source="ddp"),
             SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=8.886e6, count=1.0, source="ddp"),
         ),
-        explained=("the card counts 0.6% of acknowledgements",),
+        explained=("the NIC counts 0.6% of acknowledgements",),
     ),
     split=StepSplit(
         source="ddp",
@@ -138,8 +138,8 @@ SUMMARY = Summary(
             node=name,
             node_rank=index,
             ranks=(2 * index, 2 * index + 1),
-            cards=(
-                CardUse(
+            nics=(
+                NicUse(
                     ifname="ens1f0", in_gbit_per_s=2.41, out_gbit_per_s=2.53, peak_in_gbit_per_s=8.9,
                     peak_out_gbit_per_s=9.1, errors=0, drops=17 * index, link_gbit_per_s=10.0, share=0.253,
                 ),
@@ -221,7 +221,7 @@ def _worker(rank: int, steps: int) -> Iterator[Sample]:
 def _machine(index: int, second: int, *, gpus: bool) -> Iterator[Sample]:
     time_s = _BEGUN_S + second + _CLOCK_S[index]
     mono_ns = int((second + 100 * (index + 1)) * _SECOND_NS)
-    # A second before the first step the card is idle, then 2.4 Gbit/s come in and 2.56 go out.
+    # A second before the first step the NIC is idle, then 2.4 Gbit/s come in and 2.56 go out.
     since = max(0, second) + 1000
     yield NicSample(
         time_s=time_s, mono_ns=mono_ns, ifname="ens1f0", rx_bytes=300_000_000 * since, tx_bytes=320_000_000 * since,

@@ -13,9 +13,9 @@ from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_bytes import SeenTraffic, see_traffic
 from multinode.records.samples import (
     CallCount,
-    CardBytes,
     GroupSample,
     ModelSample,
+    NicBytes,
     Sample,
     StepSample,
     TrafficSample,
@@ -32,7 +32,7 @@ STEP_NS = 100_000_000
 BEGUN_NS = 5_000_000_000
 
 Passed = Mapping[str, tuple[float, float]]
-"""Payload that each card sent and received in a step."""
+"""Payload that each NIC sent and received in a step."""
 
 
 def see(observed: Observed) -> SeenTraffic:
@@ -40,7 +40,7 @@ def see(observed: Observed) -> SeenTraffic:
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recorded: by each worker its calls, by each node what its cards counted."""
+    """What is recorded: by each worker its calls, by each node what its NICs counted."""
 
     nodes: int = 2
     workers: int = 1
@@ -49,7 +49,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     calls: Callable[[int], Sequence[CallCount]] | None = None  # of a rank in each step
     # the groups of a rank, by name; the world without
     groups: Callable[[int], Mapping[str, tuple[int, ...]]] | None = None
-    cards: Callable[[int, int], Passed] | None = None  # of a node in a step
+    nics: Callable[[int, int], Passed] | None = None  # of a node in a step
     model: Mapping[str, Any] | None = None
     ifname: str | None = "ens1f0"
     ifnames: tuple[str, ...] = ()
@@ -110,21 +110,21 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
                 step_time_us=STEP_NS / 1000,
                 traffic=None if self.calls is None else 0,
                 micro_steps=self.micro_steps,
-                cards=cards,
+                nics=nics,
             )
-            for step, cards in enumerate(counters, 1)
+            for step, nics in enumerate(counters, 1)
         )
         return samples
 
-    def _counters(self, node: int) -> list[dict[str, CardBytes] | None]:
-        if self.cards is None:
+    def _counters(self, node: int) -> list[dict[str, NicBytes] | None]:
+        if self.nics is None:
             return [None] * STEPS
-        totals: dict[str, CardBytes] = {}
-        counters: list[dict[str, CardBytes] | None] = []
+        totals: dict[str, NicBytes] = {}
+        counters: list[dict[str, NicBytes] | None] = []
         for step in range(1, STEPS + 1):
             # The warm-up carries other things than the measured steps, which must not show.
             more = 3 if step <= WARM_UP else 1
-            for name, (sent, received) in self.cards(node, step).items():
+            for name, (sent, received) in self.nics(node, step).items():
                 totals[name] = _sum(totals.get(name), counted(more * sent, more * received, packets="/" not in name))
             counters.append(dict(totals))
         return counters
@@ -135,21 +135,21 @@ def end_ns(step: int) -> int:
     return BEGUN_NS + 1_000_000_000 + step * STEP_NS
 
 
-def counted(sent: float, received: float, *, packets: bool = True) -> CardBytes:
-    """What a card counts for a payload: 66 bytes a packet more, and bare acknowledgements; RDMA ports count payload."""
+def counted(sent: float, received: float, *, packets: bool = True) -> NicBytes:
+    """What a NIC counts for a payload: 66 bytes a packet more, and bare acknowledgements; RDMA ports count payload."""
     tx, rx = round(sent), round(received)
     if not packets:
-        return CardBytes(tx_bytes=tx, rx_bytes=rx)
+        return NicBytes(tx_bytes=tx, rx_bytes=rx)
     tx_packets, rx_packets = tx // 1448 + rx // 2896, rx // 1448 + tx // 2896
-    return CardBytes(
+    return NicBytes(
         tx_bytes=tx + 66 * tx_packets, rx_bytes=rx + 66 * rx_packets, tx_packets=tx_packets, rx_packets=rx_packets
     )
 
 
-def _sum(one: CardBytes | None, other: CardBytes) -> CardBytes:
+def _sum(one: NicBytes | None, other: NicBytes) -> NicBytes:
     if one is None:
-        one = CardBytes(tx_bytes=10**9, rx_bytes=2 * 10**9, tx_packets=None if other.tx_packets is None else 10**6)
-    return CardBytes(
+        one = NicBytes(tx_bytes=10**9, rx_bytes=2 * 10**9, tx_packets=None if other.tx_packets is None else 10**6)
+    return NicBytes(
         tx_bytes=one.tx_bytes + other.tx_bytes,
         rx_bytes=one.rx_bytes + other.rx_bytes,
         tx_packets=None if other.tx_packets is None else (one.tx_packets or 0) + other.tx_packets,
@@ -204,11 +204,11 @@ def model(
 
 
 def both_ways(size_bytes: float, name: str = "ens1f0") -> Callable[[int, int], Passed]:
-    """Every card sends and receives so much per step."""
+    """Every NIC sends and receives so much per step."""
     return lambda _node, _step: {name: (size_bytes, size_bytes), "eth0": (2000, 3000), "docker0": (0, 0)}
 
 
-DDP = Training(calls=ddp, model=model("ddp"), cards=both_ways(S))
+DDP = Training(calls=ddp, model=model("ddp"), nics=both_ways(S))
 
 
 def seen(training: Training, **changes: object) -> SeenTraffic:
@@ -217,9 +217,9 @@ def seen(training: Training, **changes: object) -> SeenTraffic:
 
 
 def figures(traffic: SeenTraffic) -> list[float | None]:
-    """Bytes per step by the calls, by the backend's algorithm and by the card."""
+    """Bytes per step by the calls, by the backend's algorithm and by the NIC."""
     three = traffic.bytes_per_step
-    return [three.calls, three.expected, three.card]
+    return [three.calls, three.expected, three.nic]
 
 
 def hybrid_groups(rank: int) -> dict[str, tuple[int, ...]]:

@@ -9,12 +9,12 @@ import pytest
 
 from multinode.contrast.side import make_side
 from multinode.profile.machine_use import GpuUse, NodeUse, energy_of, use_of
-from multinode.profile.nics import CardUse
+from multinode.profile.nics import NicUse
 from multinode.profile.observed import ObservedNode, observe
 from multinode.records.samples import (
-    CardBytes,
     CgroupSample,
     CpuSample,
+    NicBytes,
     NicSample,
     NoteSample,
     Sample,
@@ -53,23 +53,23 @@ def used(*samples: Sample, ifname: str | None = "ens1f0", ranks: tuple[int, ...]
     return use_of(node, observe("r", [node]))
 
 
-def card(moment_s: float, rx: float, tx: float = 0, ifname: str = "ens1f0") -> NicSample:
+def nic(moment_s: float, rx: float, tx: float = 0, ifname: str = "ens1f0") -> NicSample:
     return NicSample(time_s=0, mono_ns=round(moment_s * SECOND), ifname=ifname, rx_bytes=round(rx), tx_bytes=round(tx))
 
 
-def cards(rate: Callable[[int], float], moments: Iterable[int] = range(32), **changes: Any) -> list[NicSample]:
-    """A card that receives so many bytes in each second, and sends twice as many."""
+def nics(rate: Callable[[int], float], moments: Iterable[int] = range(32), **changes: Any) -> list[NicSample]:
+    """A NIC that receives so many bytes in each second, and sends twice as many."""
     total, samples = 0.0, []
     for moment in moments:
-        samples.append(card(moment, total, 2 * total, **changes))
+        samples.append(nic(moment, total, 2 * total, **changes))
         total += rate(moment)
     return samples
 
 
-def test_a_cards_rate_is_that_of_the_steps_that_count_alone() -> None:
+def test_a_nics_rate_is_that_of_the_steps_that_count_alone() -> None:
     # Ten MB a second while they run, and much more before and after.
-    use = used(*cards(lambda second: 10 * MBYTE if START_S <= second < END_S else 60 * MBYTE))
-    (one,) = use.cards
+    use = used(*nics(lambda second: 10 * MBYTE if START_S <= second < END_S else 60 * MBYTE))
+    (one,) = use.nics
     assert one.ifname == "ens1f0"
     assert one.in_gbit_per_s == pytest.approx(0.08)
     assert one.out_gbit_per_s == pytest.approx(0.16)
@@ -79,85 +79,85 @@ def test_a_cards_rate_is_that_of_the_steps_that_count_alone() -> None:
 
 def test_between_two_samples_a_line_is_drawn() -> None:
     # Every four seconds, so that none is at an end of the measured steps.
-    use = used(*cards(lambda _: 40 * MBYTE, moments=range(1, 40))[::4])
-    assert use.cards[0].in_gbit_per_s == pytest.approx(0.32)
+    use = used(*nics(lambda _: 40 * MBYTE, moments=range(1, 40))[::4])
+    assert use.nics[0].in_gbit_per_s == pytest.approx(0.32)
 
 
 def test_the_peak_is_the_highest_second_and_not_a_moment() -> None:
-    bursts = cards(lambda second: 50 * MBYTE if second % 5 == 0 else 0)
+    bursts = nics(lambda second: 50 * MBYTE if second % 5 == 0 else 0)
     # Read again at once: two readings that are next to each other say nothing of a rate.
-    jitter = [card(20.001, bursts[20].rx_bytes + MBYTE, bursts[20].tx_bytes + MBYTE)]
-    (one,) = used(*bursts, *jitter).cards
+    jitter = [nic(20.001, bursts[20].rx_bytes + MBYTE, bursts[20].tx_bytes + MBYTE)]
+    (one,) = used(*bursts, *jitter).nics
     assert one.in_gbit_per_s == pytest.approx(0.08)
     assert one.peak_in_gbit_per_s == pytest.approx(0.4)
     assert one.peak_out_gbit_per_s == pytest.approx(0.8)
 
 
-def test_steps_that_read_the_card_more_often_than_the_sampler_are_taken() -> None:
-    sampled = cards(lambda _: 10 * MBYTE)[::10]
+def test_steps_that_read_the_nic_more_often_than_the_sampler_are_taken() -> None:
+    sampled = nics(lambda _: 10 * MBYTE)[::10]
     counted = [
-        msgspec.structs.replace(step, cards={"ens1f0": CardBytes(rx_bytes=step.step * 20 * MBYTE, tx_bytes=0)})
+        msgspec.structs.replace(step, nics={"ens1f0": NicBytes(rx_bytes=step.step * 20 * MBYTE, tx_bytes=0)})
         for step in steps()
     ]
     node = ObservedNode(name="node0", node_rank=0, ranks=(0,), ifname="ens1f0", samples=(*counted, *sampled))
-    (one,) = use_of(node, observe("r", [node])).cards
+    (one,) = use_of(node, observe("r", [node])).nics
     assert one.in_gbit_per_s == pytest.approx(0.16)
     assert one.out_gbit_per_s == 0
     assert one.peak_in_gbit_per_s == pytest.approx(0.16)
 
 
 def test_what_passes_before_the_first_worker_begins_is_idle() -> None:
-    traffic = cards(lambda second: MBYTE if second < 8 else 30 * MBYTE)
+    traffic = nics(lambda second: MBYTE if second < 8 else 30 * MBYTE)
     workers = [
         WorkerSample(rank=rank, local_rank=rank, world_size=2, time_s=0, source="trainer", begun_mono_ns=begun * SECOND)
         for rank, begun in ((0, 9), (1, 8))
     ]
-    (one,) = used(*traffic, *workers, ranks=(0, 1)).cards
+    (one,) = used(*traffic, *workers, ranks=(0, 1)).nics
     assert one.idle_in_gbit_per_s == pytest.approx(0.008)
     assert one.idle_out_gbit_per_s == pytest.approx(0.016)
-    (unknown,) = used(*traffic).cards
+    (unknown,) = used(*traffic).nics
     assert unknown.idle_in_gbit_per_s is None
 
 
 def test_faults_are_of_the_whole_run_and_of_both_ways() -> None:
     first = {"rx_errors": 5, "tx_errors": 1, "rx_dropped": 0, "tx_dropped": 7}
     last = {"rx_errors": 8, "tx_errors": 2, "rx_dropped": 2, "tx_dropped": 7}
-    samples = [msgspec.structs.replace(card(moment, moment), **told) for moment, told in ((0, first), (31, last))]
-    (one,) = used(*samples).cards
+    samples = [msgspec.structs.replace(nic(moment, moment), **told) for moment, told in ((0, first), (31, last))]
+    (one,) = used(*samples).nics
     assert (one.errors, one.drops) == (4, 2)
-    (port,) = used(*cards(lambda _: 1, ifname="mlx5_0/1")).cards
+    (port,) = used(*nics(lambda _: 1, ifname="mlx5_0/1")).nics
     assert (port.errors, port.drops, port.link_gbit_per_s, port.share) == (None, None, None, None)
 
 
-def test_the_card_of_the_data_plane_comes_first_and_the_loopback_not_at_all() -> None:
-    samples = [one for name in ("lo", "a0", "mlx5_0/1", "ens1f0", "a\nb") for one in cards(lambda _: 1, ifname=name)]
-    assert [one.ifname for one in used(*samples).cards] == ["ens1f0", "a0", "mlx5_0/1"]
+def test_the_nic_of_the_data_plane_comes_first_and_the_loopback_not_at_all() -> None:
+    samples = [one for name in ("lo", "a0", "mlx5_0/1", "ens1f0", "a\nb") for one in nics(lambda _: 1, ifname=name)]
+    assert [one.ifname for one in used(*samples).nics] == ["ens1f0", "a0", "mlx5_0/1"]
 
 
 @pytest.mark.parametrize(
     ("samples", "reason"),
     [
-        ([*cards(lambda _: MBYTE)[:20], *(card(20 + n, n) for n in range(12))], "the counter went backwards"),
-        (cards(lambda _: 1 << 50), "no NIC carries as much as its counter shows"),
-        (cards(lambda _: MBYTE)[:17], "not sampled for half of the time"),
-        (cards(lambda _: MBYTE)[:1], "not sampled for half of the time"),
+        ([*nics(lambda _: MBYTE)[:20], *(nic(20 + n, n) for n in range(12))], "the counter went backwards"),
+        (nics(lambda _: 1 << 50), "no NIC carries as much as its counter shows"),
+        (nics(lambda _: MBYTE)[:17], "not sampled for half of the time"),
+        (nics(lambda _: MBYTE)[:1], "not sampled for half of the time"),
     ],
 )
 def test_counters_that_cannot_be_give_no_rate_and_say_why(samples: list[NicSample], reason: str) -> None:
     use = used(*samples)
-    assert use.cards == (CardUse(ifname="ens1f0", link_gbit_per_s=1.0),)
+    assert use.nics == (NicUse(ifname="ens1f0", link_gbit_per_s=1.0),)
     assert use.missing["ens1f0"] == reason
 
 
-def test_a_card_that_began_anew_before_the_steps_that_count_has_its_rate() -> None:
-    anew = [card(moment, MBYTE * (moment + (900 if moment < 5 else 0))) for moment in range(32)]
-    assert used(*anew).cards[0].in_gbit_per_s == pytest.approx(0.008)
+def test_a_nic_that_began_anew_before_the_steps_that_count_has_its_rate() -> None:
+    anew = [nic(moment, MBYTE * (moment + (900 if moment < 5 else 0))) for moment in range(32)]
+    assert used(*anew).nics[0].in_gbit_per_s == pytest.approx(0.008)
 
 
 def test_more_than_the_link_can_is_what_it_says_of_itself_that_is_wrong() -> None:
-    use = used(*cards(lambda _: 100 * MBYTE))
-    assert use.cards[0].out_gbit_per_s == pytest.approx(1.6)
-    assert use.cards[0].share is None
+    use = used(*nics(lambda _: 100 * MBYTE))
+    assert use.nics[0].out_gbit_per_s == pytest.approx(1.6)
+    assert use.nics[0].share is None
     assert "1 Gbit/s" in use.missing["ens1f0 share"]
 
 
@@ -261,7 +261,7 @@ def test_workers_have_their_highest_memory() -> None:
 
 
 def test_a_node_without_steps_has_what_does_not_depend_on_them() -> None:
-    broken = [msgspec.structs.replace(card(moment, moment), rx_errors=errors) for moment, errors in ((0, 1), (9, 4))]
+    broken = [msgspec.structs.replace(nic(moment, moment), rx_errors=errors) for moment, errors in ((0, 1), (9, 4))]
     node = ObservedNode(
         name="node0",
         node_rank=0,
@@ -271,20 +271,20 @@ def test_a_node_without_steps_has_what_does_not_depend_on_them() -> None:
     )
     use = use_of(node, observe("r", [node]))
     assert use.missing["window"] == "none of its workers recorded a measured step"
-    assert (use.cards[0].errors, use.cards[0].in_gbit_per_s) == (3, None)
+    assert (use.nics[0].errors, use.nics[0].in_gbit_per_s) == (3, None)
     assert use.retransmitted_share == pytest.approx(0.01)
 
 
 def test_a_short_training_without_warm_up_is_seen_from_its_first_step_on() -> None:
     (only,) = steps()[:1]
-    traffic = cards(lambda second: 5 * MBYTE if second == BEGIN_S else 0)
+    traffic = nics(lambda second: 5 * MBYTE if second == BEGIN_S else 0)
     node = ObservedNode(name="node0", node_rank=0, ranks=(0,), ifname="ens1f0", samples=(only, *traffic))
-    assert use_of(node, observe("r", [node])).cards[0].in_gbit_per_s == pytest.approx(0.04)
+    assert use_of(node, observe("r", [node])).nics[0].in_gbit_per_s == pytest.approx(0.04)
 
 
 def of_two(own: Sequence[StepSample]) -> NodeUse:
     """The use of a node that recorded these steps, beside one that recorded all."""
-    traffic = cards(lambda second: 10 * MBYTE if START_S <= second < END_S else 60 * MBYTE)
+    traffic = nics(lambda second: 10 * MBYTE if START_S <= second < END_S else 60 * MBYTE)
     node = ObservedNode(name="node0", node_rank=0, ranks=(0,), ifname="ens1f0", samples=(*own, *traffic))
     other = ObservedNode(name="node1", node_rank=1, ranks=(1,), samples=tuple(steps(1)))
     return use_of(node, observe("r", [node, other]))
@@ -294,7 +294,7 @@ def of_two(own: Sequence[StepSample]) -> NodeUse:
 def test_a_record_that_is_lost_at_an_end_of_the_steps_that_count_leaves_the_others(lost: int) -> None:
     use = of_two([step for step in steps() if step.step != lost])
     assert "window" not in use.missing
-    assert use.cards[0].in_gbit_per_s == pytest.approx(0.08)
+    assert use.nics[0].in_gbit_per_s == pytest.approx(0.08)
 
 
 def test_why_the_steps_that_count_are_not_found_in_time_is_told_as_it_is() -> None:
@@ -329,7 +329,7 @@ def test_nothing_that_a_node_says_stops_the_analysis(record: dict[str, Any]) -> 
     lines = [json.dumps({"time_s": 0.0, "mono_ns": 20 * SECOND, **record}).encode()]
     use = used(
         *parse_samples(lines),
-        *cards(lambda _: MBYTE),
+        *nics(lambda _: MBYTE),
         *processors(busy_percent=lambda _: 50),
         *limits(1.0, lambda _: 0.1),
     )

@@ -10,9 +10,9 @@ from multinode.profile.summary import summarise
 from multinode.records.samples import (
     AveragingSample,
     CallCount,
-    CardBytes,
     GroupSample,
     ModelSample,
+    NicBytes,
     Sample,
     StepSample,
     SyncSample,
@@ -20,7 +20,7 @@ from multinode.records.samples import (
 )
 
 STEP_MS, SYNC_MS, SIZE = 100.0, 900.0, 8_000_000
-CARD = "ens1f0"
+NIC = "ens1f0"
 
 
 def node(rank: int, steps: int, every: int, early: tuple[int, ...] = ()) -> ObservedNode:
@@ -62,10 +62,10 @@ def node(rank: int, steps: int, every: int, early: tuple[int, ...] = ()) -> Obse
                 samples=4,
                 traffic=int(ends),
                 phases_us={"forward": 40_000, "backward": 50_000, "comm": SYNC_MS * 1000 if ends else 0.0},
-                cards={CARD: CardBytes(tx_bytes=sent, rx_bytes=sent)},
+                nics={NIC: NicBytes(tx_bytes=sent, rx_bytes=sent)},
             )
         )
-    return ObservedNode(name="ab"[rank], node_rank=rank, ranks=(rank,), ifname=CARD, samples=tuple(samples))
+    return ObservedNode(name="ab"[rank], node_rank=rank, ranks=(rank,), ifname=NIC, samples=tuple(samples))
 
 
 def seen(steps: int, every: int, early: tuple[int, ...] = ()) -> Observed:
@@ -102,7 +102,7 @@ def test_speed_and_bytes_are_those_of_rounds() -> None:
     low, high = found.intervals["samples_per_s"]
     assert low == pytest.approx(high)
     sent = found.comm.bytes_per_step
-    assert (sent.calls, sent.expected, sent.card) == pytest.approx((SIZE / every,) * 3)
+    assert (sent.calls, sent.expected, sent.nic) == pytest.approx((SIZE / every,) * 3)
     assert found.comm.explained == ()
     assert found.split.mean is not None
     assert found.bottleneck is None or found.bottleneck.kind != "no_communication"

@@ -130,7 +130,7 @@ def test_a_lane_that_nothing_was_sampled_for_is_left_out() -> None:
     assert titles(found[0]) == ["step (ms)", "net in<br>(Gbit/s)", "net out<br>(Gbit/s)", "CPU (%)"]
 
 
-def test_the_network_has_a_curve_a_card_and_the_level_of_its_link() -> None:
+def test_the_network_has_a_curve_a_nic_and_the_level_of_its_link() -> None:
     found = timeline(observed())
     assert found is not None
     received = {trace.name: trace for trace in found[0].data if trace.yaxis == "y2"}

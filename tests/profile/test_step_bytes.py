@@ -35,9 +35,9 @@ Calls = Callable[[int], list[CallCount]]
 
 
 @pytest.mark.parametrize(
-    ("calls", "workers", "asked", "on_the_card"),
+    ("calls", "workers", "asked", "on_the_nic"),
     [
-        # Parts of S: what a worker is asked to send, and what facts of gloo and of its cards say a node sends.
+        # Parts of S: what a worker is asked to send, and what facts of gloo and of its NICs say a node sends.
         (ddp, 1, 1.0, 1.0),
         (ddp, 2, 1.5, 1.5),
         (zero2(1), 1, 1.5, 1.5),
@@ -45,11 +45,11 @@ Calls = Callable[[int], list[CallCount]]
         (zero2(1), 2, 2.25, 2.25),
     ],
 )
-def test_calls_and_cards_agree_for_what_gloo_makes_as_rings(
-    calls: Calls, workers: int, asked: float, on_the_card: float
+def test_calls_and_nics_agree_for_what_gloo_makes_as_rings(
+    calls: Calls, workers: int, asked: float, on_the_nic: float
 ) -> None:
-    traffic = seen(DDP, calls=calls, workers=workers, cards=both_ways(on_the_card * S))
-    assert figures(traffic) == pytest.approx([asked * S, on_the_card * S, on_the_card * S], rel=0.002)
+    traffic = seen(DDP, calls=calls, workers=workers, nics=both_ways(on_the_nic * S))
+    assert figures(traffic) == pytest.approx([asked * S, on_the_nic * S, on_the_nic * S], rel=0.002)
     assert traffic.explained == ()
     assert traffic.missing == {}
 
@@ -57,7 +57,7 @@ def test_calls_and_cards_agree_for_what_gloo_makes_as_rings(
 def test_fsdp_on_gloo_moves_two_where_one_and_a_half_was_asked_for_and_the_reason_is_said() -> None:
     # Of nine parts, the outermost unit's five are gathered once, the others twice.
     whole = (13 * S / 9 + S) / 2
-    traffic = seen(DDP, calls=fsdp, model=model("fsdp2"), cards=both_ways(whole + S / 2))
+    traffic = seen(DDP, calls=fsdp, model=model("fsdp2"), nics=both_ways(whole + S / 2))
     assert figures(traffic) == pytest.approx([whole, whole + S / 2, whole + S / 2], rel=0.002)
     (sentence,) = traffic.explained
     assert sentence.startswith("reduce_scatter: 7.38 MB requested, 14.8 MB expected at a NIC")
@@ -66,7 +66,7 @@ def test_fsdp_on_gloo_moves_two_where_one_and_a_half_was_asked_for_and_the_reaso
 
 def test_fsdp_on_nccl_moves_what_was_asked_for() -> None:
     whole = (13 * S / 9 + S) / 2
-    traffic = seen(DDP, calls=fsdp, backend="nccl", cards=both_ways(whole))
+    traffic = seen(DDP, calls=fsdp, backend="nccl", nics=both_ways(whole))
     assert figures(traffic) == pytest.approx([whole] * 3, rel=0.002)
     assert traffic.explained == ()
 
@@ -95,88 +95,88 @@ def test_the_calls_are_listed_most_bytes_first_in_the_mean_of_the_steps() -> Non
 
 
 def test_a_node_that_sends_over_another_interface_is_named_with_it() -> None:
-    def cards(node: int, _step: int) -> Passed:
+    def nics(node: int, _step: int) -> Passed:
         return {"ens1f0": (S if node == 0 else 900, S), "eth0": (2000 if node == 0 else S, 2000)}
 
-    (sentence,) = seen(DDP, cards=cards).explained
+    (sentence,) = seen(DDP, nics=nics).explained
     assert sentence.startswith("node-1 sent 14.8 MB per step over eth0, and 900 B of the 14.8 MB expected over ens1f0")
     assert "routes" in sentence
 
 
-def test_all_nodes_over_another_interface_leave_the_cards_figure_small() -> None:
-    traffic = seen(DDP, cards=lambda _node, _step: {"ens1f0": (500, 500), "eth0": (S, S)})
-    assert traffic.bytes_per_step.card == pytest.approx(500, rel=0.05)
+def test_all_nodes_over_another_interface_leave_the_nics_figure_small() -> None:
+    traffic = seen(DDP, nics=lambda _node, _step: {"ens1f0": (500, 500), "eth0": (S, S)})
+    assert traffic.bytes_per_step.nic == pytest.approx(500, rel=0.05)
     (sentence,) = traffic.explained
     assert "over eth0" in sentence
     assert "1 more nodes differ in the same way" in sentence
 
 
 def test_all_interfaces_that_the_hostfile_names_count() -> None:
-    def cards(_node: int, _step: int) -> Passed:
+    def nics(_node: int, _step: int) -> Passed:
         return {"ens1f0": (S / 2, S / 2), "ens1f1": (S / 2, S / 2)}
 
-    rails = seen(DDP, backend="nccl", cards=cards, ifnames=("ens1f0", "ens1f1"))
-    assert rails.bytes_per_step.card == pytest.approx(S, rel=0.002)
+    rails = seen(DDP, backend="nccl", nics=nics, ifnames=("ens1f0", "ens1f1"))
+    assert rails.bytes_per_step.nic == pytest.approx(S, rel=0.002)
     assert rails.explained == ()
-    assert seen(DDP, backend="nccl", cards=cards).explained != ()
+    assert seen(DDP, backend="nccl", nics=nics).explained != ()
 
 
-def test_rdma_ports_count_where_they_carry_more_than_the_card() -> None:
-    traffic = seen(DDP, backend="nccl", cards=lambda _node, _step: {"ens1f0": (1000, 1000), "mlx5_0/1": (S, S)})
-    assert traffic.bytes_per_step.card == pytest.approx(S, rel=0.002)
+def test_rdma_ports_count_where_they_carry_more_than_the_nic() -> None:
+    traffic = seen(DDP, backend="nccl", nics=lambda _node, _step: {"ens1f0": (1000, 1000), "mlx5_0/1": (S, S)})
+    assert traffic.bytes_per_step.nic == pytest.approx(S, rel=0.002)
     (sentence,) = traffic.explained
     assert sentence.startswith("RDMA (mlx5_0/1) carried most of node-0 and node-1")
 
 
-def test_a_lack_that_no_card_explains_is_called_unexplained() -> None:
-    (sentence,) = seen(DDP, cards=both_ways(S / 2)).explained
+def test_a_lack_that_no_nic_explains_is_called_unexplained() -> None:
+    (sentence,) = seen(DDP, nics=both_ways(S / 2)).explained
     assert sentence.startswith("unexplained: ens1f0 of node-0 sent 7.38 MB of the 14.8 MB expected")
 
 
-def test_nccls_tree_is_recognised_by_what_passed_the_cards() -> None:
+def test_nccls_tree_is_recognised_by_what_passed_the_nics() -> None:
     # Half of S up and down each edge of the trees 0-2-1 and 1-0-2.
     factors = [1.5, 1.0, 1.5]
 
-    def cards(node: int, _step: int) -> Passed:
+    def nics(node: int, _step: int) -> Passed:
         return {"ens1f0": (factors[node] * S, factors[node] * S)}
 
-    tree = seen(DDP, nodes=3, backend="nccl", cards=cards)
+    tree = seen(DDP, nodes=3, backend="nccl", nics=nics)
     (sentence,) = tree.explained
     assert "all-reduces as a tree and the protocol Simple" in sentence
-    ring = seen(DDP, nodes=3, backend="nccl", cards=both_ways(4 / 3 * S))
+    ring = seen(DDP, nodes=3, backend="nccl", nics=both_ways(4 / 3 * S))
     assert ring.explained == ()
 
 
 def test_unequal_nodes_pass_on_what_a_ring_of_all_workers_does() -> None:
-    gloo = seen(DDP, unequal=(2, 1), cards=both_ways(4 / 3 * S))
+    gloo = seen(DDP, unequal=(2, 1), nics=both_ways(4 / 3 * S))
     assert figures(gloo) == pytest.approx([4 / 3 * S] * 3, rel=0.002)
     assert (gloo.explained, gloo.missing) == ((), {})
     # Between two nodes a tree sends S once, whatever is in them.
-    tree = seen(DDP, unequal=(4, 1), backend="nccl", cards=both_ways(S))
+    tree = seen(DDP, unequal=(4, 1), backend="nccl", nics=both_ways(S))
     (sentence,) = tree.explained
     assert "all-reduces as a tree and the protocol Simple" in sentence
 
 
 def test_nccls_ll_protocol_is_recognised_by_twice_the_bytes_and_gloo_has_none() -> None:
-    (sentence,) = seen(DDP, backend="nccl", cards=both_ways(2 * S)).explained
+    (sentence,) = seen(DDP, backend="nccl", nics=both_ways(2 * S)).explained
     assert "the protocol LL," in sentence
-    (sentence,) = seen(DDP, cards=both_ways(2 * S)).explained
+    (sentence,) = seen(DDP, nics=both_ways(2 * S)).explained
     assert sentence.startswith("unexplained: ens1f0 of node-0 sent 29.5 MB per step for 14.8 MB expected")
 
 
 def test_what_a_few_steps_carried_is_told_from_what_every_step_does() -> None:
-    def cards(node: int, step: int) -> Passed:
+    def nics(node: int, step: int) -> Passed:
         checkpoint = 40 * S if step == 12 and node == 0 else 0
         return {"ens1f0": (S + checkpoint, S)}
 
-    traffic = seen(DDP, cards=cards)
-    assert traffic.bytes_per_step.card == pytest.approx(S * (15 + 40) / 15, rel=0.01)
+    traffic = seen(DDP, nics=nics)
+    assert traffic.bytes_per_step.nic == pytest.approx(S * (15 + 40) / 15, rel=0.01)
     (sentence,) = traffic.explained
     assert "a few steps carried the rest" in sentence
 
 
 def idle(rate_bytes: int) -> Callable[[int], list[Sample]]:
-    """A node whose card carries so much in the time of a step, before the training begins."""
+    """A node whose NIC carries so much in the time of a step, before the training begins."""
 
     def samples(_node: int) -> list[Sample]:
         moments = [BEGUN_NS - 2_000_000_000 + index * STEP_NS for index in range(20)]
@@ -188,18 +188,18 @@ def idle(rate_bytes: int) -> Callable[[int], list[Sample]]:
     return samples
 
 
-def test_what_passes_the_card_without_the_training_is_told_and_not_subtracted() -> None:
+def test_what_passes_the_nic_without_the_training_is_told_and_not_subtracted() -> None:
     quiet = seen(DDP, more=idle(S // 200))
     assert quiet.explained == ()
-    busy = seen(DDP, cards=both_ways(1.3 * S), more=idle(3 * S // 10))
-    assert busy.bytes_per_step.card == pytest.approx(1.3 * S, rel=0.01)
+    busy = seen(DDP, nics=both_ways(1.3 * S), more=idle(3 * S // 10))
+    assert busy.bytes_per_step.nic == pytest.approx(1.3 * S, rel=0.01)
     told, excess = busy.explained
     assert told.startswith("Before the training started, ens1f0 of node-0 carried 4.43 MB in the time of a step")
     assert "as much before the training" in excess
 
 
 def sampler(_node: int) -> list[Sample]:
-    """A sampler that reads the card at other moments than the ends of steps."""
+    """A sampler that reads the NIC at other moments than the ends of steps."""
     moments = [end_ns(0) + index * 130_000_000 for index in range(-2, STEPS)]
     samples: list[Sample] = []
     for moment in moments:
@@ -219,39 +219,39 @@ def sampler(_node: int) -> list[Sample]:
 
 
 def test_without_counters_at_the_steps_ends_the_samplers_are_interpolated_and_that_is_said() -> None:
-    traffic = seen(DDP, cards=None, more=sampler)
-    assert traffic.bytes_per_step.card == pytest.approx(S, rel=0.01)
+    traffic = seen(DDP, nics=None, more=sampler)
+    assert traffic.bytes_per_step.nic == pytest.approx(S, rel=0.01)
     (sentence,) = traffic.explained
     assert sentence.startswith("The counters of node-0 and node-1 were read during the training")
 
 
 def test_without_any_counters_the_reason_is_given() -> None:
-    traffic = seen(DDP, cards=None)
-    assert traffic.bytes_per_step.card is None
-    assert traffic.missing["card"].startswith("node-0: no counters of ens1f0 were recorded in the measured steps")
+    traffic = seen(DDP, nics=None)
+    assert traffic.bytes_per_step.nic is None
+    assert traffic.missing["nic"].startswith("node-0: no counters of ens1f0 were recorded in the measured steps")
 
 
-def test_without_a_known_interface_no_card_is_guessed() -> None:
+def test_without_a_known_interface_no_nic_is_guessed() -> None:
     traffic = seen(DDP, ifname=None)
-    assert traffic.bytes_per_step.card is None
-    assert "is unknown; ens1f0 carried most" in traffic.missing["card"]
+    assert traffic.bytes_per_step.nic is None
+    assert "is unknown; ens1f0 carried most" in traffic.missing["nic"]
 
 
-def test_one_node_is_expected_to_send_nothing_and_its_card_counts_other_traffic() -> None:
-    traffic = seen(DDP, nodes=1, workers=2, cards=both_ways(5000))
+def test_one_node_is_expected_to_send_nothing_and_its_nic_counts_other_traffic() -> None:
+    traffic = seen(DDP, nodes=1, workers=2, nics=both_ways(5000))
     assert figures(traffic) == pytest.approx([S, 0, 5000], rel=0.05)
     (sentence,) = traffic.explained
     assert sentence.startswith("All workers are on one node, so their calls stay there")
-    assert figures(seen(DDP, nodes=1, workers=2, calls=None, cards=None)) == [None, 0, None]
+    assert figures(seen(DDP, nodes=1, workers=2, calls=None, nics=None)) == [None, 0, None]
 
 
 def test_one_worker_sends_nothing_even_where_it_recorded_no_calls() -> None:
-    traffic = seen(DDP, nodes=1, calls=None, cards=None)
+    traffic = seen(DDP, nodes=1, calls=None, nics=None)
     assert figures(traffic) == [0, 0, None]
 
 
-def test_hybrid_sharding_shares_the_card_between_the_groups_of_local_ranks() -> None:
-    traffic = seen(DDP, workers=2, backend="nccl", groups=hybrid_groups, calls=hybrid_calls, cards=both_ways(S))
+def test_hybrid_sharding_shares_the_nic_between_the_groups_of_local_ranks() -> None:
+    traffic = seen(DDP, workers=2, backend="nccl", groups=hybrid_groups, calls=hybrid_calls, nics=both_ways(S))
     # 3 x 1/2 S inside, and S/2 across from each of two workers of a node.
     assert figures(traffic) == pytest.approx([2 * S, S, S], rel=0.002)
     assert any("2 groups of 2 workers share the NIC" in sentence for sentence in traffic.explained)
@@ -272,17 +272,17 @@ def test_nccls_ring_stays_on_a_node_where_gloos_follows_the_groups_order() -> No
         return {"0": (0, 2, 1, 3)}
 
     by_backend = {
-        backend: seen(DDP, workers=2, backend=backend, groups=groups, cards=None).bytes_per_step.expected
+        backend: seen(DDP, workers=2, backend=backend, groups=groups, nics=None).bytes_per_step.expected
         for backend in ("nccl", "gloo")
     }
     assert by_backend == pytest.approx({"nccl": 1.5 * S, "gloo": 3 * S})
 
 
 def test_gloos_broadcast_is_sent_by_the_root_alone_and_counted_where_it_leaves() -> None:
-    def cards(node: int, _step: int) -> Passed:
+    def nics(node: int, _step: int) -> Passed:
         return {"ens1f0": [(2 * S, 0), (S, S), (0, S), (0, S)][node]}
 
-    traffic = seen(DDP, nodes=4, calls=lambda _rank: [call("broadcast", S)], cards=cards)
+    traffic = seen(DDP, nodes=4, calls=lambda _rank: [call("broadcast", S)], nics=nics)
     assert figures(traffic) == pytest.approx([S, 2 * S, 2 * S], rel=0.01)
     assert "with a tree" in traffic.explained[0]
 
@@ -300,10 +300,10 @@ def test_a_send_counts_with_its_sender_and_crosses_between_workers_of_different_
     def calls(rank: int) -> list[CallCount]:
         return [call("send" if rank == 0 else "recv", S)]
 
-    def cards(node: int, _step: int) -> Passed:
+    def nics(node: int, _step: int) -> Passed:
         return {"ens1f0": (S, 0) if node == 0 else (0, S)}
 
-    assert figures(seen(DDP, calls=calls, cards=cards)) == pytest.approx([S, S, S], rel=0.01)
+    assert figures(seen(DDP, calls=calls, nics=nics)) == pytest.approx([S, S, S], rel=0.01)
     crowded = seen(DDP, workers=2, calls=lambda rank: [call("send" if rank else "recv", S)])
     assert "it is not recorded whether it goes to a worker of the same node" in crowded.missing["expected"]
 
@@ -312,23 +312,23 @@ def test_the_busier_direction_is_compared_where_many_send_to_one() -> None:
     def calls(rank: int) -> list[CallCount]:
         return [call("send", S)] if rank else [call("recv", S, 3)]
 
-    def cards(node: int, _step: int) -> Passed:
+    def nics(node: int, _step: int) -> Passed:
         return {"ens1f0": (S, 0) if node else (0, 3 * S)}
 
-    traffic = seen(DDP, nodes=4, calls=calls, cards=cards)
+    traffic = seen(DDP, nodes=4, calls=calls, nics=nics)
     assert figures(traffic) == pytest.approx([S, 3 * S, 3 * S], rel=0.01)
     assert not any(sentence.startswith("unexplained") for sentence in traffic.explained)
 
 
 def test_uneven_parts_of_an_all_to_all_are_not_taken_for_even_ones() -> None:
-    even = seen(DDP, calls=lambda _rank: [call("all_to_all", S)], cards=both_ways(S / 2))
+    even = seen(DDP, calls=lambda _rank: [call("all_to_all", S)], nics=both_ways(S / 2))
     assert figures(even) == pytest.approx([S / 2] * 3, rel=0.01)
     uneven = seen(DDP, calls=lambda rank: [call("all_to_all", S * (1 + rank))])
     assert "different sizes" in uneven.missing["expected"]
 
 
 def test_no_steps_or_no_records_give_reasons_and_no_figures() -> None:
-    silent = seen(DDP, calls=None, cards=None)
+    silent = seen(DDP, calls=None, nics=None)
     assert figures(silent) == [None, None, None]
     assert silent.missing["calls"] == "no worker recorded its collectives"
     nothing = see(Training(nodes=2).observed())
@@ -336,15 +336,15 @@ def test_no_steps_or_no_records_give_reasons_and_no_figures() -> None:
 
 
 def test_workers_that_call_nothing_are_expected_to_send_nothing() -> None:
-    traffic = seen(DDP, calls=lambda _rank: [], cards=both_ways(5000))
+    traffic = seen(DDP, calls=lambda _rank: [], nics=both_ways(5000))
     assert figures(traffic) == pytest.approx([0, 0, 5000], rel=0.05)
     assert traffic.explained == ("No call crosses nodes: the NICs counted other traffic.",)
     (sentence,) = seen(DDP, calls=lambda _rank: []).explained
     assert sentence.startswith("unexplained: no call that crosses nodes was recorded, but ens1f0 of node-0 sent")
 
 
-def test_few_bytes_are_not_held_against_the_cards() -> None:
-    (sentence,) = seen(DDP, calls=lambda _rank: [call("all_reduce", 4096)], cards=both_ways(9000)).explained
+def test_few_bytes_are_not_held_against_the_nics() -> None:
+    (sentence,) = seen(DDP, calls=lambda _rank: [call("all_reduce", 4096)], nics=both_ways(9000)).explained
     assert "too little to distinguish from headers" in sentence
 
 
@@ -354,7 +354,7 @@ def test_few_bytes_are_not_held_against_the_cards() -> None:
     st.integers(min_value=2, max_value=4),
     st.integers(min_value=1, max_value=3),
 )
-def test_a_ring_of_all_workers_puts_on_a_card_what_it_asks_of_a_worker(
+def test_a_ring_of_all_workers_puts_on_a_nic_what_it_asks_of_a_worker(
     sizes: list[float], backend: str, nodes: int, workers: int
 ) -> None:
     training = Training(

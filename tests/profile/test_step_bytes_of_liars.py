@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.profile.step_bytes import SeenTraffic
-from multinode.records.samples import CallCount, CardBytes, StepSample
+from multinode.records.samples import CallCount, NicBytes, StepSample
 from tests.profile.seen_trainings import DDP, S, call, ddp, figures, see, seen
 
 
@@ -41,18 +41,18 @@ def test_a_group_that_cannot_be_is_as_if_it_was_not_recorded(ranks: tuple[int, .
     assert "a group that was not recorded" in traffic.missing["calls"]
 
 
-def test_a_card_that_came_anew_in_the_window_gives_no_figure() -> None:
-    def spoilt(change: Callable[[StepSample], CardBytes]) -> SeenTraffic:
+def test_a_nic_that_came_anew_in_the_window_gives_no_figure() -> None:
+    def spoilt(change: Callable[[StepSample], NicBytes]) -> SeenTraffic:
         observed = DDP.observed()
         for workers in observed.steps.values():
             for rank, sample in workers.items():
-                workers[rank] = msgspec.structs.replace(sample, cards={"ens1f0": change(sample)})
+                workers[rank] = msgspec.structs.replace(sample, nics={"ens1f0": change(sample)})
         return see(observed)
 
-    anew = spoilt(lambda one: CardBytes(tx_bytes=one.step % 10 * S, rx_bytes=one.step * S))
-    assert "was re-created during the" in anew.missing["card"]
-    still = spoilt(lambda one: CardBytes(tx_bytes=one.step * S, rx_bytes=0, tx_packets=one.step * S))
-    assert still.bytes_per_step.card == 0
+    anew = spoilt(lambda one: NicBytes(tx_bytes=one.step % 10 * S, rx_bytes=one.step * S))
+    assert "was re-created during the" in anew.missing["nic"]
+    still = spoilt(lambda one: NicBytes(tx_bytes=one.step * S, rx_bytes=0, tx_packets=one.step * S))
+    assert still.bytes_per_step.nic == 0
 
 
 def test_as_many_kinds_of_calls_as_a_node_cares_to_invent_are_summed_and_few_are_listed() -> None:

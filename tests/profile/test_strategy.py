@@ -16,8 +16,8 @@ DDP = Training(calls=ddp, model=model("ddp"))
 Calls = Callable[[int], Sequence[CallCount]]
 
 
-def recognise(observed: Observed, card_bytes: float | None = None) -> str:
-    return recognise_strategy(observed, read_calls(observed), card_bytes).name
+def recognise(observed: Observed, nic_bytes: float | None = None) -> str:
+    return recognise_strategy(observed, read_calls(observed), nic_bytes).name
 
 
 def named(training: Training, **changes: object) -> str:
@@ -138,7 +138,7 @@ def test_workers_that_never_call_each_other_train_alone() -> None:
     assert named(DDP, model=None, calls=lambda _rank: [call("all_reduce", 4, 3), call("barrier", 0)]) == alone
 
 
-def test_a_card_that_carries_a_lot_says_that_there_are_calls_which_nobody_saw() -> None:
+def test_a_nic_that_carries_a_lot_says_that_there_are_calls_which_nobody_saw() -> None:
     silent = Training(model=model("none"), calls=lambda _rank: []).observed()
     assert recognise(silent, 100e6).startswith("unknown: ")
     assert "100.0 MB per step" in recognise(silent, 100e6)

@@ -115,8 +115,8 @@ def test_what_is_not_known_is_none_with_a_reason() -> None:
     assert [getattr(nothing, name) for name in figures] == [None] * len(figures)
     assert set(figures) <= set(nothing.missing)
     assert nothing.missing["samples_per_s"] == "no worker recorded a step"
-    assert (nothing.comm.exposed_ms, nothing.comm.bytes_per_step.card) == (None, None)
-    assert {"exposed_ms", "bytes_per_step.calls", "bytes_per_step.card", "in_training_gb_per_s"} <= set(
+    assert (nothing.comm.exposed_ms, nothing.comm.bytes_per_step.nic) == (None, None)
+    assert {"exposed_ms", "bytes_per_step.calls", "bytes_per_step.nic", "in_training_gb_per_s"} <= set(
         nothing.comm.missing
     )
     assert nothing.bottleneck is not None

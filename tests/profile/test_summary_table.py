@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from multinode.profile.machine_use import NodeUse
-from multinode.profile.nics import CardUse
+from multinode.profile.nics import NicUse
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import StepSplit
 from multinode.profile.summary import Comm, Summary
@@ -59,7 +59,7 @@ def test_every_figure_stands_there_with_its_unit_and_the_rule_beside_it() -> Non
         "120.5 ms per step, 30.0% of the step",
         "in training 0.951 GB/s, alone 1.120 GB/s",
         "agrees to 2%",
-        "the card counts 0.6% of acknowledgements",
+        "the NIC counts 0.6% of acknowledgements",
         "exposed by DDP's counters",
     ):
         assert said in text
@@ -130,7 +130,7 @@ def test_what_a_node_says_of_itself_is_text_and_neither_markup_nor_a_command_to_
         node="[red]n[/]\x1b[2J",
         node_rank=0,
         ranks=(0,),
-        cards=(CardUse(ifname="eth0\x07"),),
+        nics=(NicUse(ifname="eth0\x07"),),
         missing={"x": "\x1b]0;owned\x07[bold]"},
     )
     text = shown(msgspec.structs.replace(BARE, nodes=(node,)), width=160)

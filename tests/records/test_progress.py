@@ -120,7 +120,7 @@ def test_a_time_that_nobody_would_wait_for_is_not_said() -> None:
     assert advance_node(running, [endless]).left_s is None
 
 
-def test_the_network_is_the_difference_of_two_samples_of_one_card() -> None:
+def test_the_network_is_the_difference_of_two_samples_of_one_nic() -> None:
     once = advance_node(NODE, [nic(10**9, 1000, 2000)])
     assert (once.net_in_gbit_per_s, once.net_out_gbit_per_s) == (None, None)
     twice = advance_node(once, [nic(3 * 10**9, 1000 + 125_000_000, 2000 + 250_000_000)])
@@ -129,19 +129,19 @@ def test_the_network_is_the_difference_of_two_samples_of_one_card() -> None:
 
 
 @pytest.mark.parametrize("second", [nic(10**9, 5, 5), nic(5, 5, 5), nic(3 * 10**9, 5, 5, ifname="eth1")])
-def test_a_clock_that_stands_still_or_another_card_gives_no_rate(second: NicSample) -> None:
+def test_a_clock_that_stands_still_or_another_nic_gives_no_rate(second: NicSample) -> None:
     node = advance_node(NODE, [nic(10**9, 1000, 2000), second])
     assert (node.net_in_gbit_per_s, node.net_out_gbit_per_s) == (None, None)
 
 
-def test_two_cards_that_are_sampled_in_turn_have_their_rates_and_the_busier_one_is_shown() -> None:
+def test_two_nics_that_are_sampled_in_turn_have_their_rates_and_the_busier_one_is_shown() -> None:
     quiet, busy = [nic(10**9, 0, 0, "eth1"), nic(2 * 10**9, 1, 1, "eth1")], [nic(10**9, 0, 0), nic(2 * 10**9, 125, 250)]
     node = advance_node(NODE, [sample for pair in zip(busy, quiet, strict=True) for sample in pair])
     assert node.net_in_gbit_per_s == pytest.approx(1e-6)
     assert node.net_out_gbit_per_s == pytest.approx(2e-6)
 
 
-def test_the_share_of_the_link_is_that_of_the_data_planes_card_alone() -> None:
+def test_the_share_of_the_link_is_that_of_the_data_planes_nic_alone() -> None:
     linked = msgspec.structs.replace(NODE, ifname="eth0", link_gbit_per_s=10.0)
     ethernet = [nic(10**9, 0, 0), nic(2 * 10**9, 125_000_000, 250_000_000)]
     port = [nic(10**9, 0, 0, "mlx5_0/1"), nic(2 * 10**9, 10**9, 10**9, "mlx5_0/1")]
@@ -154,7 +154,7 @@ def test_the_share_of_the_link_is_that_of_the_data_planes_card_alone() -> None:
     assert msgspec.structs.replace(node, link_gbit_per_s=1.0).link_share is None
 
 
-def test_a_card_that_was_reset_gives_no_rate_until_it_was_read_twice() -> None:
+def test_a_nic_that_was_reset_gives_no_rate_until_it_was_read_twice() -> None:
     node = advance_node(NODE, [nic(10**9, 10**9, 10**9), nic(2 * 10**9, 0, 0)])
     assert node.net_in_gbit_per_s is None
     assert advance_node(node, [nic(3 * 10**9, 125_000_000, 0)]).net_in_gbit_per_s == pytest.approx(1.0)

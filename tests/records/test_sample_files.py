@@ -121,10 +121,10 @@ def test_what_is_rare_is_read_at_both_ends(tmp_path: Path) -> None:
 def test_a_file_without_steps_is_read_all_along(tmp_path: Path) -> None:
     steps = written(tmp_path / "rank-0.jsonl", (step(n) for n in range(1, STEPS + 1)))
     count = 100_000
-    cards = written(tmp_path / "sampler.jsonl", (b'{"kind": "nic", "at": %d}\n' % n for n in range(count)))
+    nics = written(tmp_path / "sampler.jsonl", (b'{"kind": "nic", "at": %d}\n' % n for n in range(count)))
     small = written(tmp_path / "kernel.jsonl", [record("kernel", at=1)])
-    stretches = EvenStretches([steps, cards, small], PART_BYTES)
-    at = [one["at"] for one in read(stretches, cards)]
+    stretches = EvenStretches([steps, nics, small], PART_BYTES)
+    at = [one["at"] for one in read(stretches, nics)]
     assert (at[0], at[-1]) == (0, count - 1)
     assert at == sorted(set(at))
     assert len(at) < count / 2

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.records.samples import CardBytes, LossSample, NicSample, Sample, StepSample, parse_samples
+from multinode.records.samples import LossSample, NicBytes, NicSample, Sample, StepSample, parse_samples
 
 STEP = b'{"kind":"step","rank":1,"step":3,"time_s":10.5,"mono_ns":9,"step_time_us":250.0,"samples":4}\n'
 NIC = (
@@ -45,7 +45,7 @@ def test_a_step_has_what_was_metered_and_what_was_not_is_none() -> None:
     line = (
         b'{"schema":1,"kind":"step","rank":1,"step":3,"time_s":10.5,"mono_ns":9,"step_time_us":null,"micro_steps":2,'
         b'"samples":8,"tokens":4096,"effective_tokens":null,"phases_us":{"forward":10.5},'
-        b'"cards":{"eth0":{"tx_bytes":4,"rx_bytes":3,"tx_packets":2,"rx_packets":1},'
+        b'"nics":{"eth0":{"tx_bytes":4,"rx_bytes":3,"tx_packets":2,"rx_packets":1},'
         b'"mlx5_0/1":{"tx_bytes":8,"rx_bytes":12}},"peak_memory_bytes":1024}'
     )
     (step,) = parse(line)
@@ -58,9 +58,9 @@ def test_a_step_has_what_was_metered_and_what_was_not_is_none() -> None:
         micro_steps=2,
         tokens=4096,
         phases_us={"forward": 10.5},
-        cards={
-            "eth0": CardBytes(tx_bytes=4, rx_bytes=3, tx_packets=2, rx_packets=1),
-            "mlx5_0/1": CardBytes(tx_bytes=8, rx_bytes=12),
+        nics={
+            "eth0": NicBytes(tx_bytes=4, rx_bytes=3, tx_packets=2, rx_packets=1),
+            "mlx5_0/1": NicBytes(tx_bytes=8, rx_bytes=12),
         },
         peak_memory_bytes=1024,
     )

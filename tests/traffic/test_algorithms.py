@@ -6,9 +6,9 @@ from multinode.records.benchmark import BACKENDS, COLLECTIVES
 from multinode.traffic.algorithms import (
     Layout,
     bus_factor,
-    card_factor,
     link_share,
     message_steps,
+    nic_factor,
     node_flows,
     rank_flows,
     worker_factor,
@@ -16,7 +16,7 @@ from multinode.traffic.algorithms import (
 
 FOUR = Layout(nodes=4)
 
-# Parts of S that each node sent and received, by its card's counters: gloo of torch 2.13, 16 MiB, virtual nodes.
+# Parts of S that each node sent and received, by its NIC's counters: gloo of torch 2.13, 16 MiB, virtual nodes.
 MEASURED = [
     (Layout(nodes=2), "all_reduce", [(1.000, 1.000)] * 2),
     (Layout(nodes=3), "all_reduce", [(1.3335, 1.3335)] * 3),
@@ -43,7 +43,7 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("layout", "collective", "measured"), MEASURED)
-def test_gloo_sends_what_was_measured_on_the_cards(
+def test_gloo_sends_what_was_measured_on_the_nics(
     layout: Layout, collective: str, measured: list[tuple[float, float]]
 ) -> None:
     nodes = node_flows(rank_flows("gloo", collective, layout), layout)
@@ -73,7 +73,7 @@ def test_what_stays_in_a_node_is_what_was_measured_on_its_loopback(collective: s
 def test_every_collective_of_every_backend_is_known_and_sends_nothing_when_alone(backend: str, collective: str) -> None:
     assert rank_flows(backend, collective, Layout(nodes=1)) == {}
     assert worker_factor(backend, collective, 1) == 0
-    assert card_factor(backend, collective, Layout(nodes=1, workers_per_node=4)) == 0
+    assert nic_factor(backend, collective, Layout(nodes=1, workers_per_node=4)) == 0
     flows = rank_flows(backend, collective, FOUR)
     received = [sum(part for (_, to), part in flows.items() if to == rank) for rank in range(4)]
     # Whatever the way, each rank receives the part of the result that it has not: all but broadcast's root.
@@ -84,7 +84,7 @@ def test_every_collective_of_every_backend_is_known_and_sends_nothing_when_alone
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 def test_nccl_with_a_worker_a_node_moves_what_busbw_counts(collective: str, nodes: int) -> None:
-    assert card_factor("nccl", collective, Layout(nodes=nodes)) == pytest.approx(bus_factor(collective, nodes))
+    assert nic_factor("nccl", collective, Layout(nodes=nodes)) == pytest.approx(bus_factor(collective, nodes))
 
 
 @pytest.mark.parametrize(("nodes", "workers"), [(2, 1), (3, 1), (4, 8), (5, 2), (13, 4), (14, 1), (32, 8)])
@@ -118,10 +118,10 @@ UNEQUAL = Layout.of((8, 2))
 
 def test_a_ring_leaves_unequal_nodes_once_and_pairs_by_their_workers() -> None:
     for backend in ("gloo", "nccl"):
-        assert card_factor(backend, "all_reduce", UNEQUAL) == pytest.approx(2 * 9 / 10)
-        assert card_factor(backend, "all_gather", UNEQUAL) == pytest.approx(9 / 10)
+        assert nic_factor(backend, "all_reduce", UNEQUAL) == pytest.approx(2 * 9 / 10)
+        assert nic_factor(backend, "all_gather", UNEQUAL) == pytest.approx(9 / 10)
         # Eight workers send two parts each.
-        assert card_factor(backend, "all_to_all", UNEQUAL) == pytest.approx(8 * 2 / 10)
+        assert nic_factor(backend, "all_to_all", UNEQUAL) == pytest.approx(8 * 2 / 10)
     moved = node_flows(rank_flows("gloo", "all_reduce", UNEQUAL), UNEQUAL)
     assert [node.inside for node in moved] == pytest.approx([7 * 1.8, 1.8])
     tree = node_flows(rank_flows("nccl", "all_reduce", UNEQUAL, algorithm="tree"), UNEQUAL)
@@ -138,18 +138,18 @@ def test_the_first_nodes_keep_their_workers_and_more_have_those_of_the_fullest()
 
 def test_a_ring_leaves_a_node_once_and_pairs_do_so_for_each_worker() -> None:
     layout = Layout(nodes=2, workers_per_node=8)
-    assert card_factor("nccl", "all_reduce", layout) == pytest.approx(2 * 15 / 16)
-    assert card_factor("nccl", "all_to_all", layout) == pytest.approx(8 * 8 / 16)
+    assert nic_factor("nccl", "all_reduce", layout) == pytest.approx(2 * 15 / 16)
+    assert nic_factor("nccl", "all_to_all", layout) == pytest.approx(8 * 8 / 16)
 
 
-def test_what_is_not_known_is_an_error_and_busbw_s_factor_stands_in_for_the_card() -> None:
+def test_what_is_not_known_is_an_error_and_busbw_s_factor_stands_in_for_the_nic() -> None:
     with pytest.raises(ValueError, match="unknown: all_reduce of mpi"):
         rank_flows("mpi", "all_reduce", FOUR)
     with pytest.raises(ValueError, match="unknown: all_gather of nccl as tree"):
         rank_flows("nccl", "all_gather", FOUR, algorithm="tree")
-    assert card_factor("mpi", "all_reduce", FOUR) == pytest.approx(1.5)
+    assert nic_factor("mpi", "all_reduce", FOUR) == pytest.approx(1.5)
     with pytest.raises(ValueError, match="unknown collective 'gossip'"):
-        card_factor("gloo", "gossip", FOUR)
+        nic_factor("gloo", "gossip", FOUR)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_network_that_is_slow_everywhere_is_told_once_and_the_worst_node_besid
 
 
 def test_how_full_a_link_is_counts_and_not_how_fast_it_is() -> None:
-    # One node has a slower card, and fills it.
+    # One node has a slower NIC, and fills it.
     pairs = measured("abcd", lambda a, b: 0.93 if "c" in a + b else 9.0)
     assert find_odd(pairs, links("abcd", 9.41) | {"c": GIGABIT}) == ()
     assert blamed(find_odd(pairs)) == [("odd_node", ("c",))]

@@ -11,8 +11,8 @@ from multinode.traffic.traffic import (
     GroupScope,
     Strategy,
     TrafficInputs,
-    card_bytes,
-    card_time_s,
+    nic_bytes,
+    nic_time_s,
     step_exchanges,
 )
 from tests.job.trainings import MEASURED_SENT
@@ -29,10 +29,10 @@ def sent(
     strategy: Strategy, layout: Layout = TWO, *, gloo: bool = False, load: TrafficInputs = TINY, k: int = 1
 ) -> float:
     exchanges = step_exchanges(strategy, msgspec.structs.replace(load, accumulation=k), layout)
-    assert layout.workers_per_node > 1 or worker_bytes(exchanges, layout, gloo=gloo) == card_bytes(
+    assert layout.workers_per_node > 1 or worker_bytes(exchanges, layout, gloo=gloo) == nic_bytes(
         exchanges, layout, gloo=gloo
     )
-    return card_bytes(exchanges, layout, gloo=gloo)
+    return nic_bytes(exchanges, layout, gloo=gloo)
 
 
 @pytest.mark.parametrize(("strategy", "k", "measured_mb"), MEASURED_SENT)
@@ -41,7 +41,7 @@ def test_what_the_tiny_model_sends_is_what_was_measured(strategy: Strategy, k: i
 
 
 def test_its_step_on_a_slow_link_takes_what_was_measured() -> None:
-    assert card_time_s(sent(Strategy.DDP), 0.0125) == pytest.approx(1.176, rel=0.01)
+    assert nic_time_s(sent(Strategy.DDP), 0.0125) == pytest.approx(1.176, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_gloo_reduces_to_all_where_a_part_was_asked_for() -> None:
     assert sent(Strategy.DDP, gloo=True) == sent(Strategy.DDP)
 
 
-def test_one_node_sends_nothing_through_its_card() -> None:
+def test_one_node_sends_nothing_through_its_nic() -> None:
     alone = Layout(nodes=1, workers_per_node=4)
     exchanges = step_exchanges(Strategy.ZERO3, TINY, alone)
-    assert card_bytes(exchanges, alone) == 0
+    assert nic_bytes(exchanges, alone) == 0
     assert worker_bytes(exchanges, alone) == pytest.approx(3 * 3 / 4 * S)
 
 
@@ -117,4 +117,4 @@ def test_what_joins_the_first_worker_of_each_node_is_a_ring_of_nodes() -> None:
     layout = Layout(nodes=3, workers_per_node=8)
     averaged = Exchange(op="all_reduce", size_bytes=S, reach=GroupScope.LEADERS)
     across = Exchange(op="all_reduce", size_bytes=S / 8, reach=GroupScope.ACROSS)
-    assert card_bytes([averaged], layout) == card_bytes([across], layout) == pytest.approx(2 * 2 / 3 * S)
+    assert nic_bytes([averaged], layout) == nic_bytes([across], layout) == pytest.approx(2 * 2 / 3 * S)

@@ -1,4 +1,4 @@
-"""Counters of cards and ports, read from a tree that looks as the kernel's does."""
+"""Counters of NICs and ports, read from a tree that looks as the kernel's does."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ ETH0 = {"tx_bytes": 1000, "rx_bytes": 1001, "tx_packets": 1002, "rx_packets": 10
 PORT = {"tx_bytes": 100, "rx_bytes": 100}
 
 
-def test_named_cards_and_all_ports_that_count_are_read(worker: Worker, classes: Path) -> None:
-    said, stderr = run(worker, classes, "say(worker.nics.Cards(guard, ['eth0'], classes)(1))")
-    assert said == [{"cards": {"eth0": ETH0, "mlx5_0/1": PORT}}]
+def test_named_nics_and_all_ports_that_count_are_read(worker: Worker, classes: Path) -> None:
+    said, stderr = run(worker, classes, "say(worker.nics.NicMeter(guard, ['eth0'], classes)(1))")
+    assert said == [{"nics": {"eth0": ETH0, "mlx5_0/1": PORT}}]
     assert stderr == ""
 
 
@@ -61,26 +61,26 @@ def test_counters_are_read_anew_but_not_at_every_step(worker: Worker, classes: P
         worker,
         classes,
         """
-cards = worker.nics.Cards(guard, ["eth0"], classes, interval_s=0.0)
-cards(1)
+nics = worker.nics.NicMeter(guard, ["eth0"], classes, interval_s=0.0)
+nics(1)
 open(classes + "/net/eth0/statistics/tx_bytes", "w").write("12345678901234567890")
-say(cards(2)["cards"]["eth0"]["tx_bytes"])
-rarely = worker.nics.Cards(guard, ["eth0"], classes, interval_s=3600.0)
+say(nics(2)["nics"]["eth0"]["tx_bytes"])
+rarely = worker.nics.NicMeter(guard, ["eth0"], classes, interval_s=3600.0)
 say([len(rarely(number)) for number in range(3)])
 """,
     )
     assert said == [12345678901234567890, [1, 0, 0]]
 
 
-def test_a_card_that_vanishes_is_told_once_and_the_others_are_read_on(worker: Worker, classes: Path) -> None:
-    # What a card that has gone answers to an open descriptor is an error; an empty file is read as one.
+def test_a_nic_that_vanishes_is_told_once_and_the_others_are_read_on(worker: Worker, classes: Path) -> None:
+    # What a NIC that has gone answers to an open descriptor is an error; an empty file is read as one.
     said, stderr = run(
         worker,
         classes,
         """
-cards = worker.nics.Cards(guard, ["eth0", "eth1", "eth9"], classes, interval_s=0.0)
+nics = worker.nics.NicMeter(guard, ["eth0", "eth1", "eth9"], classes, interval_s=0.0)
 open(classes + "/net/eth1/statistics/rx_bytes", "w").close()
-for number in range(3): say(sorted(cards(number)["cards"]))
+for number in range(3): say(sorted(nics(number)["nics"]))
 """,
     )
     assert said == [["eth0", "mlx5_0/1"]] * 3
@@ -99,7 +99,7 @@ for number in range(3): say(sorted(cards(number)["cards"]))
         ({"LOCAL_RANK": "0"}, False),
     ],
 )
-def test_only_the_first_worker_looks_and_only_where_cards_are_named(
+def test_only_the_first_worker_looks_and_only_where_nics_are_named(
     worker: Worker, classes: Path, environ: dict[str, str], *, looks: bool
 ) -> None:
     said, _ = run(worker, classes, f"say(worker.nics.meter(guard, {environ!r}) is not None)")

@@ -65,7 +65,7 @@ PARTS = (
     ("batches", "Batches", "begin"),
     ("batches", "Batches", "end"),
     ("batches", "Batches", "__call__"),
-    ("nics", "Cards", "__call__"),
+    ("nics", "Nics", "__call__"),
     ("recorder", "Recorder", "write"),
     ("recorder", "Recorder", "flush"),
 )
@@ -103,7 +103,7 @@ def test_a_training_is_the_same_bit_for_bit_and_recorded(worker: Worker) -> None
         assert (step["micro_steps"], step["samples"]) == (1, 4)
         assert set(step["phases_us"]) >= {"data", "forward", "backward", "optimizer"}
     assert steps[0]["peak_memory_bytes"] > 1_000_000
-    assert set(steps[0]["cards"]["lo"]) == {"tx_bytes", "rx_bytes", "tx_packets", "rx_packets"}
+    assert set(steps[0]["nics"]["lo"]) == {"tx_bytes", "rx_bytes", "tx_packets", "rx_packets"}
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[1]}.{part[2]}")

@@ -16,7 +16,7 @@ import re
 import time
 from typing import Any, Optional, Union
 
-from ..facts.nics import Counters, added, grown, read_cards
+from ..facts.nics import Counters, added, grown, read_nics
 from ..own_files import append_lines
 from .collective_ops import Operation, make_operation
 from .device_ops import find_device, time_events
@@ -113,24 +113,24 @@ class _Worker:
         checks = self._request["check"]
         wrong = sum(operation.count_wrong() for _ in range(checks)) if checks else None
         operation.clear()
-        before = self._read_cards() if message["turns"] else None
+        before = self._read_nics() if message["turns"] else None
         iters = self._agree_iters(self._time(operation, self._request["warmup_iters"]))
         if message["turns"]:
             self._write_rdma(index, before)
         turns = min(message["turns"], iters)
         parts = [iters] if not turns else [iters // turns + (turn < iters % turns) for turn in range(turns)]
         times_us: list[float] = []
-        cards: Optional[Counters] = {} if self._local_rank == 0 else None
+        nics: Optional[Counters] = {} if self._local_rank == 0 else None
         for part in parts:
             if turns:
                 self._stream(index)
-            before = self._read_cards()
+            before = self._read_nics()
             # Who left the barrier first would wait in it for the others: it is run once more and not timed.
             operation.run()
             times_us += self._time(operation, part)
-            after = self._read_cards()
-            if cards is not None and before is not None and after is not None:
-                cards = added(cards, grown(before, after))
+            after = self._read_nics()
+            if nics is not None and before is not None and after is not None:
+                nics = added(nics, grown(before, after))
         return {
             "collective": message["collective"],
             "dtype": operation.dtype_name,
@@ -140,8 +140,8 @@ class _Worker:
             "time_s": time.time(),
             "times_us": times_us,
             "num_wrong": wrong,
-            "cards": cards,
-            "card_iters": iters + len(parts),
+            "nics": nics,
+            "nic_iters": iters + len(parts),
         }
 
     def record(self, fields: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ class _Worker:
 
     def _write_rdma(self, index: int, before: Optional[Counters]) -> None:
         """Over the ports that the warm-up went over, where there are such on every node, and the program for it."""
-        after = self._read_cards()
+        after = self._read_nics()
         ring: Optional[RdmaRing] = None
         if before is not None and after is not None and self._request["addr"] is not None:
             ring = RdmaRing(self._request["addr"], used_ports(before, after))
@@ -208,15 +208,15 @@ class _Worker:
         affordable = int(self._request["max_seconds"] * 1e6 / slowest.item())
         return int(min(self._request["iters"], max(self._request["min_iters"], affordable)))
 
-    def _read_cards(self) -> Optional[Counters]:
+    def _read_nics(self) -> Optional[Counters]:
         """The node's counters while nothing moves; its first worker reads them for all."""
         if self.module is not None:
             self.module.synchronize()
         self._dist.barrier()
-        cards = read_cards() if self._local_rank == 0 else None
+        nics = read_nics() if self._local_rank == 0 else None
         # Nobody sends before all have read.
         self._dist.barrier()
-        return cards
+        return nics
 
 
 def read_nccl_log(directory: str, pid: int) -> list[str]:

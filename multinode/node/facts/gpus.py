@@ -118,7 +118,7 @@ def _split(line: str, fields: str) -> list[str]:
 
 
 def _number(text: str) -> Optional[float]:
-    # [N/A], [Not Supported] and [Insufficient Permissions] stand for what a card does not tell.
+    # [N/A], [Not Supported] and [Insufficient Permissions] stand for what a GPU does not report.
     return None if text.startswith("[") else float(text)
 
 

@@ -41,7 +41,7 @@ _PASSING_FLAGS = 0x01 | 0x08 | 0x20 | 0x40
 _IFF_RUNNING = 0x40
 _IFREQ_FLAGS = "16sH22x"
 
-# Of a card's link modes, as its driver tells them (linux/ethtool.h).
+# Of a NIC's link modes, as its driver tells them (linux/ethtool.h).
 _SIOCETHTOOL = 0x8946
 _GSET = 0x01
 _GLINKSETTINGS = 0x4C
@@ -54,7 +54,7 @@ _WORD_BYTES = 4
 _IFREQ_POINTER = "16sP16x"
 
 # Bits of the link modes by Mbit/s (enum ethtool_link_mode_bit_indices). Those of 20 and 56 Gbit/s are left out: they
-# are of back planes, and of one maker's cards with the same maker's switches; a card that could is not held back.
+# are of back planes, and of one maker's NICs with the same maker's switches; a NIC that could is not held back.
 _MODES_MBIT = {
     10: (0, 1, 92),
     100: (2, 3, 67, 90, 91),
@@ -75,7 +75,7 @@ _HARDWARE_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 # What `ip -details` and DEVTYPE call devices that end in software. veth, bond, vlan and macvlan carry Ethernet to
 # somewhere else, and count as what they imitate.
 _BRIDGES = {"bridge", "openvswitch"}
-_CARD_TYPES = {"", "wlan", "wwan"}
+_NIC_TYPES = {"", "wlan", "wwan"}
 _TUNNELS = {"tun", "tap", "wireguard", "dummy", "vxlan", "geneve", "gre", "gretap", "ipip", "sit", "ifb", "vrf"}
 
 
@@ -137,13 +137,13 @@ def parse_if_inet6(text: str) -> list[tuple[str, str]]:
 
 
 def parse_speed(text: Optional[str]) -> Optional[float]:
-    """Gbit/s from the Mbit/s of /sys/class/net/X/speed; a card without a link says -1, an old kernel 4294967295."""
+    """Gbit/s from the Mbit/s of /sys/class/net/X/speed; a NIC without a link says -1, an old kernel 4294967295."""
     speed_mbit = int(text or "-1")
     return speed_mbit / _MBIT_PER_GBIT if 0 < speed_mbit < _UNKNOWN_MBIT else None
 
 
-def read_card_speed(ifname: str) -> Optional[float]:
-    """Gbit/s of the fastest mode that the card supports; None where its driver names none, as in virtual machines."""
+def read_nic_speed(ifname: str) -> Optional[float]:
+    """Gbit/s of the fastest mode that the NIC supports; None where its driver names none, as in virtual machines."""
     try:
         return fastest_mode(_read_modes(ifname))
     except OSError:
@@ -229,7 +229,7 @@ def _describe(name: str, addresses: list[str], info_kind: Optional[str]) -> Reco
         "driver": driver,
         "running": None if flags is None else bool(flags & _IFF_RUNNING),
         "duplex": duplex if duplex in ("full", "half") else None,
-        "card_gbit_per_s": read_card_speed(name) if os.path.exists(f"{folder}/device") else None,
+        "nic_gbit_per_s": read_nic_speed(name) if os.path.exists(f"{folder}/device") else None,
         "errors": _count(folder, "errors"),
         "packets": _count(folder, "packets"),
     }
@@ -254,7 +254,7 @@ def _find_driver(folder: str, info_kind: Optional[str]) -> Optional[str]:
             return driver
     device = dict(line.split("=", 1) for line in (try_read(f"{folder}/uevent") or "").splitlines() if "=" in line)
     kind = device.get("DEVTYPE", "")
-    return None if kind in _CARD_TYPES else kind
+    return None if kind in _NIC_TYPES else kind
 
 
 def _find_kind(folder: str, driver: Optional[str]) -> str:
@@ -306,7 +306,7 @@ def _find_route(peer: str, owners: dict[str, str]) -> Record:
     except OSError as error:
         route["error"] = error.strerror or "not an IP address"
         return route
-    # A route may name another source than the address of the card it leaves by; to itself a node needs no route.
+    # A route may name another source than the address of the NIC it leaves by; to itself a node needs no route.
     sender = None if source == peer else sending_interface(family, packed)
     route.update(source=source, ifname=owners.get(source) if sender is None else sender)
     return route

@@ -1,6 +1,6 @@
-"""NICs and ports of RDMA cards, InfiniBand and RoCE: their state, their counters, and what these grew by.
+"""NICs and ports of RDMA NICs, InfiniBand and RoCE: their state, their counters, and what these grew by.
 
-And what stands between an RDMA card and the GPUs on its PCIe switch: access control (ACS), and an IOMMU. That is read
+And what stands between an RDMA NIC and the GPUs on its PCIe switch: access control (ACS), and an IOMMU. That is read
 as far as the kernel lets: who may not administer the machine sees the beginning of a bridge's configuration alone,
 without ACS. Where an IOMMU is on, its groups tell that ACS kept two devices apart when the machine started.
 """
@@ -39,7 +39,7 @@ Counters = dict[str, dict[str, Optional[int]]]
 
 
 def list_rdma_ports(classes: str = _CLASSES) -> list[Record]:
-    """One record a port; a node without such cards has none.
+    """One record a port; a node without such NICs has none.
 
     Args:
         classes: where the kernel lists devices by class.
@@ -47,14 +47,14 @@ def list_rdma_ports(classes: str = _CLASSES) -> list[Record]:
     return [_describe(name, folder, classes) for name, folder in list(rdma_ports(classes))[:_MAX_PORTS]]
 
 
-def read_cards(classes: str = _CLASSES) -> Counters:
+def read_nics(classes: str = _CLASSES) -> Counters:
     """Bytes and packets by interface name, or `device/port` of an RDMA port; one that cannot be read is left out."""
     names = (*list_names(f"{classes}/net"), *(name for name, _ in rdma_ports(classes)))
-    cards = {name: _read(name, classes) for name in names}
-    return {name: counters for name, counters in cards.items() if None not in counters.values()}
+    nics = {name: _read(name, classes) for name in names}
+    return {name: counters for name, counters in nics.items() if None not in counters.values()}
 
 
-def read_card(name: str, classes: str = _CLASSES) -> dict[str, Optional[int]]:
+def read_nic(name: str, classes: str = _CLASSES) -> dict[str, Optional[int]]:
     """One of them, with its errors and drops, and how often an interface's link went or came; None is not counted.
 
     Raises:
@@ -73,7 +73,7 @@ def read_card(name: str, classes: str = _CLASSES) -> dict[str, Optional[int]]:
 
 
 def grown(before: Counters, after: Counters) -> Counters:
-    """What each card that is in both counted between the two."""
+    """What each NIC that is in both counted between the two."""
     return {
         name: {field: (now or 0) - (before[name].get(field) or 0) for field, now in counters.items()}
         for name, counters in after.items()
@@ -82,7 +82,7 @@ def grown(before: Counters, after: Counters) -> Counters:
 
 
 def added(counters: Counters, more: Counters) -> Counters:
-    """What each card of `more` counted in both; one that was not always there is left out once it was missing."""
+    """What each NIC of `more` counted in both; one that was not always there is left out once it was missing."""
     if not counters:
         return more
     return {
@@ -102,13 +102,13 @@ def _describe(name: str, folder: str, classes: str) -> Record:
     device, _, port = name.rpartition("/")
     state = try_read(f"{folder}/state")
     rate = _RATE.match(try_read(f"{folder}/rate") or "")
-    card = f"{classes}/infiniband/{device}"
+    nic = f"{classes}/infiniband/{device}"
     more = {
-        "board": try_read(f"{card}/board_id") or None,
-        "firmware": try_read(f"{card}/fw_ver") or None,
+        "board": try_read(f"{nic}/board_id") or None,
+        "firmware": try_read(f"{nic}/fw_ver") or None,
         **_find_gid(folder),
-        **_read_pcie(f"{card}/device"),
-        **read_pcie_path(f"{card}/device", f"{os.path.dirname(classes)}/bus/pci/devices"),
+        **_read_pcie(f"{nic}/device"),
+        **read_pcie_path(f"{nic}/device", f"{os.path.dirname(classes)}/bus/pci/devices"),
     }
     return {
         "device": device,
@@ -117,7 +117,7 @@ def _describe(name: str, folder: str, classes: str) -> Record:
         "state": None if state is None else state.rpartition(":")[2].strip(),
         "link_layer": try_read(f"{folder}/link_layer"),
         "rate_gbit_per_s": float(rate["gbit"]) if rate else None,
-        # What not every card has.
+        # What not every NIC has.
         **{name: value for name, value in more.items() if value not in (None, [])},
     }
 
@@ -143,7 +143,7 @@ def _find_gid(folder: str) -> Record:
 
 
 def _read_pcie(folder: str) -> Record:
-    """What goes through the card's slot in each direction, now and at the most that both ends could."""
+    """What goes through the NIC's slot in each direction, now and at the most that both ends could."""
     speeds = {name: _read_lanes(folder, name) for name in ("current", "max")}
     return {"pcie_gbit_per_s": speeds["current"], "pcie_max_gbit_per_s": speeds["max"]}
 
@@ -173,15 +173,15 @@ def read_pcie_path(device: str, pci: str) -> Record:
     """`acs`, the bridges that send up to the CPU what the device and a GPU below one switch exchange; and `iommu`.
 
     Args:
-        device: the card's folder below /sys/devices, or a link to it.
+        device: the NIC's folder below /sys/devices, or a link to it.
         pci: where the kernel lists the PCI devices.
     """
-    card = _chain(device)
+    nic = _chain(device)
     bridges: dict[str, None] = {}
     for gpu in _gpus(pci):
         other = _chain(gpu)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(card, other)))
-        between = [*card[shared:-1], *other[shared:-1]] if shared else []
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(nic, other)))
+        between = [*nic[shared:-1], *other[shared:-1]] if shared else []
         controls = {bridge: _redirects(f"{pci}/{bridge}") for bridge in between}
         bridges.update(dict.fromkeys(bridge for bridge, redirects in controls.items() if redirects))
         groups = {_group(device), _group(gpu)}

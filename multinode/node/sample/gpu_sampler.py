@@ -139,7 +139,7 @@ class _Gpu:
         try:
             answer = query(self._handle, *arguments)
         except self._nvml.NVMLError:
-            # A card that lacks one sensor, or a driver that lacks one call, still has the others.
+            # A GPU that lacks one sensor, or a driver that lacks one call, still has the others.
             return None
         return answer if per is None else answer / per
 

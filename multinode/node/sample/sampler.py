@@ -19,7 +19,7 @@ from typing import NamedTuple, Optional
 
 from ..channel import Record
 from ..facts.memory import GroupFinder, Memory, MemoryReader, read_cpu_limit
-from ..facts.nics import list_rdma_ports, read_card
+from ..facts.nics import list_rdma_ports, read_nic
 from ..kernel_files import read_text
 from ..nccl_files import InspectorReader
 from ..own_files import append_lines
@@ -28,9 +28,9 @@ from ..rundir import RunDir, is_samples_name
 
 _GIB = 1 << 30
 _LEAST_INTERVAL_S = 0.1
-# What the cards carry before the first worker begins, some seconds from now, is nobody's of this job.
+# What the NICs carry before the first worker begins, some seconds from now, is nobody's of this job.
 _IDLE_INTERVAL_S, _IDLE_LOOK_S = 0.2, 2.0
-# Of all but the cards: the kernel takes a while to write down what each of many cores did, and means need no more.
+# Of all but the NICs: the kernel takes a while to write down what each of many cores did, and means need no more.
 _SLOW_INTERVAL_S = 1.0
 # The controller knows what these mean; here they only keep the rest of a talkative log away.
 _TELLING = re.compile(
@@ -109,12 +109,12 @@ class KernelLog:
 
 
 class NodeSampler:
-    """Samples cards at an interval and the rest once a second, and never disturbs its caller.
+    """Samples NICs at an interval and the rest once a second, and never disturbs its caller.
 
     Args:
         run: whose samples; they go to samples/node.jsonl.
         ifnames: the NICs to read; RDMA ports that are active are read as well.
-        interval_s: from one sample of the cards to the next.
+        interval_s: from one sample of the NICs to the next.
         spared: children of the caller that are none of the job's.
     """
 
@@ -167,9 +167,7 @@ class NodeSampler:
                 self._file.note(f"samples in {strange[0][:100]!r}{others} are passed over: no name of such a file")
 
     def _sample(self, *, is_slow_due: bool) -> None:
-        readers: list[Callable[[], Record]] = [
-            partial(_read_card, name) for name in (*self._ifnames, *self._rdma_ports)
-        ]
+        readers: list[Callable[[], Record]] = [partial(_read_nic, name) for name in (*self._ifnames, *self._rdma_ports)]
         if is_slow_due:
             # Half an interval early: a sample that comes a little before the second must not make it two.
             self._slow_due = time.monotonic() + _SLOW_INTERVAL_S - self._interval_s / 2
@@ -218,9 +216,9 @@ def parse_snmp(text: str) -> Record:
     }
 
 
-def _read_card(name: str) -> Record:
+def _read_nic(name: str) -> Record:
     # Stamped here: rates are made of these, and other records are read before they are written.
-    return {"kind": "nic", "ifname": name, "mono_ns": time.monotonic_ns(), **read_card(name)}
+    return {"kind": "nic", "ifname": name, "mono_ns": time.monotonic_ns(), **read_nic(name)}
 
 
 def _shares(before: Optional[Ticks], now: Ticks) -> Record:

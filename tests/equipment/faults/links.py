@@ -14,24 +14,24 @@ from tests.equipment.faults.fault import AnyFault, Scene, require
 
 # What every port of the switch passes.
 _PORT_MTU = 1500
-# The second port of the card whose first is the training interface.
+# The second port of the NIC whose first is the training interface.
 _SECOND_IFNAME = "ens1f1"
 # What the kernel gives a virtual link.
 _GSO_SEGMENTS = 65535
 
-_CARDS = (DATA_IFNAME, MANAGEMENT_IFNAME)
+_NICS = (DATA_IFNAME, MANAGEMENT_IFNAME)
 _WAY_WORDS = {"both": "carries", "send": "sends", "receive": "receives"}
 _FIREWALL_WORDS = {"drop": "dropped", "reject": "rejected"}
 _FIREWALL_VERDICTS = {"drop": "drop", "reject": "reject with tcp reset"}
 
 
 class LinkDown(AnyFault, frozen=True, kw_only=True, tag="link-down"):
-    """The cable of a card is pulled, at the switch's end, so that the node's own settings stand: no carrier."""
+    """The cable of a NIC is pulled, at the switch's end, so that the node's own settings stand: no carrier."""
 
     ifname: str = DATA_IFNAME
 
     def __post_init__(self) -> None:
-        _check_card(self.ifname)
+        _check_nic(self.ifname)
 
     def describe(self) -> str:
         return f"{self.ifname} has no carrier"
@@ -44,14 +44,14 @@ class LinkDown(AnyFault, frozen=True, kw_only=True, tag="link-down"):
 
 
 class LinkSlow(AnyFault, frozen=True, kw_only=True, tag="link-slow"):
-    """A card carries less than it says, both ways or one: `send` is what the node sends, the other way is as it was."""
+    """A NIC carries less than it says, both ways or one: `send` is what the node sends, the other way is as it was."""
 
     ifname: str = DATA_IFNAME
     rate_gbit_per_s: float
     way: Literal["send", "receive", "both"] = "both"
 
     def __post_init__(self) -> None:
-        _check_card(self.ifname)
+        _check_nic(self.ifname)
 
     def describe(self) -> str:
         return f"{self.ifname} {_WAY_WORDS[self.way]} {rate_text(self.rate_gbit_per_s)}"
@@ -76,7 +76,7 @@ class Mtu(AnyFault, frozen=True, kw_only=True, tag="mtu"):
     """The training NIC sends larger frames than its switch port passes: they vanish, small ones arrive.
 
     Two nodes agree on the smaller of their TCP segments, so a stream suffers only where both ends have the fault.
-    Virtual links pass a batch of segments whatever the MTU says, for a card would have cut it; the node is told to send
+    Virtual links pass a batch of segments whatever the MTU says, for a NIC would have cut it; the node is told to send
     one segment at a time, or some would get through.
     """
 
@@ -118,7 +118,7 @@ class Ports(AnyFault, frozen=True, kw_only=True, tag="ports"):
 
 
 class Address(AnyFault, frozen=True, kw_only=True, tag="address"):
-    """There is a second card, with this address: two cards in one subnet when it is of the training network."""
+    """There is a second NIC, with this address: two NICs in one subnet when it is of the training network."""
 
     address: str
     # What the other end of its link is set to.
@@ -139,7 +139,7 @@ class Address(AnyFault, frozen=True, kw_only=True, tag="address"):
         _ip(scene.node, f"addr add {self.address} brd + dev {self.ifname}", f"link set {self.ifname} up")
 
     def undo(self, scene: Scene) -> None:
-        """Have everybody ask again who has which address, too: a second card may have answered."""
+        """Have everybody ask again who has which address, too: a second NIC may have answered."""
         if self.ifname in _interfaces(scene.node):
             _ip(scene.node, f"link del {self.ifname}")
         for node in scene.lab.nodes:
@@ -197,8 +197,8 @@ def _port_of(node: LabNode, ifname: str) -> str:
     return f"{'data' if ifname == node.ifname else 'mgmt'}{node.node_rank}"
 
 
-def _check_card(ifname: str) -> None:
-    require(ifname in _CARDS, f"a node has no interface {ifname!r}", f"its interfaces are {' and '.join(_CARDS)}")
+def _check_nic(ifname: str) -> None:
+    require(ifname in _NICS, f"a node has no interface {ifname!r}", f"its interfaces are {' and '.join(_NICS)}")
 
 
 class _Named(msgspec.Struct):

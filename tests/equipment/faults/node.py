@@ -35,7 +35,7 @@ from tests.equipment.faults.fault import AnyFault, Scene, is_stopped, require
 from tests.equipment.faults.links import set_port
 
 _NODE_WORDS = {"kill": "killed, links and all", "freeze": "all its processes are frozen"}
-_CARDS = (DATA_IFNAME, MANAGEMENT_IFNAME)
+_NICS = (DATA_IFNAME, MANAGEMENT_IFNAME)
 _DEADLINE_S = 20.0
 _GROUP_DEADLINE_S = 10.0
 # sshd must still answer within the time that clients give it.
@@ -57,7 +57,7 @@ class NodeState(AnyFault, frozen=True, kw_only=True, tag="node"):
             _freeze(scene.node)
             return
         # A machine without power says no farewell: no segment that ends a connection gets out.
-        for ifname in _CARDS:
+        for ifname in _NICS:
             set_port(scene.node, ifname, up=False)
         _kill(scene.node)
 
@@ -66,7 +66,7 @@ class NodeState(AnyFault, frozen=True, kw_only=True, tag="node"):
             if scene.is_same_boot:
                 signal_all(node_processes(scene.node), signal.SIGCONT)
             return None
-        for ifname in _CARDS:
+        for ifname in _NICS:
             set_port(scene.node, ifname, up=True)
         if is_alive(scene.node.init):
             return None
