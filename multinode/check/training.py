@@ -15,7 +15,7 @@ from multinode.job.job import LlamaFactorySettings
 from multinode.job.step_calls import calls_of_strategy
 from multinode.job.training import SMALL_RANK, STAGES, Training, read_training
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, card_bytes, card_time_s, step_exchanges
+from multinode.traffic.traffic import Strategy, TrafficInputs, nic_bytes, nic_time_s, step_exchanges
 from multinode.units import (
     BITS_PER_BYTE,
     ETHERNET_MTU,
@@ -281,7 +281,7 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
     goodput, words = link
     gloo = all(not found.gpus for found in inspection.facts.values())
     size = _sent(training.strategy, training.load, layout, gloo=gloo)
-    time_s = card_time_s(size, goodput)
+    time_s = nic_time_s(size, goodput)
     values = {"name": training.name, "size": _format_bytes(size), "time": _format_time(time_s), "link": words}
     values["workers"] = format_count(sum(workers), "worker")
     other_size = _sent(Strategy.DDP, training.small, layout, gloo=gloo)
@@ -291,7 +291,7 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
             **values,
             other="DDP with LoRA" if training.lora else f"DDP with LoRA at rank {SMALL_RANK}",
             other_size=_format_bytes(other_size),
-            other_time=_format_time(card_time_s(other_size, goodput)),
+            other_time=_format_time(nic_time_s(other_size, goodput)),
             way=way,
         )
     elif time_s > _NOTE_S:
@@ -379,7 +379,7 @@ def _link(inspection: Inspection) -> tuple[float, str] | None:
 
 
 def _sent(strategy: Strategy, load: TrafficInputs, layout: Layout, *, gloo: bool) -> float:
-    return card_bytes(step_exchanges(strategy, load, layout), layout, gloo=gloo)
+    return nic_bytes(step_exchanges(strategy, load, layout), layout, gloo=gloo)
 
 
 def _format_time(time_s: float) -> str:

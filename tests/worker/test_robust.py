@@ -65,7 +65,7 @@ PARTS = (
     ("batches", "Batches", "begin"),
     ("batches", "Batches", "end"),
     ("batches", "Batches", "__call__"),
-    ("nics", "Nics", "__call__"),
+    ("nics", "NicMeter", "__call__"),
     ("recorder", "Recorder", "write"),
     ("recorder", "Recorder", "flush"),
 )
