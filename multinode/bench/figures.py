@@ -208,7 +208,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     scale: float
 
 
-class Sheet(msgspec.Struct, frozen=True, kw_only=True):
+class DataSheet(msgspec.Struct, frozen=True, kw_only=True):
     """The data sheet's maximum for a test, in the test's unit, or why it is unknown."""
 
     peak: float | None = None
@@ -245,7 +245,7 @@ def work_of(sample: SpeedSample) -> Work | None:
     return _work(float(parts) * sample.size * sample.width_bytes, "GB/s", _GIGA)
 
 
-def sheet_of(device: str, name: str | None, key: TestKey) -> Sheet:
+def sheet_of(device: str, name: str | None, key: TestKey) -> DataSheet:
     """The data sheet's figure for a test.
 
     Args:
@@ -254,17 +254,17 @@ def sheet_of(device: str, name: str | None, key: TestKey) -> Sheet:
         key: the test.
     """
     if key.kind == "bus":
-        return Sheet(peak_reason="bus bandwidth depends on GPU, slot and CPU: no data sheet lists it")
+        return DataSheet(peak_reason="bus bandwidth depends on GPU, slot and CPU: no data sheet lists it")
     if device != "cuda":
-        return Sheet(peak_reason="no CPU data sheets are available")
+        return DataSheet(peak_reason="no CPU data sheets are available")
     peak = peak_of(name or "")
     if peak is None:
-        return Sheet(peak_reason=f"no data sheet of {name or 'this GPU'} is available")
+        return DataSheet(peak_reason=f"no data sheet of {name or 'this GPU'} is available")
     figure, source = _figure(peak, key)
     return (
-        Sheet(peak=figure, peak_source=source)
+        DataSheet(peak=figure, peak_source=source)
         if figure is not None
-        else Sheet(peak_reason="its data sheet's figure is missing")
+        else DataSheet(peak_reason="its data sheet's figure is missing")
     )
 
 

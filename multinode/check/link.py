@@ -99,7 +99,7 @@ _RULES = {
 }
 
 
-class _Path(NamedTuple):
+class _LinkedStream(NamedTuple):
     """What the slower of two links carries, and what a stream over both reached."""
 
     goodput_gbit_per_s: float
@@ -171,7 +171,7 @@ def least_speeds(inspection: Inspection) -> dict[Pair, float]:
     return {pair: path.least_gbit_per_s for pair, path in _paths(inspection).items()}
 
 
-def _paths(inspection: Inspection) -> dict[Pair, _Path]:
+def _paths(inspection: Inspection) -> dict[Pair, _LinkedStream]:
     links = {node.name: (nic, nic.speed_gbit_per_s) for node, nic in inspection.links if nic.speed_gbit_per_s}
     streams = {(stream.source, stream.target): stream for stream in inspection.connectivity.streams}
     paths = {}
@@ -179,15 +179,15 @@ def _paths(inspection: Inspection) -> dict[Pair, _Path]:
         link = min(sends, receives)
         mtu = min(sender.mtu or ETHERNET_MTU, receiver.mtu or ETHERNET_MTU)
         speed = streams.get((source, target)) or PairSpeed(source=source, target=target)
-        paths[source, target] = _Path(goodput_gb_per_s(link, mtu) * BITS_PER_BYTE, link, speed)
+        paths[source, target] = _LinkedStream(goodput_gb_per_s(link, mtu) * BITS_PER_BYTE, link, speed)
     return paths
 
 
-def _reached(path: _Path) -> float:
+def _reached(path: _LinkedStream) -> float:
     return path.speed.gbit_per_s or 0.0
 
 
-def _figures(paths: Sequence[_Path]) -> dict[str, str]:
+def _figures(paths: Sequence[_LinkedStream]) -> dict[str, str]:
     best = max(paths, key=_reached)
     reached = format_rate(_reached(best))
     if best.speed.worse_gbit_per_s is not None:
