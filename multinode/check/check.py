@@ -23,9 +23,8 @@ from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.quoting import as_steps
 from multinode.errors import NodeError, NodeFailed, UsageError
 from multinode.job.job import Job
-from multinode.job.job_files import absent_files, job_files, may_be_paths
+from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import LaunchOptions, argument_names, candidate_ports, choose_master_port, plan_launch
-from multinode.job.training import with_accelerate
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
@@ -171,11 +170,10 @@ def check_cluster(
     outcomes = probe(agent, cluster, _questions(cluster, job, options, candidate_ports(run_id, asked)))
     facts = {outcome.node.name: outcome.value for outcome in outcomes if outcome.error is None}
     launch = options.launch
-    accelerate = launch.engine.accelerate if launch.engine is not None else {}
     inspection = Inspection(
         cluster=cluster,
         facts=facts,
-        job=with_accelerate(job, accelerate) if job is not None else None,
+        job=with_sharding(job, launch.engine),
         workers=launch.workers_per_node,
         master_port=choose_master_port(run_id, asked, facts.get(cluster.nodes[0].name)),
         environment=launch.environment,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
@@ -13,7 +13,6 @@ from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.job import LlamaFactorySettings
 from multinode.job.step_calls import calls_of_strategy
-from multinode.job.training import SMALL_RANK, STAGES, Training, read_training
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs, nic_bytes, nic_time_s, step_exchanges
 from multinode.units import (
@@ -25,6 +24,9 @@ from multinode.units import (
     format_rate,
     goodput_gb_per_s,
 )
+
+if TYPE_CHECKING:
+    from multinode.job.training import Training
 
 _TRAINING = RuleGroup("training")
 _STRATEGY = RuleGroup("strategy")
@@ -289,7 +291,7 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
         yield SENDS_TOO_MUCH.found(
             None,
             **values,
-            other="DDP with LoRA" if training.lora else f"DDP with LoRA at rank {SMALL_RANK}",
+            other="DDP with LoRA" if training.lora else f"DDP with LoRA at rank {LlamaFactorySettings().lora_rank}",
             other_size=_format_bytes(other_size),
             other_time=_format_time(nic_time_s(other_size, goodput)),
             way=way,
@@ -325,6 +327,8 @@ def _read(inspection: Inspection) -> Training | None:
     if inspection.training is None:
         return None
     try:
+        from multinode.job.training import read_training
+
         return read_training(inspection.training, next(models, None), next(versions, None))
     except UsageError:
         return None
@@ -336,6 +340,8 @@ def _way_to_small(training: Training, inspection: Inspection) -> str | None:
     sharded = strategy in _SHARDED
     if (training.lora and strategy is Strategy.DDP) or (sharded and not _fits(training, inspection)):
         return None
+    from multinode.job.training import STAGES
+
     leave = "--set deepspeed=null" if strategy in STAGES else "remove fsdp from the YAML"
     memory = ", if a GPU holds the whole model" if sharded else ""
     if training.lora:

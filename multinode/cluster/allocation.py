@@ -322,10 +322,6 @@ _READ = {
     "ansible_ssh_private_key_file": "key",
     "ansible_private_key_file": "key",
 }
-_SECTION = re.compile(r"\[\s*[A-Za-z_][^\[\]:\s]*\s*(?::\s*\w+\s*)?\]\s*(?:[#;].*)?")
-# The first line that says something, of a YAML document whose keys are groups, or of JSON.
-_KEYS = re.compile(r"(?:---|\{|[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$))")
-_COMMENTS = ("#", ";")
 _META = "_meta"
 _SHOWN = 12
 
@@ -337,13 +333,6 @@ class _Group(msgspec.Struct, frozen=True):
 
 class _Meta(msgspec.Struct, frozen=True):
     hostvars: dict[str, dict[str, Any]] = {}
-
-
-def is_inventory(text: str) -> bool:
-    """Whether a text is an Ansible inventory with groups, and not a hostfile."""
-    lines = [line.strip() for line in text.split("\n")]
-    said = [line for line in lines if line and not line.startswith(_COMMENTS)]
-    return bool(said) and (_KEYS.match(said[0]) is not None or any(_SECTION.fullmatch(line) for line in said))
 
 
 def parse_inventory(listing: str, group: str | None, source: str = "inventory") -> tuple[Cluster, tuple[str, ...]]:

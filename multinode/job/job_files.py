@@ -7,7 +7,7 @@ import itertools
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -33,6 +33,9 @@ from multinode.strict_yaml import decode_yaml, dump_yaml
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
     from multinode.job.deepspeed import DeepSpeedEdit
+    from multinode.job.engine_commands import Engine
+
+_Job = TypeVar("_Job")
 
 _MODELS = ("model_name_or_path", "adapter_name_or_path")
 _DATASETS = ("dataset", "eval_dataset")
@@ -189,6 +192,15 @@ def with_accelerate_json(job: Job, accelerate: Mapping[str, Any]) -> Job:
     settings = accelerate.get("deepspeed_config")
     named = settings.get("deepspeed_config_file") if isinstance(settings, dict) else None
     return _with_named_json(job, named) if isinstance(job, ScriptJob) and job.deepspeed_text is None else job
+
+
+def with_sharding(job: _Job, engine: Engine | None) -> _Job:
+    """The job with the FSDP settings of accelerate's configuration added, in the Trainer's keys. For reading only."""
+    if engine is None or engine.accelerate.get("distributed_type") != "FSDP":
+        return job
+    from multinode.job.training import with_accelerate
+
+    return with_accelerate(job, engine.accelerate)
 
 
 def _with_named_json(job: ScriptJob, named: object) -> ScriptJob:

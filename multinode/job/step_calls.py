@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.job.step_messages import StepMessages
 from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, step_exchanges
+
+if TYPE_CHECKING:
+    from multinode.job.step_messages import StepMessages
 
 SMALL_BYTES = 1 << 10
 """Smaller calls carry a loss, a count or a flag, and take one round trip at any bandwidth."""

@@ -11,11 +11,8 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError
-from multinode.job.deepspeed import parse_deepspeed
 from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
 from multinode.job.step_calls import StepCall, Work, calls_of_messages
-from multinode.job.step_messages import step_messages
-from multinode.job.training import named_fsdp, read_training
 from multinode.records.samples import plausible_count
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout
@@ -175,6 +172,9 @@ def read_work(
     job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> Work:
     """The collective calls of one step, as the job's engine makes them."""
+    from multinode.job.step_messages import step_messages
+    from multinode.job.training import read_training
+
     training = read_training(job, model, transformers)
     once, twice = (step_messages(_accumulating(job, steps), model, layout, transformers) for steps in (1, 2))
     calls = calls_of_messages(once, twice)
@@ -217,10 +217,16 @@ def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
 
 def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
     if job.config.get("deepspeed") is not None:
+        from multinode.job.deepspeed import parse_deepspeed
+
         found = parse_deepspeed(job.deepspeed_text)
         return (str(_DEEPSPEED_NAMES[found.stage]), found.overlap_comm) if found is not None else (None, None)
     fsdp = job.config.get("fsdp")
-    return str(named_fsdp(fsdp) or Strategy.FSDP) if fsdp else str(Strategy.DDP), True
+    if not fsdp:
+        return str(Strategy.DDP), True
+    from multinode.job.training import named_fsdp
+
+    return str(named_fsdp(fsdp) or Strategy.FSDP), True
 
 
 def _precision(config: Mapping[str, Any]) -> str:

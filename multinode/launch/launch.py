@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,9 +24,8 @@ from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.errors import Interrupted, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
-from multinode.job.job_files import absent_files, job_files, may_be_paths
+from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
-from multinode.job.training import with_accelerate
 from multinode.job.workload import read_workload
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
@@ -204,7 +202,7 @@ def _check(
     inspection = Inspection(
         cluster=what.cluster,
         facts=facts,
-        job=with_accelerate(what.job, _accelerate(what)),
+        job=with_sharding(what.job, what.options.engine),
         workers=what.options.workers_per_node,
         master_port=plan.master_port,
         environment=what.options.environment,
@@ -239,16 +237,12 @@ def _keep(
         directory.write("model.json", read_model_work(what.job, first.model))
     if not isinstance(what.job, Benchmark):
         layout = Layout.of(plan.workers)
-        job = with_accelerate(what.job, _accelerate(what))
+        job = with_sharding(what.job, what.options.engine)
         workload = read_workload(job, first.model, layout, versions=first.packages, grad_compress=plan.grad_compress)
         averaging = plan.averaging.words if plan.averaging is not None else None
         balance = plan.balance.words if plan.balance is not None else None
         settings = msgspec.structs.replace(workload.settings, averaging=averaging, balance=balance)
         directory.write("workload.json", msgspec.structs.replace(workload, settings=settings))
-
-
-def _accelerate(what: Launch) -> dict[str, Any]:
-    return what.options.engine.accelerate if what.options.engine is not None else {}
 
 
 def _nodes(cluster: Cluster) -> str:

@@ -14,7 +14,6 @@ from multinode.errors import JobError
 from multinode.job.flops import Utilisation, flops_per_token, mean_peak, utilisation
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.model_size import ModelShape, parse_model
-from multinode.job.training import read_trained, refuse_unknown
 from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.benchmark import Benchmark
@@ -272,6 +271,8 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
     shape = parse_model(model)
     if shape is None:
         return ModelWork(reason=f"the layers of a {model.get('model_type')!r} model cannot be counted")
+    from multinode.job.training import read_trained, refuse_unknown
+
     try:
         refuse_unknown(job, besides=_SAME_FLOPS)
         adapter, trainable = read_trained(job, shape)

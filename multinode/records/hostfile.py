@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import multinode
-from multinode.cluster.allocation import is_inventory, parse_inventory
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import count_slots, parse_hostfile, render_hostfile
 from multinode.errors import HostfileError, UsageError, printable
@@ -47,6 +46,19 @@ _NO_ANSIBLE = (
 _SHOWN_NODES = 32
 
 
+_SECTION = re.compile(r"\[\s*[A-Za-z_][^\[\]:\s]*\s*(?::\s*\w+\s*)?\]\s*(?:[#;].*)?")
+# The first line that says something, of a YAML document whose keys are groups, or of JSON.
+_KEYS = re.compile(r"(?:---|\{|[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$))")
+_COMMENTS = ("#", ";")
+
+
+def is_inventory(text: str) -> bool:
+    """Whether a text is an Ansible inventory with groups, and not a hostfile."""
+    lines = [line.strip() for line in text.split("\n")]
+    said = [line for line in lines if line and not line.startswith(_COMMENTS)]
+    return bool(said) and (_KEYS.match(said[0]) is not None or any(_SECTION.fullmatch(line) for line in said))
+
+
 def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> tuple[Cluster, str]:
     """The cluster and the text of its hostfile: verbatim, or made from a group of an inventory.
 
@@ -70,6 +82,8 @@ def load_hostfile(path: Path, note: Callable[[str], None] = lambda _: None) -> t
             note(f"{source} names {repeated}, once for each of its workers")
         return cluster, text
     listing = text if source == _STDIN or text.lstrip().startswith("{") else _ask_ansible(path)
+    from multinode.cluster.allocation import parse_inventory
+
     cluster, ignored = parse_inventory(listing, group, source)
     if ignored:
         note(f"{source}: ignored: {printable(', '.join(ignored))}")
