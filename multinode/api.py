@@ -290,7 +290,12 @@ def nccl_test(what: Launch, context: RunContext, extent: Extent | None = None) -
 
 
 def contrast(
-    what: Launch, context: RunContext, request: ContrastRequest | None = None, *, repeats: int = 1
+    what: Launch,
+    context: RunContext,
+    request: ContrastRequest | None = None,
+    *,
+    repeats: int = 1,
+    fresh: bool = False,
 ) -> Contrasted:
     """Run a job on one node and on many, and say which is faster, by how much and why, as `multinode contrast`.
 
@@ -301,6 +306,7 @@ def contrast(
         context: the connections to the nodes.
         request: which sides; None is one node against all, with what node 0's slots allow.
         repeats: how often each side is measured, in turns.
+        fresh: measures everything again; otherwise an interrupted contrast of the same request goes on.
 
     Raises:
         UsageError: the hostfile or the mode does not allow it.
@@ -310,8 +316,9 @@ def contrast(
     """
     from multinode.contrast.measure import ContrastRequest
     from multinode.contrast.measure import contrast as measure
+    from multinode.launch.series import Resume
 
-    return measure(_of_kind(what, "contrast"), context, request or ContrastRequest(), repeats=repeats)
+    return measure(what, context, request or ContrastRequest(), repeats=repeats, resume=Resume(anew=fresh))
 
 
 def predict(names: Sequence[str], request: ForecastRequest | None = None, *, runs: Path | None = None) -> Forecast:

@@ -6,10 +6,10 @@ stored after each step, so a killed controller loses none. Prints nothing.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,11 +19,14 @@ import msgspec
 from multinode.bench.figures import BenchReport
 from multinode.bench.judge import summarise_bench, with_progress
 from multinode.bench.nodes import BenchPart
+from multinode.cluster.facts import NodeFacts
 from multinode.cluster.quoting import as_steps
-from multinode.errors import Interrupted, MultinodeError, NodeError, UsageError
-from multinode.launch.context import Launch, Launched, RunContext
-from multinode.launch.launch import create_parent, prepare, require_success, run_prepared
+from multinode.errors import Interrupted, MultinodeError, NodeError, RunFailed, UsageError
+from multinode.launch.context import Launch, RunContext
+from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.launch.launch import prepare, require_success, run_prepared
 from multinode.launch.node_runs import cleanup_nodes
+from multinode.launch.series import Resume, Series, keep_status, take_up
 from multinode.records.benchmark import DeviceTest, describe_benchmark
 from multinode.records.progress import RunProgress
 from multinode.records.run import NodeRun, Run
@@ -31,6 +34,8 @@ from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
 
 _FILE = "bench.json"
+# The parts without their records, for a resume.
+_PARTS = "parts.json"
 # Maximum records per worker or sampler; a bench has some hundreds.
 _MOST_SAMPLES = 100_000
 _LAST_PORT = 65535
@@ -44,24 +49,21 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: str  # Of PHASES.
     node_ranks: tuple[int, ...]
-    place: str = ""  # Which of the phase's steps it is, for people; empty of the only one.
+
+    @property
+    def label(self) -> str:
+        """The ending of its runs' names, up to the node rank of those of several nodes."""
+        return f"{self.phase}-{self.node_ranks[0]}" if self.phase == "alone" else self.phase
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one node in one phase: its run (None if it never started), and the reason of a failure."""
-
-    part: BenchPart
-    launched: Launched | None = None
-    error: MultinodeError | None = None
-
-
-def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchReport:
+def bench(what: Launch, phases: Sequence[str], context: RunContext, *, fresh: bool = False) -> BenchReport:
     """Measure every node in each phase; a node that fails is excluded from later phases.
 
     Args:
         what: its job is a DeviceTest.
         phases: of PHASES.
         context: the network and the like.
+        fresh: measures everything again; otherwise an interrupted bench of the same request goes on.
 
     Raises:
         UsageError: the hostfile does not allow it.
@@ -71,11 +73,28 @@ def bench(what: Launch, phases: Sequence[str], context: RunContext) -> BenchRepo
     test = what.job
     if not isinstance(test, DeviceTest):
         raise UsageError("bench measures devices only; this is another job")
-    directory = create_parent(context.runs, what)
-    what = msgspec.structs.replace(what, run_id=directory.run_id)
-    steps = [step for phase in phases for step in _steps(phase, len(what.cluster.nodes))]
+    nodes = range(len(what.cluster.nodes))
+    steps = [
+        step
+        for phase in phases
+        for step in (
+            [_Step(phase=phase, node_ranks=(rank,)) for rank in nodes]
+            if phase == "alone"
+            else [_Step(phase=phase, node_ranks=tuple(nodes))]
+        )
+    ]
+    what = msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind="bench"))
+    measured = {"bench": list(phases), "workers": what.options.workers_per_node}
+    record = GridRecord(
+        fingerprint=fingerprint({"": test}, what.cluster.nodes, what.options, measured),
+        command=describe_benchmark(test),
+        grid=Grid(nodes=(len(nodes),)),
+        cells=tuple(CellRecord(cell=GridCell(label=step.label, nodes=len(step.node_ranks))) for step in steps),
+        noun="step",
+    )
+    directory = take_up(what, record, context, Resume(anew=fresh))
     with directory.lock():
-        return _Series(what, test, context, directory).run(steps)
+        return _StepSeries(what, test, steps, context, directory).bench()
 
 
 def load_bench(directory: RunDirectory) -> BenchReport | None:
@@ -84,152 +103,164 @@ def load_bench(directory: RunDirectory) -> BenchReport | None:
     return with_progress(report, still_running=directory.is_locked) if report is not None else None
 
 
-def _steps(phase: str, nodes: int) -> list[_Step]:
-    if phase == "alone":
-        return [_Step(phase=phase, node_ranks=(rank,), place=f"[{rank + 1}/{nodes}] ") for rank in range(nodes)]
-    return [_Step(phase=phase, node_ranks=tuple(range(nodes)))]
+class _StepSeries(Series):
+    """The steps of a bench; what fails on one node is a result, too."""
 
-
-class _Series:
-    """The steps of a bench; results are stored before each step and at the end."""
-
-    def __init__(self, what: Launch, test: DeviceTest, context: RunContext, directory: RunDirectory) -> None:
+    def __init__(
+        self, what: Launch, test: DeviceTest, steps: Sequence[_Step], context: RunContext, directory: RunDirectory
+    ) -> None:
+        super().__init__(context, directory)
         self._what = what
         self._test = test
-        self._context = context
-        # The directory of the bench, held by this process.
-        self._directory = directory
-        self._started_s = time.time()
-        self._measured: list[Measured] = []
+        self._steps = steps
+        # The first failure in this process.
+        self._first: MultinodeError | None = None
+        self._parts = [self._with_records(part) for part in directory.read(_PARTS, list[BenchPart]) or ()]
 
-    def run(self, steps: Sequence[_Step]) -> BenchReport:
-        """Run all steps."""
-        left = steps
-        for number, step in enumerate(steps, 1):
-            if self._context.stop.count or self._is_all_there_is():
-                break
-            self._keep("running", left)
-            measured = self._measure(step)
-            self._measured += measured
-            if not any(isinstance(one.error, Interrupted) for one in measured):
-                left = steps[number:]
-        return self._conclude(left)
-
-    def _conclude(self, left: Sequence[_Step]) -> BenchReport:
-        if self._context.stop.count:
-            self._keep("stopped", left)
-            raise Interrupted("interrupted", hint=f"results so far: multinode show {self._what.run_id}")
-        first = next((one.error for one in self._measured if one.error is not None), None)
+    def bench(self) -> BenchReport:
+        """Make all steps that are due."""
+        try:
+            self.run(list(in_turns(range(len(self._steps)), 1)), lambda _: not self._is_all_there_is())
+        except BaseException as error:
+            with contextlib.suppress(MultinodeError):
+                self._keep("stopped" if isinstance(error, Interrupted) else "failed")
+            raise
+        self.keep(msgspec.structs.replace(self.record, is_over=True))
+        first = next((part for part in self._parts if part.error is not None), None)
         report = self._keep("succeeded" if first is None else "failed")
         if first is not None and not any(worker.tests for node in report.nodes for worker in node.workers):
-            raise first
+            raise self._first or RunFailed(first.error or "", node=first.node)
         return report
+
+    def title(self, cell: CellRecord) -> str:
+        """The nodes and the phase; empty if none is left."""
+        step = next(step for step in self._steps if step.label == cell.cell.label)
+        names = [self._what.cluster.nodes[rank].name for rank in self._able(step)]
+        listed = ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} nodes"
+        return f"{listed} {step.phase}" if names else ""
+
+    def report(self, cell: CellRecord, outcome: CellOutcome) -> None:
+        """Say nothing: each node has said what failed."""
+
+    def has_changed(self) -> None:
+        """Store what is known so far."""
+        self._keep("running")
+
+    def measure(self, turn: Turn, run_id: str) -> CellOutcome:
+        """Make a step on the nodes that have not failed."""
+        step = self._steps[turn.cell]
+        ranks = self._able(step)
+        if not ranks:
+            return CellOutcome(state="skipped", reason="its nodes have failed")
+        run_ids = [run_id if step.phase == "alone" else f"{run_id}-{rank}" for rank in ranks]
+        launches = [self._launch_of(step.phase, *pair) for pair in zip(ranks, run_ids, strict=True)]
+        if step.phase == "alone":
+            parts = [self._measure_node(launches[0], step.phase, ranks[0], self.context)]
+        else:
+            parts = self._measure_together(launches, step, ranks)
+        self.require_going_on()
+        # A step that was cut off is repeated.
+        kept = [
+            part for part in self._parts if (part.phase, part.node_rank) not in {(step.phase, rank) for rank in ranks}
+        ]
+        self._parts = kept + parts
+        stripped = [msgspec.structs.replace(part, samples=(), facts=None) for part in self._parts]
+        self.directory.write(_PARTS, stripped)
+        made = tuple(part.run_id for part in parts if part.error is None and part.run_id is not None)
+        if not made:
+            return CellOutcome(state="failed", reason=parts[0].error or "")
+        return CellOutcome(state="measured", run_ids=made)
+
+    def _measure_together(self, launches: Sequence[Launch], step: _Step, ranks: Sequence[int]) -> list[BenchPart]:
+        shown = _ShownTogether(self.context.observe)
+        contexts = [shown.context_of(rank, self.context) for rank in ranks]
+        with ThreadPoolExecutor(max_workers=len(ranks)) as threads:
+            phases = [step.phase] * len(ranks)
+            parts = list(threads.map(self._measure_node, launches, phases, ranks, contexts))
+        for part in parts:
+            if part.error is not None:
+                self.context.say(f"{part.node}: {part.error}")
+        return parts
+
+    def end_cut_off(self, run_id: str) -> CellOutcome:
+        """Make sure that no node goes on; the step is repeated."""
+        for path in sorted(self.context.runs.glob(f"{run_id}*")):
+            if path.name == run_id or path.name.removeprefix(f"{run_id}-").isdigit():
+                super().end_cut_off(path.name)
+        return CellOutcome(state="stopped")
 
     def _is_all_there_is(self) -> bool:
-        return len(self._what.cluster.nodes) == 1 and [len(one.part.ranks) for one in self._measured] == [1]
-
-    def _measure(self, step: _Step) -> list[Measured]:
-        ranks = self._able(step)
-        launches = [_launch_of(self._what, self._test, step.phase, rank) for rank in ranks]
-        if not ranks:
-            return []
-        self._context.say(f"{step.place}{self._title(step)}")
-        if step.phase == "alone":
-            return [_measure_node(launches[0], step.phase, ranks[0], self._context)]
-        shown = _ShownTogether(self._context.observe)
-        with ThreadPoolExecutor(max_workers=len(ranks)) as threads:
-            contexts = [shown.context_of(rank, self._context) for rank in ranks]
-            phases = [step.phase] * len(ranks)
-            measured = list(threads.map(_measure_node, launches, phases, ranks, contexts))
-        for one in measured:
-            if one.error is not None:
-                self._context.say(f"{one.part.node}: {one.error.message}")
-        return measured
+        return len(self._what.cluster.nodes) == 1 and [len(part.ranks) for part in self._parts] == [1]
 
     def _able(self, step: _Step) -> list[int]:
-        failed = {
-            one.part.node_rank
-            for one in self._measured
-            if one.error is not None and not isinstance(one.error, Interrupted)
-        }
+        failed = {part.node_rank for part in self._parts if part.error is not None}
         return [rank for rank in step.node_ranks if rank not in failed]
 
-    def _title(self, step: _Step) -> str:
-        names = [self._what.cluster.nodes[rank].name for rank in self._able(step)]
-        return f"{', '.join(names) if len(names) <= _MOST_NAMES else f'{len(names)} nodes'} {step.phase}"
-
-    def _keep(self, status: str, left: Sequence[_Step] = ()) -> BenchReport:
-        parts = [one.part for one in self._measured]
+    def _keep(self, status: str) -> BenchReport:
         as_reached = partial(as_steps, nodes=self._what.cluster.nodes)
-        report = summarise_bench(self._directory.run_id, parts, self._test, as_reached)
-        report = msgspec.structs.replace(report, left=tuple(self._title(step) for step in left if self._able(step)))
-        run = Run(
-            run_id=report.run_id,
-            job=describe_benchmark(self._test),
-            engine="torchrun",
-            status=status,
-            started_s=self._started_s,
-            ended_s=None if status == "running" else time.time(),
-            world_size=sum(len(node.workers) for node in report.nodes),
-            nodes=self._node_runs(),
-            kind="bench",
-        )
-        self._directory.write(_FILE, report)
-        self._directory.write("run.json", run)
+        report = summarise_bench(self.directory.run_id, self._parts, self._test, as_reached)
+        if not self.record.is_over:
+            due = [cell for cell in self.record.cells if cell.state in {"waiting", "running"}]
+            report = msgspec.structs.replace(report, left=tuple(filter(None, map(self.title, due))))
+        self.directory.write(_FILE, report)
+        run = self.directory.read("run.json", Run)
+        if run is not None:
+            last = {part.node_rank: self._node_run(part) for part in self._parts}
+            nodes = tuple(
+                last.get(node.node_rank, NodeRun(name=node.name, node_rank=node.node_rank)) for node in run.nodes
+            )
+            workers = sum(len(node.workers) for node in report.nodes)
+            keep_status(self.directory, status, msgspec.structs.replace(run, world_size=workers, nodes=nodes))
         return report
 
-    def _node_runs(self) -> tuple[NodeRun, ...]:
-        last = {one.part.node_rank: _node_run(one) for one in self._measured}
-        nodes = enumerate(self._what.cluster.nodes)
-        return tuple(last.get(rank) or NodeRun(name=node.name, node_rank=rank) for rank, node in nodes)
+    def _node_run(self, part: BenchPart) -> NodeRun:
+        run = RunDirectory(self.context.runs / part.run_id).read("run.json", Run) if part.run_id is not None else None
+        if run is None:
+            state = "lost" if part.is_lost else "ended"
+            return NodeRun(name=part.node, node_rank=part.node_rank, state=state, cause="not_started")
+        return msgspec.structs.replace(run.nodes[0], name=part.node, node_rank=part.node_rank)
 
-
-def _node_run(one: Measured) -> NodeRun:
-    name, node_rank = one.part.node, one.part.node_rank
-    if one.launched is None:
-        state = "lost" if isinstance(one.error, NodeError) else "ended"
-        return NodeRun(name=name, node_rank=node_rank, state=state, cause="not_started")
-    return msgspec.structs.replace(one.launched.run.nodes[0], name=name, node_rank=node_rank)
-
-
-def _launch_of(what: Launch, test: DeviceTest, phase: str, node_rank: int) -> Launch:
-    """Each node gets its own port, as several nodes may be on one machine."""
-    asked = what.options.master_port
-    port = min(asked + node_rank, _LAST_PORT) if asked is not None else None
-    return msgspec.structs.replace(
-        what,
-        job=msgspec.structs.replace(test, turns=phase == "alone"),
-        options=msgspec.structs.replace(what.options, master_port=port),
-        cluster=msgspec.structs.replace(what.cluster, nodes=(what.cluster.nodes[node_rank],)),
-        run_id=f"{what.run_id}-{phase}-{node_rank}",
-    )
-
-
-def _measure_node(what: Launch, phase: str, node_rank: int, context: RunContext) -> Measured:
-    name = what.cluster.nodes[0].name
-    part = BenchPart(phase=phase, node=name, node_rank=node_rank)
-    launched = None
-    try:
-        prepared = prepare(what, context)
-        launched = run_prepared(prepared, context)
-        (node,) = launched.plan.nodes
-        lines = launched.directory.sample_lines(0)
-        part = msgspec.structs.replace(
-            part,
-            run_id=launched.run.run_id,
-            ranks=node.ranks,
-            gpus=node.gpus,
-            facts=prepared.facts.get(name),
-            # Limit on untrusted records.
-            samples=tuple(itertools.islice(parse_samples(lines), _MOST_SAMPLES)),
+    def _launch_of(self, phase: str, node_rank: int, run_id: str) -> Launch:
+        """Each node gets its own port, as several nodes may be on one machine."""
+        what = self._what
+        asked = what.options.master_port
+        port = min(asked + node_rank, _LAST_PORT) if asked is not None else None
+        return msgspec.structs.replace(
+            what,
+            job=msgspec.structs.replace(self._test, turns=phase == "alone"),
+            options=msgspec.structs.replace(what.options, master_port=port),
+            cluster=msgspec.structs.replace(what.cluster, nodes=(what.cluster.nodes[node_rank],)),
+            run_id=run_id,
         )
-        require_success(launched, context)
-    except MultinodeError as error:
-        error.node = error.node or name
-        context.say(str(error))
-        return Measured(part=msgspec.structs.replace(part, error=error.message), launched=launched, error=error)
-    cleanup_nodes(launched, what.cluster, context)
-    return Measured(part=part, launched=launched)
+
+    def _measure_node(self, what: Launch, phase: str, node_rank: int, context: RunContext) -> BenchPart:
+        name = what.cluster.nodes[0].name
+        part = BenchPart(phase=phase, node=name, node_rank=node_rank)
+        try:
+            launched = run_prepared(prepare(what, context), context)
+            (node,) = launched.plan.nodes
+            part = msgspec.structs.replace(part, run_id=launched.run.run_id, ranks=node.ranks, gpus=node.gpus)
+            part = self._with_records(part)
+            require_success(launched, context)
+        except MultinodeError as error:
+            error.node = error.node or name
+            self._first = self._first or error
+            context.say(str(error))
+            return msgspec.structs.replace(part, error=error.message, is_lost=isinstance(error, NodeError))
+        cleanup_nodes(launched, what.cluster, context)
+        return part
+
+    def _with_records(self, part: BenchPart) -> BenchPart:
+        if part.run_id is None:
+            return part
+        directory = RunDirectory(self.context.runs / part.run_id)
+        facts = directory.read("facts.json", list[NodeFacts]) or []
+        return msgspec.structs.replace(
+            part,
+            facts=next((of_node for of_node in facts if of_node.node == part.node), None),
+            # Limit on untrusted records.
+            samples=tuple(itertools.islice(parse_samples(directory.sample_lines(0)), _MOST_SAMPLES)),
+        )
 
 
 class _ShownTogether:

@@ -59,6 +59,7 @@ class BenchPart(msgspec.Struct, frozen=True, kw_only=True):
     facts: NodeFacts | None = None  # of the node; None if unknown
     samples: tuple[Sample, ...] = ()  # of the run
     error: str | None = None  # reason of a failure, if it failed
+    is_lost: bool = False  # whether it failed because the node could not be reached
 
 
 def bench_nodes(parts: Sequence[BenchPart]) -> tuple[BenchNode, ...]:

@@ -10,6 +10,7 @@ from multinode.cli.inputs import read_nodes
 from multinode.cli.options import (
     Check,
     Details,
+    Fresh,
     HangTimeout,
     Hosts,
     Json,
@@ -75,12 +76,14 @@ def bench(
     check: Check = True,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
+    fresh: Fresh = False,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Measure every worker's device (matrix products, memory, transformer layers) and find slow ones and the cause.
 
-    Devices are measured one at a time, then all at once, where heat, power and shared CPUs may slow them down.
+    Devices are measured one at a time, then all at once, where heat, power and shared CPUs may slow them down. If it
+    is interrupted, run the same command again to resume.
     """
     from multinode.bench.measure import bench as run_bench
     from multinode.records.benchmark import PHASES, make_device_test
@@ -104,7 +107,7 @@ def bench(
         check=check,
     )
     with open_context(what.cluster, local=local is not None) as context:
-        report = run_bench(what, phases, context)
+        report = run_bench(what, phases, context, fresh=fresh)
     if as_json:
         print_document(report)
     else:

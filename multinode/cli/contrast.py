@@ -13,6 +13,7 @@ from multinode.cli.options import (
     AveragingOptions,
     Check,
     Details,
+    Fresh,
     HangTimeout,
     Hosts,
     JobFile,
@@ -102,13 +103,17 @@ def contrast(
         float | None,
         typer.Option(min=0.0, help="Exit with code 1 if the efficiency is below this, such as 0.8."),
     ] = None,
+    fresh: Fresh = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the commands of each side and node, and exit.")
     ] = False,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Run a job on one node and on several, and report which is faster, by how much and why."""
+    """Run a job on one node and on several, and report which is faster, by how much and why.
+
+    If it is interrupted, run the same command again to resume.
+    """
     from multinode import api
 
     there = read_cluster(hosts)
@@ -129,7 +134,7 @@ def contrast(
         _print_plan(what, request, as_json=as_json)
         return
     with open_context(what.cluster) as context:
-        contrasted = api.contrast(what, context, request, repeats=repeats)
+        contrasted = api.contrast(what, context, request, repeats=repeats, fresh=fresh)
     name = contrasted.directory.name
     tune = f"multinode tune --from {name} --candidates 2{given_options(ctx, _FOR_TUNE)}"
     following = tune if contrasted.contrast.advice else f"multinode report {name}"

@@ -112,6 +112,13 @@ def nccl_test(
     write: Annotated[
         bool, typer.Option("--write", help="With --tune: write the best settings to every line of the hostfile.")
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="With --tune: measure everything again. Default: the same command resumes what was interrupted.",
+        ),
+    ] = False,
     form: Annotated[Literal["table", "nccl-tests"], typer.Option("--format", help="Output format.")] = "table",
     output: Annotated[
         Path | None,
@@ -164,8 +171,10 @@ def nccl_test(
             "--tune measures one test with several settings between nodes; it cannot be combined with --pairs, "
             "--compare, --output, --min-busbw or --local"
         )
-    if write and not tune:
-        raise UsageError("--write stores the result of --tune, which is missing", hint="add --tune")
+    if (write or fresh) and not tune:
+        raise UsageError(
+            f"--{'write' if write else 'fresh'} is an option of --tune, which is missing", hint="add --tune"
+        )
     choose_form(None, output, {".html": "html", ".htm": "html"})
     what = common.make_launch(
         _cluster(hosts, nodes, local),
@@ -176,7 +185,7 @@ def nccl_test(
         check=check,
     )
     if tune:
-        _tune(what, api.Extent(like=training), repeats, write=write, details=details, as_json=as_json)
+        _tune(what, api.Extent(like=training, fresh=fresh), repeats, write=write, details=details, as_json=as_json)
         return
     with open_context(what.cluster, local=local is not None) as context:
         extent = api.Extent(tcp=tcp, pairs=pairs, compare=compare, like=training)

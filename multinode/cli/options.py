@@ -120,6 +120,14 @@ MasterPort = Annotated[
         help="Rendezvous port on node 0. Default: a free port from 20000 to 29999, different for each run.",
     ),
 ]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh",
+        rich_help_panel=_RUN,
+        help="Measure everything again. Default: the same command resumes what was interrupted.",
+    ),
+]
 Check = Annotated[
     bool,
     typer.Option("--check/--no-check", rich_help_panel=_RUN, help="First check for problems that would break the run."),

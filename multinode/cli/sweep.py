@@ -14,6 +14,7 @@ from multinode.cli.inputs import read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
     Check,
+    Fresh,
     HangTimeout,
     Hosts,
     JobFile,
@@ -36,11 +37,12 @@ from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, runs_root
 
 if TYPE_CHECKING:
-    from multinode.experiment.grid import Cell, Grid
-    from multinode.experiment.sweep import Resume, Swept
+    from multinode.experiment.sweep import Swept
     from multinode.experiment.sweep_cell import AskedGrid
     from multinode.job.job import Job
     from multinode.launch.connection import Nodes
+    from multinode.launch.grid import Grid, GridCell
+    from multinode.launch.series import Resume
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,8 @@ class GridOptions:
 
         `arguments` are those of a script, as they are written, by the name of the axis.
         """
-        from multinode.experiment.grid import Grid
         from multinode.experiment.grid_plan import parse_counts
+        from multinode.launch.grid import Grid
 
         workers = self.workers_per_node
         return Grid(
@@ -128,10 +130,7 @@ def sweep(
     check: Check = True,
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
-    fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Measure everything again, even if the same command has measured it."),
-    ] = False,
+    fresh: Fresh = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Measure failed cells again, except those out of memory.")
     ] = False,
@@ -141,7 +140,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Measure a job over a grid of settings, nodes and workers. Run the same command again to resume."""
-    from multinode.experiment.sweep import Resume
+    from multinode.launch.series import Resume
 
     if grid.steps is not None and grid.minutes is not None:
         raise UsageError("--steps and --minutes are mutually exclusive", hint="use only one of them")
@@ -219,13 +218,13 @@ def _read_axes(
 
 def _print_plan(asked: AskedGrid, resume: Resume, *, as_json: bool) -> None:
     from multinode.experiment.grid_plan import plan_lines
-    from multinode.experiment.grid_plan import retry_failed as again
-    from multinode.experiment.series import find_sweep, new_record
-    from multinode.experiment.sweep import require_plannable
+    from multinode.experiment.sweep import new_record, require_plannable
+    from multinode.launch.grid import retry_failed as again
+    from multinode.launch.series import find_series
 
     require_plannable(asked)
     planned = new_record(asked)
-    found = None if resume.anew else find_sweep(runs_root(), planned.fingerprint)
+    found = None if resume.anew else find_series(runs_root(), planned.fingerprint)
     if found is not None:
         directory, planned = found
         planned = again(planned) if resume.retry_failed else planned
@@ -257,11 +256,11 @@ def _carry_out(asked: AskedGrid, resume: Resume) -> Swept:
 
 
 def _tell_end(swept: Swept) -> NoReturn:
-    from multinode.experiment.grid_plan import end_line
+    from multinode.launch.grid import end_line
 
     failed = [cell for cell in swept.record.cells if cell.state == "failed"]
     for cell in failed:
-        typer.echo(end_line(cell, None), err=True)
+        typer.echo(end_line(cell.cell.label, cell, None), err=True)
     if failed:
         note("to measure them again, run the same command with --retry-failed")
     name = swept.directory.name
@@ -271,7 +270,7 @@ def _tell_end(swept: Swept) -> NoReturn:
 
 
 def _cell_jobs(
-    plain: Job, grid: Grid, cells: Sequence[Cell], fixed: Sequence[str], deepspeed_edits: Sequence[str]
+    plain: Job, grid: Grid, cells: Sequence[GridCell], fixed: Sequence[str], deepspeed_edits: Sequence[str]
 ) -> dict[str, Job]:
     """The job of each cell by its label, exactly as `launch` would make it of the same `--set`, or arguments.
 

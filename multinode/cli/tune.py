@@ -14,6 +14,7 @@ from multinode.cli.inputs import parse_option, read_cluster, read_job
 from multinode.cli.options import (
     SCRIPT,
     Check,
+    Fresh,
     HangTimeout,
     Hosts,
     JobFile,
@@ -43,9 +44,9 @@ from multinode.units import parse_duration
 if TYPE_CHECKING:
     from multinode import api
     from multinode.experiment.asked_tuning import AskedTuning
-    from multinode.experiment.sweep import Resume
     from multinode.experiment.tune import Tuned
     from multinode.job.job import Job
+    from multinode.launch.series import Resume
     from multinode.predict.advice import Recommendations
 
 # Judged by speed there is no loss to wait for: fewer steps of one run each.
@@ -57,7 +58,6 @@ _BY_LOSS = (
     "eval_samples",
     "workers_per_node",
     "output",
-    "fresh",
     "retry_failed",
     "dry_run",
 )
@@ -165,7 +165,7 @@ def tune(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the winner. Default: with the runs.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
+    fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed runs again.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the changes to try and the time needed, and exit.")
@@ -174,13 +174,13 @@ def tune(
 ) -> None:
     """Find the change that reaches the loss of a training fastest. Run the same command again to resume."""
     from multinode.experiment.asked_tuning import AskedTuning
-    from multinode.experiment.sweep import Resume
+    from multinode.launch.series import Resume
 
     _require_kind(ctx, by_speed=options.from_ is not None)
     if options.from_ is not None:
         execute = ExecuteOptions(kind="advise", stall_s=hang_timeout or None, on_stall=on_hang)
         there = read_cluster(hosts, nodes)
-        _tune_speed(ctx, (there, job, set_ or []), options, training, (execute, check), as_json=as_json)
+        _tune_speed(ctx, (there, job, set_ or []), options, training, (execute, check, fresh), as_json=as_json)
         return
     if options.steps is not None and options.steps < _LEAST_STEPS:
         raise UsageError(f"--steps {options.steps}: a loss needs {_LEAST_STEPS} steps or more", hint="--steps 64")
@@ -236,7 +236,7 @@ def _tune_speed(
     given: tuple[api.Nodes, Path | None, list[str]],
     options: TuneOptions,
     training: TrainingOptions,
-    how: tuple[ExecuteOptions, bool],
+    how: tuple[ExecuteOptions, bool, bool],
     *,
     as_json: bool,
 ) -> None:
@@ -255,7 +255,7 @@ def _tune_speed(
     grad_compress = training.grad_compress or recommendations.settings.grad_compress
     training = dataclasses.replace(training, grad_compress=grad_compress)
     what = training.make_training(there, what_job, LaunchOptions(), how[0], check=how[1])
-    trials = Trials(count=options.candidates, repeats=options.seeds or 1, picks=tuple(options.pick or ()))
+    trials = Trials(count=options.candidates, repeats=options.seeds or 1, picks=tuple(options.pick or ()), fresh=how[2])
     with open_context(what.cluster) as context:
         attempt = try_advice(what, context, recommendations, trials)
     following = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,15 +13,15 @@ from multinode.cluster.facts import NodeFacts
 from multinode.contrast.compare import load_side_run
 from multinode.contrast.figures import ASKED, Contrast, enough_words, named_words, too_few_words, uneven_words
 from multinode.contrast.judge import compare
-from multinode.contrast.side import SideRun, make_side
-from multinode.errors import MultinodeError, UsageError
+from multinode.contrast.side import make_side
+from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
-from multinode.job.job import Job, LlamaFactoryJob, limit_steps, override_job, with_same_threads
+from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps, override_job, with_same_threads
 from multinode.job.planning import with_workers, workers_of_nodes
-from multinode.launch.context import Launch, Launched, RunContext
+from multinode.launch.context import Launch, RunContext
+from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import (
     benchmark_mode,
-    create_parent,
     launch,
     plan_offline,
     probe_nodes,
@@ -30,12 +30,14 @@ from multinode.launch.launch import (
 )
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.runs import PLAN_FILE
+from multinode.launch.series import Resume, Series, take_up
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest
 from multinode.predict.request import forecast_runs
 from multinode.profile.observed import steps_to_run
+from multinode.records.benchmark import Benchmark, describe_benchmark
 from multinode.records.plan import LaunchPlan
-from multinode.records.run import Run, make_run_id
+from multinode.records.run import make_run_id
 from multinode.records.run_directory import RunDirectory
 from multinode.units import format_count, format_list
 
@@ -136,17 +138,6 @@ def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest)
     if request.each_node:
         sides += _each_alone(cluster.first(counts[-1]), slots[: counts[-1]], sides[0])
     return Sides(mode=mode, why=why, sides=tuple(sides))
-
-
-def interleaved(sides: Sequence[PlannedSide], repeats: int) -> Iterator[tuple[int, PlannedSide]]:
-    """Every side this many times, each round in the reverse order of the one before, so that drift affects all.
-
-    Yields:
-        The round, from 1, and the side.
-    """
-    for turn in range(1, repeats + 1):
-        for side in sides if turn % 2 else reversed(sides):
-            yield turn, side
 
 
 def _counts(cluster: Cluster, request: ContrastRequest) -> tuple[int, ...]:
@@ -292,18 +283,13 @@ class Contrasted(msgspec.Struct, frozen=True, kw_only=True):
         return self.contrast
 
 
-class _Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement of one side."""
-
-    side: PlannedSide
-    launched: Launched
-    measured: SideRun
-
-
-def contrast(what: Launch, context: RunContext, request: ContrastRequest, *, repeats: int = 1) -> Contrasted:
+def contrast(
+    what: Launch, context: RunContext, request: ContrastRequest, *, repeats: int = 1, resume: Resume | None = None
+) -> Contrasted:
     """Measure every side several times, interleaved, and compare.
 
-    After a failure or an interruption, the results are still compared if each side was measured once.
+    After a failure or an interruption, the results are still compared if each side was measured once; the same command
+    makes the runs that are missing.
 
     Raises:
         UsageError: the hostfile or the mode does not allow it.
@@ -311,18 +297,92 @@ def contrast(what: Launch, context: RunContext, request: ContrastRequest, *, rep
         Interrupted: the user stopped it.
     """
     sides = plan_sides(what.cluster, _slots(what, _facts(what, context), request), _with_accumulation(request, what))
-    run_id = what.run_id or make_run_id()
     context.say(f"{sides.mode}: {sides.why}")
     what = benchmark_mode(same_threads(what, [max(side.workers) for side in sides.sides], context, "on every side"))
-    turns: list[_Turn] = []
-    try:
-        _measure_all(what, context, list(interleaved(sides.sides, repeats)), turns, run_id)
-    except MultinodeError:
-        if {turn.side.label for turn in turns} == {side.label for side in sides.sides}:
-            kept = _conclude(what, context, sides, turns, run_id)
-            context.say(f"earlier measurements are compared in {kept.directory}")
-        raise
-    return _conclude(what, context, sides, turns, run_id)
+    what = msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind="contrast"))
+    workers = max(sum(side.workers) for side in sides.sides)
+    directory = take_up(what, _series_record(what, sides, repeats), context, resume or Resume(), workers=workers)
+    with directory.lock():
+        series = _SideSeries(what, sides, context, directory)
+        try:
+            series.run(list(in_turns(range(len(sides.sides)), repeats)))
+        except BaseException as error:
+            if isinstance(error, MultinodeError) and all(cell.run_ids for cell in series.record.cells):
+                context.say(f"earlier measurements are compared in {series.conclude().directory}")
+            series.end("stopped" if isinstance(error, Interrupted) else "failed")
+            raise
+        contrasted = series.conclude()
+        series.end("succeeded")
+    return contrasted
+
+
+def _series_record(what: Launch, sides: Sides, repeats: int) -> GridRecord:
+    measured = {
+        "contrast": [(side.label, side.workers, side.accumulation, side.cluster.nodes) for side in sides.sides],
+        "repeats": repeats,
+    }
+    cells = [
+        GridCell(
+            label=side.label,
+            nodes=len(side.cluster.nodes),
+            workers_per_node=side.workers[0] if len(set(side.workers)) == 1 else None,
+        )
+        for side in sides.sides
+    ]
+    return GridRecord(
+        fingerprint=fingerprint({"": what.job}, what.cluster.nodes, what.options, measured),
+        command=describe_job(what.job) if not isinstance(what.job, Benchmark) else describe_benchmark(what.job),
+        grid=Grid(nodes=tuple(sorted({cell.nodes for cell in cells})), repeats=repeats),
+        cells=tuple(CellRecord(cell=cell) for cell in cells),
+        noun="side",
+    )
+
+
+class _SideSeries(Series):
+    """The runs of a contrast, each of which must succeed."""
+
+    def __init__(self, what: Launch, sides: Sides, context: RunContext, directory: RunDirectory) -> None:
+        super().__init__(context, directory)
+        self._what = what
+        self._sides = sides
+
+    def title(self, cell: CellRecord) -> str:
+        """The side, in a few words."""
+        side = next(side for side in self._sides.sides if side.label == cell.cell.label)
+        return f"{side.label}: {side.description}"
+
+    def measure(self, turn: Turn, run_id: str) -> CellOutcome:
+        """Make a run; a side without a speed is an error before the others are measured in vain."""
+        side = self._sides.sides[turn.cell]
+        launched = launch(_side_launch(self._what, side, run_id), self.context)
+        require_success(launched, self.context)
+        cleanup_nodes(launched, side.cluster, self.context)
+        measured = make_side(side.role, [load_side_run(launched.directory)])
+        return CellOutcome(state="measured", value=measured.samples_per_s.value)
+
+    def conclude(self) -> Contrasted:
+        """Compare and store what is measured, of each side once or more."""
+        runs = [[self._stored(run_id) for run_id in cell.run_ids] for cell in self.record.cells]
+        sides = [
+            make_side(side.role, [load_side_run(run) for run in of_side])
+            for side, of_side in zip(self._sides.sides, runs, strict=True)
+        ]
+        last = runs[1][-1]
+        plan = last.read(PLAN_FILE, LaunchPlan)
+        compared = compare(
+            sides,
+            mode=self._sides.mode,
+            why=self._sides.why,
+            job=plan.job if plan is not None else self.record.command,
+            rule=load_side_run(last).summary.rule,
+        )
+        self.directory.write(_FILE, compared)
+        compared = with_outlook(compared, self.context.runs)
+        self.directory.write(_FILE, compared)
+        return Contrasted(contrast=compared, directory=self.directory.path)
+
+    def _stored(self, run_id: str) -> RunDirectory:
+        return RunDirectory(self.context.runs / run_id)
 
 
 def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
@@ -380,28 +440,6 @@ def _with_accumulation(request: ContrastRequest, what: Launch) -> ContrastReques
     return msgspec.structs.replace(request, accumulation=asked if isinstance(asked, int) and asked > 0 else None)
 
 
-def _measure_all(
-    what: Launch, context: RunContext, order: Sequence[tuple[int, PlannedSide]], turns: list[_Turn], run_id: str
-) -> None:
-    """Measure in this order; `turns` has the results whatever happens."""
-    repeats = order[-1][0]
-    for number, (turn, side) in enumerate(order, 1):
-        context.say(f"[{number}/{len(order)}] {side.label}: {side.description}")
-        ending = f"-{turn}" if repeats > 1 else ""
-        launched = _measure(what, context, side, f"{run_id}-{side.label}{ending}")
-        measured = load_side_run(launched.directory)
-        # Report a side without a speed before the others are measured in vain.
-        make_side(side.role, [measured])
-        turns.append(_Turn(side=side, launched=launched, measured=measured))
-
-
-def _measure(what: Launch, context: RunContext, side: PlannedSide, run_id: str) -> Launched:
-    launched = launch(_side_launch(what, side, run_id), context)
-    require_success(launched, context)
-    cleanup_nodes(launched, side.cluster, context)
-    return launched
-
-
 def _side_launch(what: Launch, side: PlannedSide, run_id: str) -> Launch:
     cluster, options = with_workers(side.cluster, what.options, side.workers)
     job = what.job
@@ -410,18 +448,6 @@ def _side_launch(what: Launch, side: PlannedSide, run_id: str) -> Launch:
             job = override_job(job, {_ACCUMULATION: side.accumulation})
         job = fit_batch(job, sum(side.workers))
     return msgspec.structs.replace(what, cluster=cluster, options=options, job=job, run_id=run_id)
-
-
-def _conclude(what: Launch, context: RunContext, sides: Sides, turns: Sequence[_Turn], run_id: str) -> Contrasted:
-    measured = [
-        make_side(side.role, [turn.measured for turn in turns if turn.side.label == side.label]) for side in sides.sides
-    ]
-    last = next(turn.launched for turn in reversed(turns) if turn.side.role == "candidate")
-    compared = compare(measured, mode=sides.mode, why=sides.why, job=last.plan.job, rule=last.summary.rule)
-    directory = _keep(what, context, run_id, compared, turns)
-    compared = with_outlook(compared, context.runs)
-    directory.write(_FILE, compared)
-    return Contrasted(contrast=compared, directory=directory.path)
 
 
 def with_outlook(compared: Contrast, runs: Path) -> Contrast:
@@ -455,25 +481,3 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
         )
     except MultinodeError as error:
         return msgspec.structs.replace(compared, forecast_reason=error.message)
-
-
-def _keep(what: Launch, context: RunContext, run_id: str, compared: Contrast, turns: Sequence[_Turn]) -> RunDirectory:
-    directory = create_parent(context.runs, msgspec.structs.replace(what, run_id=run_id))
-    first = turns[0].launched.run
-    widest = max((turn.launched.run for turn in turns), key=lambda run: len(run.nodes))
-    directory.write(_FILE, compared)
-    directory.write(
-        "run.json",
-        Run(
-            run_id=run_id,
-            job=compared.job,
-            engine=widest.engine,
-            status="succeeded",
-            started_s=first.started_s,
-            ended_s=turns[-1].launched.run.ended_s,
-            world_size=widest.world_size,
-            nodes=widest.nodes,
-            kind="contrast",
-        ),
-    )
-    return directory

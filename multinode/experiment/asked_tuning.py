@@ -10,10 +10,6 @@ from typing import Any
 import msgspec
 
 from multinode.errors import MultinodeError, UsageError
-from multinode.experiment.grid import CellRecord, GridRecord, fingerprint
-from multinode.experiment.grid_plan import due_turns
-from multinode.experiment.series import find_sweep
-from multinode.experiment.sweep import Resume
 from multinode.experiment.trial import (
     Candidate,
     LeftOut,
@@ -31,7 +27,9 @@ from multinode.job.job_files import Change
 from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import Settings, global_batch, read_settings
 from multinode.launch.context import Launch
+from multinode.launch.grid import CellRecord, GridRecord, due_turns, fingerprint
 from multinode.launch.runs import observe_run
+from multinode.launch.series import Resume, find_series
 from multinode.predict.advice import rank_options
 from multinode.predict.advise import training_today
 from multinode.predict.request import read_record
@@ -254,7 +252,7 @@ def plan_tuning(asked: AskedTuning, runs: Path, resume: Resume) -> Tuning:
     require_tunable(asked)
     cluster = asked.launch.cluster
     layout = Layout.of(workers_of_nodes(cluster, {}, asked.launch.options.workers_per_node))
-    found = None if resume.anew else find_sweep(runs, fingerprint_of(asked))
+    found = None if resume.anew else find_series(runs, fingerprint_of(asked))
     if found is not None:
         directory, record = found
         tuning = load_tuning(directory, record)

@@ -21,8 +21,8 @@ from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
 from multinode.experiment.cells import MEASURED, CellRow, has_speed
 from multinode.experiment.columns import COLUMNS
-from multinode.experiment.grid import CellRecord
 from multinode.job.workload import FullRun, Settings, global_batch
+from multinode.launch.grid import CellRecord
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.samples import plausible_count
 from multinode.stats.estimate import UnknownError, attempt

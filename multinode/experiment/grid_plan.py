@@ -6,9 +6,7 @@ import csv
 import functools
 import itertools
 import re
-import statistics
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,9 +14,18 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import quote_path
 from multinode.errors import JobError, UsageError
-from multinode.experiment.grid import BATCH, Cell, CellRecord, Grid, GridRecord, is_batch
-from multinode.experiment.sweep_cell import Outcome
 from multinode.job.job import override_text
+from multinode.launch.grid import (
+    BATCH,
+    Grid,
+    GridCell,
+    GridRecord,
+    _words,
+    due_turns,
+    give_up,
+    is_batch,
+    measuring_order,
+)
 from multinode.secret_values import is_secret
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.units import format_count
@@ -38,14 +45,7 @@ _SHORT = {
 _ALONE = frozenset({"finetuning_type", "deepspeed", "model_name_or_path", "stage"})
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One run to make."""
-
-    cell: int  # index of the cell in the grid
-    number: int  # of the repeat, from 1
-
-
-def plan_grid(grid: Grid, cluster: Cluster) -> tuple[Cell, ...]:
+def plan_grid(grid: Grid, cluster: Cluster) -> tuple[GridCell, ...]:
     """Every combination, in the given order of values; the batch varies fastest.
 
     Raises:
@@ -57,44 +57,19 @@ def plan_grid(grid: Grid, cluster: Cluster) -> tuple[Cell, ...]:
     if len(combinations) > _MOST_CELLS:
         raise UsageError(f"the grid has {len(combinations)} cells; a sweep can have at most {_MOST_CELLS}")
     cells = [
-        Cell(label=_label(nodes, workers, settings), settings=settings, nodes=nodes, workers_per_node=workers)
+        GridCell(label=_label(nodes, workers, settings), settings=settings, nodes=nodes, workers_per_node=workers)
         for nodes, workers, *values in combinations
         for settings in [dict(zip(keys, values, strict=True))]
     ]
     return tuple(_with_unique_labels(cells))
 
 
-def measuring_order(grid: Grid, cells: Sequence[Cell]) -> Iterator[Turn]:
-    """All runs, with smaller batches of otherwise equal cells first, so that out-of-memory is found early."""
-    order = _ascending(cells)
-    if grid.repeats > 1 and not grid.interleave:
-        for index in order:
-            yield from (Turn(cell=index, number=number) for number in range(1, grid.repeats + 1))
-        return
-    for number in range(1, grid.repeats + 1):
-        for index in order if number % 2 else reversed(order):
-            yield Turn(cell=index, number=number)
-
-
-def batch_of(cell: Cell) -> float | None:
-    """The batch that the grid sets in a cell; None if it sets none, or it is not a number."""
-    value = next((value for key, value in cell.settings.items() if is_batch(key)), None)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def batch_group(cell: Cell) -> tuple[int, int | None, str]:
-    """Equal for cells that differ only in their batch."""
-    others = {key: value for key, value in cell.settings.items() if not is_batch(key)}
-    # As text, because 1 equals true, and a list has no hash.
-    return cell.nodes, cell.workers_per_node, repr(others)
-
-
-def cell_overrides(cell: Cell) -> tuple[str, ...]:
+def cell_overrides(cell: GridCell) -> tuple[str, ...]:
     """The grid's settings as values of `launch --set`."""
     return tuple(override_text(key, value) for key, value in cell.settings.items())
 
 
-def cell_arguments(grid: Grid, cell: Cell) -> tuple[str, ...]:
+def cell_arguments(grid: Grid, cell: GridCell) -> tuple[str, ...]:
     """The grid's additions to a script's arguments, one word each."""
     return tuple(f"{grid.arguments[key]}={value}" for key, value in cell.settings.items() if key in grid.arguments)
 
@@ -118,14 +93,6 @@ def _require_room(grid: Grid, cluster: Cluster) -> None:
             )
 
 
-def _ascending(cells: Sequence[Cell]) -> list[int]:
-    groups: dict[tuple[int, int | None, str], list[int]] = {}
-    for index, cell in enumerate(cells):
-        groups.setdefault(batch_group(cell), []).append(index)
-    ordered = (sorted(group, key=lambda index: batch_of(cells[index]) or 0.0) for group in groups.values())
-    return list(itertools.chain.from_iterable(ordered))
-
-
 def _label(nodes: int, workers: int | None, settings: dict[str, Any]) -> str:
     placed = "1-node" if nodes == 1 else f"{nodes}-nodes"
     parts = [placed if workers is None else f"{nodes}x{workers}"]
@@ -146,7 +113,7 @@ def _name_value(key: str, value: Any) -> str:
     return f"{short}{text}" if short is not None else f"{key}-{text}"
 
 
-def _with_unique_labels(cells: Sequence[Cell]) -> Iterator[Cell]:
+def _with_unique_labels(cells: Sequence[GridCell]) -> Iterator[GridCell]:
     taken: set[str] = set()
     for cell in cells:
         labels = itertools.chain([cell.label], (f"{cell.label}-{number}" for number in itertools.count(2)))
@@ -295,171 +262,7 @@ def _first_twice(values: Sequence[Hashable]) -> int | None:
     return next((place for place, value in enumerate(values) if value in values[:place]), None)
 
 
-_MEMORY = {"gpu": "GPU memory", "node": "the node's memory"}
-
-
-def is_due(record: GridRecord, turn: Turn) -> bool:
-    """Whether this run is still to be made."""
-    cell = record.cells[turn.cell]
-    if cell.state not in {"waiting", "measured"} or cell.out_of is not None:
-        return False
-    return len(cell.run_ids) + cell.failed_runs < turn.number
-
-
-def due_turns(record: GridRecord) -> tuple[Turn, ...]:
-    """The runs still to be made, in order."""
-    cells = [one.cell for one in record.cells]
-    return tuple(turn for turn in measuring_order(record.grid, cells) if is_due(record, turn))
-
-
-def is_finished(record: GridRecord) -> bool:
-    """Whether nothing is left to measure."""
-    return all(cell.state != "running" for cell in record.cells) and not due_turns(record)
-
-
-def begin(record: GridRecord, index: int, run_id: str) -> GridRecord:
-    """The record with a run of this cell in progress."""
-    return _change(record, index, state="running", current=run_id, attempts=record.cells[index].attempts + 1)
-
-
-def give_up(record: GridRecord, index: int) -> GridRecord:
-    """The record without the run in progress, which says nothing about the cell and is repeated."""
-    return _change(record, index, state=_resting(record.cells[index]), current=None)
-
-
-def settle(record: GridRecord, index: int, outcome: Outcome, *, took_s: float | None = None) -> GridRecord:
-    """The record after the run in progress has ended.
-
-    Args:
-        record: the grid.
-        index: of the cell.
-        outcome: of the run.
-        took_s: its wall time; None excludes it from the estimate of the time left.
-    """
-    if outcome.state == "stopped":
-        return give_up(record, index)
-    took = () if took_s is None else (took_s,)
-    return _change(record, index, **_settled(record.cells[index], outcome, took))
-
-
-def skip_larger(record: GridRecord, index: int) -> tuple[GridRecord, tuple[str, ...]]:
-    """Skip cells that equal one out of memory except for a larger batch.
-
-    A cell that was measured earlier keeps its figures.
-
-    Returns:
-        The record, and the labels of the skipped cells.
-    """
-    small = record.cells[index]
-    reason = f"{small.cell.label} already ran out of {_MEMORY.get(small.out_of or '', 'memory')}"
-    cells = enumerate(record.cells)
-    larger = [other for other, cell in cells if cell.state == "waiting" and _needs_more(cell.cell, small.cell)]
-    for other in larger:
-        record = _change(record, other, state="skipped", reason=reason)
-    return record, tuple(record.cells[other].cell.label for other in larger)
-
-
-def without_runs(record: GridRecord, gone: Collection[str]) -> GridRecord:
-    """The record without these runs, which are no longer stored and are repeated."""
-    for index, cell in enumerate(record.cells):
-        kept = tuple(run_id for run_id in cell.run_ids if run_id not in gone)
-        if kept != cell.run_ids:
-            record = _change(record, index, run_ids=kept)
-            if cell.state != "running":
-                record = _change(record, index, state=_resting(record.cells[index]))
-    return record
-
-
-def retry_failed(record: GridRecord, indices: Collection[int] | None = None) -> GridRecord:
-    """The record with failed cells due again, of these or of all; not those out of memory."""
-    for index, cell in enumerate(record.cells):
-        asked = indices is None or index in indices
-        if asked and cell.failed_runs and cell.state in {"failed", "measured"}:
-            record = _change(record, index, state=_resting(cell), failed_runs=0, reason="", failure=None)
-    return record
-
-
-def _settled(cell: CellRecord, outcome: Outcome, took_s: tuple[float, ...]) -> dict[str, Any]:
-    changes: dict[str, Any] = {"state": outcome.state, "current": None, "took_s": cell.took_s + took_s}
-    if outcome.state == "measured" and cell.current is not None:
-        return changes | {"run_ids": (*cell.run_ids, cell.current)}
-    is_oom = outcome.state == "out_of_memory"
-    changes |= {"reason": outcome.reason, "failure": outcome.failure, "out_of": outcome.out_of}
-    if not is_oom:
-        changes["failed_runs"] = cell.failed_runs + 1
-    if cell.run_ids:
-        # The end of one repeat does not affect those already measured.
-        how = "ran out of memory" if is_oom else "failed"
-        changes |= {"state": "measured", "reason": f"a repeat {how}: {outcome.reason}"}
-    return changes
-
-
-def _needs_more(cell: Cell, small: Cell) -> bool:
-    ours, theirs = batch_of(cell), batch_of(small)
-    return ours is not None and theirs is not None and ours > theirs and batch_group(cell) == batch_group(small)
-
-
-def _resting(cell: CellRecord) -> str:
-    return "measured" if cell.run_ids else "waiting"
-
-
-def _change(record: GridRecord, index: int, **changes: Any) -> GridRecord:
-    cells = list(record.cells)
-    cells[index] = msgspec.structs.replace(cells[index], **changes)
-    return msgspec.structs.replace(record, cells=tuple(cells))
-
-
-_MINUTE_S, _HOUR_S = 60, 3600
-_STATES = ("measured", "out_of_memory", "skipped", "failed", "waiting", "running")
-_OUT_OF = {"gpu": "out of GPU memory", "node": "out of the node's memory"}
-
-
-def left_s(record: GridRecord) -> float | None:
-    """Estimated time of all due runs, from the mean of the finished ones; None before anything is known.
-
-    With a time limit per run, only runs that reached it count; until one has, the limit itself is used.
-    """
-    took = [one_s for cell in record.cells for one_s in cell.took_s]
-    limit_s = record.limit_s
-    if limit_s is not None:
-        took = [one_s for one_s in took if one_s >= limit_s] or [limit_s]
-    return statistics.fmean(took) * len(due_turns(record)) if took else None
-
-
-def about(seconds: float) -> str:
-    """An estimate for people: `about 40 s`, `about 4 min`, `about 2 h 10 min`."""
-    if seconds < 1.5 * _MINUTE_S:
-        return f"about {max(10, round(seconds, -1)):.0f} s"
-    minutes = round(seconds / _MINUTE_S)
-    if seconds < 1.5 * _HOUR_S:
-        return f"about {minutes} min"
-    hours, rest = divmod(round(minutes, -1), _MINUTE_S)
-    return f"about {hours} h {rest:02d} min" if rest else f"about {hours} h"
-
-
-def cell_line(number: int, total: int, name: str, remaining_s: float | None) -> str:
-    """The cell that is measured next: `[3/16] 2x1-lora-batch4, about 4 min left`."""
-    left = "" if remaining_s is None else f", {about(remaining_s)} left"
-    return f"[{number}/{total}] {name}{left}"
-
-
-def end_line(cell: CellRecord, samples_per_s: float | None) -> str:
-    """The outcome of a cell's run."""
-    if cell.state == "measured" and not cell.reason:
-        speed = f": {samples_per_s:.4g} samples/s" if samples_per_s is not None else ""
-        return f"{cell.cell.label}: measured{speed}"
-    state = _OUT_OF.get(cell.out_of or "", _words(cell.state))
-    return f"{cell.cell.label}: {state}" + (f": {cell.reason}" if cell.reason else "")
-
-
-def state_line(record: GridRecord) -> str:
-    """Number of cells by state: `16 cells: 12 measured, 1 out of memory, 3 skipped`."""
-    counts = Counter(cell.state for cell in record.cells)
-    said = ", ".join(f"{counts[state]} {_words(state)}" for state in _STATES if counts[state])
-    return f"{format_count(len(record.cells), 'cell')}: {said}"
-
-
-def _describe(grid: Grid, cell: Cell) -> str:
+def _describe(grid: Grid, cell: GridCell) -> str:
     """What a cell sets, as the options of `launch`, or a script's arguments, would."""
     workers = [] if cell.workers_per_node is None else [f"--workers-per-node {cell.workers_per_node}"]
     settings = [f"--set {quote_path(text)}" for text in cell_overrides(cell)]
@@ -484,7 +287,3 @@ def plan_lines(record: GridRecord) -> list[str]:
     running = [index for index, one in enumerate(cells) if one.state == "running"]
     left = len(due_turns(functools.reduce(give_up, running, record)))
     return [*lines, f"{format_count(len(cells), 'cell')}{times}: {format_count(left, 'run')} to make"]
-
-
-def _words(state: str) -> str:
-    return state.replace("_", " ")

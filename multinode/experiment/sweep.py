@@ -17,24 +17,27 @@ from multinode.experiment.cell_rows import MeasuredCell, devices_of
 from multinode.experiment.cell_sheet import combined, with_notes, with_price_notes
 from multinode.experiment.cell_table import Look, SweptCells, look_at, table_of_sweep, with_prices
 from multinode.experiment.cells import MEASURED, CellTable
-from multinode.experiment.grid import CellRecord, GridRecord
-from multinode.experiment.grid_plan import is_finished, retry_failed, state_line
-from multinode.experiment.series import GRID_FILE, Measure, Series, create_sweep, find_sweep, keep_status, new_record
-from multinode.experiment.sweep_cell import AskedGrid, cell_launch, cell_workers, measure_cell
+from multinode.experiment.sweep_cell import AskedGrid, CellSeries, Measure, cell_launch, cell_workers, measure_cell
+from multinode.job.job import Job, LlamaFactoryJob, describe_job
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.launch import probe_nodes, same_threads
+from multinode.launch.grid import (
+    CellRecord,
+    GridRecord,
+    fingerprint,
+    is_finished,
+    measuring_order,
+    retry_failed,
+)
+from multinode.launch.launch import (
+    probe_nodes,
+    same_threads,
+)
+from multinode.launch.series import GRID_FILE, Resume, find_series, keep_status, take_up
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs
 
 Conclude = Callable[[RunDirectory, Path], object]
-
-
-class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """How to treat an earlier sweep of the same command."""
-
-    anew: bool = False  # ignore it, and measure everything again
-    retry_failed: bool = False  # measure its failed cells again, but not those out of memory
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +49,7 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_finished(asked: AskedGrid, runs: Path, resume: Resume) -> Swept | None:
     """The newest sweep of the same command that is complete; contacts no node."""
-    found = None if resume.anew else find_sweep(runs, new_record(asked).fingerprint)
+    found = None if resume.anew else find_series(runs, new_record(asked).fingerprint)
     if found is None:
         return None
     directory, record = found
@@ -70,13 +73,14 @@ def sweep(
     if finished is not None:
         return finished
     launches, most = _launches(asked, context)
-    directory = _take_up(asked, context, resume, most)
+    what = msgspec.structs.replace(asked.launch, cluster=asked.launch.cluster.first(max(asked.grid.nodes)))
+    directory = take_up(what, new_record(asked), context, resume, workers=most)
     with directory.lock():
-        series = Series(context, directory, lambda cell, _: launches[cell.label], measure)
+        series = CellSeries(context, directory, lambda cell, _: launches[cell.label], measure)
         try:
             if resume.retry_failed:
                 series.keep(retry_failed(series.record))
-            series.run()
+            series.run(list(measuring_order(asked.grid, asked.cells)))
         except BaseException as error:
             _end(context, directory, "stopped" if isinstance(error, Interrupted) else "failed", conclude)
             raise
@@ -104,24 +108,6 @@ def _launches(asked: AskedGrid, context: RunContext) -> tuple[dict[str, Launch],
     asked = msgspec.structs.replace(asked, launch=threaded)
     launches = {cell.label: cell_launch(asked, cell, workers[cell.label]) for cell in asked.cells}
     return launches, max(map(sum, workers.values()))
-
-
-def _take_up(asked: AskedGrid, context: RunContext, resume: Resume, workers: int) -> RunDirectory:
-    """The directory of the sweep that goes on, or of a new one, whose largest cell has so many workers."""
-    record = new_record(asked)
-    found = None if resume.anew else find_sweep(context.runs, record.fingerprint)
-    if found is not None:
-        directory, record = found
-        if directory.is_locked:
-            raise UsageError(
-                f"this sweep is already running: {directory.run_id}",
-                hint="wait until it ends; a second one (--fresh) would disturb both",
-            )
-        context.say(f"resuming sweep {directory.run_id} ({state_line(record)}); use --fresh to start over")
-        return directory
-    directory = create_sweep(context.runs, asked, record, workers)
-    context.say(f"sweep {directory.run_id}: {state_line(record)}")
-    return directory
 
 
 def _end(context: RunContext, directory: RunDirectory, status: str, conclude: Conclude) -> None:
@@ -257,3 +243,31 @@ def _price_purchase(plan: LaunchPlan, cluster: Cluster) -> float | None:
     told = [nodes[node.node].purchase(len(node.ranks)) if node.node in nodes else None for node in plan.nodes]
     known = [price for price in told if price is not None]
     return math.fsum(known) if known and len(known) == len(told) else None
+
+
+def new_record(asked: AskedGrid) -> GridRecord:
+    """The grid before its first run."""
+    nodes = asked.launch.cluster.nodes[: max(asked.grid.nodes)]
+    training = asked.training
+    return GridRecord(
+        fingerprint=fingerprint(
+            asked.jobs,
+            nodes,
+            asked.launch.options,
+            {"grid": asked.grid, "training": training},
+        ),
+        command=describe_job(asked.job),
+        grid=asked.grid,
+        cells=tuple(CellRecord(cell=cell) for cell in asked.cells),
+        worker_batch=_worker_batch(asked.job),
+        steps=training.steps,
+        minutes=training.minutes,
+        synthetic=training.synthetic,
+    )
+
+
+def _worker_batch(job: Job) -> int | None:
+    if not isinstance(job, LlamaFactoryJob):
+        return None
+    batch, accumulation = job.settings.per_device_train_batch_size, job.settings.gradient_accumulation_steps
+    return batch * accumulation if batch is not None and accumulation is not None else None

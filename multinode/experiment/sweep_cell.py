@@ -10,92 +10,21 @@ import msgspec
 from multinode.check.rule import CheckFinding
 from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
-from multinode.errors import Interrupted
-from multinode.experiment.grid import Cell, Grid
+from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, limit_steps
 from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
-from multinode.launch.attach import Known, find_known, stop
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.grid import CellOutcome, Grid, GridCell, Turn, judge_run, retry_failed
 from multinode.launch.launch import PATIENCE_S, benchmark_mode, prepare, run_prepared, wait_for_gpus
 from multinode.launch.node_runs import cleanup_nodes
 from multinode.launch.request import StopRequest
-from multinode.launch.runs import summarise_run
+from multinode.launch.series import Series, figures_lack
 from multinode.profile.summary import Summary
-from multinode.profile.throughput import trained_s
 from multinode.records.progress import RunProgress, TrainingTime
-from multinode.records.run import Failure, NodeRun, Run, new_run
+from multinode.records.run import Failure, new_run
 from multinode.records.run_directory import RunDirectory
-from multinode.records.samples import parse_samples
-from multinode.units import format_duration
-
-_OUT_OF_MEMORY = {"out_of_gpu_memory": "gpu", "out_of_memory": "node"}
-# What the others see when the kernel kills one of them, its data loader or its launcher.
-_OF_KILLED_PEERS = frozenset({"killed", "connection", "timeout", "crashed"})
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one run of a cell."""
-
-    state: str  # `measured`, `out_of_memory`, `failed`, or `stopped`: it was given up and says nothing
-    out_of: str | None = None  # whose memory did not suffice: `gpu` or `node`
-    reason: str = ""  # of all but `measured`, a sentence
-    failure: Failure | None = None  # the run's first
-    unreachable: bool = False  # a node could not be reached, or was lost
-    held: bool = False  # somebody else computes on a GPU; like a node that is lost, it says nothing about the cell
-
-
-def judge_run(run: Run, *, in_time: bool, lacks: str | None) -> Outcome:
-    """What a run that has ended says about its cell.
-
-    Args:
-        run: what happened.
-        in_time: whether it was stopped because its time was over, and so ended as it should.
-        lacks: why it has no figures; None where it has.
-    """
-    if run.status == "succeeded" or (run.status == "stopped" and in_time):
-        if lacks is None:
-            return Outcome(state="measured")
-        return Outcome(state="failed", reason=f"{lacks}: use more --minutes" if in_time else lacks)
-    if run.status in {"stopped", "running"}:
-        return Outcome(state="stopped", reason="it was stopped")
-    failure = run.first_failure
-    kind = failure.kind if failure is not None else None
-    killed = _killed_by_kernel(run)
-    if killed is not None and _may_be_killed(failure):
-        reason = f"{killed.name}: the kernel killed {_processes(killed)} because memory ran out"
-        return Outcome(state="out_of_memory", out_of="node", reason=reason, failure=failure)
-    if kind in _OUT_OF_MEMORY and failure is not None:
-        return Outcome(state="out_of_memory", out_of=_OUT_OF_MEMORY[kind], reason=_sentence(failure), failure=failure)
-    reason = _sentence(failure) if failure is not None else f"the run ended as {run.status}"
-    return Outcome(
-        state="failed", reason=reason, failure=failure, unreachable=run.status == "lost", held=kind == "gpu_held"
-    )
-
-
-def _killed_by_kernel(run: Run) -> NodeRun | None:
-    return next((node for node in run.nodes if node.oom_kills), None)
-
-
-def _may_be_killed(failure: Failure | None) -> bool:
-    """Whether a kill by the kernel can have caused it: an exception that tells another cause has that cause.
-
-    The kernel's count may be of the whole machine, where others run out of memory, too.
-    """
-    if failure is None or failure.kind in _OF_KILLED_PEERS or failure.signal == "SIGKILL":
-        return True
-    return failure.kind is None and failure.signal is not None
-
-
-def _processes(node: NodeRun) -> str:
-    return "a process" if node.oom_kills == 1 else f"{node.oom_kills} processes"
-
-
-def _sentence(failure: Failure) -> str:
-    first = failure.message.strip().splitlines()
-    return f"{failure.node}: {first[0] if first else 'it failed'}"
-
 
 _S_PER_MINUTE = 60
 
@@ -114,7 +43,7 @@ class AskedGrid(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch  # all nodes of the hostfile, and the layout of each cell; its job is replaced by the cell's
     job: Job  # the user's, without the settings of the grid
     grid: Grid
-    cells: tuple[Cell, ...]  # of the grid, in its order
+    cells: tuple[GridCell, ...]  # of the grid, in its order
     jobs: dict[str, Job]  # the user's job with the settings of each cell, by label
     training: CellTraining = CellTraining()  # duration and data
 
@@ -126,12 +55,12 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
     in_time: bool = False  # whether it was stopped at its time limit
 
 
-def cell_workers(asked: AskedGrid, cell: Cell, facts: Mapping[str, NodeFacts]) -> tuple[int, ...]:
+def cell_workers(asked: AskedGrid, cell: GridCell, facts: Mapping[str, NodeFacts]) -> tuple[int, ...]:
     """Workers of each node of a cell; `facts` may be empty where the hostfile says it."""
     return workers_of_nodes(asked.launch.cluster.first(cell.nodes), facts, cell.workers_per_node)
 
 
-def cell_launch(asked: AskedGrid, cell: Cell, workers: Sequence[int]) -> Launch:
+def cell_launch(asked: AskedGrid, cell: GridCell, workers: Sequence[int]) -> Launch:
     """The launch that measures a cell, for its figures alone."""
     what = asked.launch
     job = _cut(asked.jobs[cell.label], asked.training)
@@ -261,78 +190,52 @@ def with_time_limit(context: RunContext, limit_s: float) -> tuple[RunContext, Ti
     return limited, timed
 
 
-_GRACE_S = 10.0
-_STOPPED = Outcome(state="stopped", reason="its controller was killed")
-# How a node ends a job that would have continued.
-_FROM_OUTSIDE = frozenset({"stopped", "lease_expired"})
+Measure = Callable[[Launch, RunContext, float | None], CellRun]
+LaunchOf = Callable[[GridCell, int], Launch]
+# After this many first cells refused for the same reason, the rest would fare no better.
+_MOST_REFUSED = 2
 
 
-def end_cut_off(run_id: str, context: RunContext, limit_s: float | None = None) -> Outcome:
-    """Make sure that an interrupted run has ended, and use its figures if it was complete.
-
-    A run with a time limit is complete once its steps fill that time, whether its controller or its lease stopped it.
-    Otherwise it is repeated, and the reason is reported.
+class CellSeries(Series):
+    """The runs of a grid, whose failures are results.
 
     Args:
-        run_id: the run.
-        context: its nodes.
-        limit_s: its training time; None if it had to train its steps.
+        context: the nodes.
+        directory: held by this process.
+        launch_of: the launch that measures a cell, the first time, the second, and so on.
+        measure: makes one run.
     """
-    directory = RunDirectory(context.runs / run_id)
-    run = directory.read("run.json", Run)
-    if run is None:
-        # It was being prepared, and nothing had been started.
-        return _STOPPED
-    known = find_known(context.runs, run_id)
-    launched = _end(known, context)
-    outcome = judge_run(launched.run, in_time=False, lacks=figures_lack(launched))
-    if run.status == "running" and outcome.state != "measured":
-        # An end without its controller says nothing about the cell, unless it succeeded.
-        outcome = _STOPPED
-    if limit_s is not None and outcome.state == "stopped":
-        outcome = _judge_by_time(launched, limit_s, context)
-    cleanup_nodes(launched, known.cluster, context)
-    return _STOPPED if outcome.unreachable else outcome
 
+    def __init__(
+        self, context: RunContext, directory: RunDirectory, launch_of: LaunchOf, measure: Measure = measure_cell
+    ) -> None:
+        super().__init__(context, directory)
+        self._launch_of = launch_of
+        self._measure_cell = measure
+        # Whether a run has finished in this process.
+        self._has_run = False
+        # Cells refused before any run.
+        self._refused: list[int] = []
 
-def figures_lack(launched: Launched) -> str | None:
-    """Why a run has no usable speed; None if it has."""
-    summary = launched.summary
-    if summary.step_time_ms is not None and summary.samples_per_s is not None:
-        return None
-    reasons = (summary.missing.get(name) for name in ("step_time_ms", "samples_per_s"))
-    return next((reason for reason in reasons if reason), "it recorded no measured step")
+    def measure(self, turn: Turn, run_id: str) -> CellOutcome:
+        """Make a run."""
+        try:
+            what = self._launch_of(self.record.cells[turn.cell].cell, turn.number)
+            run = self._measure_cell(msgspec.structs.replace(what, run_id=run_id), self.context, self.record.minutes)
+        except (NodeError, NodeFailed, UsageError) as error:
+            if self._hits_all(turn.cell, error):
+                self.keep(retry_failed(self.record, self._refused))
+                raise
+            return CellOutcome(state="failed", reason=str(error), unreachable=isinstance(error, NodeError))
+        self._has_run = True
+        outcome = judge_run(run.launched.run, in_time=run.in_time, lacks=figures_lack(run.launched))
+        return msgspec.structs.replace(outcome, value=run.launched.summary.samples_per_s)
 
-
-def _end(known: Known, context: RunContext) -> Launched:
-    if known.run.status == "running":
-        context.say(f"run {known.run.run_id} was interrupted: making sure that nothing of it is still running")
-        return stop(known, context, _GRACE_S)
-    directory = known.directory
-    summary = directory.read("summary.json", Summary) or summarise_run(directory, known.plan)
-    return Launched(run=known.run, summary=summary, plan=known.plan, directory=known.directory)
-
-
-def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> Outcome:
-    """The outcome of a run that was to be stopped after `limit_s`, and was stopped."""
-    short = _short_of(launched, limit_s)
-    if short is not None:
-        context.say(f"repeating run {launched.run.run_id}: {short}")
-        return _STOPPED
-    context.say(f"run {launched.run.run_id} trained for its {format_duration(limit_s)} and is valid")
-    return judge_run(launched.run, in_time=True, lacks=figures_lack(launched))
-
-
-def _short_of(launched: Launched, limit_s: float) -> str | None:
-    run = launched.run
-    if run.status != "stopped":
-        return f"without its controller it ended as {run.status}"
-    for node in run.nodes:
-        if node.cause not in _FROM_OUTSIDE:
-            return f"{node.name}: it was not stopped there ({(node.cause or node.state).replace('_', ' ')})"
-        time_s = trained_s(parse_samples(launched.directory.sample_lines(node.node_rank)))
-        if time_s is None:
-            return f"{node.name}: too few steps are stored to know how long it trained"
-        if time_s < limit_s:
-            return f"{node.name}: it trained for {format_duration(time_s)} of {format_duration(limit_s)}"
-    return None
+    def _hits_all(self, cell: int, error: MultinodeError) -> bool:
+        if isinstance(error, NodeError) or self._has_run:
+            return not self._has_run
+        if any(other.run_ids for other in self.record.cells):
+            return False
+        alike = all(self.record.cells[other].reason == str(error) for other in self._refused)
+        self._refused.append(cell)
+        return alike and len(self._refused) == min(_MOST_REFUSED, len(self.record.cells))

@@ -10,9 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from multinode.experiment.grid import GridRecord
-from multinode.experiment.grid_plan import Turn, due_turns
 from multinode.job.job_files import Change
+from multinode.launch.grid import GridRecord, Turn, due_turns
 from multinode.predict.advice import RankedOption, pays
 from multinode.profile.observed import Observed
 from multinode.records.averaging import Averaging

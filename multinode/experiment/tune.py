@@ -7,6 +7,7 @@ worth a run. Prints nothing.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -27,14 +28,9 @@ from multinode.experiment.asked_tuning import (
     with_expected,
     with_seeds,
 )
-from multinode.experiment.grid import Cell, CellRecord, Grid, GridRecord
-from multinode.experiment.grid_plan import Turn, due_turns, retry_failed, state_line
-from multinode.experiment.series import Measure, Series, create_grid, find_sweep, keep_status
-from multinode.experiment.sweep import Resume
-from multinode.experiment.sweep_cell import measure_cell
+from multinode.experiment.sweep_cell import CellSeries, Measure, measure_cell
 from multinode.experiment.trial import PARTS, Candidate, at_best_rate, fits, spent_s
 from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
-from multinode.job.engine_commands import choose_engine
 from multinode.job.job import (
     DEFAULT_SEED,
     LlamaFactoryJob,
@@ -48,7 +44,9 @@ from multinode.job.job_files import Change, change_text
 from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import global_batch, read_settings
 from multinode.launch.context import Launch, RunContext
+from multinode.launch.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns, measuring_order, retry_failed
 from multinode.launch.launch import benchmark_mode, probe_workers
+from multinode.launch.series import Resume, find_series, keep_status, take_up
 from multinode.predict.try_advice import changed_launch
 from multinode.records.files import write_text
 from multinode.records.run_directory import RunDirectory
@@ -70,7 +68,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_tuned(asked: AskedTuning, runs: Path, resume: Resume) -> Tuned | None:
     """The newest tuning of the same command that is complete or has used its budget; contacts no node."""
-    found = None if resume.anew else find_sweep(runs, fingerprint_of(asked))
+    found = None if resume.anew else find_series(runs, fingerprint_of(asked))
     if found is None or found[0].is_locked:
         return None
     directory, record = found
@@ -120,7 +118,7 @@ class _Tuner:
         self._context = context
         self._directory = directory
         self._layout = layout
-        self._series = Series(context, directory, self._launch_of, measure)
+        self._series = CellSeries(context, directory, self._launch_of, measure)
         self._series.keep(with_seeds(self._series.record, asked))
         stored = load_tuning(directory, self._series.record)
         self._tuning = stored if stored is not None else self._begin()
@@ -130,12 +128,12 @@ class _Tuner:
         if retries_failed:
             self._series.keep(retry_failed(self._series.record))
         if len(self._candidates) == FIRST:
-            self._series.run(lambda record, turn: turn.number == 1 and self._fits(record, turn))
+            self._run(lambda turn: turn.number == 1 and self._fits(turn))
             if any(turn.number == 1 for turn in due_turns(self._series.record)):
                 # Without both, nothing can be predicted.
                 return
             self._list()
-        self._series.run(self._fits)
+        self._run(self._fits)
 
     def conclude(self, status: str) -> Tuned:
         """Judge and store the results; an error while storing does not invalidate them."""
@@ -194,10 +192,14 @@ class _Tuner:
         names_listed = ", ".join(one.name for one in listed) or "no change"
         self._context.say(f"to be tried, in addition to one node: {names_listed}")
 
-    def _fits(self, record: GridRecord, turn: Turn) -> bool:
-        return fits(record, turn, [one.expected_s for one in self._candidates], self._asked.budget_s)
+    def _run(self, may_begin: Callable[[Turn], bool]) -> None:
+        record = self._series.record
+        self._series.run(list(measuring_order(record.grid, [row.cell for row in record.cells])), may_begin)
 
-    def _launch_of(self, cell: Cell, number: int) -> Launch:
+    def _fits(self, turn: Turn) -> bool:
+        return fits(self._series.record, turn, [one.expected_s for one in self._candidates], self._asked.budget_s)
+
+    def _launch_of(self, cell: GridCell, number: int) -> Launch:
         candidate = next(one for one in self._candidates if one.label == cell.label)
         what = benchmark_mode(self._asked.launch)
         changed = changed_launch(what, candidate.change, self._layout)
@@ -218,7 +220,7 @@ class _Tuner:
             job = override_job(job, {"learning_rate": rate})
         return msgspec.structs.replace(changed, job=trial_job(job, training))
 
-    def _rate_and_seed(self, cell: Cell, number: int) -> tuple[float | None, int]:
+    def _rate_and_seed(self, cell: GridCell, number: int) -> tuple[float | None, int]:
         found = job_of(self._asked).config.get("seed", DEFAULT_SEED)
         first = found if type(found) is int else DEFAULT_SEED
         record = next(one for one in self._series.record.cells if one.cell.label == cell.label)
@@ -263,32 +265,18 @@ def _whole_change(row: TunedRow) -> Change:
 
 
 def _take_up(asked: AskedTuning, context: RunContext, resume: Resume, layout: Layout) -> RunDirectory:
-    wanted = fingerprint_of(asked)
-    found = None if resume.anew else find_sweep(context.runs, wanted)
-    if found is not None:
-        directory, record = found
-        if directory.is_locked:
-            raise UsageError(
-                f"this tuning is already running: {directory.run_id}",
-                hint="wait until it ends; a second one (--fresh) would disturb both",
-            )
-        context.say(f"resuming tuning {directory.run_id} ({state_line(record)}); use --fresh to start over")
-        return directory
     record = GridRecord(
-        fingerprint=wanted,
+        fingerprint=fingerprint_of(asked),
         command=describe_job(job_of(asked)),
         grid=Grid(nodes=(layout.nodes, 1), repeats=asked.runs_of_each),
         cells=tuple(CellRecord(cell=_cell(one)) for one in first_two(layout)),
         steps=asked.steps,
     )
-    engine = asked.launch.options.engine or choose_engine(job_of(asked))
-    directory = create_grid(context.runs, asked.launch, record, layout.workers, engine.name)
-    context.say(f"tuning {directory.run_id}")
-    return directory
+    return take_up(asked.launch, record, context, resume, workers=layout.workers)
 
 
-def _cell(candidate: Candidate) -> Cell:
-    return Cell(label=candidate.label, nodes=candidate.nodes, workers_per_node=candidate.workers_per_node)
+def _cell(candidate: Candidate) -> GridCell:
+    return GridCell(label=candidate.label, nodes=candidate.nodes, workers_per_node=candidate.workers_per_node)
 
 
 def _layout(asked: AskedTuning, context: RunContext) -> Layout:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from multinode.experiment.grid_plan import about
 from multinode.experiment.trial import LeftOut
 from multinode.experiment.tuning import SAME_LOSS, SOONER, TunedRow, Tuning
+from multinode.launch.grid import about
 from multinode.render.sheet import (
     PLUS_MINUS,
     UNKNOWN,

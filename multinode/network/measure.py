@@ -38,6 +38,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     pairs: bool = False  # raw TCP between every pair
     compare: str | None = None  # an earlier nccl-test to compare with: its id, its beginning, or `last`
     like: Job | None = None  # a training whose messages are measured instead of those of the test
+    fresh: bool = False  # whether to tune anew if a tuning of the same command was interrupted
 
 
 def nccl_test(what: Launch, extent: Extent, context: RunContext) -> ScanReport:

@@ -6,16 +6,18 @@ NCCL reads its variables at process start, so each measurement is its own run. P
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from multinode.cluster.facts import common_backend
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
+from multinode.job.job import ScriptJob
 from multinode.launch.context import Launch, RunContext
-from multinode.launch.launch import create_parent, probe_nodes
+from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.launch.launch import probe_nodes
 from multinode.launch.node_runs import cleanup_nodes
+from multinode.launch.series import Resume, Series, take_up
 from multinode.network.measure import Extent, run_scan
 from multinode.network.nccl_tuning import (
     TunedSetting,
@@ -29,10 +31,8 @@ from multinode.network.nccl_tuning import (
 from multinode.network.nic_path import NcclPath
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest, describe_benchmark
-from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import of_repeats
-from multinode.units import format_duration
 
 _FILE = "tune.json"
 _KIND = "tune"
@@ -40,6 +40,9 @@ _KIND = "tune"
 _LEAST_AGAIN = 5
 # Deadline, so that a setting that hangs does not block the others.
 _HANG_S = 120.0
+# The default, once before all others, so that the first round is no warm-up.
+_FIRST = "first"
+_DEFAULTS = frozenset({_FIRST, "default", "default-again"})
 
 Measure = Callable[[Launch, Extent, RunContext], ScanReport]
 
@@ -77,16 +80,24 @@ def nccl_tune(
     backend = test.backend or common_backend(facts.values())
     if backend != "nccl":
         return TuneReport(run_id="", backend=backend, nodes=names, test=test)
-    directory = create_parent(context.runs, what)
     stall_s = min(what.execute.stall_s or _HANG_S, _HANG_S)
     what = msgspec.structs.replace(
         what,
-        run_id=directory.run_id,
         job=msgspec.structs.replace(test, backend="nccl"),
         execute=msgspec.structs.replace(what.execute, kind=_KIND, stall_s=stall_s, on_stall="stop"),
     )
+    extent = msgspec.structs.replace(extent, tcp=False, pairs=False, compare=None)
+    measured = {"tune": repeats, "like": extent.like.argv if isinstance(extent.like, ScriptJob) else extent.like}
+    record = GridRecord(
+        fingerprint=fingerprint({"": what.job}, what.cluster.nodes, what.options, measured),
+        command=f"{describe_benchmark(test)} --tune",
+        grid=Grid(nodes=(len(names),), repeats=max(repeats, _LEAST_AGAIN)),
+        cells=(CellRecord(cell=GridCell(label=_FIRST, nodes=len(names))),),
+        noun="setting",
+    )
+    directory = take_up(what, record, context, Resume(anew=extent.fresh))
     versions = sorted(found.nccl_version for found in facts.values() if found.nccl_version is not None)
-    report = TuneReport(
+    report = directory.read(_FILE, TuneReport) or TuneReport(
         run_id=directory.run_id,
         backend="nccl",
         nodes=names,
@@ -96,122 +107,142 @@ def nccl_tune(
         directory=str(directory),
     )
     with directory.lock():
-        return _Series(
-            what, msgspec.structs.replace(extent, tcp=False, pairs=False, compare=None), context, measure
-        ).run(report, directory)
+        return _SettingSeries(what, extent, context, report, measure).tune()
 
 
-class _Series:
-    """The runs in sequence."""
+class _SettingSeries(Series):
+    """The runs of a tuning: the default, then all settings, then the best together."""
 
-    def __init__(self, what: Launch, extent: Extent, context: RunContext, measure: Measure) -> None:
+    def __init__(self, what: Launch, extent: Extent, context: RunContext, report: TuneReport, measure: Measure) -> None:
+        super().__init__(context, RunDirectory(context.runs / report.run_id))
         self._what = what
         self._extent = extent
-        self._context = context
-        self._measure = measure
-        self._started_s = time.time()
-        self._number = 0
-        self._took_s: list[float] = []
-        # Reasons of failed settings, which are not tried again.
-        self._failed: dict[str, str] = {}
-        # By round, for the default and each setting tried with it.
-        self._tried: list[tuple[TunedSetting, list[float]]] = []
+        self._measure_scan = measure
+        self._report = report
 
-    def run(self, report: TuneReport, directory: RunDirectory) -> TuneReport:
-        """All runs; see `nccl_tune`."""
-        self._keep(directory, report, "running")
+    def tune(self) -> TuneReport:
+        """All runs that are due; see `nccl_tune`."""
+        self._keep()
         try:
-            first = self._scan({}, "the default, once before all others", 0)
-            nccl = first.nccl or NcclPath()
-            report = msgspec.structs.replace(
-                with_mtu(report, first), world_size=first.world_size, nccl_version=report.nccl_version or nccl.version
-            )
-            self._try(candidates(report.nccl_version, over_sockets=nccl.network in {None, "Socket"}), report.repeats)
-            report = self._so_far(report)
-            self._keep(directory, report, "running")
-            env = choose(report.settings)
+            if len(self.record.cells) == 1:
+                # Of a first run alone nobody knows what it found.
+                (first,) = self.record.cells
+                self.keep(msgspec.structs.replace(self.record, cells=(CellRecord(cell=first.cell),)))
+                self.run([Turn(cell=0, number=1)])
+                self._add("default", self._report.settings)
+            count = 1 + len(self._report.settings)
+            self._run(range(1, 1 + count), self._report.repeats)
+            self._judge()
+            env = choose(self._report.settings)
             if env:
-                self._try([TunedSetting(axis="together", env=env)], max(report.repeats, _LEAST_AGAIN))
-                report = msgspec.structs.replace(report, together=self._so_far(report).settings[0])
+                if len(self.record.cells) == 1 + count:
+                    self._add("default-again", [TunedSetting(axis="together", env=env)])
+                again = range(1 + count, len(self.record.cells))
+                self._run(again, max(self._report.repeats, _LEAST_AGAIN))
+                (together,) = self._judged([TunedSetting(axis="together", env=env)], again)
+                self._report = msgspec.structs.replace(self._report, together=together)
         except BaseException as error:
-            report = report if report.settings else self._so_far(report)
-            # With a full disk nothing can be stored, but the reason is still reported.
+            if self._report.together is None:
+                self._judge()
             with contextlib.suppress(MultinodeError):
-                self._keep(directory, report, "stopped" if isinstance(error, Interrupted) else "failed")
+                self._keep()
+            self.end("stopped" if isinstance(error, Interrupted) else "failed")
             raise
-        self._keep(directory, report, "succeeded")
-        return report
+        self._keep()
+        self.end("succeeded")
+        return self._report
 
-    def _try(self, settings: Sequence[TunedSetting], repeats: int) -> None:
-        self._tried = [(one, []) for one in (TunedSetting(axis="default", env={}), *settings)]
-        left = repeats * len(self._tried)
-        for turn in range(repeats):
-            for setting, times_us in self._tried if turn % 2 == 0 else reversed(self._tried):
-                if setting.text not in self._failed:
-                    times_us.extend(self._time(setting, left))
-                left -= 1
+    def name(self, cell: CellRecord) -> str:
+        """The variables that are set."""
+        if cell.cell.label == _FIRST:
+            return "the default, once before all others"
+        return TunedSetting(axis="", env=cell.cell.settings).text or "the default"
 
-    def _so_far(self, report: TuneReport) -> TuneReport:
-        if not self._tried:
-            return report
-        (_, default_us), *settings = self._tried
-        judged = []
-        for setting, own_us in settings:
-            turns = min(len(default_us), len(own_us))
-            reason = self._failed.get(setting.text, "" if turns > 1 else "it was not measured in two rounds")
-            judged.append(
-                msgspec.structs.replace(setting, reason=reason)
-                if reason
-                else tuned(setting, default_us[:turns], own_us[:turns])
-            )
-        default = of_repeats(default_us) if len(default_us) > 1 else None
-        return msgspec.structs.replace(report, default_us=default, settings=tuple(judged))
+    def report(self, cell: CellRecord, outcome: CellOutcome) -> None:
+        """Say what failed."""
+        if outcome.state != "measured":
+            self.context.say(f"{self.name(cell)}: {outcome.reason}")
 
-    def _time(self, setting: TunedSetting, left: int) -> list[float]:
-        try:
-            return [measured_us(self._scan(setting.env, setting.text or "the default", left))]
-        except NodeError:
-            raise
-        except (RunFailed, NodeFailed, ValueError) as error:
-            if not setting.env and not isinstance(error, ValueError):
-                raise
-            if not setting.env:
-                raise RunFailed(f"without any setting: {error}", hint="run multinode nccl-test for details") from error
-            self._failed[setting.text] = str(error).splitlines()[0]
-            self._context.say(f"{setting.text}: {self._failed[setting.text]}")
-            return []
-
-    def _scan(self, env: dict[str, str], title: str, left: int) -> ScanReport:
-        if self._context.stop.count:
-            raise Interrupted("interrupted", hint=f"results so far: multinode show {self._what.run_id}")
-        about = f", about {format_duration(left * sum(self._took_s) / len(self._took_s))} left" if self._took_s else ""
-        self._context.say(f"{title}{about}")
-        self._number += 1
-        options, run_id = self._what.options, f"{self._what.run_id}-{self._number}"
-        environment = msgspec.structs.replace(options.environment, env=options.environment.env | env)
+    def measure(self, turn: Turn, run_id: str) -> CellOutcome:
+        """Make a run; one with a setting may fail."""
+        cell, options = self.record.cells[turn.cell].cell, self._what.options
+        environment = msgspec.structs.replace(options.environment, env=options.environment.env | cell.settings)
         what = msgspec.structs.replace(
             self._what,
             run_id=run_id,
             options=msgspec.structs.replace(options, environment=environment),
             # The first run showed that the nodes reach each other.
-            check=self._what.check and self._number == 1,
+            check=self._what.check and cell.label == _FIRST,
         )
-        began = time.monotonic()
-        report = self._measure(what, self._extent, self._context)
-        self._took_s.append(time.monotonic() - began)
-        return report
+        try:
+            scan = self._measure_scan(what, self._extent, self.context)
+            took_us = measured_us(scan)
+        except NodeError:
+            raise
+        except (RunFailed, NodeFailed, ValueError) as error:
+            if cell.label not in _DEFAULTS:
+                return CellOutcome(state="failed", reason=str(error).splitlines()[0])
+            if isinstance(error, ValueError):
+                raise RunFailed(f"without any setting: {error}", hint="run multinode nccl-test for details") from error
+            raise
+        if cell.label == _FIRST:
+            self._begin(scan)
+        return CellOutcome(state="measured", value=took_us)
 
-    def _keep(self, directory: RunDirectory, report: TuneReport, status: str) -> None:
-        run = Run(
-            run_id=report.run_id,
-            job=f"{describe_benchmark(report.test)} --tune",
-            engine="torchrun",
-            status=status,
-            started_s=self._started_s,
-            ended_s=None if status == "running" else time.time(),
-            world_size=report.world_size,
-            nodes=tuple(NodeRun(name=name, node_rank=rank) for rank, name in enumerate(report.nodes)),
-            kind=_KIND,
+    def end_cut_off(self, run_id: str) -> CellOutcome:
+        """A scan that was cut off is repeated."""
+        super().end_cut_off(run_id)
+        return CellOutcome(state="stopped")
+
+    def _begin(self, scan: ScanReport) -> None:
+        """The settings to try, by what the first run found."""
+        nccl = scan.nccl or NcclPath()
+        report = with_mtu(self._report, scan)
+        version = report.nccl_version or nccl.version
+        settings = candidates(version, over_sockets=nccl.network in {None, "Socket"})
+        self._report = msgspec.structs.replace(
+            report, world_size=scan.world_size, nccl_version=version, settings=tuple(settings)
         )
-        directory.write(_FILE, report)
-        directory.write("run.json", run)
+        self._keep()
+
+    def _add(self, default: str, settings: Iterable[TunedSetting]) -> None:
+        nodes, count = len(self._what.cluster.nodes), len(self.record.cells)
+        cells = [GridCell(label=default, nodes=nodes)]
+        cells += [
+            GridCell(label=f"setting-{number}", nodes=nodes, settings=dict(setting.env))
+            for number, setting in enumerate(settings, count)
+        ]
+        added = tuple(CellRecord(cell=cell) for cell in cells)
+        self.keep(msgspec.structs.replace(self.record, cells=(*self.record.cells, *added)))
+
+    def _run(self, cells: range, repeats: int) -> None:
+        # A setting that failed is not tried again.
+        self.run(list(in_turns(cells, repeats)), lambda turn: not self.record.cells[turn.cell].failed_runs)
+
+    def _judge(self) -> None:
+        cells = range(1, 2 + len(self._report.settings))
+        if len(self.record.cells) >= cells.stop:
+            default_us = self.record.cells[1].values
+            self._report = msgspec.structs.replace(
+                self._report,
+                default_us=of_repeats(default_us) if len(default_us) > 1 else None,
+                settings=self._judged(self._report.settings, cells),
+            )
+
+    def _judged(self, settings: Iterable[TunedSetting], cells: range) -> tuple[TunedSetting, ...]:
+        """The settings as their runs judge them; the default is the first of these cells."""
+        default, *others = (self.record.cells[index] for index in cells)
+        judged = []
+        for setting, cell in zip(settings, others, strict=True):
+            plain = TunedSetting(axis=setting.axis, env=setting.env)
+            turns = min(len(default.values), len(cell.values))
+            reason = cell.reason if cell.failed_runs else "" if turns > 1 else "it was not measured in two rounds"
+            judged.append(
+                msgspec.structs.replace(plain, reason=reason)
+                if reason
+                else tuned(plain, default.values[:turns], cell.values[:turns])
+            )
+        return tuple(judged)
+
+    def _keep(self) -> None:
+        self.directory.write(_FILE, self._report)

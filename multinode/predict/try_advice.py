@@ -6,30 +6,30 @@ What is advised is `advise`'s. Whatever was measured before a failure or a stop 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.job.deepspeed import edit_deepspeed, fit_batch, parse_deepspeed_edits
-from multinode.job.job import LlamaFactoryJob, override_job, parse_overrides
+from multinode.job.job import LlamaFactoryJob, describe_job, override_job, parse_overrides
 from multinode.job.job_files import Change
 from multinode.job.planning import with_workers
 from multinode.job.workload import Settings, read_settings
 from multinode.launch.context import Launch, Launched, RunContext
+from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import (
     benchmark_mode,
-    create_parent,
     launch,
     require_success,
     same_threads,
 )
 from multinode.launch.node_runs import cleanup_nodes
+from multinode.launch.series import Resume, Series, take_up
 from multinode.predict.advice import Advice, Recommendations, Tried
 from multinode.predict.run_selection import CONTRAST
-from multinode.records.benchmark import Benchmark
-from multinode.records.run import Run, make_run_id
+from multinode.records.benchmark import Benchmark, describe_benchmark
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
 
@@ -45,6 +45,7 @@ class Trials(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 1  # runs of each; every second time in the opposite order, so that drift hits all alike
     # only advice whose name has one of these in it, two changes at once only by a `+`; empty is all
     picks: tuple[str, ...] = ()
+    fresh: bool = False  # whether to measure everything again if a trial of the same command was interrupted
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,14 +53,6 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     recommendations: Recommendations  # with what was measured
     directory: Path  # where it lies; its runs lie beside it
-
-
-class _Measured(msgspec.Struct, kw_only=True):
-    """All runs of one setting so far."""
-
-    run_id: str | None = None
-    samples_per_s: list[float] = []
-    reason: str = ""
 
 
 def _run_once(what: Launch, context: RunContext) -> Launched:
@@ -90,34 +83,39 @@ def try_advice(
     Raises:
         UsageError: nothing of what was advised can be tried, or the job is not the one that was measured.
         MultinodeError: the unchanged training fails; what was measured before is kept.
-        Interrupted: the user stopped it; the hint says where everything is that was measured.
+        Interrupted: the user stopped it; what was measured before is kept.
     """
     _require_measured(what, recommendations.settings)
     chosen = _chosen(recommendations, trials)
-    workers = [recommendations.today.workers_per_node, *(one.outlook.workers_per_node for one in chosen)]
-    what = msgspec.structs.replace(what, run_id=what.run_id or make_run_id())
+    today = recommendations.today
+    workers = [today.workers_per_node, *(advice.outlook.workers_per_node for advice in chosen)]
     what = benchmark_mode(same_threads(what, workers, context, "in every run"))
-    hosts = what.cluster.hosts or recommendations.hosts
-    series = _Series(what, context, msgspec.structs.replace(recommendations, hosts=hosts), run)
-    order = list(_order(chosen, trials.repeats))
-    try:
-        for number, (turn, advice) in enumerate(order, 1):
-            context.say(f"[{number}/{len(order)}] {advice.name if advice is not None else 'unchanged'}")
-            series.measure(advice, chosen, turn if trials.repeats > 1 else None)
-    except Interrupted as stopped:
-        kept = series.keep("stopped")
-        if kept is None:
+    what = msgspec.structs.replace(what, execute=msgspec.structs.replace(what.execute, kind="advise"))
+    recommendations = msgspec.structs.replace(recommendations, hosts=what.cluster.hosts or recommendations.hosts)
+    names = [advice.name for advice in chosen]
+    cells = [GridCell(label=_TODAY, nodes=today.nodes, workers_per_node=today.workers_per_node)]
+    cells += [
+        GridCell(label=str(number), settings={"change": advice.name}, nodes=advice.outlook.nodes)
+        for number, advice in enumerate(chosen, 1)
+    ]
+    measured = {"advise": names, "changes": [advice.change for advice in chosen], "repeats": trials.repeats}
+    record = GridRecord(
+        fingerprint=fingerprint({"": what.job}, what.cluster.nodes, what.options, measured),
+        command=describe_job(what.job) if not isinstance(what.job, Benchmark) else describe_benchmark(what.job),
+        grid=Grid(nodes=tuple(sorted({cell.nodes for cell in cells})), repeats=trials.repeats),
+        cells=tuple(CellRecord(cell=cell) for cell in cells),
+        noun="change",
+    )
+    directory = take_up(what, record, context, Resume(anew=trials.fresh))
+    with directory.lock():
+        series = _ChangeSeries(what, context, directory, recommendations, run)
+        try:
+            series.run(list(in_turns(range(len(cells)), trials.repeats)))
+        except BaseException as error:
+            series.end("stopped" if isinstance(error, Interrupted) else "failed")
             raise
-        raise Interrupted(stopped.message, hint=f"earlier measurements are in {kept.directory}") from None
-    except MultinodeError:
-        kept = series.keep("failed")
-        if kept is not None:
-            context.say(f"earlier measurements are in {kept.directory}")
-        raise
-    kept = series.keep("succeeded")
-    if kept is None:
-        raise UsageError("nothing was measured", hint="give a number of repeats above zero")
-    return kept
+        series.end("succeeded")
+    return Attempt(recommendations=series.tried(), directory=directory.path)
 
 
 def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:
@@ -194,74 +192,65 @@ def _require_measured(what: Launch, measured: Settings) -> None:
         )
 
 
-class _Series:
-    """Runs one after the other, and what they gave so far."""
+class _ChangeSeries(Series):
+    """The runs of the unchanged job and of each change."""
 
     def __init__(
         self,
         what: Launch,
         context: RunContext,
+        directory: RunDirectory,
         recommendations: Recommendations,
         run: Callable[[Launch, RunContext], Launched],
     ) -> None:
+        super().__init__(context, directory)
         self._what = what
-        self._context = context
         self._recommendations = recommendations
+        by_name = {advice.name: advice for advice in recommendations.advice}
+        self._chosen = [by_name[cell.cell.settings["change"]] for cell in self.record.cells[1:]]
         self._run = run
-        self._measured: dict[str, _Measured] = {}
-        self._directory: RunDirectory | None = None
-        self._first: Run | None = None
 
-    def measure(self, advice: Advice | None, chosen: tuple[Advice, ...], turn: int | None) -> None:
-        """One run, of the unchanged job where there is no advice."""
-        name, label = (_TODAY, _TODAY) if advice is None else (advice.name, str(chosen.index(advice) + 1))
-        found = self._measured.setdefault(name, _Measured())
-        found.run_id = f"{self._what.run_id}-{label}" + (f"-{turn}" if turn is not None else "")
+    def name(self, cell: CellRecord) -> str:
+        """The change."""
+        return str(cell.cell.settings.get("change", "unchanged"))
+
+    def measure(self, turn: Turn, run_id: str) -> CellOutcome:
+        """Make a run; that of a change may fail."""
+        change = (self._chosen[turn.cell - 1].change if turn.cell else None) or Change()
         try:
-            change = advice.change if advice is not None else None
-            changed = changed_launch(self._what, change or Change(), self._recommendations.today.layout)
-            launched = self._run(msgspec.structs.replace(changed, run_id=found.run_id), self._context)
-            require_success(launched, self._context)
+            changed = changed_launch(self._what, change, self._recommendations.today.layout)
+            launched = self._run(msgspec.structs.replace(changed, run_id=run_id), self.context)
+            require_success(launched, self.context)
         except Interrupted:
             raise
         except MultinodeError as error:
-            if advice is None:
+            if not turn.cell:
                 raise
-            found.reason = str(error)
-        else:
-            self._add(found, launched)
-        self.keep("running")
+            return CellOutcome(state="failed", reason=str(error))
+        rate = launched.summary.samples_per_s
+        if rate is None:
+            reason = launched.summary.missing.get("samples_per_s", "it recorded no steady step")
+            return CellOutcome(state="failed", reason=reason)
+        return CellOutcome(state="measured", value=rate)
 
-    def keep(self, status: str) -> Attempt | None:
-        """Write what is known so far, as a run of its own so that it is listed; None where nothing was measured."""
-        if self._first is None:
-            return None
-        directory = self._directory = self._directory or create_parent(self._context.runs, self._what)
-        recommendations = self._with_tried()
-        directory.write(_FILE, recommendations)
-        directory.write("run.json", msgspec.structs.replace(self._first, status=status))
-        return Attempt(recommendations=recommendations, directory=directory.path)
+    def has_changed(self) -> None:
+        """Store what is known so far."""
+        self.directory.write(_FILE, self.tried())
 
-    def _add(self, found: _Measured, launched: Launched) -> None:
-        if launched.summary.samples_per_s is None:
-            found.reason = launched.summary.missing.get("samples_per_s", "it recorded no steady step")
-        else:
-            found.samples_per_s.append(launched.summary.samples_per_s)
-        if self._first is None:
-            self._first = msgspec.structs.replace(launched.run, run_id=str(self._what.run_id), kind="advise")
-        else:
-            self._first = msgspec.structs.replace(self._first, ended_s=launched.run.ended_s)
-
-    def _with_tried(self) -> Recommendations:
-        today = self._measured[_TODAY]
-        base = statistics.median(today.samples_per_s) if today.samples_per_s else None
+    def tried(self) -> Recommendations:
+        """The recommendations with what was measured."""
+        today, *others = self.record.cells
+        base = statistics.median(today.values) if today.values else None
+        tried = {
+            advice.name: _tried(advice, cell, base)
+            for advice, cell in zip(self._chosen, others, strict=True)
+            if cell.attempts
+        }
         advice = tuple(
-            msgspec.structs.replace(one, tried=_tried(one, self._measured[one.name], base))
-            if one.name in self._measured
-            else one
-            for one in self._recommendations.advice
+            msgspec.structs.replace(advice, tried=tried.get(advice.name, advice.tried))
+            for advice in self._recommendations.advice
         )
-        rate = Tried(run_id=today.run_id, samples_per_s=base, reason=today.reason if base is None else "")
+        rate = Tried(run_id=today.last_run, samples_per_s=base, reason=today.reason if base is None else "")
         return msgspec.structs.replace(self._recommendations, advice=advice, today_tried=rate)
 
 
@@ -281,27 +270,20 @@ def _is_picked(name: str, pick: str) -> bool:
     return pick in name and ("+" in pick or "+" not in name)
 
 
-def _order(chosen: tuple[Advice, ...], repeats: int) -> Iterator[tuple[int, Advice | None]]:
-    for turn in range(1, repeats + 1):
-        all_of_them = (None, *chosen)
-        for one in all_of_them if turn % 2 else all_of_them[::-1]:
-            yield turn, one
-
-
-def _tried(advice: Advice, found: _Measured, base: float | None) -> Tried:
-    if not found.samples_per_s:
-        return Tried(run_id=found.run_id, reason=found.reason)
-    rate = statistics.median(found.samples_per_s)
+def _tried(advice: Advice, cell: CellRecord, base: float | None) -> Tried:
+    if not cell.values:
+        return Tried(run_id=cell.last_run, reason=cell.reason)
+    rate = statistics.median(cell.values)
     if base is None:
-        return Tried(run_id=found.run_id, samples_per_s=rate, reason="the unchanged training reported no samples/s")
+        return Tried(run_id=cell.last_run, samples_per_s=rate, reason="the unchanged training reported no samples/s")
     gain = rate / base
     low, high = advice.interval
     return Tried(
-        run_id=found.run_id,
+        run_id=cell.last_run,
         samples_per_s=rate,
         gain=gain,
         error=advice.gain / gain - 1,
         is_covered=low <= gain <= high,
         # Of several repeats, some may have failed.
-        reason=found.reason,
+        reason=cell.reason,
     )

@@ -216,7 +216,7 @@ def bench_until(root: str, said: str) -> None:
     """What the process does that dies as soon as it says this."""
 
     def say(text: str) -> None:
-        if text == said:
+        if text.startswith(said):
             signal.raise_signal(signal.SIGKILL)
 
     bench(
@@ -230,12 +230,12 @@ def bench_until(root: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("said", "broken_off", "states"),
     [
-        ("[1/2] one alone", "one alone; not yet measured: two alone; one, two together", ["waiting", "waiting"]),
-        ("[2/2] two alone", "two alone; not yet measured: one, two together", ["ended", "waiting"]),
-        ("one, two together", "one, two together", ["ended", "ended"]),
+        ("[1/3] one alone", "one alone; not yet measured: two alone; one, two together", ["waiting", "waiting"]),
+        ("[2/3] two alone", "two alone; not yet measured: one, two together", ["ended", "waiting"]),
+        ("[3/3] one, two together", "one, two together", ["ended", "ended"]),
     ],
 )
-def test_a_controller_that_is_killed_loses_nothing_that_was_measured(
+def test_a_controller_that_is_killed_loses_nothing_that_was_measured_and_resumes(
     tmp_path: Path, said: str, broken_off: str, states: list[str]
 ) -> None:
     program = f"from {__name__} import bench_until as go; go({str(tmp_path)!r}, {said!r})"
@@ -249,3 +249,15 @@ def test_a_controller_that_is_killed_loses_nothing_that_was_measured(
     assert found.verdict[0] == f"interrupted while measuring {broken_off}"
     measured = [test.alone for node in found.nodes for worker in node.workers for test in worker.tests]
     assert [speed is not None and speed.value > 0 for speed in measured] == [True] * states.count("ended")
+    before = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("b-*/run.json")}
+    lines: list[str] = []
+    context = RunContext(LocalTransport(tmp_path), tmp_path / "runs", say=lines.append)
+    try:
+        whole = bench(launch_of("one", "two", torch=tmp_path / "torch"), ("alone", "together"), context)
+    finally:
+        context.agent.close()
+    assert lines[0].startswith("resuming bench b (3 steps: ")
+    assert all(test.alone and test.together for node in whole.nodes for worker in node.workers for test in worker.tests)
+    after = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("b-*/run.json")}
+    assert sorted(after) == ["b-alone-0", "b-alone-1", "b-together-0", "b-together-1"]
+    assert before == {name: after[name] for name in before}

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from multinode.cli import sweep
 from multinode.errors import UsageError
-from multinode.experiment.grid import GridRecord
-from multinode.experiment.series import GRID_FILE
+from multinode.launch.grid import GridRecord
+from multinode.launch.series import GRID_FILE
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.sweeping import Elsewhere, sweep_of

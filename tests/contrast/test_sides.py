@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.contrast.measure import ContrastRequest, Sides, interleaved, plan_sides
+from multinode.contrast.measure import ContrastRequest, Sides, plan_sides
 from multinode.errors import UsageError
+from multinode.launch.grid import in_turns
 
 TWO = Cluster(nodes=(Node(name="a", slots=2), Node(name="b", slots=2)), source="hosts")
 FOUR = Cluster(nodes=tuple(Node(name=name) for name in "abcd"), source="hosts")
@@ -130,14 +131,13 @@ def test_where_no_side_is_one_node_every_node_is_measured_alone() -> None:
 
 
 def test_repeats_are_measured_forwards_and_backwards() -> None:
-    order = interleaved(plan([2, 2]).sides, 3)
-    assert [(turn, side.label) for turn, side in order] == [
-        (1, "baseline"),
-        (1, "candidate"),
-        (2, "candidate"),
-        (2, "baseline"),
-        (3, "baseline"),
-        (3, "candidate"),
+    assert [(turn.number, turn.cell) for turn in in_turns(range(2), 3)] == [
+        (1, 0),
+        (1, 1),
+        (2, 1),
+        (2, 0),
+        (3, 0),
+        (3, 1),
     ]
 
 

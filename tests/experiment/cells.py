@@ -17,9 +17,9 @@ from multinode.experiment.cell_rows import MeasuredCell
 from multinode.experiment.cell_sheet import with_notes, with_price_notes
 from multinode.experiment.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
 from multinode.experiment.cells import CellRow, CellTable
-from multinode.experiment.grid import Cell, CellRecord
 from multinode.job.flops import Utilisation
 from multinode.job.workload import FullRun, Settings, Workload
+from multinode.launch.grid import CellRecord, GridCell
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
@@ -41,7 +41,7 @@ def measured_cell(nodes: int, method: str, batch: int, **record: Any) -> Measure
     """A cell that was measured twice with two workers a node; with a state among `record`, one without figures."""
     label = f"{nodes}x2-{method}-batch{batch}"
     settings = {"per_device_train_batch_size": batch, "finetuning_type": method}
-    cell = Cell(label=label, settings=settings, nodes=nodes)
+    cell = GridCell(label=label, settings=settings, nodes=nodes)
     if record:
         return MeasuredCell(record=CellRecord(cell=cell, **record))
     runs = tuple(_run(f"20260301-ab-{label}-{turn}", nodes, method, batch, turn) for turn in (1, 2))

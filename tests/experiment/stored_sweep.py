@@ -11,7 +11,7 @@ from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.cluster.quoting import Command
 from multinode.contrast.side import SideRun
 from multinode.experiment.cell_rows import MeasuredCell
-from multinode.experiment.grid import Grid, GridRecord
+from multinode.launch.grid import Grid, GridRecord
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.cells import GPU, SWEEP_RUN, measured_cell

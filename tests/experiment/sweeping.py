@@ -10,14 +10,14 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.experiment.grid import CellRecord, Grid, GridRecord
 from multinode.experiment.grid_plan import cell_overrides, plan_grid
-from multinode.experiment.series import GRID_FILE
-from multinode.experiment.sweep import Resume, Swept, sweep
+from multinode.experiment.sweep import Swept, sweep
 from multinode.experiment.sweep_cell import AskedGrid, CellRun, CellTraining
 from multinode.job.job import Job, parse_llamafactory
 from multinode.launch.context import Launch, Launched, RunContext
+from multinode.launch.grid import CellRecord, Grid, GridRecord
 from multinode.launch.request import ExecuteOptions, StopRequest
+from multinode.launch.series import GRID_FILE, Resume
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Failure, NodeRun, Run

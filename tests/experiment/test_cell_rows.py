@@ -17,14 +17,14 @@ from multinode.experiment.cell_rows import (
     with_full_run,
 )
 from multinode.experiment.cells import CellRow
-from multinode.experiment.grid import Cell, CellRecord
 from multinode.job.flops import Utilisation
 from multinode.job.workload import FullRun, Settings
+from multinode.launch.grid import CellRecord, GridCell
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.stats.estimate import Estimate, of_repeats
 from tests.contrast.made_up_sides import node_use, run_of, split_summary, summary_of
 
-CELL = Cell(label="1x2-lora-batch2", settings={"finetuning_type": "lora"}, nodes=1)
+CELL = GridCell(label="1x2-lora-batch2", settings={"finetuning_type": "lora"}, nodes=1)
 
 
 def row_of(*runs: SideRun, **known: Any) -> CellRow:

@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import JobError, UsageError
-from multinode.experiment.grid import BATCH, Cell, Grid
 from multinode.experiment.grid_plan import (
-    batch_of,
     cell_arguments,
     cell_overrides,
-    measuring_order,
     parse_arguments,
     parse_axes,
     parse_counts,
     plan_grid,
 )
 from multinode.job.job import override_text, parse_overrides
+from multinode.launch.grid import BATCH, Grid, GridCell, batch_of, measuring_order
 
 CLUSTER: Cluster = parse_hostfile("a slots=2\nb slots=2\n", "hosts")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def cells_of(settings: dict[str, tuple[Any, ...]], nodes: tuple[int, ...] = (1, 2), **more: Any) -> tuple[Cell, ...]:
+def cells_of(
+    settings: dict[str, tuple[Any, ...]], nodes: tuple[int, ...] = (1, 2), **more: Any
+) -> tuple[GridCell, ...]:
     return plan_grid(Grid(settings=settings, nodes=nodes, **more), CLUSTER)
 
 

@@ -7,25 +7,29 @@ import pytest
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.experiment.grid import BATCH, CellRecord, Grid, GridRecord
-from multinode.experiment.grid_plan import (
+from multinode.experiment.grid_plan import plan_grid
+from multinode.launch.grid import (
+    BATCH,
+    CellOutcome,
+    CellRecord,
+    Grid,
+    GridRecord,
     begin,
     due_turns,
     give_up,
     is_finished,
-    plan_grid,
+    judge_run,
     retry_failed,
     settle,
     skip_larger,
     without_runs,
 )
-from multinode.experiment.sweep_cell import Outcome, judge_run
 from multinode.records.run import Failure, NodeRun, Run
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")
-MEASURED = Outcome(state="measured")
-FAILED = Outcome(state="failed", reason="a: boom")
-OUT = Outcome(state="out_of_memory", out_of="gpu", reason="a: CUDA out of memory")
+MEASURED = CellOutcome(state="measured")
+FAILED = CellOutcome(state="failed", reason="a: boom")
+OUT = CellOutcome(state="out_of_memory", out_of="gpu", reason="a: CUDA out of memory")
 
 
 def grid_of(batches: tuple[Any, ...] = (1, 2, 4), nodes: tuple[int, ...] = (1,), repeats: int = 1) -> GridRecord:
@@ -34,7 +38,7 @@ def grid_of(batches: tuple[Any, ...] = (1, 2, 4), nodes: tuple[int, ...] = (1,),
     return GridRecord(fingerprint="f", command="job", grid=grid, cells=cells)
 
 
-def end(record: GridRecord, index: int, outcome: Outcome, run_id: str = "r") -> GridRecord:
+def end(record: GridRecord, index: int, outcome: CellOutcome, run_id: str = "r") -> GridRecord:
     return settle(begin(record, index, run_id), index, outcome, took_s=2.0)
 
 
@@ -65,7 +69,7 @@ def test_a_run_under_way_keeps_the_sweep_from_being_finished() -> None:
 
 
 @pytest.mark.parametrize("outcome", [FAILED, OUT])
-def test_what_failed_or_ran_out_of_memory_is_not_tried_again(outcome: Outcome) -> None:
+def test_what_failed_or_ran_out_of_memory_is_not_tried_again(outcome: CellOutcome) -> None:
     record = end(grid_of((1, 2), repeats=2), 0, outcome)
     assert record.cells[0].state == outcome.state
     assert record.cells[0].reason == outcome.reason
@@ -124,7 +128,7 @@ def test_a_repeat_that_fails_leaves_what_was_measured() -> None:
 def test_a_run_that_was_given_up_is_made_again() -> None:
     record = give_up(begin(grid_of((1, 2)), 0, "r"), 0)
     assert (record.cells[0].state, record.cells[0].current, record.cells[0].attempts) == ("waiting", None, 1)
-    assert settle(begin(grid_of((1, 2)), 0, "r"), 0, Outcome(state="stopped")) == record
+    assert settle(begin(grid_of((1, 2)), 0, "r"), 0, CellOutcome(state="stopped")) == record
     measured = end(grid_of((1, 2), repeats=2), 0, MEASURED)
     assert give_up(begin(measured, 0, "r"), 0).cells[0].state == "measured"
 

@@ -11,11 +11,11 @@ import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
-from multinode.experiment.grid import GridRecord
-from multinode.experiment.series import find_sweep
-from multinode.experiment.sweep import Resume, find_finished, require_plannable, sweep
+from multinode.experiment.sweep import find_finished, require_plannable, sweep
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.job.planning import workers_of_nodes
+from multinode.launch.grid import GridRecord
+from multinode.launch.series import Resume, find_series
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from tests.experiment.sweeping import BATCH, HOSTS, OUT_OF_MEMORY, Elsewhere, End, sweep_of
@@ -362,6 +362,6 @@ class Removed(type(Path())):  # type: ignore[misc]  # the class of this system's
 def test_a_run_that_is_removed_while_a_sweep_is_sought_hides_no_other(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
     swept = nodes.sweep(sweep_of(BATCHES))
-    found = find_sweep(Removed(tmp_path), swept.record.fingerprint)
+    found = find_series(Removed(tmp_path), swept.record.fingerprint)
     assert found is not None
     assert found[0].path == swept.directory

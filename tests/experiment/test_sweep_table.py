@@ -11,8 +11,8 @@ from multinode.errors import MultinodeError, UsageError
 from multinode.experiment.cell_sheet import constants_line, lead
 from multinode.experiment.cell_table import Look
 from multinode.experiment.cells import CellTable
-from multinode.experiment.grid import CellRecord, GridRecord
 from multinode.experiment.sweep import build_table, load_table, load_tables
+from multinode.launch.grid import CellRecord, GridRecord
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory

@@ -8,13 +8,13 @@ import pytest
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
 from multinode.experiment.asked_tuning import TUNING_FILE, first_two, plan_tuning, require_tunable
-from multinode.experiment.grid import GridRecord
-from multinode.experiment.sweep import Resume
 from multinode.experiment.tune import find_tuned
 from multinode.experiment.tuning import Tuning
 from multinode.job.job import LlamaFactoryJob, ScriptJob
 from multinode.job.job_files import parse_change
 from multinode.job.planning import workers_of_nodes
+from multinode.launch.grid import GridRecord
+from multinode.launch.series import Resume
 from multinode.predict.try_advice import changed_launch
 from multinode.records.averaging import Averaging
 from multinode.records.run import Run

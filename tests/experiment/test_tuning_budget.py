@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.experiment.grid import Cell, CellRecord, Grid, GridRecord
-from multinode.experiment.grid_plan import Turn, due_turns
 from multinode.experiment.trial import fits, spent_s, time_needed_s
+from multinode.launch.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns
 
 # Nobody knows how long the first two take before they have run.
 EXPECTED = (None, None, 50.0, 40.0)
@@ -16,7 +15,7 @@ def grid(*took: tuple[float, ...], repeats: int = 3) -> GridRecord:
     """Cells whose runs took so long."""
     cells = tuple(
         CellRecord(
-            cell=Cell(label=str(index), nodes=2),
+            cell=GridCell(label=str(index), nodes=2),
             state="measured" if done else "waiting",
             run_ids=tuple(f"{index}-{number}" for number in range(len(done))),
             took_s=done,

@@ -14,7 +14,7 @@ import pytest
 from multinode.lab.cluster import ns_command, set_rate
 from multinode.lab.state import Lab
 from tests.equipment.faults import Cpu, Fault
-from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, wait_for
+from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, kill, wait_for
 from tests.lab.supervised import REAL_TORCH, STAND_IN, TRAIN
 
 pytestmark = [pytest.mark.lab]
@@ -210,4 +210,26 @@ def test_what_ctrl_c_leaves_is_compared_where_each_side_was_measured(one_slot: s
     assert "earlier measurements are compared in" in said
     (contrast,) = command.runs.glob("*/contrast.json")
     assert '"verdict"' in contrast.read_text()
+    assert_no_agents()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_killed_in_its_second_run_it_resumes_and_repeats_nothing(one_slot: str, command: Command) -> None:
+    # The first run of the candidate makes one step; a second one would have another name before the dot.
+    surroundings = ("--env", f"PYTHONPATH={STAND_IN}", "--env", "HOLD=candidate.")
+    arguments = ("contrast", "--no-check", *surroundings, JOB, "--steps", "6", "--hosts", one_slot)
+    with command.running(*arguments) as process:
+        wait_for(lambda: any(path.stat().st_size for path in command.runs.glob("*-candidate/samples/node-0/*.jsonl")))
+        kill(process.pid)
+        process.wait(timeout=DEADLINE_S)
+    (before,) = command.runs.glob("*-baseline/run.json")
+    written = before.stat().st_mtime_ns
+    done = command.run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "resuming contrast" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["baseline"]["run_ids"] == [before.parent.name]
+    assert document["candidate"]["run_ids"] == [before.parent.name.replace("-baseline", "-candidate-try2")]
+    assert before.stat().st_mtime_ns == written
+    assert len(list(command.runs.glob("*-baseline*"))) == 1
     assert_no_agents()

@@ -21,6 +21,7 @@ from multinode.network.size_scan import ScanReport
 from multinode.network.tune import nccl_tune
 from multinode.records.benchmark import CollectiveTest, scan_messages
 from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory
 from multinode.render.table import screen_text
 from multinode.transport.fake import FakeTransport
 from tests.network.test_size_scan import measured, plan, report
@@ -34,12 +35,15 @@ SCAN = report(plan(), measured(plan()))
 class StandIn:
     """Takes for NCCL: `speed` gives the speed-up of a run with these variables, by its number."""
 
-    def __init__(self, runs: Path, speed: Callable[[dict[str, str], int], float], *, gpus: bool = True) -> None:
+    def __init__(
+        self, runs: Path, speed: Callable[[dict[str, str], int], float], *, gpus: bool = True, keeps: bool = False
+    ) -> None:
         self.asked: list[dict[str, str]] = []  # the variables of each run, in order
         self.said: list[str] = []  # every stage
         self.stop = StopRequest()
         self.nccl = NcclPath(version="2.27.5+cuda12.9", network="Socket")
         self._speed = speed
+        self._keeps = keeps  # whether runs are stored
         facts = {"kind": "facts", "gpus": [GPU] if gpus else [], "nccl_version": "2.27.5", "time_s": 0.0}
         transport = FakeTransport(lambda *_: [json.dumps(facts).encode() + b"\n"])
         self.context = RunContext(transport, runs, stop=self.stop, say=self.said.append)
@@ -55,8 +59,9 @@ class StandIn:
         assert (what.execute.kind, what.execute.on_stall) == ("tune", "stop")
         env = dict(what.options.environment.env)
         self.asked.append(env)
-        del context
         factor = self._speed(env, len(self.asked))
+        if self._keeps:
+            RunDirectory.create(context.runs, what.run_id or "").write("summary.json", {})
         rows = tuple(msgspec.structs.replace(row, time_us=row.time_us / factor) for row in SCAN.rows)
         return msgspec.structs.replace(SCAN, backend="nccl", rows=rows, nccl=self.nccl)
 
@@ -152,6 +157,30 @@ def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path) -> None:
     stored = msgspec.json.decode(path.read_bytes(), type=TuneReport)
     # In the third turn.
     assert {setting.gain.repeats for setting in stored.settings if setting.gain is not None} == {2, 3}
+
+
+class KilledError(BaseException):
+    """What ends the process at once."""
+
+
+@pytest.mark.parametrize("last", [1, 20, 40])
+def test_a_tuning_that_is_killed_resumes_and_repeats_nothing(tmp_path: Path, last: int) -> None:
+    def speed(env: dict[str, str], number: int) -> float:
+        if number > last:
+            raise KilledError
+        return more_sockets(env, number)
+
+    stand_in = StandIn(tmp_path, speed, keeps=True)
+    with pytest.raises(KilledError):
+        stand_in.tune()
+    again = StandIn(tmp_path, lambda env, number: more_sockets(env, number + last), keeps=True)
+    found = again.tune()
+    whole = StandIn(tmp_path / "whole", more_sockets)
+    expected = whole.tune()
+    assert [*stand_in.asked[:last], *again.asked] == whole.asked
+    assert found.winner == expected.winner
+    assert found.settings == expected.settings
+    assert again.said[0].startswith("resuming tuning ")
 
 
 def test_over_rdma_sockets_are_no_question(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactor
 from multinode.job.job_files import Change
 from multinode.job.workload import Settings
 from multinode.launch.context import Launch, Launched, RunContext
+from multinode.launch.grid import GridRecord
 from multinode.launch.request import StopRequest
 from multinode.predict.advice import Advice, Recommendations
 from multinode.predict.cost_model import StepParts
@@ -140,7 +141,15 @@ def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
     attempt = try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
     assert fake.order == ["today", "1", "2"]
-    assert fake.said == ["[1/3] unchanged", "[2/3] gradient accumulation 4", "[3/3] gradients as fp16"]
+    assert fake.said == [
+        "trial try: 3 changes: 3 waiting",
+        "[1/3] unchanged",
+        "unchanged: measured: 4 samples/s",
+        "[2/3] gradient accumulation 4, about 10 s left",
+        "gradient accumulation 4: measured: 11.6 samples/s",
+        "[3/3] gradients as fp16, about 10 s left",
+        "gradients as fp16: measured: 6 samples/s",
+    ]
     link, four, halved, alone = attempt.recommendations.advice
     assert link.tried is None
     assert alone.tried is None
@@ -226,7 +235,7 @@ def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rates)
     with pytest.raises(Interrupted) as caught:
         try_advice(what(), fake.context, COUNSEL, Trials(count=3), fake.run)
-    assert caught.value.hint == f"earlier measurements are in {tmp_path / 'try'}"
+    assert caught.value.hint == "run the same command to resume; results so far: multinode show try"
     assert fake.order == ["today", "1", "2"]
     recommendations = RunDirectory.open(tmp_path, "try").read("advice.json", Recommendations)
     assert recommendations is not None
@@ -235,6 +244,41 @@ def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path) -> None:
     run = RunDirectory.open(tmp_path, "try").read("run.json", Run)
     assert run is not None
     assert run.status == "stopped"
+
+
+class KilledError(BaseException):
+    """What ends the process at once."""
+
+
+def test_a_trial_that_is_killed_resumes_and_repeats_nothing(tmp_path: Path) -> None:
+    def rates(launch: Launch) -> float:
+        if (launch.run_id or "").endswith("-1"):
+            raise KilledError
+        return measured(launch)
+
+    def measured(launch: Launch) -> float:
+        directory = RunDirectory.create(tmp_path, launch.run_id or "")
+        directory.write("summary.json", {})
+        return rate_of(launch)
+
+    fake = Elsewhere(tmp_path, rates)
+    with pytest.raises(KilledError):
+        try_advice(what(), fake.context, COUNSEL, Trials(count=2), fake.run)
+    # The state as a killed process leaves it.
+    record = RunDirectory(tmp_path / "try").read("grid.json", GridRecord)
+    assert record is not None
+    assert [cell.state for cell in record.cells] == ["measured", "running", "waiting"]
+    again = Elsewhere(tmp_path, measured)
+    later = changed(what(), run_id="later")
+    attempt = try_advice(later, again.context, COUNSEL, Trials(count=2), again.run)
+    assert again.order == ["1", "2"]
+    assert again.said[0].startswith("resuming trial try (3 changes: 1 measured, 1 waiting, 1 running)")
+    assert attempt.directory.name == "try"
+    assert attempt.recommendations.advice[1].tried is not None
+    assert attempt.recommendations.advice[1].tried.gain == pytest.approx(2.9)
+    # What is complete is measured anew.
+    assert try_advice(later, again.context, COUNSEL, Trials(count=2), again.run).directory.name == "later"
+    assert again.order == ["1", "2", "later-today", "later-1", "later-2"]
 
 
 def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
