@@ -100,8 +100,7 @@ def attach(
 
 def _watch(known: Known, fetch: list[str] | None, *, as_json: bool) -> NoReturn:
     from multinode.cli.runs import print_followed
-    from multinode.launch.attach import look_again
-    from multinode.launch.logs import follow_logs
+    from multinode.launch.attach import follow_logs, look_again
 
     if fetch:
         raise UsageError("--fetch: another multinode follows this run", hint="attach again after it has ended")

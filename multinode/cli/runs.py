@@ -250,7 +250,7 @@ def logs(
 
     Progress bars are reduced to their last state.
     """
-    from multinode.launch.logs import choose_logs, node_logs
+    from multinode.launch.attach import choose_logs, node_logs
     from multinode.launch.runs import load_run
 
     found = load_run(runs_root(), run_id)
@@ -264,8 +264,7 @@ def logs(
 
 
 def _follow(run_id: str, node_ranks: tuple[int, ...], rank: int | None) -> None:
-    from multinode.launch.attach import find_known
-    from multinode.launch.logs import follow_logs, needs_follower
+    from multinode.launch.attach import find_known, follow_logs, needs_follower
 
     known = find_known(runs_root(), run_id)
     with contextlib.ExitStack() as stack:

@@ -284,14 +284,11 @@ class Execution:
         grace_s = self.options.grace_s if self.stop.grace_s is None else self.stop.grace_s
         grace_s = grace_s if wanted == 1 else 0.0
         self._stopping = wanted
-        self._stop_all(grace_s)
-        self._tracker.note_stopping()
-
-    def _stop_all(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._give_up = time.monotonic() + grace_s + self.options.verify_s
         for session in self._sessions:
             session.stop(grace_s, end=self._give_up, order=self._order)
+        self._tracker.note_stopping()
 
     def _status(self) -> str:
         nodes = self._tracker.node_runs

@@ -43,7 +43,7 @@ class StallClock:
         elif isinstance(message, Hello):
             if self._lost[event.node_rank]:
                 self._lost[event.node_rank] = False
-                self._restart(now)
+                self._since = now if self._since is not None else None
         elif isinstance(message, Chunk):
             if message.file == "log" or message.file.startswith(_WORKER_SAMPLES):
                 self.generation += 1
@@ -56,10 +56,6 @@ class StallClock:
     def silent_s(self, now: float) -> float:
         """Seconds without progress; 0 before the job has started and while a node is out of contact."""
         return now - self._since if self._since is not None and not any(self._lost) else 0.0
-
-    def _restart(self, now: float) -> None:
-        if self._since is not None:
-            self._since = now
 
 
 # The agent's own deadlines add up to a third of it.
@@ -167,14 +163,11 @@ class StallWatch:
         if self._asked != self._clock.generation:
             # The run continued meanwhile.
             return False
-        self.current = self._make(answer)
+        from multinode.diagnose.hang import find_hang
+
+        stall = find_hang(answer, time.time(), self._clock.silent_s(time.monotonic()))
+        hint = self.write_hint(stall.hint) if stall.hint is not None else None
+        self.current = msgspec.structs.replace(stall, hint=hint)
         self.stalls = (*self.stalls, self.current)[-_MOST_KEPT:]
         self.directory.write(_FILE, StallRecord(stalls=self.stalls, nodes=tuple(answer)))
         return True
-
-    def _make(self, nodes: Sequence[NodeDiagnosis]) -> Stall:
-        from multinode.diagnose.hang import find_hang
-
-        silent_s = self._clock.silent_s(time.monotonic())
-        stall = find_hang(nodes, time.time(), silent_s)
-        return msgspec.structs.replace(stall, hint=self.write_hint(stall.hint)) if stall.hint is not None else stall

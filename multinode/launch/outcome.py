@@ -91,7 +91,9 @@ def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, detail
     if sheet.rows:
         yield ""
         yield sheet_table(sheet)
-    rows = [("Run", f"{run.run_id}, {run.job}"), *_steps_rows(summary)]
+    rows = [("Run", f"{run.run_id}, {run.job}")]
+    if summary.steps:
+        rows.append(("Steps", f"{summary.steady_steps} of {summary.steps} measured: {summary.rule}"))
     rows += [(f"Attempt {number}", _attempt_words(one)) for number, one in enumerate(run.attempts, 1)]
     rows += [*(_failure_rows(run) if failure else ()), *_cause_rows(summary)]
     yield ""
@@ -168,11 +170,6 @@ def _failure_rows(run: Run) -> Iterator[tuple[str, str]]:
     yield from ((names[name], text) for name, text in failure_notes(failure))
 
 
-def _steps_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    if summary.steps:
-        yield "Steps", f"{summary.steady_steps} of {summary.steps} measured: {summary.rule}"
-
-
 def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     found = summary.bottleneck
     if found is not None and (
@@ -245,19 +242,16 @@ class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[RunEntry, ...]
 
 
+_ENTRY_FIELDS = ("run_id", "kind", "status", "job", "world_size", "started_s", "ended_s")
+
+
 def runs_document(runs: Sequence[_Stored]) -> RunsDocument:
     """The document."""
     return RunsDocument(
         runs=tuple(
             RunEntry(
-                run_id=stored.run.run_id,
-                kind=stored.run.kind,
-                status=stored.run.status,
-                job=stored.run.job,
+                **{name: getattr(stored.run, name) for name in _ENTRY_FIELDS},
                 nodes=tuple(node.name for node in stored.run.nodes),
-                world_size=stored.run.world_size,
-                started_s=stored.run.started_s,
-                ended_s=stored.run.ended_s,
                 samples_per_s=stored.summary.samples_per_s if stored.summary else None,
             )
             for stored in runs

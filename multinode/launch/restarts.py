@@ -112,7 +112,15 @@ class _Attempts:
                         start, prepared = self._next_unless_stopped(launched.plan)
                     except Interrupted as error:
                         reason = str(error)
-                        launched = launched if is_lost else self._as_stopped(launched)
+                        if not is_lost:
+                            stopped = msgspec.structs.replace(
+                                launched.run,
+                                status="stopped",
+                                stop_reason=self._context.stop.reason,
+                                ended_s=time.time(),
+                                first_failure=None,
+                            )
+                            launched = msgspec.structs.replace(launched, run=stopped)
                     except MultinodeError as error:
                         reason = f"{error} ({error.hint})" if error.hint else str(error)
                     else:
@@ -226,13 +234,6 @@ class _Attempts:
             )
         )
         return launched
-
-    def _as_stopped(self, launched: Launched) -> Launched:
-        why = self._context.stop.reason
-        run = msgspec.structs.replace(
-            launched.run, status="stopped", stop_reason=why, ended_s=time.time(), first_failure=None
-        )
-        return msgspec.structs.replace(launched, run=run)
 
     def _is_stopped(self) -> bool:
         stop = self._context.stop

@@ -349,19 +349,15 @@ class Tracker:
             if track.run.state != "ended":
                 _set_state(track, "starting")
         elif isinstance(message, Chunk):
-            _take_chunk(track, message)
+            fresh = track.files.take(message.file, message.offset, message.data)
+            if message.file == "log":
+                _take_log(track, fresh.decode(errors="replace"))
+            else:
+                _take_samples(track, fresh.splitlines())
         elif isinstance(message, Gone):
             track.files.skip(message.offset, message.size_bytes)
         else:
             _take_status(track, message)
-
-
-def _take_chunk(track: _NodeTrack, chunk: Chunk) -> None:
-    fresh = track.files.take(chunk.file, chunk.offset, chunk.data)
-    if chunk.file == "log":
-        _take_log(track, fresh.decode(errors="replace"))
-    else:
-        _take_samples(track, fresh.splitlines())
 
 
 def _take_samples(track: _NodeTrack, lines: Iterable[bytes]) -> None:

@@ -20,9 +20,8 @@ from multinode.errors import (
     ResolveError,
     UsageError,
 )
-from multinode.launch.attach import Known, attach
+from multinode.launch.attach import Known, attach, follow_logs
 from multinode.launch.context import RunContext
-from multinode.launch.logs import follow_logs
 from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.records.plan import TraceWindow
 from multinode.records.run import Run, new_run

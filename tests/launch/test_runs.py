@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from multinode.cli.main import build_app
 from multinode.cluster.cluster import Cluster
 from multinode.errors import MultinodeError, UsageError
-from multinode.launch.attach import Known
+from multinode.launch.attach import Known, choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.context import RunContext
-from multinode.launch.logs import choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.runs import load_run, load_runs
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
