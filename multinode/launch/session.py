@@ -29,61 +29,39 @@ _DETACHED_S = 300.0
 _LEASE_LOOK_S = 1.0
 
 
-class LeaseRenewal:
-    """When the next renewal of one node is due. Time is CLOCK_BOOTTIME, as on the node: it includes suspension.
+class _Lease:
+    """Renews the lease of a run on one node in its own thread, so that nothing else delays it.
 
-    Args:
-        lease_s: the lease; None is unlimited, and needs no renewal.
+    Time is CLOCK_BOOTTIME, as on the node: it includes suspension. `lease_s` None is unlimited, and needs no renewal.
     """
 
-    def __init__(self, lease_s: float | None, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, node: str, lease_s: float | None, send: Callable[[Record], None]) -> None:
+        # Time after the last message when it has certainly expired; without one, how long to seek the node.
+        self.over_s = 2.0 * (lease_s or _DETACHED_S)
         self._lease_s = lease_s
-        self._clock = clock or _boot_s
-        self._renewed = self._clock()
-
-    def take_order(self, *, now: bool = False) -> dict[str, Any] | None:
-        """The order that renews it, if due or `now`; otherwise None."""
-        if self._lease_s is None or not (now or self._clock() - self._renewed >= self._lease_s * _RENEWED_AFTER):
-            return None
-        self._renewed = self._clock()
-        return {"op": "lease", "lease_s": self._lease_s}
-
-    @property
-    def look_s(self) -> float:
-        """Time until the next look."""
-        return _LEASE_LOOK_S if self._lease_s is None else min(_LEASE_LOOK_S, self._lease_s * _RENEWED_AFTER / 2)
-
-    @property
-    def over_s(self) -> float:
-        """Time after the last message when the lease has certainly expired; without one, how long to seek the node."""
-        return 2.0 * (self._lease_s or _DETACHED_S)
-
-
-class LeaseKeeper:
-    """Renews the lease of one node in its own thread, so that nothing else delays it.
-
-    Args:
-        name: of the node.
-        renew: sends the order if due.
-    """
-
-    def __init__(self, name: str, renewal: LeaseRenewal, renew: Callable[[], None]) -> None:
-        self._look_s = renewal.look_s
-        self._renew = renew
+        self._send = send
+        self._renewed_s = _boot_s()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"lease-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name=f"lease-{node}", daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        if self._lease_s is not None:
+            self._thread.start()
+
+    def renew(self, *, now: bool = False) -> None:
+        """Tell the node that the controller is alive, if due or `now`."""
+        if self._lease_s is not None and (now or _boot_s() - self._renewed_s >= self._lease_s * _RENEWED_AFTER):
+            self._renewed_s = _boot_s()
+            self._send({"op": "lease", "lease_s": self._lease_s})
 
     def close(self) -> None:
         """Stop sending."""
         self._over.set()
 
     def _keep(self) -> None:
-        while not self._over.wait(self._look_s):
-            self._renew()
+        while not self._over.wait(min(_LEASE_LOOK_S, (self._lease_s or math.inf) * _RENEWED_AFTER / 2)):
+            self.renew()
 
 
 def _boot_s() -> float:
@@ -243,8 +221,7 @@ class NodeSession:
         self._left = False
         self._end = math.inf
         self._heard_s = steady_s()
-        self._lease = LeaseRenewal(self.request.get("lease_s"))
-        self._keeper = LeaseKeeper(self.node.name, self._lease, self.renew_lease)
+        self._lease = _Lease(self.node.name, self.request.get("lease_s"), self._send)
         self._leaves_out = False
         self._stream: AgentStream | None = None
         self._wanted: dict[str, Any] | None = None
@@ -254,14 +231,7 @@ class NodeSession:
         """Begin."""
         self._heard_s = steady_s()
         self._thread.start()
-        if self.request.get("lease_s") is not None:
-            self._keeper.start()
-
-    def renew_lease(self, *, now: bool = False) -> None:
-        """Tell the node that the controller is alive, if due or `now`; a run without a lease needs no renewal."""
-        order = self._lease.take_order(now=now)
-        if order is not None:
-            self._send(order)
+        self._lease.start()
 
     def stop(self, grace_s: float, *, end: float, order: str) -> None:
         """Ask the node to stop the run, now or as soon as it is reachable again.
@@ -276,7 +246,7 @@ class NodeSession:
     def leave(self) -> None:
         """Stop following; the run continues."""
         self._left = True
-        self._keeper.close()
+        self._lease.close()
         stream = self._stream
         if stream is not None:
             stream.close_stdin()
@@ -301,7 +271,7 @@ class NodeSession:
             self._tell(error=MultinodeError(f"a bug in multinode: {error!r}", node=self.node.name), over=True)
             raise
         finally:
-            self._keeper.close()
+            self._lease.close()
 
     def _start_and_read(self) -> None:
         """Start the run and read to its end; after lost contact, reconnect and continue."""
@@ -364,7 +334,7 @@ class NodeSession:
         try:
             self._stream = stream
             # What was asked for, or became due, while there was no contact.
-            self.renew_lease(now=True)
+            self._lease.renew(now=True)
             if self._wanted is not None:
                 self._send(self._wanted)
             if self._left:
