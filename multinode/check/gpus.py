@@ -15,7 +15,7 @@ from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts, RunProcess
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactoryJob, ScriptJob
-from multinode.job.planning import refuse_unequal
+from multinode.job.restrictions import refuse_unequal
 from multinode.records.benchmark import CollectiveTest
 from multinode.units import format_duration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -26,11 +26,12 @@ from multinode.job.engine_commands import (
 )
 from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, argument_keys, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
-from multinode.job.node_groups import (
-    node_groups_of,
+from multinode.job.restrictions import (
+    gradient_sender,
     refuse_averaging,
     refuse_balance,
-    require_ddp,
+    refuse_compression,
+    refuse_unequal,
     require_instrumentation,
     step_shares,
 )
@@ -63,8 +64,9 @@ def choose_master_port(run_id: str, asked: int | None, found: NodeFacts | None) 
     return next((port for port in ports if str(port) not in taken), ports[0])
 
 
+# Read by the instrumentation.
+_VARIABLE = "MULTINODE_GRAD_COMPRESS"
 _DEEPSPEED_FILE = "deepspeed.json"
-_FEWER = "use --workers-per-node {}, or equal slots= in the hostfile"
 _OUTPUT = "output"
 
 
@@ -234,23 +236,6 @@ def with_workers(cluster: Cluster, options: LaunchOptions, workers: Sequence[int
     return msgspec.structs.replace(cluster, nodes=nodes), msgspec.structs.replace(options, workers_per_node=None)
 
 
-def refuse_unequal(
-    job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str], cluster: Cluster, workers: Sequence[int]
-) -> None:
-    """Reject unequal numbers of workers if the job groups the workers by node.
-
-    Raises:
-        UsageError: it does.
-    """
-    setting = node_groups_of(job, accelerate, env) if len(set(workers)) > 1 else None
-    if setting is not None:
-        counts = ", ".join(f"{node.name} has {count}" for node, count in zip(cluster.nodes, workers, strict=True))
-        raise UsageError(
-            f"{setting} groups the workers of a node, but the nodes have different numbers of workers ({counts})",
-            hint=_FEWER.format(min(workers)),
-        )
-
-
 def _settle_backend(cluster: Cluster, facts: Mapping[str, NodeFacts], test: CollectiveTest) -> CollectiveTest:
     """One backend for all: workers that choose by themselves could differ and hang."""
     if test.backend is not None or any(node.name not in facts for node in cluster.nodes):
@@ -294,7 +279,7 @@ def _task(job: Job | Benchmark, options: LaunchOptions, cluster: Cluster, worker
     if options.nccl_inspector:
         require_instrumentation("--nccl-inspector", profile=options.profile)
     if kind is not None:
-        _refuse_compression(kind, job, engine, profile=options.profile)
+        refuse_compression(kind, job, engine, profile=options.profile)
     averaging = options.averaging
     if averaging is not None:
         sender = gradient_sender(job, engine)
@@ -497,44 +482,3 @@ def _inspector_environment(node: Node, place: Place, found: NodeFacts | None) ->
         "NCCL_INSPECTOR_DUMP_DIR": f"{place.run_dir}/nccl-inspector",
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": str(_WRITE_EVERY_US),
     }
-
-
-_KINDS = ("fp16", "bf16")
-_POWER_SGD = re.compile(r"powersgd(?::([1-9]\d{0,2})(?::\d{1,6})?)?", re.ASCII)
-_USUAL_RANK = 4
-# Read by the instrumentation.
-_VARIABLE = "MULTINODE_GRAD_COMPRESS"
-# accelerate's names for setups in which DDP does not send the gradients.
-_NOT_DDP = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
-
-
-def power_sgd_rank(kind: str) -> int | None:
-    """The rank in `powersgd[:RANK[:START]]`; None for other compressions."""
-    found = _POWER_SGD.fullmatch(kind)
-    return None if found is None else int(found[1] or _USUAL_RANK)
-
-
-def _refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -> None:
-    """Reject what is known not to work; the workers' notes report the rest."""
-    option = f"--grad-compress {kind}"
-    if kind not in _KINDS and power_sgd_rank(kind) is None:
-        known = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
-        raise UsageError(f"{option}: unknown compression", hint=known)
-    hint = "remove --no-profile; the records also show whether gradients were compressed"
-    require_instrumentation(option, profile=profile, hint=hint)
-    require_ddp(
-        option,
-        gradient_sender(job, engine),
-        or_else="use communication_data_type in the DeepSpeed JSON or the reduce dtype of FSDP's mixed precision; or ",
-    )
-
-
-def gradient_sender(job: Job, engine: Engine) -> str | None:
-    """What sends the gradients instead of DDP, by the job's own files; None if they name nothing."""
-    if isinstance(job, LlamaFactoryJob):
-        if job.config.get("deepspeed"):
-            return "DeepSpeed"
-        if job.config.get("fsdp"):
-            return "FSDP"
-    kind = engine.accelerate.get("distributed_type")
-    return f"accelerate with {kind}" if kind in _NOT_DDP else None

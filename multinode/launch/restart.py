@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from multinode.job.engine_commands import Engine, choose_engine
 from multinode.job.job import Job, LlamaFactoryJob, override_job
-from multinode.job.planning import LaunchOptions, gradient_sender
+from multinode.job.planning import LaunchOptions
+from multinode.job.restrictions import gradient_sender
 from multinode.records.run import Attempt
 from multinode.units import format_count
 

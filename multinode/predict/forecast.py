@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.planning import power_sgd_rank
+from multinode.job.restrictions import power_sgd_rank
 from multinode.predict.break_even import BreakEven, break_even, gain, gain_over_measured, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts

@@ -8,7 +8,7 @@ from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import parse_deepspeed_edits
 from multinode.job.job import ScriptJob, job_paths
 from multinode.job.job_files import load_job, load_script
-from multinode.job.node_groups import node_groups_of
+from multinode.job.restrictions import node_groups_of
 
 TRAINING = "model_name_or_path: models/tiny\nstage: sft\n"
 

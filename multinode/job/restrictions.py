@@ -1,23 +1,27 @@
-"""node_groups_of: the setting of a job that groups workers by node and so needs equal numbers of workers. Pure.
+"""What a job's own settings do not allow: unequal numbers of workers, averaging, balance, compressed gradients. Pure.
 
-With unequal numbers such groups would span nodes or leave workers over: the job hangs, or fails in its first
-collective.
+With unequal numbers, workers that are grouped by node would be in groups that span nodes, or left over: the job hangs,
+or fails in its first collective.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from multinode.cluster.cluster import Cluster
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
+from multinode.job.engine_commands import Engine
 from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance, deal_step
 
+_FEWER = "use --workers-per-node {}, or equal slots= in the hostfile"
 # As accelerate numbers FSDP's strategies, and as it and the Trainer name them.
 _HYBRID = frozenset({"4", "5", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2"})
 _SHARDING_VARIABLE = "FSDP_SHARDING_STRATEGY"
@@ -197,3 +201,59 @@ def _why_not(job: LlamaFactoryJob) -> tuple[str, str] | None:
             "another optimizer",
         )
     return None
+
+
+def refuse_unequal(
+    job: Job, accelerate: Mapping[str, Any], env: Mapping[str, str], cluster: Cluster, workers: Sequence[int]
+) -> None:
+    """Reject unequal numbers of workers if the job groups the workers by node.
+
+    Raises:
+        UsageError: it does.
+    """
+    setting = node_groups_of(job, accelerate, env) if len(set(workers)) > 1 else None
+    if setting is not None:
+        counts = ", ".join(f"{node.name} has {count}" for node, count in zip(cluster.nodes, workers, strict=True))
+        raise UsageError(
+            f"{setting} groups the workers of a node, but the nodes have different numbers of workers ({counts})",
+            hint=_FEWER.format(min(workers)),
+        )
+
+
+_KINDS = ("fp16", "bf16")
+_POWER_SGD = re.compile(r"powersgd(?::([1-9]\d{0,2})(?::\d{1,6})?)?", re.ASCII)
+_USUAL_RANK = 4
+# accelerate's names for setups in which DDP does not send the gradients.
+_NOT_DDP = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
+
+
+def power_sgd_rank(kind: str) -> int | None:
+    """The rank in `powersgd[:RANK[:START]]`; None for other compressions."""
+    found = _POWER_SGD.fullmatch(kind)
+    return None if found is None else int(found[1] or _USUAL_RANK)
+
+
+def refuse_compression(kind: str, job: Job, engine: Engine, *, profile: bool) -> None:
+    """Reject what is known not to work; the workers' notes report the rest."""
+    option = f"--grad-compress {kind}"
+    if kind not in _KINDS and power_sgd_rank(kind) is None:
+        known = f"one of {', '.join(_KINDS)}, powersgd, powersgd:RANK, powersgd:RANK:START"
+        raise UsageError(f"{option}: unknown compression", hint=known)
+    hint = "remove --no-profile; the records also show whether gradients were compressed"
+    require_instrumentation(option, profile=profile, hint=hint)
+    require_ddp(
+        option,
+        gradient_sender(job, engine),
+        or_else="use communication_data_type in the DeepSpeed JSON or the reduce dtype of FSDP's mixed precision; or ",
+    )
+
+
+def gradient_sender(job: Job, engine: Engine) -> str | None:
+    """What sends the gradients instead of DDP, by the job's own files; None if they name nothing."""
+    if isinstance(job, LlamaFactoryJob):
+        if job.config.get("deepspeed"):
+            return "DeepSpeed"
+        if job.config.get("fsdp"):
+            return "FSDP"
+    kind = engine.accelerate.get("distributed_type")
+    return f"accelerate with {kind}" if kind in _NOT_DDP else None
