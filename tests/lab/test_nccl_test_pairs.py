@@ -52,8 +52,8 @@ def test_slow_nodes_and_slow_directions_are_named(six: Lab, command: Command) ->
     between = [one for one in document["tcp"]["pairs"] if {one["source"], one["target"]} <= healthy]
     assert len(between) == 3 * 2
     assert all(is_at_the_rate(one) for one in between)
-    odd = sorted((one["kind"], one["nodes"]) for one in document["odd"])
-    assert odd == [("node", ["node4"]), ("receives", ["node0"]), ("sends", ["node2"])]
+    odd = sorted((one["code"], one["nodes"]) for one in document["odd"])
+    assert odd == [("odd_node", ["node4"]), ("odd_receives", ["node0"]), ("odd_sends", ["node2"])]
     assert sorted(document["verdict"]["nodes"][:3]) == ["node0", "node2", "node4"]
     assert_no_agents()
 
