@@ -143,21 +143,15 @@ _SHOWN = 4
 
 
 @launch_check
-def check_backend(inspection: Inspection) -> Iterator[CheckFinding]:
-    """A collective test with NCCL has a GPU on every node."""
-    backend = _backend(inspection)
-    for node, found in inspection.known if backend not in {None, "gloo"} else ():
-        if not found.gpus or accelerator_named(found.accelerator).backend != backend:
-            yield NO_GPU_FOR_BACKEND.found(node.name, backend=backend, reason=_why_none(found))
-
-
-@launch_check
 def check_presence(inspection: Inspection) -> Iterator[CheckFinding]:
-    """All nodes have GPUs, or none."""
+    """All nodes have GPUs, or none; a collective test has those of its backend."""
+    backend = _backend(inspection)
     having = [(node.name, len(found.gpus)) for node, found in inspection.known if found.gpus]
-    for node, found in inspection.known if having and _backend(inspection) is None else ():
-        if not found.gpus:
+    for node, found in inspection.known if backend != "gloo" else ():
+        if backend is None and having and not found.gpus:
             yield NO_GPU_HERE.found(node.name, reason=_why_none(found), peer=having[0][0], count=having[0][1])
+        elif backend is not None and (not found.gpus or accelerator_named(found.accelerator).backend != backend):
+            yield NO_GPU_FOR_BACKEND.found(node.name, backend=backend, reason=_why_none(found))
 
 
 @Check

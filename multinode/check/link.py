@@ -40,6 +40,12 @@ LINK_ERRORS = _LINK.warning(
     hint="replace the cable or connector of {node}; see whether the count still grows:\nip -s link show {ifname}",
 )
 
+MTU_DIFFERS = _LINK.warning(
+    catches="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
+    message="{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost "
+    "without an error",
+    hint="the switches must support it too; on {node}:\nsudo ip link set dev {ifname} mtu {expected}",
+)
 SLOW_NODE = _LINK.warning(
     catches="a node's link carries much less than it negotiated, in both directions",
     message="{ifname} sends and receives no more than {best} of {ceiling}: every collective runs at the speed of this "
@@ -121,8 +127,8 @@ def check_link_up(inspection: Inspection) -> Iterator[CheckFinding]:
 
 
 @Check
-def check_link_speeds(inspection: Inspection) -> Iterator[CheckFinding]:
-    """The NIC runs at its maximum speed, and as fast as those of the other nodes."""
+def check_links(inspection: Inspection) -> Iterator[CheckFinding]:
+    """NICs run at their maximum speed, all as fast, with one MTU, full duplex, and lose no packets to errors."""
     nics = inspection.nics
     speeds = {name: link.speed_gbit_per_s for name, link in nics.items() if link.speed_gbit_per_s}
     fastest = max(speeds, key=lambda name: speeds[name], default="")
@@ -132,17 +138,15 @@ def check_link_speeds(inspection: Inspection) -> Iterator[CheckFinding]:
             yield BELOW_MAXIMUM.found(name, best=format_rate(best), **values)
         if speed < _MUCH_LESS * speeds[fastest]:
             yield BELOW_PEERS.found(name, peer=fastest, best=format_rate(speeds[fastest]), **values)
-
-
-@Check
-def check_link_health(inspection: Inspection) -> Iterator[CheckFinding]:
-    """The NIC loses no packets to errors, and is full duplex."""
-    for name, link in inspection.nics.items():
+    for name, link in nics.items():
         if link.duplex == "half":
             yield HALF_DUPLEX.found(name, ifname=link.name)
         errors, packets = link.errors or 0, link.packets or 0
         if errors >= _FEW_ERRORS and errors > _ERROR_RATE * packets:
             yield LINK_ERRORS.found(name, ifname=link.name, errors=errors, packets=packets)
+    mtus = {name: link.mtu for name, link in nics.items() if link.mtu is not None}
+    for name, mtu, peer, expected in disagreements(mtus, majority=True):
+        yield MTU_DIFFERS.found(name, ifname=nics[name].name, mtu=mtu, peer=peer, expected=expected)
 
 
 @Check
@@ -193,20 +197,3 @@ def _figures(paths: Sequence[_LinkedStream]) -> dict[str, str]:
     if best.speed.worse_gbit_per_s is not None:
         reached += f" (the better of two measurements; the other: {format_rate(best.speed.worse_gbit_per_s)})"
     return {"best": reached, "ceiling": format_rate(best.goodput_gbit_per_s)}
-
-
-MTU_DIFFERS = _LINK.warning(
-    catches="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
-    message="{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost "
-    "without an error",
-    hint="the switches must support it too; on {node}:\nsudo ip link set dev {ifname} mtu {expected}",
-)
-
-
-@Check
-def check_mtus(inspection: Inspection) -> Iterator[CheckFinding]:
-    """All NICs for data have the same MTU."""
-    nics = inspection.nics
-    mtus = {name: link.mtu for name, link in nics.items() if link.mtu is not None}
-    for name, mtu, peer, expected in disagreements(mtus, majority=True):
-        yield MTU_DIFFERS.found(name, ifname=nics[name].name, mtu=mtu, peer=peer, expected=expected)

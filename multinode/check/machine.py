@@ -310,15 +310,6 @@ def check_disk(inspection: Inspection) -> Iterator[CheckFinding]:
 
 
 @Check
-def check_memory_limit(inspection: Inspection) -> Iterator[CheckFinding]:
-    """No hidden limit applies to the memory."""
-    for node, found in inspection.known:
-        total, limit = found.memory_total_gib, found.memory_limit_gib
-        if total is not None and limit is not None and limit < _ALL * total:
-            yield MEMORY_LIMITED.found(node.name, limit=f"{limit:.3g}", total=f"{total:.3g}")
-
-
-@Check
 def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
     """DeepSpeed's offloaded states fit into memory."""
     parts, count = _offloaded_parts(inspection.training), len(inspection.cluster.nodes)
@@ -343,8 +334,11 @@ def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
 
 @Check
 def check_limits(inspection: Inspection) -> Iterator[CheckFinding]:
-    """The limits inherited from the login suffice for the job."""
+    """The limits inherited from the login, and on memory, suffice for the job."""
     for node, found in inspection.known:
+        total, limit = found.memory_total_gib, found.memory_limit_gib
+        if total is not None and limit is not None and limit < _ALL * total:
+            yield MEMORY_LIMITED.found(node.name, limit=f"{limit:.3g}", total=f"{total:.3g}")
         files, processes = found.limits.get("open_files"), found.limits.get("processes")
         if files is not None and files < _LOW_FILES:
             rule = FEW_OPEN_FILES if files < _FEW_FILES else LOW_OPEN_FILES

@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.check.gpus import (
-    check_backend,
     check_counts,
     check_drivers,
     check_models,
@@ -24,7 +23,7 @@ from multinode.records.benchmark import CollectiveTest, Message
 from .inspecting import SFT, but, expect, inspection, only, silent
 
 ADA = "NVIDIA GeForce RTX 4090"
-CHECKS = (check_backend, check_presence, check_counts, check_models, check_drivers, check_torch_builds, check_vendors)
+CHECKS = (check_presence, check_presence, check_counts, check_models, check_drivers, check_torch_builds, check_vendors)
 
 
 def gpus(*indices: int, **changes: Any) -> tuple[Gpu, ...]:
@@ -60,13 +59,13 @@ def test_accelerators_of_two_vendors_cannot_speak_with_each_other() -> None:
     assert (finding.node, finding.severity) == ("b", "error")
     assert "it has Ascend NPU devices, and a NVIDIA CUDA: their backends (hccl and nccl)" in finding.message
     test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
-    assert only(check_backend(replace(but(well(), "b", accelerator="xpu"), job=test))).node == "b"
+    assert only(check_presence(replace(but(well(), "b", accelerator="xpu"), job=test))).node == "b"
 
 
 def test_nccl_without_a_gpu_is_found_and_gloo_is_well() -> None:
     bare = but(inspection(), "b", gpus=(), missing={"gpus": "nvidia-smi not found"})
     test = CollectiveTest(messages=(Message(size_bytes=8),), backend="nccl")
-    finding = only(check_backend(replace(bare, job=test)))
+    finding = only(check_presence(replace(bare, job=test)))
     assert (finding.node, "nvidia-smi not found" in finding.message) == ("b", True)
     gloo = replace(bare, job=CollectiveTest(messages=(Message(size_bytes=8),), backend="gloo"))
     assert [list(check(gloo)) for check in CHECKS] == [[]] * len(CHECKS)

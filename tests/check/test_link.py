@@ -4,13 +4,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from multinode.check.link import check_link_health, check_link_speeds, check_link_up, check_mtus
+from multinode.check.link import check_link_up, check_links
 from multinode.check.rule import Inspection
 from multinode.cluster.dataplane import Endpoint
 
 from .inspecting import but, expect, inspection, only, silent
 
-CHECKS = (check_link_up, check_link_speeds, check_link_health, check_mtus)
+CHECKS = (check_link_up, check_links, check_links, check_links)
 
 
 def linked(known: Inspection, name: str, /, **changes: Any) -> Inspection:
@@ -45,18 +45,18 @@ def test_a_nic_without_a_link_is_an_error() -> None:
 
 def test_a_nic_that_could_do_more_is_told() -> None:
     expect(
-        check_link_speeds(linked(inspection(), "b", nic_gbit_per_s=10.0)),
+        check_links(linked(inspection(), "b", nic_gbit_per_s=10.0)),
         "warning",
         "b",
         "runs at 1 Gbit/s, but the NIC supports 10 Gbit/s",
         hint="ethtool eth0",
     )
-    silent(check_link_speeds(linked(inspection(), "b", nic_gbit_per_s=1.0)))
+    silent(check_links(linked(inspection(), "b", nic_gbit_per_s=1.0)))
 
 
 def test_the_slowest_node_is_told_and_the_fast_ones_are_not() -> None:
     expect(
-        check_link_speeds(linked(inspection("abc"), "b", speed_gbit_per_s=0.1)),
+        check_links(linked(inspection("abc"), "b", speed_gbit_per_s=0.1)),
         "warning",
         "b",
         "runs at 100 Mbit/s, the link of a at 1 Gbit/s",
@@ -64,19 +64,19 @@ def test_the_slowest_node_is_told_and_the_fast_ones_are_not() -> None:
 
 
 def test_half_duplex_is_told() -> None:
-    finding = only(check_link_health(linked(inspection(), "b", duplex="half")))
+    finding = only(check_links(linked(inspection(), "b", duplex="half")))
     assert (finding.severity, "half duplex" in finding.message) == ("warning", True)
 
 
 def test_the_odd_mtu_is_told_with_the_command_that_changes_it() -> None:
     known = linked(linked(inspection("abc"), "a", mtu=9000), "c", mtu=9000)
-    expect(check_mtus(known), "warning", "b", "has MTU 1500, and a has 9000", hint="ip link set dev eth0 mtu 9000")
-    two = only(check_mtus(linked(inspection(), "b", mtu=9000)))
+    expect(check_links(known), "warning", "b", "has MTU 1500, and a has 9000", hint="ip link set dev eth0 mtu 9000")
+    two = only(check_links(linked(inspection(), "b", mtu=9000)))
     assert (two.node, "and a has 1500" in two.message) == ("b", True)
 
 
 def test_errors_matter_by_their_rate_and_their_number() -> None:
-    finding = only(check_link_health(linked(inspection(), "b", errors=5000, packets=10**8)))
+    finding = only(check_links(linked(inspection(), "b", errors=5000, packets=10**8)))
     assert (finding.severity, "5000 errors in 100000000 packets" in finding.message) == ("warning", True)
     for errors, packets in ((5000, 10**11), (50, 1000), (None, None)):
-        silent(check_link_health(linked(inspection(), "b", errors=errors, packets=packets)))
+        silent(check_links(linked(inspection(), "b", errors=errors, packets=packets)))

@@ -8,7 +8,6 @@ import pytest
 from multinode.check.machine import (
     check_disk,
     check_limits,
-    check_memory_limit,
     check_offload,
     check_shared_memory,
 )
@@ -19,7 +18,7 @@ from multinode.job.job import LlamaFactoryJob
 from .inspecting import SCRIPT, but, expect, inspection, only, silent
 
 TWO_GPUS = tuple(Gpu(index=index, name="NVIDIA GeForce RTX 4090") for index in range(2))
-CHECKS = (check_disk, check_limits, check_memory_limit, check_offload, check_shared_memory)
+CHECKS = (check_disk, check_limits, check_limits, check_offload, check_shared_memory)
 # The sizes of Llama-3-8B, 8.03 billion parameters, and of the tiny model that the lab trains.
 LLAMA = {
     "model_type": "llama",
@@ -142,7 +141,7 @@ def test_a_tiny_model_fits_everywhere_and_a_config_that_says_nothing_is_no_findi
 
 
 def test_a_memory_limit_is_noted() -> None:
-    finding = only(check_memory_limit(but(inspection(), "b", memory_total_gib=64.0, memory_limit_gib=16.0)))
+    finding = only(check_limits(but(inspection(), "b", memory_total_gib=64.0, memory_limit_gib=16.0)))
     assert (finding.severity, "16 of the machine's 64 GiB" in finding.message) == ("note", True)
 
 
