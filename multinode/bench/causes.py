@@ -32,7 +32,7 @@ _HOLDER = "find the process, and whether you may stop it: "
 _NOTHING = WorkerUse(seconds=0.0)
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class SlowDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A slow device and its peers, or itself in another phase."""
 
     node: str
@@ -68,7 +68,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def find_causes(case: Case) -> tuple[LikelyCause, ...]:
+def find_causes(case: SlowDevice) -> tuple[LikelyCause, ...]:
     """All differences, the likeliest cause first."""
     return (
         *_unlike(case, "device"),
@@ -131,7 +131,7 @@ def usual_cause(kind: str) -> LikelyCause:
     )
 
 
-def shared_processors(case: Case) -> LikelyCause | None:
+def shared_processors(case: SlowDevice) -> LikelyCause | None:
     """Fully busy processors that other processes use too."""
     worker, got, busy = case.me, case.use.job_cores, case.use.cpu_busy_percent
     if worker.device != "cpu" or worker.cores is None or got is None or busy is None:
@@ -153,7 +153,7 @@ def shared_processors(case: Case) -> LikelyCause | None:
     )
 
 
-def _threads(case: Case) -> Iterator[LikelyCause]:
+def _threads(case: SlowDevice) -> Iterator[LikelyCause]:
     if case.me.device != "cpu":
         return
     node = case.node
@@ -174,7 +174,7 @@ def _threads(case: Case) -> Iterator[LikelyCause]:
             yield case.beside.cause("threads", f"few_{name}", sentence, hint, **{name: mine, f"peers_{name}": theirs})
 
 
-def _holders(case: Case) -> Iterator[LikelyCause]:
+def _holders(case: SlowDevice) -> Iterator[LikelyCause]:
     if case.me.gpu_holders and not any(peer.gpu_holders for peer in case.peers):
         holders = ", ".join(case.me.gpu_holders)
         sentence = f"before the measurement {holders} used its GPU"
@@ -182,7 +182,7 @@ def _holders(case: Case) -> Iterator[LikelyCause]:
         yield case.beside.cause("other_load", "gpu_in_use", sentence, hint, holders=holders)
 
 
-def _others_load(case: Case) -> Iterator[LikelyCause]:
+def _others_load(case: SlowDevice) -> Iterator[LikelyCause]:
     mine = _others_cores(case.me, case.use)
     theirs = known_median(map(_others_cores, case.peers, case.others))
     if mine is None or case.me.node_cores is None or mine < (theirs or 0.0) + _OTHERS_MORE * case.me.node_cores:
@@ -199,7 +199,7 @@ def _others_load(case: Case) -> Iterator[LikelyCause]:
     )
 
 
-def _unlike(case: Case, cause: str) -> Iterator[LikelyCause]:
+def _unlike(case: SlowDevice, cause: str) -> Iterator[LikelyCause]:
     hint = (
         "the slower device sets the pace of a training: train on identical devices, or give it less work"
         if cause == "device"

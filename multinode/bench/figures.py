@@ -14,7 +14,7 @@ from multinode.records.samples import SpeedSample
 from multinode.stats.estimate import Bounds
 
 
-class Speed(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of a device in one test and phase."""
 
     value: float  # in the test's unit: median of the timings; over repeats, the mean of the medians
@@ -40,8 +40,8 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
     peak: float | None = None  # by the data sheet, in `unit`; None if unknown, with `peak_reason`
     peak_source: str = ""
     peak_reason: str = ""
-    alone: Speed | None = None  # while no other worker of any node measured, if that was possible
-    together: Speed | None = None  # while all of them did
+    alone: DeviceSpeed | None = None  # while no other worker of any node measured, if that was possible
+    together: DeviceSpeed | None = None  # while all of them did
     error: str | None = None  # why it could not be measured, if so
 
     @property
@@ -50,11 +50,11 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
         return self.label, self.size
 
     @property
-    def speeds(self) -> tuple[Speed, ...]:
+    def speeds(self) -> tuple[DeviceSpeed, ...]:
         """Its speeds in the measured phases."""
         return tuple(speed for speed in (self.alone, self.together) if speed is not None)
 
-    def speed(self, phase: str) -> Speed | None:
+    def speed(self, phase: str) -> DeviceSpeed | None:
         """Its speed in a phase."""
         return self.alone if phase == "alone" else self.together
 
@@ -200,7 +200,7 @@ class TestKey(msgspec.Struct, frozen=True, kw_only=True):
     size: str = ""  # rows of the matrices; of a layer, batch and sequence: `16 x 512`; otherwise empty
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class TestWork(msgspec.Struct, frozen=True, kw_only=True):
     """Amount of FLOPs or bytes per call; its rate has this unit, in `scale` of them."""
 
     amount: float
@@ -232,7 +232,7 @@ def key_of(sample: SpeedSample) -> TestKey | None:
     return TestKey(kind=kind, name=name, label=label, dtype=sample.dtype, size=size)
 
 
-def work_of(sample: SpeedSample) -> Work | None:
+def work_of(sample: SpeedSample) -> TestWork | None:
     """The work of a call; None if unknown."""
     if sample.test == "matmul":
         # n x n by n x n: n multiply-adds per result.
@@ -284,7 +284,7 @@ def _layer_flops(sample: SpeedSample) -> float | None:
     return _FLOP * batch * sequence * by_token * (_BACKWARD if sample.backward else 1)
 
 
-def _work(amount: float | None, unit: str, scale: float) -> Work | None:
+def _work(amount: float | None, unit: str, scale: float) -> TestWork | None:
     if amount is None or not math.isfinite(amount) or not 0 < amount <= _MOST_WORK:
         return None
-    return Work(amount=amount, unit=unit, scale=scale)
+    return TestWork(amount=amount, unit=unit, scale=scale)

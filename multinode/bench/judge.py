@@ -7,8 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.bench.causes import Case, find_causes, sensor_causes, shared_processors, usual_cause
-from multinode.bench.figures import KINDS, BelowSheet, BenchNode, BenchReport, BenchTest, BenchWorker, Drop, Slow, Speed
+from multinode.bench.causes import SlowDevice, find_causes, sensor_causes, shared_processors, usual_cause
+from multinode.bench.figures import (
+    KINDS,
+    BelowSheet,
+    BenchNode,
+    BenchReport,
+    BenchTest,
+    BenchWorker,
+    DeviceSpeed,
+    Drop,
+    Slow,
+)
 from multinode.bench.nodes import BenchPart, bench_nodes
 from multinode.profile.likely_causes import LikelyCause, Peers
 from multinode.records.benchmark import PHASES, DeviceTest
@@ -113,7 +123,7 @@ def _compared(tests: Iterable[BenchTest], peers: Sequence[_Placed]) -> tuple[Ben
     return tuple(compared)
 
 
-def _against(mine: Speed | None, others: Iterable[Speed | None]) -> Speed | None:
+def _against(mine: DeviceSpeed | None, others: Iterable[DeviceSpeed | None]) -> DeviceSpeed | None:
     theirs = [other for other in others if other is not None]
     if mine is None or not theirs:
         return mine
@@ -128,7 +138,7 @@ def _is_slow(ratios: Sequence[Estimate]) -> bool:
     return statistics.median(one.value for one in ratios) < SLOW_BELOW and 2 * certain >= len(ratios)
 
 
-def _estimate(speed: Speed) -> Estimate:
+def _estimate(speed: DeviceSpeed) -> Estimate:
     low, high = speed.interval or (speed.value, speed.value)
     return Estimate(value=speed.value, low=low, high=high)
 
@@ -165,7 +175,7 @@ def _slow(
     # One of each cause over all members.
     causes: dict[str, LikelyCause] = {}
     for each, _ in members:
-        case = Case(
+        case = SlowDevice(
             node=each.node.node,
             me=each.worker,
             phase=phase,
@@ -192,7 +202,7 @@ def _slow(
 
 def _drop_causes(each: _Placed, write_hint: Callable[[str], str], *, alone: bool) -> tuple[LikelyCause, ...]:
     worker, name = each.worker, each.node.node
-    case = Case(
+    case = SlowDevice(
         node=name,
         me=worker,
         phase="together",

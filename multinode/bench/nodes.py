@@ -15,7 +15,7 @@ from multinode.bench.figures import (
     BenchNode,
     BenchTest,
     BenchWorker,
-    Speed,
+    DeviceSpeed,
     TestKey,
     WorkerUse,
     key_of,
@@ -147,14 +147,14 @@ def _buffer(sample: SpeedSample) -> str:
     return f"{(sample.size or 0) * (sample.width_bytes or 0) / MIB:.0f} MiB"
 
 
-def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> Speed | None:
+def _speed(samples: Sequence[SpeedSample], device: str, peak: float | None) -> DeviceSpeed | None:
     repeats = [rates for sample in samples if (rates := _rates(sample))]
     if not repeats:
         return None
     medians = [estimate_median(rates) for rates in repeats]
     found = of_repeats([one.value for one in medians]) if len(medians) > 1 else medians[0]
     timings = [rate for rates in repeats for rate in rates]
-    return Speed(
+    return DeviceSpeed(
         value=found.value,
         interval=(found.low, found.high),
         cv=spread_of(timings).cv,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, Speed
+from multinode.bench.figures import Anomaly, BenchReport, BenchTest, BenchWorker, DeviceSpeed
 from multinode.bench.judge import because, describe_outcome
 from multinode.records.benchmark import LAUNCH_US
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
@@ -34,10 +34,10 @@ class _Row(msgspec.Struct, frozen=True):
     node: str
     rank: int
     phase: str
-    cells: tuple[tuple[Speed | None, ...], ...]
+    cells: tuple[tuple[DeviceSpeed | None, ...], ...]
 
     @property
-    def speeds(self) -> list[Speed]:
+    def speeds(self) -> list[DeviceSpeed]:
         return [speed for cell in self.cells for speed in cell if speed is not None]
 
     @property
@@ -133,7 +133,7 @@ def _small_sheet(report: BenchReport) -> Sheet:
     )
 
 
-def _measured(speed: Speed | None) -> str:
+def _measured(speed: DeviceSpeed | None) -> str:
     if speed is None:
         return UNKNOWN
     low, high = speed.interval or (speed.value, speed.value)
@@ -249,7 +249,7 @@ def _speed_sheet(
     )
 
 
-def _fastest(worker: BenchWorker, phase: str, picks: _Picks) -> tuple[Speed | None, ...]:
+def _fastest(worker: BenchWorker, phase: str, picks: _Picks) -> tuple[DeviceSpeed | None, ...]:
     speeds = [[speed for test in worker.tests if pick(test) and (speed := test.speed(phase))] for pick in picks]
     return tuple(max(some, key=lambda speed: speed.value, default=None) for some in speeds)
 
@@ -260,14 +260,14 @@ def _extreme(rows: Sequence[_Row], choose: Callable[[list[float]], float]) -> It
         yield " / ".join(_rate(choose(some)) if some else UNKNOWN for some in values)
 
 
-def _cell(speed: Speed | None, *, shares: bool) -> str:
+def _cell(speed: DeviceSpeed | None, *, shares: bool) -> str:
     if speed is None:
         return UNKNOWN
     share = f" {percent(speed.of_peak, '.0f')}" if shares and speed.of_peak is not None else ""
     return f"{_rate(speed.value)}{_bound(speed)}{share}{'!' if speed.slow else ''}"
 
 
-def _bound(speed: Speed) -> str:
+def _bound(speed: DeviceSpeed) -> str:
     return "~" if speed.launch_bound else ""
 
 

@@ -22,7 +22,7 @@ _CONTRAST = "contrast.json"
 _SCHEMA = "multinode.contrast/2"
 
 
-class _Marked(msgspec.Struct, frozen=True):
+class StoredSchema(msgspec.Struct, frozen=True):
     """The schema of any document."""
 
     schema: str = ""
@@ -82,7 +82,7 @@ def load_side_run(directory: RunDirectory) -> SideRun:
 
 def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
     """A run's contrast, if it has one; or why it cannot be shown."""
-    marked = directory.read(_CONTRAST, _Marked)
+    marked = directory.read(_CONTRAST, StoredSchema)
     if marked is None or marked.schema == _SCHEMA:
         return directory.read(_CONTRAST, Contrast), ""
     told = marked.schema or "no schema"

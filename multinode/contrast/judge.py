@@ -26,7 +26,7 @@ from multinode.contrast.figures import (
 )
 from multinode.contrast.slowdown_attribution import (
     NOTICEABLE,
-    Case,
+    CandidateLoss,
     attribute_slowdown,
     is_noticeable,
     sides_alone,
@@ -295,7 +295,7 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
         scaling=_SCALING.get(mode) or _scaling(baseline, candidate),
         curve=_curve(sides),
         each_node=_each_node(alone),
-        loss=attribute_slowdown(Case(baseline=baseline, candidate=candidate, alone=alone, mode=mode)),
+        loss=attribute_slowdown(CandidateLoss(baseline=baseline, candidate=candidate, alone=alone, mode=mode)),
         differences=tuple(dict.fromkeys(differences)),
         rule=rule,
     )

@@ -155,9 +155,7 @@ def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[Predicte
     if found is None:
         return
     needed = found.beats_one
-    # An earlier release stored no range.
-    low = needed.value if needed.low is None else needed.low
-    high = low if needed.low is None else needed.high
+    low, high = needed.low, needed.high
     first, last = drawn[0].link_gbit_per_s or 0.0, drawn[-1].link_gbit_per_s or 0.0
     if low is None or needed.always or low > last or (high or last) < first:
         return

@@ -26,7 +26,7 @@ _GROWN = PARTS | {
 }
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateLoss(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs of the attribution."""
 
     baseline: Side  # the side with fewer nodes; `candidate` with more
@@ -48,13 +48,13 @@ def is_noticeable(part_ms: float, whole_ms: float) -> bool:
     return part_ms > NOTICEABLE * whole_ms
 
 
-def step_like(side: Side, case: Case) -> Estimate:
+def step_like(side: Side, case: CandidateLoss) -> Estimate:
     """The side's step in ms, scaled to the candidate's samples per worker."""
     grows = _growing_share(side)
     return side.step_time_ms * ((1 - grows) + work_ratio(side, case) * grows)
 
 
-def work_ratio(side: Side, case: Case) -> float:
+def work_ratio(side: Side, case: CandidateLoss) -> float:
     """Samples per worker and step on the candidate over those on the side."""
     candidate = case.candidate
     if side.global_batch and candidate.global_batch:
@@ -94,7 +94,7 @@ def exposed_ms(side: Side) -> float | None:
     return split.exposed_ms / split.step_ms * side.step_time_ms.value
 
 
-def network_ms_of(case: Case, reference: Side) -> float | None:
+def network_ms_of(case: CandidateLoss, reference: Side) -> float | None:
     """Exposed communication of the candidate beyond the reference's, at least 0."""
     mine, own = exposed_ms(case.candidate), exposed_ms(reference)
     if mine is None or own is None:
@@ -103,7 +103,7 @@ def network_ms_of(case: Case, reference: Side) -> float | None:
     return max(0.0, mine - own * grows)
 
 
-def part_ms(side: Side, name: str, case: Case) -> float | None:
+def part_ms(side: Side, name: str, case: CandidateLoss) -> float | None:
     """A part of its median step, scaled to the candidate's samples per worker."""
     told: float | None = getattr(side.split, name, None)
     if side.split is None or told is None:
@@ -112,7 +112,7 @@ def part_ms(side: Side, name: str, case: Case) -> float | None:
     return told / side.split.step_ms * side.step_time_ms.value * grows
 
 
-def most_grown(case: Case, reference: Side) -> tuple[str, float] | None:
+def most_grown(case: CandidateLoss, reference: Side) -> tuple[str, float] | None:
     """The part of the step that grew most, in ms; None if none grew, or is known."""
     grown_ms = {
         name: now - before
@@ -135,7 +135,7 @@ class _Slowest(msgspec.Struct, frozen=True, kw_only=True):
     relative: float | None = None
 
 
-def attribute_slowdown(case: Case) -> SlowdownAttribution:
+def attribute_slowdown(case: CandidateLoss) -> SlowdownAttribution:
     """Attribute the candidate's step.
 
     The reference is the fastest node alone if each was measured, otherwise the baseline, scaled to the same samples per
@@ -165,12 +165,12 @@ def attribute_slowdown(case: Case) -> SlowdownAttribution:
     return _explained(loss, case)
 
 
-def reference_of(case: Case) -> Side:
+def reference_of(case: CandidateLoss) -> Side:
     """The reference of the candidate."""
     return min(case.alone or (case.baseline,), key=lambda side: step_like(side, case).value)
 
 
-def _slowest_alone(case: Case, fastest: Side) -> _Slowest:
+def _slowest_alone(case: CandidateLoss, fastest: Side) -> _Slowest:
     mine = [side for side in case.alone if set(side.node_names) <= set(case.candidate.node_names)]
     slowest = max(mine or case.alone, key=lambda side: step_like(side, case).value)
     slow, fast = step_like(slowest, case), step_like(fastest, case)
@@ -184,7 +184,7 @@ def _slowest_alone(case: Case, fastest: Side) -> _Slowest:
     return _Slowest(node=node, adds_ms=adds_ms, relative=fast.value / slow.value)
 
 
-def _latest(case: Case) -> _Slowest | None:
+def _latest(case: CandidateLoss) -> _Slowest | None:
     candidate = case.candidate
     if candidate.late_ms is None:
         return None
@@ -195,7 +195,7 @@ def _latest(case: Case) -> _Slowest | None:
     return _Slowest(node=candidate.stragglers[0], adds_ms=candidate.late_ms, relative=relative)
 
 
-def _explained(loss: SlowdownAttribution, case: Case) -> SlowdownAttribution:
+def _explained(loss: SlowdownAttribution, case: CandidateLoss) -> SlowdownAttribution:
     cause, reference = _cause(loss, case.candidate.step_time_ms.value), reference_of(case)
     tell = {"node": _of_node, "network": _of_network, "none": _of_none}.get(cause, _of_unknown)
     return msgspec.structs.replace(loss, cause=cause, sentence=tell(loss, case, reference))
@@ -213,7 +213,7 @@ def _cause(loss: SlowdownAttribution, step_ms: float) -> str:
     return "unknown" if is_noticeable(gap_ms, step_ms) else "none"
 
 
-def _of_node(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+def _of_node(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.node_ms or 0.0)
     if case.alone:
         said = f"alone, {loss.node} runs at {loss.relative or 0:.0%} of the speed of {reference.node_names[0]}"
@@ -224,7 +224,7 @@ def _of_node(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
     return said + (f"; the network adds {milliseconds(loss.network_ms)}" if loss.network_ms is not None else "")
 
 
-def _of_network(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.network_ms or 0.0)
     if network_ms_of(case, reference) is None:
         return f"the network adds {adds} to each step of {step}, inferred from the step times alone"
@@ -233,13 +233,13 @@ def _of_network(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
     return said + (f"; slow node {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
 
 
-def _of_none(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+def _of_none(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     step_ms, ideal_ms = case.candidate.step_time_ms.value, loss.ideal_ms or 0.0
     found = "nothing is lost" if is_noticeable(ideal_ms - step_ms, ideal_ms) else "no noticeable loss"
     return f"{found}: a step takes {milliseconds(step_ms)}, and {milliseconds(ideal_ms)} with {_ideal(reference, case)}"
 
 
-def _of_unknown(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
+def _of_unknown(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     candidate = case.candidate
     lost_ms = candidate.step_time_ms.value - (loss.ideal_ms or 0.0)
     lost = f"a step takes {milliseconds(lost_ms)} more than with {_ideal(reference, case)}"
@@ -251,7 +251,7 @@ def _of_unknown(loss: SlowdownAttribution, case: Case, reference: Side) -> str:
     return f"{lost}; how much of that is exposed communication is unknown: {reason}{advice}"
 
 
-def _grown(case: Case, reference: Side) -> str:
+def _grown(case: CandidateLoss, reference: Side) -> str:
     found = most_grown(case, reference)
     if found is None:
         return ""
@@ -260,5 +260,5 @@ def _grown(case: Case, reference: Side) -> str:
     return f": {milliseconds(grown_ms)} of it is {_GROWN[name]}{late}"
 
 
-def _ideal(reference: Side, case: Case) -> str:
+def _ideal(reference: Side, case: CandidateLoss) -> str:
     return "ideal scaling" if reference.nodes == 1 else f"the network of {name_side(reference, case.mode)}"

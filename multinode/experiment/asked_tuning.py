@@ -12,8 +12,8 @@ import msgspec
 from multinode.errors import MultinodeError, UsageError
 from multinode.experiment.trial import (
     Candidate,
+    CandidateTrial,
     LeftOut,
-    Trial,
     TrialRun,
     candidate_of,
     make_shortlist,
@@ -59,12 +59,12 @@ def list_candidates(
     return chosen, found.left_out
 
 
-def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> Trial:
+def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None) -> CandidateTrial:
     """A candidate with its measured runs; without a cell it was not started."""
     if cell is None:
-        return Trial(candidate=candidate, state="waiting")
+        return CandidateTrial(candidate=candidate, state="waiting")
     runs = (_trial_run(RunDirectory(root / run_id)) for run_id in cell.run_ids)
-    return Trial(
+    return CandidateTrial(
         candidate=candidate,
         state=cell.state,
         reason=cell.reason,

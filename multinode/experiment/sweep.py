@@ -11,7 +11,7 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
-from multinode.contrast.compare import load_side_run
+from multinode.contrast.compare import StoredSchema, load_side_run
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.experiment.cell_rows import MeasuredCell, devices_of
 from multinode.experiment.cell_sheet import combined, with_notes, with_price_notes
@@ -124,12 +124,6 @@ TABLE_FILE = "sweep.json"
 _SCHEMA = "multinode.sweep/1"
 
 
-class _Marked(msgspec.Struct, frozen=True):
-    """The schema of any document."""
-
-    schema: str = ""
-
-
 def build_table(directory: RunDirectory, root: Path) -> CellTable:
     """Build the table of a sweep from its results so far, and store it in the sweep's directory.
 
@@ -152,7 +146,7 @@ def load_table(directory: RunDirectory) -> CellTable | None:
     """
     if _is_unfinished(directory):
         return _make_table(directory, directory.path.parent)
-    marked = directory.read(TABLE_FILE, _Marked)
+    marked = directory.read(TABLE_FILE, StoredSchema)
     if marked is None:
         return None
     if marked.schema != _SCHEMA:

@@ -239,7 +239,7 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
     losses: Losses
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateTrial(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a candidate."""
 
     candidate: Candidate
@@ -273,7 +273,7 @@ def first_seed_losses(runs: Sequence[TrialRun]) -> dict[float, float | None]:
     return {rate: end_loss(run, loss_of) for rate, run in sorted(rated, key=_rate) if rate is not None}
 
 
-def at_best_rate(trial: Trial) -> Trial:
+def at_best_rate(trial: CandidateTrial) -> CandidateTrial:
     """The trial with only the runs at the learning rate that has the lowest loss for the first seed."""
     losses = first_seed_losses(trial.runs)
     if not losses:

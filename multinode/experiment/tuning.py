@@ -12,9 +12,9 @@ import msgspec
 
 from multinode.experiment.trial import (
     Candidate,
+    CandidateTrial,
     LeftOut,
     LossOf,
-    Trial,
     TrialRun,
     at_best_rate,
     end_loss,
@@ -122,7 +122,7 @@ def plan(tuning: Tuning, candidates: Iterable[Candidate]) -> Tuning:
     return msgspec.structs.replace(tuning, rows=rows, loss_of="", outcome="no_loss", recommended=None, best=None)
 
 
-def judge(tuning: Tuning, trials: Sequence[Trial]) -> Tuning:
+def judge(tuning: Tuning, trials: Sequence[CandidateTrial]) -> Tuning:
     """With its rows, what their losses are of, and which of them is recommended.
 
     Args:
@@ -156,7 +156,7 @@ def _figures_of(run: TrialRun, loss_of: LossOf, targets: dict[int, float]) -> _F
     )
 
 
-def _row(trial: Trial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of: LossOf) -> TunedRow:
+def _row(trial: CandidateTrial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of: LossOf) -> TunedRow:
     beside = _ratio(mine, baseline, lambda one: one.loss)
     time_s = _estimate(one.time_s for one in mine.values())
     diverged = bool(loss_of) and any(one.loss is None for one in mine.values())
@@ -178,7 +178,7 @@ def _row(trial: Trial, mine: _BySeed, baseline: _BySeed, alone: _BySeed, loss_of
     )
 
 
-def _tried_rates(trial: Trial) -> tuple[TriedRate, ...]:
+def _tried_rates(trial: CandidateTrial) -> tuple[TriedRate, ...]:
     losses = first_seed_losses(trial.runs)
     return tuple(TriedRate(learning_rate=rate, loss=loss) for rate, loss in losses.items()) if len(losses) > 1 else ()
 

@@ -48,7 +48,7 @@ class Trials(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool = False  # whether to measure everything again if a trial of the same command was interrupted
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class AdviceTrial(msgspec.Struct, frozen=True, kw_only=True):
     """Advice that was tried."""
 
     recommendations: Recommendations  # with what was measured
@@ -68,7 +68,7 @@ def try_advice(
     recommendations: Recommendations,
     trials: Trials,
     run: Callable[[Launch, RunContext], Launched] = _run_once,
-) -> Attempt:
+) -> AdviceTrial:
     """Run the unchanged training and with each change in turn, and compare the gains with those predicted.
 
     A change that fails has its reason, and the others go on. The job's own output is left alone.
@@ -115,7 +115,7 @@ def try_advice(
             series.end("stopped" if isinstance(error, Interrupted) else "failed")
             raise
         series.end("succeeded")
-    return Attempt(recommendations=series.tried(), directory=directory.path)
+    return AdviceTrial(recommendations=series.tried(), directory=directory.path)
 
 
 def changed_launch(what: Launch, change: Change, today: Layout) -> Launch:

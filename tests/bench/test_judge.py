@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.bench.figures import Speed
+from multinode.bench.figures import DeviceSpeed
 from multinode.bench.judge import summarise_bench, with_progress
 from multinode.bench.screen import bench_sheets
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts
@@ -164,7 +164,7 @@ def test_gpus_of_a_node_that_is_alone_are_held_against_each_other() -> None:
 
 
 def test_a_speed_has_the_interval_of_its_repeats_or_of_the_timings_of_one() -> None:
-    def alone(*rates: float) -> Speed:
+    def alone(*rates: float) -> DeviceSpeed:
         timed = [speed("matmul", rate, index=index) for index, rate in enumerate(rates)]
         (worker,) = report(part(0, on_gpu(timed))).nodes[0].workers
         found = worker.tests[0].alone

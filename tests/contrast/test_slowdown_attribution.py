@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.contrast.figures import Side, SlowdownAttribution
-from multinode.contrast.slowdown_attribution import Case, attribute_slowdown
+from multinode.contrast.slowdown_attribution import CandidateLoss, attribute_slowdown
 from multinode.profile.step_split import WorkerSplit
 from tests.contrast.made_up_sides import SETTINGS, side_of, split_of
 
@@ -24,7 +24,7 @@ def alone(step_ms: float, name: str, **known: Any) -> Side:
 
 
 def loss_of(baseline: Side, candidate: Side, *each: Side, mode: str = "scale-out") -> SlowdownAttribution:
-    return attribute_slowdown(Case(baseline=baseline, candidate=candidate, alone=each, mode=mode))
+    return attribute_slowdown(CandidateLoss(baseline=baseline, candidate=candidate, alone=each, mode=mode))
 
 
 def figures(loss: SlowdownAttribution) -> tuple[float | None, ...]:

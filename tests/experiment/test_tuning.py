@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.experiment.trial import PARTS, Losses, Trial, TrialRun, read_losses, samples_to
+from multinode.experiment.trial import PARTS, CandidateTrial, Losses, TrialRun, read_losses, samples_to
 from multinode.experiment.tuning import SAME_LOSS, Tuning, judge
 from multinode.profile.observed import ObservedNode, observe
 from multinode.records.samples import EvaluationSample, LossSample, Sample
@@ -16,7 +16,7 @@ ASKED = Tuning(run_id="t", job="tiny.yaml")
 SEEDS = ((1.0, 0.0), (1.02, 0.01), (0.98, -0.01))
 
 
-def seeds(label: str, rate: float, *losses: float) -> Trial:
+def seeds(label: str, rate: float, *losses: float) -> CandidateTrial:
     """Three seeds whose rates and losses scatter together."""
     return trial(label, *((rate * by, curve(*(loss + off for loss in losses))) for by, off in SEEDS))
 
@@ -56,7 +56,7 @@ FAILED = trial("failed", reason="out of memory", state="out_of_memory")
     ids=lambda value: "+".join(one.candidate.label for one in value) if isinstance(value, tuple) else None,
 )
 def test_what_is_recommended_reaches_the_loss_sooner_than_one_node_beyond_noise(
-    trials: tuple[Trial, ...], outcome: str, recommended: str | None, best: str | None
+    trials: tuple[CandidateTrial, ...], outcome: str, recommended: str | None, best: str | None
 ) -> None:
     found = judge(ASKED, (BASELINE, ALONE, *trials))
     assert (found.outcome, found.recommended, found.best) == (outcome, recommended, best)
@@ -83,7 +83,7 @@ def test_where_one_node_is_slower_too_the_training_stays_as_it_is() -> None:
 )
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_loss_is_worse_beyond_noise_and_beyond_rounding(end: float, verdict: str, count: int) -> None:
-    def first(one: Trial) -> Trial:
+    def first(one: CandidateTrial) -> CandidateTrial:
         return msgspec.structs.replace(one, runs=one.runs[:count])
 
     other = seeds("other", 100, 3.0, end)
@@ -141,7 +141,7 @@ def test_seeds_are_compared_with_the_same_seed_alone() -> None:
     ],
 )
 def test_losses_of_different_data_are_not_compared(changed: dict[str, object], loss_of: str) -> None:
-    def with_training(one: Trial, **fields: object) -> Trial:
+    def with_training(one: CandidateTrial, **fields: object) -> CandidateTrial:
         runs = [msgspec.structs.replace(run.losses, training=curve(3.0, 2.0)) for run in one.runs]
         runs = [msgspec.structs.replace(losses, **fields) for losses in runs]
         return msgspec.structs.replace(

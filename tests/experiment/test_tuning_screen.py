@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.experiment.trial import Candidate, LeftOut, Losses, Trial
+from multinode.experiment.trial import Candidate, CandidateTrial, LeftOut, Losses
 from multinode.experiment.tuning import Tuning, judge
 from multinode.experiment.tuning_screen import plan_parts, tuning_parts
 from multinode.job.job_files import Change
@@ -36,7 +36,7 @@ def candidate(label: str, name: str, nodes: int = 2, **others: object) -> Candid
     return Candidate(label=label, name=name, nodes=nodes, workers_per_node=2, **others)  # type: ignore[arg-type]
 
 
-def measured(one: Candidate, rate: float, *losses: float) -> Trial:
+def measured(one: Candidate, rate: float, *losses: float) -> CandidateTrial:
     runs = ((rate * by, curve(*(loss + off for loss in losses))) for by, off in SEEDS)
     return trial(one.label, *runs, candidate=one)
 
@@ -65,17 +65,17 @@ FAILED = trial(
 WAITING = trial("pair", state="waiting", candidate=candidate("pair", "gradients as fp16 + gradient accumulation 4"))
 
 
-def first_seed(one: Trial) -> Trial:
+def first_seed(one: CandidateTrial) -> CandidateTrial:
     return changed(one, runs=one.runs[:1])
 
 
-def logged(one: Trial) -> Trial:
+def logged(one: CandidateTrial) -> CandidateTrial:
     """As if nothing was evaluated."""
     runs = (changed(run, losses=Losses(training=run.losses.held_out)) for run in one.runs)
     return changed(one, runs=tuple(runs))
 
 
-def at_rates(one: Trial, *more: float | None) -> Trial:
+def at_rates(one: CandidateTrial, *more: float | None) -> CandidateTrial:
     """The same runs at three learning rates: how much higher each loss is; None diverged."""
     runs = []
     for rate, higher in zip((1e-3, 2e-3, 4e-3), more, strict=True):
@@ -128,7 +128,7 @@ def test_the_screen_of_a_plan(golden: Golden) -> None:
     golden.check_screen("tuning_plan_unknown", list(plan_parts(unknown)))
 
 
-def with_losses(one: Trial, losses: Losses) -> Trial:
+def with_losses(one: CandidateTrial, losses: Losses) -> CandidateTrial:
     return changed(one, runs=tuple(changed(run, losses=losses) for run in one.runs))
 
 
@@ -150,5 +150,5 @@ ALONE_IS_FASTER = "Train on one node: it reaches the loss of the unchanged train
          f"{NOTHING}the unchanged training diverged, so there is no loss to reach."),
     ],
 )  # fmt: skip
-def test_why_nothing_else_is_recommended(trials: tuple[Trial, ...], verdict: str) -> None:
+def test_why_nothing_else_is_recommended(trials: tuple[CandidateTrial, ...], verdict: str) -> None:
     assert judge(ASKED, trials).verdict == verdict

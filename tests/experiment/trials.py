@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from multinode.experiment.trial import Candidate, Losses, LossPoint, Trial, TrialRun
+from multinode.experiment.trial import Candidate, CandidateTrial, Losses, LossPoint, TrialRun
 
 __all__ = ["SAMPLES", "curve", "trial"]
 
@@ -16,7 +16,7 @@ def curve(*losses: float | None) -> tuple[LossPoint, ...]:
     return tuple(LossPoint(samples=SAMPLES * number / len(losses), loss=loss) for number, loss in enumerate(losses, 1))
 
 
-def trial(label: str, *runs: tuple[float, tuple[LossPoint, ...]], **others: Any) -> Trial:
+def trial(label: str, *runs: tuple[float, tuple[LossPoint, ...]], **others: Any) -> CandidateTrial:
     """Runs of seeds 42, 43, ...: samples/s and held-out losses each."""
     measured = tuple(
         TrialRun(run_id=f"t-{label}-{seed}", seed=seed, samples_per_s=rate, losses=Losses(held_out=points))
@@ -24,4 +24,4 @@ def trial(label: str, *runs: tuple[float, tuple[LossPoint, ...]], **others: Any)
     )
     usual: dict[str, Any] = {"state": "measured" if runs else "failed", "runs": measured}
     candidate = others.pop("candidate", Candidate(label=label, name=label, nodes=2, workers_per_node=1))
-    return Trial(candidate=candidate, **(usual | others))
+    return CandidateTrial(candidate=candidate, **(usual | others))
