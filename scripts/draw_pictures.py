@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from multinode.cli.contrast import print_contrast
-from multinode.cli.report import load_report, write_page
+from multinode.cli.run_page import load_report, write_page
 from multinode.contrast.compare import load_contrast
 from multinode.contrast.figures import Contrast
 from multinode.launch.progress_table import progress_table

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from multinode.bench.measure import bench
-from multinode.cli.report import load_report, report_markdown
+from multinode.cli.run_page import load_report, report_markdown
 from multinode.contrast.measure import ContrastRequest, contrast
 from multinode.job.job import ScriptJob
 from multinode.launch.context import RunContext

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
 from multinode.bench.figures import BenchReport
+from multinode.bench.measure import load_bench
 from multinode.bench.screen import bench_lines, bench_sheets
+from multinode.contrast.compare import load_contrast
 from multinode.contrast.figures import Contrast
 from multinode.contrast.screen import contrast_blocks
-from multinode.experiment.cell_sheet import cell_blocks
+from multinode.errors import UsageError
+from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.experiment.cells import CellTable
+from multinode.experiment.sweep import load_table
 from multinode.launch.outcome import attempt_sheet, failure_notes
+from multinode.launch.runs import StoredRun, load_run, observe_run
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
+from multinode.profile.export import csv_files
 from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
+from multinode.records.files import write_text
+from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
+from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.render.sheet import (
     UNKNOWN,
     Block,
@@ -188,3 +198,87 @@ def _key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
         ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
     )
     yield from ((name, value) for name, value in figures if value != UNKNOWN)
+
+
+_CELLS = "cells.csv"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that are reported on."""
+
+    runs: tuple[ReportedRun, ...]
+    directories: tuple[Path, ...]  # where they lie; their raw samples are in `samples` there, a JSON object a line
+
+    @property
+    def cells(self) -> CellTable | None:
+        """The tables of all runs as one, where several were named and each has one."""
+        tables = [one.cells for one in self.runs if one.cells is not None]
+        return combined(tables) if len(tables) == len(self.runs) > 1 else None
+
+
+def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = lambda _: None) -> Report:
+    """Read runs by id, beginning of an id, or `last`. Duplicates are read once."""
+    found = {(stored := load_run(root, name)).run.run_id: stored for name in names}
+    return Report(
+        runs=tuple(_load(stored, say) for stored in found.values()),
+        directories=tuple(stored.directory.path for stored in found.values()),
+    )
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page, replacing an earlier one."""
+    from multinode.experiment.cell_page import cell_page
+
+    write_text(path, cell_page(report.cells) if report.cells is not None else run_page(report.runs))
+
+
+def report_markdown(report: Report) -> str:
+    """The same as text for an issue or a wiki, without charts."""
+    return blocks_markdown(cell_blocks(report.cells)) if report.cells is not None else run_markdown(report.runs)
+
+
+def write_markdown(report: Report, path: Path) -> None:
+    """Write it, replacing an earlier one."""
+    write_text(path, report_markdown(report))
+
+
+def write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
+    """Write the CSV files into a directory, created if missing, replacing earlier ones."""
+    files = _csv_files(report.runs)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be created: {error.strerror}", hint=f"ls -ld {folder.parent}") from error
+    for name, text in files.items():
+        write_text(folder / name, text)
+    return tuple(folder / name for name in files)
+
+
+def _csv_files(runs: Sequence[ReportedRun]) -> dict[str, str]:
+    tables = [one.cells for one in runs if one.cells is not None]
+    files = {_CELLS: cell_csv(combined(tables))} if tables else {}
+    if len(tables) == len(runs):
+        return files
+    return csv_files(one.observed for one in runs if one.observed is not None) | files
+
+
+def _load(stored: StoredRun, say: Callable[[str], None]) -> ReportedRun:
+    directory = stored.directory
+    attempts = stored.run.attempts
+    # The figures of a run that was restarted are those of its last attempt.
+    last = directory.path.with_name(attempts[-1].run_id) if attempts else None
+    # Another user's directory may have the name of an attempt that is no more.
+    measured = RunDirectory(last) if last is not None and last in list_runs(directory.path.parent) else directory
+    plan = measured.read("plan.json", LaunchPlan)
+    contrast, unread = load_contrast(directory)
+    return ReportedRun(
+        run=stored.run,
+        summary=stored.summary,
+        # A contrast has no nodes of its own: its sides' runs lie beside it.
+        observed=observe_run(measured, plan, say) if plan is not None else None,
+        scan=directory.read("nccl-test.json", ScanReport),
+        contrast=contrast,
+        cells=load_table(directory),
+        bench=load_bench(directory),
+        unread=unread,
+    )
