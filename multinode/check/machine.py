@@ -12,7 +12,6 @@ from typing import Any
 from multinode.check.gpus import used_gpus
 from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, disagreements, launch_check
 from multinode.cluster.facts import Interface
-from multinode.job.deepspeed import parse_deepspeed
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
 from multinode.job.model_size import parse_model
 from multinode.records.benchmark import Benchmark
@@ -366,10 +365,13 @@ def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
 
 
 def _offloaded_parts(job: LlamaFactoryJob | None) -> list[tuple[str, str, int]]:
-    deepspeed = parse_deepspeed(job.deepspeed_text) if job is not None else None
-    parts = []
+    if job is None or job.deepspeed_text is None:
+        return []
+    from multinode.job.deepspeed import parse_deepspeed
+
+    deepspeed, parts = parse_deepspeed(job.deepspeed_text), []
     # With LoRA the optimizer is small.
-    if job and deepspeed and deepspeed.offload_optimizer == "cpu" and job.config.get("finetuning_type") == "full":
+    if deepspeed and deepspeed.offload_optimizer == "cpu" and job.config.get("finetuning_type") == "full":
         parts.append(("optimizer", "offload_optimizer", _OPTIMIZER_BYTES))
     if deepspeed and deepspeed.offload_parameters == "cpu":
         parts.append(("parameters", "offload_param", _PARAM_BYTES))

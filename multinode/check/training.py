@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
-from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.job import LlamaFactorySettings
 from multinode.job.step_calls import calls_of_strategy
 from multinode.traffic.algorithms import Layout
@@ -26,6 +25,7 @@ from multinode.units import (
 )
 
 if TYPE_CHECKING:
+    from multinode.job.deepspeed import DeepSpeedConfig
     from multinode.job.training import Training
 
 _TRAINING = RuleGroup("training")
@@ -137,6 +137,8 @@ def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_deepspeed(inspection: Inspection) -> Iterator[CheckFinding]:
     """Fixed values in the DeepSpeed JSON agree with the YAML."""
     config, settings = _settings(inspection)
+    if settings is None:
+        return
     for key, (yaml_key, default) in _MATCHES.items():
         expected, value = _expected(config, yaml_key, default), settings.fixed.get(key)
         if value is None or expected is None or value == expected:
@@ -156,7 +158,8 @@ def check_deepspeed(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_batch_size(inspection: Inspection) -> Iterator[CheckFinding]:
     """A fixed train_batch_size matches the number of workers."""
     config, settings = _settings(inspection)
-    value, counts = settings.fixed.get("train_batch_size"), inspection.workers_of_nodes()
+    value = settings.fixed.get("train_batch_size") if settings is not None else None
+    counts = inspection.workers_of_nodes()
     micro, steps = (_expected(config, *_MATCHES[key]) for key in (_BATCH, _STEPS))
     if value is None or counts is None or micro is None or steps is None:
         return
@@ -170,7 +173,9 @@ def check_batch_size(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[CheckFinding]:
     """ZeRO-3 finds GPUs, or its JSON works without."""
     _, settings = _settings(inspection)
-    for node, found in inspection.known if settings.stage == _ZERO3 and settings.names_train_batch_size else ():
+    if settings is None or settings.stage != _ZERO3 or not settings.names_train_batch_size:
+        return
+    for node, found in inspection.known:
         if found.packages.get("torch", "").endswith("+cpu"):
             yield ZERO3_ON_CPU.found(node.name)
 
@@ -179,7 +184,9 @@ def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_deepspeed_devices(inspection: Inspection) -> Iterator[CheckFinding]:
     """DeepSpeed can parse the names of the devices."""
     _, settings = _settings(inspection)
-    for node, found in inspection.known if settings.stage in _ZERO_1_2 else ():
+    if settings is None or settings.stage not in _ZERO_1_2:
+        return
+    for node, found in inspection.known:
         version = found.packages.get("deepspeed", "")
         if (
             accelerator_named(found.accelerator) is not NVIDIA
@@ -212,11 +219,13 @@ def check_timeout(inspection: Inspection) -> Iterator[CheckFinding]:
         yield TIMEOUT_OF_AGES.found(None, timeout_s=f"{timeout_s:.0f}", words=words)
 
 
-def _settings(inspection: Inspection) -> tuple[dict[str, Any], DeepSpeedConfig]:
+def _settings(inspection: Inspection) -> tuple[dict[str, Any], DeepSpeedConfig | None]:
     job = inspection.training
-    if job is None:
-        return {}, DeepSpeedConfig()
-    return job.config, parse_deepspeed(job.deepspeed_text) or DeepSpeedConfig()
+    if job is None or job.deepspeed_text is None:
+        return {}, None
+    from multinode.job.deepspeed import parse_deepspeed
+
+    return job.config, parse_deepspeed(job.deepspeed_text)
 
 
 def _expected(config: dict[str, Any], key: str, default: Any) -> Any:

@@ -28,7 +28,6 @@ from multinode.cluster.cluster import Node
 from multinode.cluster.quoting import quote_path
 from multinode.decoding import convert, decode_json, printable_values
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeError, NodeFailed, printable, printable_line
-from multinode.transport import refusals
 from multinode.transport.base import Completed, Stream, Transport, fan_out, time_left
 
 _LOG = logging.getLogger(__name__)
@@ -366,6 +365,8 @@ class AgentTransport:
             return has_begun
         if not self._shell_answers(node, end):
             stream.close()
+            from multinode.transport import refusals
+
             raise refusals.SILENT.error(node, within_s=2 * self._patience_s, printed=_printed(stream.passed_over))
         return stream.greet(time_left(end))
 
@@ -399,6 +400,8 @@ class AgentTransport:
         )
         ended = self._transport.run(node, f"sh -c '{script}'", stdin=self._archive.data, deadline_s=deadline_s)
         if ended.exit_code != 0:
+            from multinode.transport import refusals
+
             raise refusals.NOT_STORED.error(node, folder=folder, said=_said(ended.stderr))
 
 
@@ -438,6 +441,8 @@ class AgentStream:
                 self.passed_over = (self.passed_over + line + b"\n")[-_SHOWN_BYTES:]
             elif tuple(map(int, version.split(".")[:2])) < _OLDEST_PYTHON:
                 self.close()
+                from multinode.transport import refusals
+
                 raise refusals.OLD_PYTHON.error(self._node, python=self._node.python or "python3", version=version)
             else:
                 self.has_greeted = True
@@ -547,6 +552,8 @@ def _greeting(line: bytes) -> str | None:
 
 
 def _no_agent(node: Node, verb: str, ended: Completed, stream: AgentStream) -> MultinodeError:
+    from multinode.transport import refusals
+
     printed = stream.passed_over + ended.stdout + ended.stderr
     if ended.exit_code == _NOT_FOUND:
         return refusals.NO_PYTHON.error(node, said=_said(ended.stderr))
