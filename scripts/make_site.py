@@ -34,6 +34,10 @@ _TEXT_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<path>[^)\s#]+)\)")
 _SCHEMAS = "docs/reference/schemas/"
 _FILES = ("LICENSE", "docs/words.txt")
 _SECTION = re.compile(r"\*\*(?P<title>.+)\*\*")
+_CATALOGUE = "docs/reference/troubleshooting.md"
+# An error message under its name: its texts, indented.
+_ENTRY = re.compile(r"^### (?P<name>[\w-]+)\n\n(?P<texts>(?: {4}.+\n)+)", re.MULTILINE)
+_LONGEST_TITLE = 130
 _FENCE = re.compile(r"^\s*```")
 _HAN = re.compile("[\u4e00-\u9fff]")
 _REDIRECT = (
@@ -153,7 +157,8 @@ class Pages:
         for target, source in self._sources[self._language].items():
             path = folder / target
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self._with_links(target, source, (ROOT / source).read_text()))
+            text = self._with_links(target, source, (ROOT / source).read_text())
+            path.write_text(_searchable(text) if target == _CATALOGUE else text)
         shutil.copytree(ROOT / "docs" / "pictures", folder / "docs" / "pictures")
         for name in _FILES:
             shutil.copy(ROOT / name, folder / name)
@@ -193,6 +198,25 @@ class Pages:
         folder, name = posixpath.split(page)
         name = "" if name == "README.md" else name.removesuffix(".md")
         return posixpath.normpath(posixpath.join(language.folder, self._version, folder, name))
+
+
+def _searchable(text: str) -> str:
+    """The catalogue with the texts of its entries as titles; the names of projects alone are none to be found."""
+    return _ENTRY.sub(_titled, re.sub(r"^(## .+)$", r"\1 { data-search-exclude }", text, flags=re.MULTILINE))
+
+
+def _titled(entry: re.Match[str]) -> str:
+    """An entry of the catalogue under the texts that people search for, with the anchor of its name."""
+    texts = [line.strip() for line in entry["texts"].splitlines()]
+    title, words = "", set[str]()
+    for text in texts:
+        new = set(re.findall(r"\w+", text.lower())) - words
+        # A text that mostly repeats the others would only make the title count for less.
+        if not title or (2 * len(new) > len(text.split()) and len(title) + len(text) < _LONGEST_TITLE):
+            title += f" · {text}" if title else text
+            words |= new
+    escaped = re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", title)
+    return f"### {escaped} {{ #{entry['name']} }}\n\n`{entry['name']}`\n\n{entry['texts']}"
 
 
 def _pages() -> Iterator[str]:
