@@ -213,7 +213,7 @@ def _titled(entry: re.Match[str]) -> str:
         new = set(re.findall(r"\w+", text.lower())) - words
         # A text that mostly repeats the others would only make the title count for less.
         if not title or (2 * len(new) > len(text.split()) and len(title) + len(text) < _LONGEST_TITLE):
-            title += f" · {text}" if title else text
+            title += f" / {text}" if title else text
             words |= new
     escaped = re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", title)
     return f"### {escaped} {{ #{entry['name']} }}\n\n`{entry['name']}`\n\n{entry['texts']}"

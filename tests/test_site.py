@@ -40,23 +40,40 @@ QUESTIONS = {
     "latency many small all_reduce": "does-latency-matter-many-small-reductions",
     "zero_hpz_partition_size mics_shard_size": "zero-hpz-mics-or-hybrid-sharding-what-keeps-zero-3-within-a-node",
 }
-# Error texts and questions from the trackers of PyTorch, NCCL, LLaMA-Factory, DeepSpeed and others, and what answers them.
+# Texts from the trackers of PyTorch, NCCL, LLaMA-Factory and DeepSpeed, and the page that answers each.
 SEARCHES = {
-    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800041 milliseconds before timing out": "reference/troubleshooting/#collective-timeout",
-    "To avoid data inconsistency, we are taking the entire process down": "reference/troubleshooting/#collective-timeout",
-    "Timed out initializing process group in store based barrier on rank: 7, for key: store_based_barrier_key:32": "reference/troubleshooting/#not-all-joined",
+    (
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, "
+        "NumelOut=1, Timeout(ms)=1800000) ran for 1800041 milliseconds before timing out"
+    ): "reference/troubleshooting/#collective-timeout",
+    "To avoid data inconsistency, we are taking the entire process down": (
+        "reference/troubleshooting/#collective-timeout"
+    ),
+    (
+        "Timed out initializing process group in store based barrier on rank: 7, for key: store_based_barrier_key:32"
+    ): "reference/troubleshooting/#not-all-joined",
     "RendezvousTimeoutError": "reference/troubleshooting/#master-unreachable",
-    "RendezvousConnectionError: The connection to the C10d store has failed": "reference/troubleshooting/#nccl-refused",
-    "unbound_buffer.cc Timed out waiting 1800000ms for recv operation to complete": "reference/troubleshooting/#gloo-timeout",
+    "RendezvousConnectionError: The connection to the C10d store has failed": (
+        "reference/troubleshooting/#master-unreachable"
+    ),
+    "unbound_buffer.cc Timed out waiting 1800000ms for recv operation to complete": (
+        "reference/troubleshooting/#gloo-timeout"
+    ),
     "unhandled system error, NCCL version 2.4.8": "reference/troubleshooting/#nccl-system-error",
     "How to set NCCL_SOCKET_IFNAME": "faq/#my-nodes-have-different-interface-names-what-is-nccl_socket_ifname",
-    "Multi-node training speed is slower than single-node": "faq/#why-are-two-nodes-with-one-gpu-each-slower-than-one-node-with-two",
-    "Training on two GPU nodes slower than that on one node": "faq/#why-are-two-nodes-with-one-gpu-each-slower-than-one-node-with-two",
+    "Multi-node training speed is slower than single-node": (
+        "faq/#why-are-two-nodes-with-one-gpu-each-slower-than-one-node-with-two"
+    ),
+    "Training on two GPU nodes slower than that on one node": (
+        "faq/#why-are-two-nodes-with-one-gpu-each-slower-than-one-node-with-two"
+    ),
     "errno: 110 - Connection timed out": "faq/#connection-timed-out-which-ports-have-to-be-open",
     "Bootstrap : no socket interface found": "reference/troubleshooting/#nccl-no-interface",
     "Call to connect failed : Connection refused": "reference/troubleshooting/#nccl-refused",
     "Net : Connection closed by remote peer": "reference/troubleshooting/#nccl-peer-gone",
-    "ddp_timeout LLaMA-Factory tokenizing takes longer than 30 minutes": "faq/#why-does-tokenization-end-after-30-minutes-with-a-timeout",
+    "ddp_timeout LLaMA-Factory tokenizing takes longer than 30 minutes": (
+        "faq/#why-does-tokenization-end-after-30-minutes-with-a-timeout"
+    ),
     "Signal 9 (SIGKILL) received by PID": "reference/troubleshooting/#killed",
     "CUDA out of memory. Tried to allocate": "reference/troubleshooting/#cuda-out-of-memory",
     "EADDRINUSE address already in use 29500": "reference/troubleshooting/#nccl-rank-taken",
@@ -65,10 +82,14 @@ SEARCHES = {
     "deepspeed hostfile slots": "reference/hostfile/#hostfiles-of-deepspeed-horovod-and-mpi",
     "Permission denied (publickey)": "reference/troubleshooting/#ssh-permission-denied",
     "Host key verification failed": "reference/troubleshooting/#ssh-host-key-unknown",
-    "CUDA error: no kernel image is available for execution on the device": "reference/troubleshooting/#no-kernel-image",
+    "CUDA error: no kernel image is available for execution on the device": (
+        "reference/troubleshooting/#no-kernel-image"
+    ),
     "CUDA error: invalid device ordinal": "reference/troubleshooting/#invalid-device",
     "NET/IB : Got completion with error 12": "reference/troubleshooting/#nccl-ib-completion",
-    "Expected to have finished reduction in the prior iteration before starting a new one": "reference/troubleshooting/#ddp-unused-parameters",
+    "Expected to have finished reduction in the prior iteration before starting a new one": (
+        "reference/troubleshooting/#ddp-unused-parameters"
+    ),
     "Address family not supported by protocol": "reference/troubleshooting/#no-ipv6",
     "No space left on device": "reference/troubleshooting/#disk-full",
     "iperf fast but all_reduce_perf slow 10Gbit": "faq/#iperf3-is-fast-and-training-is-slow-why",
