@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from multinode.job.workload import FullRun, Settings
+from multinode.job.workload import FullRun, JobSettings
 from multinode.predict.advice import Advice
 from multinode.predict.forecast import Forecast
 from multinode.profile.bottleneck import Bottleneck
@@ -28,7 +28,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     workers_per_node: int
     world_size: int
-    settings: Settings | None = None  # of the training; None if unknown
+    settings: JobSettings | None = None  # of the training; None if unknown
     global_batch: int | None = None  # samples per optimizer step of all workers
     versions: dict[str, str] = {}  # of torch, the engine and NCCL, by package
     samples_per_s: Estimate  # nominal, of all workers, over the measured steps

@@ -11,7 +11,7 @@ import msgspec
 from multinode.contrast.figures import Side
 from multinode.contrast.judge import hourly_costs
 from multinode.errors import UsageError
-from multinode.job.workload import Settings, Workload, global_batch
+from multinode.job.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.machine_use import energy_of
@@ -49,7 +49,7 @@ def make_side(role: str, runs: Sequence[SideRun]) -> Side:
     """
     speeds = [_speed_of(run.summary) for run in runs]
     last, summaries = runs[-1], [run.summary for run in runs]
-    workload, world_size = last.workload or Workload(settings=Settings()), sum(last.workers)
+    workload, world_size = last.workload or Workload(settings=JobSettings()), sum(last.workers)
     batch, missing = global_batch(workload.settings, world_size), _unknown_facts(last)
 
     tokens: dict[str, Estimate | None] = {}

@@ -25,7 +25,7 @@ from multinode.experiment.tuning import Tuning, plan
 from multinode.job.job import DEFAULT_SEED, Job, LlamaFactoryJob, describe_job
 from multinode.job.job_files import Change
 from multinode.job.planning import workers_of_nodes
-from multinode.job.workload import Settings, global_batch, read_settings
+from multinode.job.workload import JobSettings, global_batch, read_settings
 from multinode.launch.context import Launch
 from multinode.launch.grid import CellRecord, GridRecord, due_turns, fingerprint
 from multinode.launch.runs import observe_run
@@ -95,8 +95,8 @@ def run_s(root: Path, run_id: str) -> float | None:
     return run.ended_s - run.started_s if run is not None and run.ended_s is not None else None
 
 
-def _is_alike(ours: Settings, theirs: Settings) -> bool:
-    pairs = ((getattr(ours, name), getattr(theirs, name)) for name in Settings.__struct_fields__)
+def _is_alike(ours: JobSettings, theirs: JobSettings) -> bool:
+    pairs = ((getattr(ours, name), getattr(theirs, name)) for name in JobSettings.__struct_fields__)
     return all(one == other or None in {one, other} for one, other in pairs)
 
 

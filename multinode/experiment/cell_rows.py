@@ -21,7 +21,7 @@ from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
 from multinode.experiment.cells import MEASURED, CellRow, has_speed
 from multinode.experiment.columns import COLUMNS
-from multinode.job.workload import FullRun, Settings, global_batch
+from multinode.job.workload import FullRun, JobSettings, global_batch
 from multinode.launch.grid import CellRecord
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.samples import plausible_count
@@ -103,7 +103,7 @@ def _measured(row: CellRow, side: Side, runs: Sequence[SideRun]) -> CellRow:
         row,
         **{name: getattr(side, name) for name in _FROM_SIDE},
         workers_per_node=side.workers_per_node if len(set(runs[-1].workers)) == 1 else None,
-        settings=side.settings or Settings(),
+        settings=side.settings or JobSettings(),
         network_share=side.exposed_share,
         peak_memory_gib=_peak_memory_gib(runs),
         tokens_per_sample=_median([run.summary.tokens_per_sample for run in runs]),
@@ -192,7 +192,7 @@ def fill_rows(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
 
 
 def _filled(row: CellRow, measured: Sequence[CellRow]) -> CellRow:
-    settings = Settings(**{name: _setting(row, name, measured) for name in Settings.__struct_fields__})
+    settings = JobSettings(**{name: _setting(row, name, measured) for name in JobSettings.__struct_fields__})
     alike = [one for one in measured if one.nodes == row.nodes]
     workers = row.workers_per_node or _agreed(one.workers_per_node for one in alike)
     world_size = _agreed(one.world_size for one in alike)

@@ -12,7 +12,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.experiment.columns import COLUMNS
 from multinode.experiment.imported_columns import IMPORTED, column_name
-from multinode.job.workload import BATCH_NAMES, Settings
+from multinode.job.workload import BATCH_NAMES, JobSettings
 from multinode.profile.likely_causes import Disturbance
 from multinode.records.samples import Rounded, exactly, product
 from multinode.stats.estimate import Estimate, Spread
@@ -185,7 +185,7 @@ class CellRow(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int | None = None  # how many; `workers_per_node` on each, `world_size` in all; None is unknown
     workers_per_node: int | None = None
     world_size: int | None = None
-    settings: Settings = Settings()
+    settings: JobSettings = JobSettings()
     global_batch: int | None = None  # samples of an optimizer step, of all workers (HF: total train batch size)
     dataset_samples: int | None = None
     # of all workers, over the steady state; `tokens_per_s` likewise, padding counted
@@ -265,7 +265,7 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SPREAD = {"step_time_p95_ms": "p95", "step_time_cv": "cv"}
-_SETTINGS, _FIELDS = Settings.__struct_fields__, CellRow.__struct_fields__
+_SETTINGS, _FIELDS = JobSettings.__struct_fields__, CellRow.__struct_fields__
 _PLACE = _FIELDS.index("settings")
 _MOST_SUGGESTED = 3
 

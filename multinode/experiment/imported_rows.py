@@ -25,7 +25,7 @@ from multinode.experiment.imported_columns import IMPORTED
 from multinode.experiment.imported_forms import FORMS, HINT
 from multinode.experiment.imported_table import Extras, ImportedRow, parse_table
 from multinode.experiment.sweep import TABLE_FILE
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.records.files import read_text
 from multinode.records.hostfile import load_prices
 from multinode.records.run import Run, make_run_id
@@ -59,7 +59,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
     if not {"price_per_hour", "price_purchase"} & known.keys():
         known.pop("currency", None)
     narrow = next((name for name in ("fp16", "bf16") if row.words.get(name) == "yes"), None)
-    settings = {"precision": narrow} | {name: values[name] for name in Settings.__struct_fields__ if name in values}
+    settings = {"precision": narrow} | {name: values[name] for name in JobSettings.__struct_fields__ if name in values}
     unknown = [name for name in CellRow.__struct_fields__ if name in _TOLD and known.get(name) is None]
     contradictions = _contradictions(row)
     return CellRow(
@@ -69,7 +69,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "state": state,
             "out_of": row.out_of,
             "reason": reason,
-            "settings": Settings(**settings),
+            "settings": JobSettings(**settings),
             "contradicted": tuple(contradictions.values()),
             "contradictions": tuple(contradictions),
             "missing": dict.fromkeys(unknown, "not in the table") if state == MEASURED else {},

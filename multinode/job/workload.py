@@ -33,7 +33,7 @@ BATCH_NAMES = {
 }
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the speed of a training depends on; None is unknown."""
 
     model: str | None = None  # name or path
@@ -86,7 +86,7 @@ class FullRun(msgspec.Struct, frozen=True, kw_only=True):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """`workload.json` of a run."""
 
-    settings: Settings
+    settings: JobSettings
     whole: FullRun = FullRun()
     work: Work | None = None  # what it communicates, from the job's files; None if they do not say
     reason: str = ""  # why `work` is None
@@ -122,16 +122,16 @@ def read_workload(
     return Workload(settings=settings, whole=_full_run(job), work=work, reason=reason, versions=known)
 
 
-def read_settings(job: Job) -> Settings:
+def read_settings(job: Job) -> JobSettings:
     """The settings of a job, with LLaMA-Factory's defaults. A value of the wrong type is unknown."""
     if not isinstance(job, LlamaFactoryJob):
-        return Settings(method="script", command=" ".join(job.argv))
+        return JobSettings(method="script", command=" ".join(job.argv))
     config, given = job.config, job.settings
     method, stage = given.finetuning_type, given.stage
     if method == "lora" and config.get("quantization_bit"):
         method = "qlora"
     strategy, overlap = _strategy(job)
-    return Settings(
+    return JobSettings(
         model=name if isinstance(name := config.get("model_name_or_path"), str) else None,
         method=method,
         lora_rank=given.lora_rank if method in {*_RANKED, "qlora"} else None,
@@ -148,7 +148,7 @@ def read_settings(job: Job) -> Settings:
     )
 
 
-def differing_setting(ours: Settings, theirs: Settings) -> str:
+def differing_setting(ours: JobSettings, theirs: JobSettings) -> str:
     """The first setting that differs though one training has one of it; what is not known differs in nothing."""
     for name in _SAME:
         values = getattr(ours, name), getattr(theirs, name)
@@ -157,7 +157,7 @@ def differing_setting(ours: Settings, theirs: Settings) -> str:
     return ""
 
 
-def global_batch(settings: Settings, world_size: int | None) -> int | None:
+def global_batch(settings: JobSettings, world_size: int | None) -> int | None:
     """Samples per optimizer step over all workers; None if a factor is unknown."""
     parts = [plausible_count(one) for one in (settings.per_device_batch, settings.accumulation, world_size)]
     product = 1

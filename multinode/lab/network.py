@@ -32,7 +32,7 @@ from multinode.lab.state import (
     node_addresses,
     node_name,
 )
-from multinode.node.connectivity.connections import Connections, Listener, Stream
+from multinode.node.connectivity.connections import Connections, Listener, TimedStream
 from multinode.units import BITS_PER_BYTE, goodput_gb_per_s, parse_rate
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ def measure_stream(source: LabNode, target: LabNode) -> LinkSpeed:
 
 
 def _stream(source: LabNode, target: LabNode) -> dict[str, Any]:
-    """The record of a `Stream`: `size_bytes` that arrived in `time_s`, or an `error`."""
+    """The record of a `TimedStream`: `size_bytes` that arrived in `time_s`, or an `error`."""
     token = secrets.token_hex(16)
     with contextlib.closing(Connections()) as served, contextlib.closing(Connections()) as calling:
         over = threading.Event()
@@ -196,7 +196,7 @@ def _stream(source: LabNode, target: LabNode) -> dict[str, Any]:
             server.start()
             try:
                 where = {"addr": target.addr, "port": port, "seconds": _WINDOW_S}
-                call = _in_network_of(source, lambda: Stream(where, token, _STREAM_DEADLINE_S))
+                call = _in_network_of(source, lambda: TimedStream(where, token, _STREAM_DEADLINE_S))
                 calling.begin(call)
                 while call.result is None:
                     calling.turn(_TURN_S)

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.job_files import Change
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.predict.break_even import Gain, gain, gain_over_measured, own_error
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.leave_one_out import BackTest
@@ -72,7 +72,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "multinode.advise/1"
     runs: tuple[str, ...] = ()  # ids of the stored runs that the predictions start from
     sources: tuple[str, ...] = ()  # the same, one sentence each
-    settings: Settings = Settings()  # of the current training
+    settings: JobSettings = JobSettings()  # of the current training
     today: PredictedScenario  # the current training, predicted
     measured_samples_per_s: float | None = None  # of the same; None if not measured
     advice: tuple[Advice, ...]  # best first; what does not fit the GPUs last

@@ -381,14 +381,14 @@ def carry_residual(calibration: Calibration, several: Measured, scenario: Scenar
         # If the traffic is unknown, this is reported when it is needed.
         return calibration
     exposed_ms = _exposed_ms(several.summary, step_ms, alone)
-    residual = _of_exposed(_Model(calibration, scenario), exposed_ms)
-    residual = _of_own(_Model(calibration, scenario), residual, step_ms)
+    residual = _of_exposed(_Calibrated(calibration, scenario), exposed_ms)
+    residual = _of_own(_Calibrated(calibration, scenario), residual, step_ms)
     residual = msgspec.structs.replace(residual, size=_missed(step_ms, alone.step_ms))
     notes = (*calibration.notes, *_notes(several.summary.run_id, step_ms, alone, residual))
     return msgspec.structs.replace(calibration, residual=residual, notes=notes)
 
 
-class _Model(NamedTuple):
+class _Calibrated(NamedTuple):
     """A calibration, and the scenario of its residual."""
 
     calibration: Calibration
@@ -415,7 +415,7 @@ def _exposed_ms(summary: Summary, step_ms: float, alone: StepParts) -> float:
     return min(1.0, max(0.0, mean.exposed_ms / mean.step_ms)) * step_ms
 
 
-def _of_exposed(model: _Model, exposed_ms: float) -> Residual:
+def _of_exposed(model: _Calibrated, exposed_ms: float) -> Residual:
     """The residual with which the model exposes this much, or as little as it can.
 
     By the time of calls, as long as the link limits them; the rest as time beyond all calls.
@@ -439,7 +439,7 @@ def _of_exposed(model: _Model, exposed_ms: float) -> Residual:
     return Residual(at=scenario, comm=comm, extra_ms=extra_ms, sent_bytes=sent_bytes(scenario, calls))
 
 
-def _of_own(model: _Model, residual: Residual, step_ms: float) -> Residual:
+def _of_own(model: _Calibrated, residual: Residual, step_ms: float) -> Residual:
     parts = model.parts(residual)
     own = (step_ms - parts.exposed_ms) / (parts.step_ms - parts.exposed_ms)
     residual = msgspec.structs.replace(residual, own=min(_MOST_FACTOR, max(_LEAST_FACTOR, own)))

@@ -10,7 +10,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.job.step_calls import Work, hideable_share
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.predict.calibration import Calibration, Measured, calibrate
 from multinode.predict.cost_model import Scenario
 from multinode.predict.evidence import Evidence, HoldoutRun
@@ -78,7 +78,7 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
     holdouts = () if rate is None else (_held(calibration, today, rate),)
     lora = benchmarks.model.lora
     subject = Subject(
-        settings=Settings(
+        settings=JobSettings(
             model=benchmarks.model.name,
             method="full" if lora is None else "lora",
             lora_rank=None if lora is None else lora.rank,

@@ -42,7 +42,7 @@ class _Contrast(msgspec.Struct, frozen=True):
     candidate: _Side = _Side()
 
 
-class _Model(msgspec.Struct, frozen=True):
+class _ModelFacts(msgspec.Struct, frozen=True):
     """The fields read from a node's facts."""
 
     model: dict[str, Any] | None = None
@@ -139,7 +139,7 @@ def read_record(directory: RunDirectory) -> Record | None:
     plan = directory.read("plan.json", LaunchPlan)
     if plan is None:
         return None
-    facts = directory.read("facts.json", list[_Model]) or []
+    facts = directory.read("facts.json", list[_ModelFacts]) or []
     record = Record(
         plan=plan,
         summary=directory.read("summary.json", Summary),

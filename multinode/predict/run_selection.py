@@ -10,7 +10,7 @@ import msgspec
 
 from multinode.errors import JobError, UsageError
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory
-from multinode.job.workload import Settings, Workload, differing_setting, read_settings
+from multinode.job.workload import JobSettings, Workload, differing_setting, read_settings
 from multinode.network.size_scan import ScanReport
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
@@ -79,14 +79,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return msgspec.structs.replace(job, deepspeed_text=deepspeed)
 
     @functools.cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> JobSettings:
         """By its workload; of an older run by the job's own file. A hook that stepped aside has compressed nothing."""
         if self.workload is not None:
             settings = self.workload.settings
         elif self.job is not None:
             settings = read_settings(self.job)
         else:
-            settings = Settings(method="script", command=self.plan.job)
+            settings = JobSettings(method="script", command=self.plan.job)
         # A worker says so, as `worker/compress.py` does where the training has a hook of its own.
         told = self.summary.missing.values() if self.summary is not None else ()
         stepped_aside = any(_NOT_COMPRESSED in said for said in told)

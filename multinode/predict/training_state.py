@@ -13,7 +13,7 @@ import msgspec
 from multinode.job.deepspeed import DeepSpeedConfig, fixed_edits
 from multinode.job.job_files import Change
 from multinode.job.model_size import MemoryNeed, StatePlacement, memory_need
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.forecast import PredictedScenario, predict_scenario
@@ -43,7 +43,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
 
     calibration: Calibration
     scenario: Scenario  # its settings, as far as the model has them; its gradients' factor is without `--grad-compress`
-    settings: Settings = Settings()  # all of them
+    settings: JobSettings = JobSettings()  # all of them
     subject: Subject | None = None  # what was trained when its costs were measured; None is unknown
     deepspeed: DeepSpeedConfig | None = None  # its DeepSpeed configuration; None without one
     gpu_memory: GpuMemoryBudget | None = None  # None is unknown, or no GPUs

@@ -16,7 +16,7 @@ from multinode.job.deepspeed import edit_deepspeed, fit_batch, parse_deepspeed_e
 from multinode.job.job import LlamaFactoryJob, describe_job, override_job, parse_overrides
 from multinode.job.job_files import Change
 from multinode.job.planning import with_workers
-from multinode.job.workload import Settings, read_settings
+from multinode.job.workload import JobSettings, read_settings
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
 from multinode.launch.launch import (
@@ -174,11 +174,11 @@ def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
     return msgspec.structs.replace(changed, deepspeed_text=text)
 
 
-def _require_measured(what: Launch, measured: Settings) -> None:
+def _require_measured(what: Launch, measured: JobSettings) -> None:
     if isinstance(what.job, Benchmark):
         return
     asked = msgspec.structs.replace(read_settings(what.job), grad_compress=what.options.grad_compress)
-    pairs = {name: (getattr(asked, name), getattr(measured, name)) for name in Settings.__struct_fields__}
+    pairs = {name: (getattr(asked, name), getattr(measured, name)) for name in JobSettings.__struct_fields__}
     # Gradients that are compressed as nothing are sent as they are.
     differing = [
         f"{name.replace('_', ' ')} is {ours!r}, but {theirs!r} was measured"

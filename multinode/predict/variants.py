@@ -16,7 +16,7 @@ from multinode.job.flops import flops_per_token
 from multinode.job.job import LlamaFactoryJob
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
 from multinode.job.step_calls import Work, hideable_share, passing_bytes
-from multinode.job.workload import Settings, read_work
+from multinode.job.workload import JobSettings, read_work
 from multinode.predict.calibration import Calibration
 from multinode.predict.network_model import UncertaintySource
 from multinode.traffic.traffic import Strategy, TrafficInputs
@@ -37,7 +37,7 @@ _MOST_DIGITS = 9
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """What was trained, as far as another strategy or method can be made of it."""
 
-    settings: Settings
+    settings: JobSettings
     job: LlamaFactoryJob | None = None  # as it ran; None of a script, or of figures
     model: dict[str, Any] | None = None  # its config.json; None is unknown
     shape: ModelShape | None = None  # of the model, where there is no config.json
@@ -62,7 +62,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         return trained_matrices(shape, parse_method(method), targets)
 
 
-def method_of(settings: Settings) -> str | None:
+def method_of(settings: JobSettings) -> str | None:
     """`full`, `lora:8`, or what else the job calls it."""
     if settings.lora_rank is None:
         return settings.method

@@ -42,7 +42,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None  # of the model's device, `nccl` or `gloo`; None if unknown
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class CallKind(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one kind and size per step of a worker."""
 
     op: str  # as in CallCount; likewise `size_bytes` and `source`
@@ -71,7 +71,7 @@ class WorkerCalls(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one worker per step."""
 
     rank: int
-    kinds: tuple[Kind, ...]  # the readable calls
+    kinds: tuple[CallKind, ...]  # the readable calls
     odd: str = ""  # why others are unreadable; empty if none
 
     @property
@@ -144,7 +144,7 @@ def _mean_step(rank: int, records: Mapping[TrafficSample, int], groups: Mapping[
                 counts[call.op, call.group, call.size_bytes, call.source] += times * call.count
     steps = sum(records.values())
     kinds = tuple(
-        Kind(op=op, group=groups[group], size_bytes=size, count=count / steps, source=source)
+        CallKind(op=op, group=groups[group], size_bytes=size, count=count / steps, source=source)
         for (op, group, size, source), count in counts.items()
         if group in groups
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.profile.calls import Group, Kind, WorkerCalls
+from multinode.profile.calls import CallKind, Group, WorkerCalls
 from multinode.profile.nics import Carried
 from multinode.profile.observed import Observed
 from multinode.stats.estimate import UnknownError
@@ -67,7 +67,7 @@ class _Joint(msgspec.Struct, frozen=True, kw_only=True):
 
     group: Group
     op: str
-    workers: dict[int, list[Kind]]
+    workers: dict[int, list[CallKind]]
 
 
 class _Places(NamedTuple):
@@ -123,7 +123,7 @@ def _sum(flows: Iterable[Sequence[Carried]], nodes: int) -> tuple[Carried, ...]:
 
 
 def _joints(calls: Mapping[int, WorkerCalls]) -> Iterable[_Joint]:
-    found: dict[tuple[Group, str], dict[int, list[Kind]]] = {}
+    found: dict[tuple[Group, str], dict[int, list[CallKind]]] = {}
     for rank, worker in calls.items():
         for kind in worker.kinds:
             found.setdefault((kind.group, kind.op), {}).setdefault(rank, []).append(kind)

@@ -63,7 +63,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     take_turns: bool = False  # whether different ones are last
 
 
-class _Seen(msgspec.Struct, frozen=True, kw_only=True):
+class _StragglerInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs of the search for causes."""
 
     observed: Observed
@@ -107,7 +107,7 @@ def find_stragglers(
     late = [found for group in groups if (found := _late(exposure, group, groups)) is not None]
     if 2 * len(late) > len(groups):
         return ()
-    seen = _Seen(observed=observed, exposure=exposure, split=split, uses=uses, rooted=rooted)
+    seen = _StragglerInputs(observed=observed, exposure=exposure, split=split, uses=uses, rooted=rooted)
     slow = frozenset(rank for one in late for rank in one.ranks)
     nodes = [_merged(late, node) for node in dict.fromkeys(one.node for one in late)]
     return tuple(straggler for node in nodes if (straggler := _straggler(node, slow, seen)) is not None)
@@ -178,7 +178,7 @@ def _merged(late: Sequence[_Late], node: str) -> _Late:
     )
 
 
-def _straggler(late: _Late, slow: Collection[int], seen: _Seen) -> Straggler | None:
+def _straggler(late: _Late, slow: Collection[int], seen: _StragglerInputs) -> Straggler | None:
     case = _case(late, slow, seen)
     found = _find_causes(case)
     if not found and not _compute_longer(case) and seen.rooted >= _ROOTED:
@@ -244,7 +244,7 @@ def _nothing_differs(case: _Case) -> LikelyCause:
     )
 
 
-def _case(late: _Late, slow: Collection[int], seen: _Seen) -> _Case:
+def _case(late: _Late, slow: Collection[int], seen: _StragglerInputs) -> _Case:
     workers = {worker.rank: worker for worker in seen.split.workers}
     elsewhere = [node for node in seen.observed.nodes if node.name != late.node and not set(node.ranks) & set(slow)]
     ranks = [rank for node in elsewhere for rank in node.ranks] or [rank for rank in workers if rank not in slow]

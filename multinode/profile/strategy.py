@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from multinode.profile.calls import Group, Kind, WorkerCalls, busiest_worker, last_models
+from multinode.profile.calls import CallKind, Group, WorkerCalls, busiest_worker, last_models
 from multinode.profile.observed import Observed
 from multinode.records.samples import AveragingSample, ModelSample, WorkerSample
 from multinode.traffic.traffic import Strategy
@@ -127,7 +127,7 @@ def _crosses(observed: Observed, group: frozenset[int]) -> bool:
     return sum(1 for node in observed.nodes if not group.isdisjoint(node.ranks)) > 1
 
 
-def _sent(kinds: Iterable[Kind]) -> _Sent | None:
+def _sent(kinds: Iterable[CallKind]) -> _Sent | None:
     sizes: dict[str, float] = defaultdict(float)
     counts: dict[str, float] = defaultdict(float)
     for kind in kinds:
@@ -204,7 +204,7 @@ def _is_hybrid(observed: Observed, calls: Mapping[int, WorkerCalls]) -> bool:
     return bool(sharded) and any(all(len(across & group) <= 1 for group in sharded) for across in reduced)
 
 
-def _groups(kinds: Iterable[Kind], op: str, world_size: int) -> set[frozenset[int]]:
+def _groups(kinds: Iterable[CallKind], op: str, world_size: int) -> set[frozenset[int]]:
     found: set[Group] = {kind.group for kind in kinds if kind.op == op}
     return {ranks for ranks in _joined(group.ranks for group in found) if 1 < len(ranks) < world_size}
 

@@ -28,18 +28,18 @@ from .guard import Hooks
 from .steps import Steps
 
 VARIABLE = "MULTINODE_BALANCE"
-"""Environment variable with the fields of Settings, as JSON."""
+"""Environment variable with the fields of BalanceSettings, as JSON."""
 
 _MOST_WORDS = 500
 _NO_LOADER = "no DataLoader over a DistributedSampler, and none of accelerate, was read before it"
 _ELSEWHERE = "another worker cannot be balanced, and says why"
 
 
-class RefusedError(RuntimeError):
+class BalanceError(RuntimeError):
     """This training cannot be balanced."""
 
 
-class Settings(NamedTuple):
+class BalanceSettings(NamedTuple):
     """How fast the workers are."""
 
     speeds: Tuple[float, ...]  # of each rank, in any unit
@@ -47,10 +47,10 @@ class Settings(NamedTuple):
     option: str = "--balance"  # as the user typed it
 
 
-def read_settings(text: str) -> Settings:
+def read_settings(text: str) -> BalanceSettings:
     """The value of VARIABLE."""
     fields = json.loads(text)
-    return Settings(**{**fields, "speeds": tuple(fields["speeds"])})
+    return BalanceSettings(**{**fields, "speeds": tuple(fields["speeds"])})
 
 
 def hooks(steps: Steps) -> Hooks:
@@ -58,7 +58,7 @@ def hooks(steps: Steps) -> Hooks:
     text = os.environ.get(VARIABLE)
     if not text:
         return []
-    balance = Balance(read_settings(text), steps)
+    balance = BatchBalance(read_settings(text), steps)
     return [
         ("torch.utils.data.dataloader", balance.hook_loaders),
         ("accelerate.data_loader", balance.hook_shards),
@@ -88,10 +88,10 @@ def deal(samples: int, speeds: Sequence[float], dealt: Sequence[int]) -> List[in
     return sizes
 
 
-class Balance:
+class BatchBalance:
     """What this worker does otherwise."""
 
-    def __init__(self, settings: Settings, steps: Steps) -> None:
+    def __init__(self, settings: BalanceSettings, steps: Steps) -> None:
         self.settings = settings  # of it
         self.rank = int(os.environ.get("RANK", "0"))  # of this worker
         self._steps = steps
@@ -235,10 +235,10 @@ class Balance:
 
         module.register_optimizer_step_pre_hook(compiler.never_compiled(before))
 
-    def refusal(self, why: str) -> RefusedError:
+    def refusal(self, why: str) -> BalanceError:
         """The error of what cannot be balanced."""
         message = "multinode: %s: %s; leave the option out" % (self.settings.option, why)
-        return RefusedError(message[:_MOST_WORDS])
+        return BalanceError(message[:_MOST_WORDS])
 
     def _before_forward(self, module: Any) -> None:
         if sys.modules["torch"].is_grad_enabled() and module.training:
@@ -362,7 +362,7 @@ class Balance:
 class _Dealt:
     """A batch sampler in the place of torch's over a DistributedSampler: as many batches, of this worker's share."""
 
-    def __init__(self, balance: Balance, batches: Any) -> None:
+    def __init__(self, balance: BatchBalance, batches: Any) -> None:
         self._balance = balance
         self.sampler, self.batch_size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
 

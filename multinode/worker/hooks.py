@@ -67,7 +67,7 @@ def _sync_hooks(steps: Steps, nic_meter: Optional[nics.NicMeter]) -> Hooks:
     text = os.environ.get(sync.VARIABLE)
     if not text:
         return []
-    averaging = sync.Averaging(sync.read_settings(text), steps)
+    averaging = sync.ParameterAveraging(sync.read_settings(text), steps)
     if nic_meter is not None:
         # Between two averages the counters tell what a round sends.
         averaging.listeners.append(nic_meter.read_soon)

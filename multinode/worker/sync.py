@@ -25,7 +25,7 @@ from .guard import Hooks
 from .steps import Steps
 
 VARIABLE = "MULTINODE_SYNC"
-"""Environment variable with the fields of Settings, as JSON."""
+"""Environment variable with the fields of AveragingSettings, as JSON."""
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 # Of fp16's largest number, 65504, a power of two that a sum stays below.
@@ -36,11 +36,11 @@ _MOST_WORDS = 500
 _OUTER_NAMES = ("anchor", "momentum")
 
 
-class RefusedError(RuntimeError):
+class AveragingError(RuntimeError):
     """This training cannot be averaged between nodes."""
 
 
-class Settings(NamedTuple):
+class AveragingSettings(NamedTuple):
     """What is averaged, and when."""
 
     every: int  # optimizer steps of a round
@@ -62,13 +62,13 @@ class Settings(NamedTuple):
         return self.dtype is not None or self.outer_lr is not None
 
 
-def read_settings(text: str) -> Settings:
+def read_settings(text: str) -> AveragingSettings:
     """The value of VARIABLE."""
     fields = json.loads(text)
-    return Settings(**{**fields, "workers": tuple(fields["workers"])})
+    return AveragingSettings(**{**fields, "workers": tuple(fields["workers"])})
 
 
-def hooks(steps: Steps, averaging: Averaging) -> Hooks:
+def hooks(steps: Steps, averaging: ParameterAveraging) -> Hooks:
     """Put the averaging in place; none of them may be swallowed by the guard."""
     steps.meters.append(averaging.end_step)
     return [
@@ -118,12 +118,12 @@ class Round:
         """Take up what `outer_state` gave.
 
         Raises:
-            RefusedError: it is of other parameters.
+            AveragingError: it is of other parameters.
         """
         sizes = [sum(each.numel() for each in bucket.parameters) for bucket in self.buckets]
         kept = [next((one[name].numel() for name in _OUTER_NAMES if one[name] is not None), None) for one in state]
         if len(sizes) != len(kept) or any(size not in {None, mine} for mine, size in zip(sizes, kept)):
-            raise RefusedError("the checkpoint's outer state belongs to other parameters")
+            raise AveragingError("the checkpoint's outer state belongs to other parameters")
         for bucket, one in zip(self.buckets, state):
             for name in _OUTER_NAMES:
                 # Without an anchor there, all has been sent as it is so far: what was loaded is the anchor.
@@ -131,10 +131,10 @@ class Round:
                     setattr(bucket, name, one[name].to(bucket.parameters[0].device))
 
 
-class Averaging:
+class ParameterAveraging:
     """All rounds of this worker."""
 
-    def __init__(self, settings: Settings, steps: Steps) -> None:
+    def __init__(self, settings: AveragingSettings, steps: Steps) -> None:
         self.settings = settings
         self.rank = int(os.environ.get("RANK", "0"))
         self.stepped = False  # whether an optimizer has stepped since this was last set to False
@@ -223,7 +223,7 @@ class Averaging:
         """The round of an optimizer, which begins with its first step.
 
         Raises:
-            RefusedError: its parameters cannot be averaged.
+            AveragingError: its parameters cannot be averaged.
         """
         round_ = self._rounds.get(optimizer)
         if round_ is None:
@@ -264,9 +264,9 @@ class Averaging:
             self._steps.note("sync", step=self._step + 1 if step is None else step, **fields)
         self._pending = []
 
-    def refusal(self, why: str, instead: str = "remove the option") -> RefusedError:
+    def refusal(self, why: str, instead: str = "remove the option") -> AveragingError:
         """The error of what cannot be averaged."""
-        return RefusedError(("multinode: %s: %s; %s" % (self.settings.option, why, instead))[:_MOST_WORDS])
+        return AveragingError(("multinode: %s: %s; %s" % (self.settings.option, why, instead))[:_MOST_WORDS])
 
     def tell(self, message: str) -> None:
         """Say something that does not end the training."""
@@ -430,7 +430,7 @@ def _wait_for_devices(round_: Round) -> None:
         getattr(torch, device.type).synchronize(device)
 
 
-def _as_recorded(settings: Settings) -> Dict[str, Any]:
+def _as_recorded(settings: AveragingSettings) -> Dict[str, Any]:
     fields = settings._asdict()
     del fields["workers"], fields["option"]
     return fields

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict
 
 from .checkpoint import around_checkpoints, read_state, write_state
 from .guard import Hooks
-from .sync import Averaging
+from .sync import ParameterAveraging
 
 # A node's state in a checkpoint's directory, by the global rank of its first worker.
 _STATE_FILE = "multinode_sync_%d.pt"
@@ -19,7 +19,7 @@ _SEAMS = {"evaluate": "evaluation", "predict": "evaluation", "_load_best_model":
 _NO_STEP = "the Trainer took a step without a torch.optim.Optimizer step: %s updates parameters in the backward pass"
 
 
-def hooks(averaging: Averaging) -> Hooks:
+def hooks(averaging: ParameterAveraging) -> Hooks:
     """Put the seams in place; none of them may be swallowed by the guard."""
     return [
         ("transformers.trainer_callback", functools.partial(_hook_callbacks, averaging)),
@@ -27,7 +27,7 @@ def hooks(averaging: Averaging) -> Hooks:
     ]
 
 
-def _hook_callbacks(averaging: Averaging, module: Any) -> None:
+def _hook_callbacks(averaging: ParameterAveraging, module: Any) -> None:
     handler = module.CallbackHandler
     step_end, train_end = handler.on_step_end, handler.on_train_end
 
@@ -48,7 +48,7 @@ def _hook_callbacks(averaging: Averaging, module: Any) -> None:
     handler.on_step_end, handler.on_train_end = stepped, ended
 
 
-def _hook_trainer(averaging: Averaging, module: Any) -> None:
+def _hook_trainer(averaging: ParameterAveraging, module: Any) -> None:
     for name, reason in _SEAMS.items():
         setattr(module.Trainer, name, _closing(averaging, getattr(module.Trainer, name), reason))
     around_checkpoints(
@@ -59,7 +59,7 @@ def _hook_trainer(averaging: Averaging, module: Any) -> None:
     )
 
 
-def _closing(averaging: Averaging, function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+def _closing(averaging: ParameterAveraging, function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def closed(*args: Any, **kwargs: Any) -> Any:
         averaging.close(reason)
@@ -68,7 +68,7 @@ def _closing(averaging: Averaging, function: Callable[..., Any], reason: str) ->
     return closed
 
 
-def _save(averaging: Averaging, trainer: Any, folder: str) -> None:
+def _save(averaging: ParameterAveraging, trainer: Any, folder: str) -> None:
     """Write this node's state; its workers' are equal, and one of them writes."""
     if not averaging.leads:
         return
@@ -82,7 +82,7 @@ def _save(averaging: Averaging, trainer: Any, folder: str) -> None:
     write_state(trainer, folder, _STATE_FILE % averaging.rank, state)
 
 
-def _load(averaging: Averaging, trainer: Any, folder: str) -> None:
+def _load(averaging: ParameterAveraging, trainer: Any, folder: str) -> None:
     """Take up this node's state, where every node has one; where none has, the checkpoint is one of plain DDP."""
     round_ = averaging.round_of(_inner(trainer.optimizer))
     state = read_state(folder, _STATE_FILE % averaging.leader, round_.buckets[0].parameters[0].device)

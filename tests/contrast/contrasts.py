@@ -9,7 +9,7 @@ import msgspec
 
 from multinode.contrast.figures import Contrast, CurvePoint, NodeSpeed, Side, SlowdownAttribution
 from multinode.job.job_files import Change
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.predict.advice import Advice, Tried
 from multinode.predict.break_even import BreakEven, Needed, NodeGain
 from multinode.predict.cost_model import StepParts
@@ -34,7 +34,7 @@ _NETWORK = Bottleneck(
     kind="network", share=0.876, sentence="exposed communication takes 1176 of 1342 ms per step (88%)"
 )
 _COMPUTE = Bottleneck(kind="compute", share=0.9, sentence="compute-bound")
-_SETTINGS = Settings(
+_SETTINGS = JobSettings(
     model="models/tiny",
     method="full",
     stage="sft",

@@ -6,7 +6,7 @@ from typing import Any
 
 from multinode.contrast.figures import Side
 from multinode.contrast.side import SideRun
-from multinode.job.workload import FullRun, Settings, Workload
+from multinode.job.workload import FullRun, JobSettings, Workload
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.machine_use import NodeUse
 from multinode.profile.step_bytes import BytesPerStep
@@ -15,7 +15,7 @@ from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Comm, Summary
 from multinode.stats.estimate import Estimate, Spread
 
-SETTINGS = Settings(
+SETTINGS = JobSettings(
     model="tiny",
     method="full",
     stage="sft",

@@ -13,7 +13,7 @@ from multinode.contrast.judge import compare
 from multinode.contrast.screen import contrast_parts
 from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
-from multinode.job.workload import FullRun, Settings, Workload
+from multinode.job.workload import FullRun, JobSettings, Workload
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
@@ -157,7 +157,9 @@ def runs(draw: st.DrawFn, nodes: int) -> SideRun:
         nodes=(node_use(cpu_busy_percent=draw(ANYTHING), job_cores=draw(ANYTHING), throttled_share=draw(ANYTHING)),),
     )
     spread = Spread(median=steps_ms, p95=steps_ms, cv=draw(st.floats(min_value=0, max_value=1e300)))
-    settings = Settings(per_device_batch=draw(COUNTS), accumulation=draw(COUNTS), strategy=draw(st.none() | st.text()))
+    settings = JobSettings(
+        per_device_batch=draw(COUNTS), accumulation=draw(COUNTS), strategy=draw(st.none() | st.text())
+    )
     workload = Workload(settings=settings, whole=FullRun(steps=draw(COUNTS), epochs=draw(ANYTHING)))
     return SideRun(
         summary=msgspec.structs.replace(summary, step_time_ms=spread),

@@ -7,7 +7,7 @@ import pytest
 
 from multinode.contrast.side import make_side
 from multinode.errors import UsageError
-from multinode.job.workload import Settings, Workload
+from multinode.job.workload import JobSettings, Workload
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Estimate, of_repeats
 from tests.contrast.made_up_sides import run_of, split_summary, summary_of, traffic
@@ -47,7 +47,7 @@ def test_the_global_batch_is_of_all_workers_and_unknown_without_settings() -> No
     unknown = make_side("candidate", [run_of(nodes=2, workload=None)])
     assert (unknown.global_batch, unknown.settings) == (None, None)
     assert "did not record" in unknown.missing["global_batch"]
-    partly = make_side("baseline", [run_of(workload=Workload(settings=Settings(model="m")))])
+    partly = make_side("baseline", [run_of(workload=Workload(settings=JobSettings(model="m")))])
     assert (partly.global_batch, partly.missing["global_batch"][:20]) == (None, "the per-device batch")
 
 

@@ -18,7 +18,7 @@ from multinode.experiment.cell_sheet import with_notes, with_price_notes
 from multinode.experiment.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
 from multinode.experiment.cells import CellRow, CellTable
 from multinode.job.flops import Utilisation
-from multinode.job.workload import FullRun, Settings, Workload
+from multinode.job.workload import FullRun, JobSettings, Workload
 from multinode.launch.grid import CellRecord, GridCell
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
@@ -88,7 +88,7 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> SideRun
             rule="4 x P",
         ),
     )
-    settings = Settings(
+    settings = JobSettings(
         model="Qwen/Qwen2.5-1.5B",
         method=method,
         lora_rank=8 if method == "lora" else None,
@@ -189,7 +189,7 @@ def _published(row: tuple[str, int, str, int, float | None, float | None]) -> Ce
         nodes=1,
         workers_per_node=workers,
         world_size=workers,
-        settings=Settings(model="baichuan2-7b", method=method, per_device_batch=batch, sequence_length=1024),
+        settings=JobSettings(model="baichuan2-7b", method=method, per_device_batch=batch, sequence_length=1024),
         samples_per_s=None if rate is None else Estimate(value=rate, low=rate, high=rate),
         peak_memory_gib=None if mib is None else mib / 1024,
     )

@@ -12,7 +12,7 @@ from multinode.cluster.prices import Price, Prices
 from multinode.experiment.cell_sheet import with_price_notes
 from multinode.experiment.cell_table import cheapest, with_prices
 from multinode.experiment.cells import CellRow, CellTable, Cheapest
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.stats.estimate import Estimate
 
 PRICES = Prices(
@@ -279,16 +279,20 @@ def test_why_none_is_the_cheapest(cells: list[CellRow], said: str) -> None:
     ("one", "other", "said"),
     [
         (
-            Settings(model="70b"),
-            Settings(model="1b"),
+            JobSettings(model="70b"),
+            JobSettings(model="1b"),
             "Cells differ in model, so their full runs differ",
         ),
-        (Settings(dataset="a"), Settings(dataset="b"), "differ in data set"),
-        (Settings(model="m", stage="sft"), Settings(model="m"), "do not all have stage"),
-        (Settings(model="m"), Settings(model="n", stage="pt"), "differ in model and do not all have stage"),
+        (JobSettings(dataset="a"), JobSettings(dataset="b"), "differ in data set"),
+        (JobSettings(model="m", stage="sft"), JobSettings(model="m"), "do not all have stage"),
+        (
+            JobSettings(model="m"),
+            JobSettings(model="n", stage="pt"),
+            "differ in model and do not all have stage",
+        ),
     ],
 )
-def test_of_different_jobs_none_is_the_cheapest(one: Settings, other: Settings, said: str) -> None:
+def test_of_different_jobs_none_is_the_cheapest(one: JobSettings, other: JobSettings, said: str) -> None:
     cells = [
         msgspec.structs.replace(cell(name, 1, cost), settings=settings)
         for name, cost, settings in (("a", 1.0, one), ("b", 2.0, other), ("c", 3.0, one))

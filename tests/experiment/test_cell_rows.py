@@ -18,7 +18,7 @@ from multinode.experiment.cell_rows import (
 )
 from multinode.experiment.cells import CellRow
 from multinode.job.flops import Utilisation
-from multinode.job.workload import FullRun, Settings
+from multinode.job.workload import FullRun, JobSettings
 from multinode.launch.grid import CellRecord, GridCell
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.stats.estimate import Estimate, of_repeats
@@ -214,11 +214,11 @@ def test_devices_are_counted_node_by_node() -> None:
     assert second == {"NVIDIA GeForce RTX 4090": 1}
 
 
-LORA = Settings(model="m", method="lora", lora_rank=8, strategy="DDP", per_device_batch=2, accumulation=4)
+LORA = JobSettings(model="m", method="lora", lora_rank=8, strategy="DDP", per_device_batch=2, accumulation=4)
 FULL = msgspec.structs.replace(LORA, method="full", lora_rank=None)
 
 
-def measured(settings: Settings, nodes: int = 1, **varied: Any) -> CellRow:
+def measured(settings: JobSettings, nodes: int = 1, **varied: Any) -> CellRow:
     return CellRow(
         label=f"{nodes}-{varied}", nodes=nodes, workers_per_node=2, settings=settings, varied=varied, device="A100"
     )
@@ -255,7 +255,7 @@ def test_what_no_measured_cell_shows_is_taken_of_the_sweep_or_unknown() -> None:
 
 def test_without_a_measured_cell_only_what_the_sweep_set_is_known() -> None:
     row = filled(per_device_train_batch_size=4, finetuning_type="full", nodes=2, workers=1)
-    assert row.settings == Settings(method="full", per_device_batch=4)
+    assert row.settings == JobSettings(method="full", per_device_batch=4)
     assert (row.world_size, row.global_batch, row.device) == (2, None, None)
 
 

@@ -9,14 +9,16 @@ from multinode.errors import UsageError
 from multinode.experiment.cell_sheet import combined, with_notes
 from multinode.experiment.cell_table import Look, combine, look_at, relative_to
 from multinode.experiment.cells import VALUES, CellRow, CellTable, value_names, value_of
-from multinode.job.workload import Settings, global_batch
+from multinode.job.workload import JobSettings, global_batch
 from multinode.stats.estimate import Estimate
 from tests.experiment.cells import PUBLISHED, SWEEP, measured_cell, swept
 
 
-def row(label: str, rate: float | None = 10.0, settings: Settings | None = None, source: str = "measured") -> CellRow:
+def row(
+    label: str, rate: float | None = 10.0, settings: JobSettings | None = None, source: str = "measured"
+) -> CellRow:
     speed = None if rate is None else Estimate(value=rate, low=rate * 0.9, high=rate * 1.1)
-    return CellRow(label=label, samples_per_s=speed, settings=settings or Settings(), source=source)
+    return CellRow(label=label, samples_per_s=speed, settings=settings or JobSettings(), source=source)
 
 
 def table(*rows: CellRow, run_id: str = "s1", notes: tuple[str, ...] = ()) -> CellTable:
@@ -94,7 +96,7 @@ def test_tables_stand_below_each_other_and_only_labels_that_collide_get_the_run_
 
 
 def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
-    batch = Settings(per_device_batch=1)
+    batch = JobSettings(per_device_batch=1)
     both = "said of both"
     found = combined(
         [
@@ -112,15 +114,18 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (Settings(model="m", sequence_length=8), "sequence length: a sample is different work in each, so compare"),
-        (Settings(model="n", sequence_length=4), "Rows differ in model: "),
-        (Settings(model="n", sequence_length=8), "Rows differ in model and sequence length: "),
-        (Settings(model="m"), "Rows do not all have sequence length: a sample may be different work"),
-        (Settings(model="m", sequence_length=4), None),
+        (
+            JobSettings(model="m", sequence_length=8),
+            "sequence length: a sample is different work in each, so compare",
+        ),
+        (JobSettings(model="n", sequence_length=4), "Rows differ in model: "),
+        (JobSettings(model="n", sequence_length=8), "Rows differ in model and sequence length: "),
+        (JobSettings(model="m"), "Rows do not all have sequence length: a sample may be different work"),
+        (JobSettings(model="m", sequence_length=4), None),
     ],
 )
-def test_rows_whose_samples_are_other_work_are_marked(other: Settings, said: str | None) -> None:
-    rows = row("a", settings=Settings(model="m", sequence_length=4)), row("b", settings=other)
+def test_rows_whose_samples_are_other_work_are_marked(other: JobSettings, said: str | None) -> None:
+    rows = row("a", settings=JobSettings(model="m", sequence_length=4)), row("b", settings=other)
     notes = with_notes(table(*rows)).notes
     assert any(note.startswith("Rows ") for note in notes) == (said is not None)
     assert said is None or any(said in note for note in notes)
@@ -138,14 +143,14 @@ def test_published_figures_are_relative_by_arithmetic_and_priced_by_what_the_gpu
 @pytest.mark.parametrize(
     ("settings", "workers", "batch"),
     [
-        (Settings(per_device_batch=8, accumulation=4), 2, 64),
-        (Settings(per_device_batch=8, accumulation=4), None, None),
-        (Settings(per_device_batch=8), 2, None),
-        (Settings(per_device_batch=-8, accumulation=4), 2, None),
+        (JobSettings(per_device_batch=8, accumulation=4), 2, 64),
+        (JobSettings(per_device_batch=8, accumulation=4), None, None),
+        (JobSettings(per_device_batch=8), 2, None),
+        (JobSettings(per_device_batch=-8, accumulation=4), 2, None),
     ],
 )
 def test_the_global_batch_is_the_product_of_its_three_parts(
-    settings: Settings, workers: int | None, batch: int | None
+    settings: JobSettings, workers: int | None, batch: int | None
 ) -> None:
     assert global_batch(settings, workers) == batch
 

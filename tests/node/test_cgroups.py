@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.node.facts.memory import Group, GroupFinder, Hierarchy, find_hierarchy, read_cpu_limit
+from multinode.node.facts.memory import ControlGroup, GroupFinder, Hierarchy, find_hierarchy, read_cpu_limit
 
 
 def group(place: Path, **files: str) -> Path:
@@ -46,7 +46,7 @@ def test_each_controller_of_version_1_has_a_tree_of_its_own_and_what_it_lacks_ve
     )
     found = find_hierarchy("memory", mountinfo(tmp_path, *lines))
     assert found == Hierarchy(controller="memory", unified=False, root="/", place=f"{tmp_path}/memory")
-    assert found.group_of("4:memory:/m\n3:cpu:/c\n0::/u\n") == Group(found, f"{tmp_path}/memory/m")
+    assert found.group_of("4:memory:/m\n3:cpu:/c\n0::/u\n") == ControlGroup(found, f"{tmp_path}/memory/m")
     alone = find_hierarchy("memory", mountinfo(tmp_path, lines[0], lines[2]))
     assert alone == Hierarchy(controller="memory", unified=True, root="/", place=f"{tmp_path}/unified")
 
@@ -87,7 +87,7 @@ def test_the_group_is_looked_for_below_what_is_mounted(
 
 def limit_of(place: Path, job: str, *, unified: bool) -> tuple[float | None, float, int, int]:
     """Cores, throttled time and periods of a group, and those in which it was throttled."""
-    record = read_cpu_limit(Group(Hierarchy("cpu", unified, "/", str(place)), f"{place}/{job}"))
+    record = read_cpu_limit(ControlGroup(Hierarchy("cpu", unified, "/", str(place)), f"{place}/{job}"))
     assert record["kind"] == "cgroup"
     return record["quota_cores"], record["throttled_us"], record["periods"], record["throttled_periods"]
 

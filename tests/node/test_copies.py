@@ -28,7 +28,7 @@ from multinode.node.copies.manifest import (
     stays_below,
     unpack_flags,
 )
-from multinode.node.copies.store import Target
+from multinode.node.copies.store import CopyTarget
 from multinode.node.copies.wire import Credentials, PeerError, Wire
 
 from .localnode import Conversation, LocalNode, wait_until
@@ -294,7 +294,7 @@ def test_flags_come_back_as_they_went(flags: bytes) -> None:
 
 def test_two_copies_do_not_write_to_one_place(tmp_path: Path) -> None:
     found = Manifest(entries(file("a")))
-    first, second = (Target(found, [str(tmp_path / "model")]) for _ in range(2))
+    first, second = (CopyTarget(found, [str(tmp_path / "model")]) for _ in range(2))
     first.find_candidates()
     first.prepare()
     child = os.fork()

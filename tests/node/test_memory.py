@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multinode.node.facts.memory import (
-    Group,
+    ControlGroup,
     GroupMemory,
     Hierarchy,
     Memory,
@@ -45,7 +45,7 @@ def tree(place: Path, files: dict[str, str], *, unified: bool = True) -> Hierarc
 
 
 def found(hierarchy: Hierarchy, below: str = "") -> list[GroupMemory]:
-    return list(limited_groups(Group(hierarchy, str(Path(hierarchy.place, below)))))
+    return list(limited_groups(ControlGroup(hierarchy, str(Path(hierarchy.place, below)))))
 
 
 def told(path: Path, kills: int, text: str = EVENTS) -> str:

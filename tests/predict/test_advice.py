@@ -13,7 +13,7 @@ from multinode.job.job import parse_llamafactory
 from multinode.job.job_files import Change
 from multinode.job.model_size import parse_model
 from multinode.job.step_calls import Work
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.calibration import Calibration
@@ -67,7 +67,7 @@ def state(strategy: Strategy = Strategy.DDP, gbit_per_s: float = 0.1, **others: 
     scenario = Scenario(link=Link(gbit_per_s=gbit_per_s), layout=TWO, per_device_batch=2, strategy=strategy)
     deepspeed = DeepSpeedConfig(stage=int(strategy[-1])) if strategy.startswith("ZeRO") else None
     usual: dict[str, Any] = {
-        "settings": Settings(method="full", model="tiny", precision="fp32" if width == 4 else "bf16"),
+        "settings": JobSettings(method="full", model="tiny", precision="fp32" if width == 4 else "bf16"),
         "deepspeed": deepspeed,
     }
     return TrainingState(calibration=calibration, scenario=scenario, **(usual | others))
@@ -200,12 +200,12 @@ def test_the_shortlist_has_one_of_each_kind_and_what_was_tried() -> None:
 
 
 def test_the_training_in_bf16_sends_bf16() -> None:
-    today = state(settings=Settings(method="full", precision="bf16"))
+    today = state(settings=JobSettings(method="full", precision="bf16"))
     assert named(advise(today), "gradients as bf16").command == "--grad-compress bf16"
 
 
 def test_what_is_compressed_already_is_not_advised_again() -> None:
-    today = state(settings=Settings(method="full", grad_compress="fp16"))
+    today = state(settings=JobSettings(method="full", grad_compress="fp16"))
     assert not [one for one in advise(today) if "gradients as" in one.name]
 
 
@@ -286,7 +286,7 @@ def test_lora_under_zero_3_gains_most_by_a_move() -> None:
     load = TrafficInputs(parameters=8_051_232_768, trainable=20_971_520, parameter_bytes=2, gradient_bytes=2)
     today = state(Strategy.ZERO3, 1.0)
     calibration = changed(today.calibration, work=changed(today.calibration.work, load=load))
-    advice = advise(changed(today, calibration=calibration, settings=Settings(method="lora", precision="bf16")))
+    advice = advise(changed(today, calibration=calibration, settings=JobSettings(method="lora", precision="bf16")))
     ddp = named(advice, "DDP instead of ZeRO-3")
     # 2 x 16 GB a micro-batch against the adapter's gradients.
     assert ddp.gain > 30
@@ -297,7 +297,7 @@ def test_a_move_reads_the_job_as_the_other_engine_would_have_it() -> None:
     text = "model_name_or_path: m\nstage: sft\nfinetuning_type: full\nbf16: true\ndeepspeed: ds.json\n"
     # Stage 3 overlaps unless it is told not to; stage 2 does not unless it is told to.
     job = changed(parse_llamafactory(text, "job.yaml"), deepspeed_text='{"zero_optimization": {"stage": 3}}')
-    had = Settings(method="full", model="m", strategy="ZeRO-3", precision="bf16", overlap=True)
+    had = JobSettings(method="full", model="m", strategy="ZeRO-3", precision="bf16", overlap=True)
     today = state(Strategy.ZERO3, settings=had, subject=Subject(settings=had, job=job, model=TINY))
     advice = advise(today)
     assert named(advice, "ZeRO-2 instead of ZeRO-3").outlook.overlap is False
@@ -312,7 +312,7 @@ def test_a_move_reads_the_job_as_the_other_engine_would_have_it() -> None:
 def test_fsdp_moves_to_ddp_in_llamafactory_and_by_hand_in_a_script() -> None:
     found = named(advise(state(Strategy.FSDP)), "DDP instead of FSDP")
     assert found.command == "--set fsdp=null --set fsdp_config=null"
-    script = state(Strategy.FSDP, settings=Settings(method="script", command="train.py"))
+    script = state(Strategy.FSDP, settings=JobSettings(method="script", command="train.py"))
     found = named(advise(script), "DDP instead of FSDP")
     assert found.change is None
     assert "DistributedDataParallel" in found.command
@@ -377,7 +377,7 @@ def test_overlap_is_advised_where_deepspeed_has_none() -> None:
 def test_lora_is_another_training() -> None:
     shape = parse_model(TINY)
     assert shape is not None
-    today = state(subject=Subject(settings=Settings(method="full", model="tiny"), shape=shape))
+    today = state(subject=Subject(settings=JobSettings(method="full", model="tiny"), shape=shape))
     calibration = changed(today.calibration, tokens_per_sample=128)
     found = named(advise(changed(today, calibration=calibration)), "LoRA of rank 8 (another training)")
     assert found.command == "--set finetuning_type=lora --set lora_rank=8"
@@ -399,7 +399,7 @@ def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None
 
 
 def test_a_script_changes_its_own_settings_and_not_the_wire() -> None:
-    advice = advise(state(settings=Settings(method="script", command="train.py")))
+    advice = advise(state(settings=JobSettings(method="script", command="train.py")))
     assert named(advice, "gradients as fp16").change == Change(grad_compress="fp16")
     assert named(advice, "gradient accumulation 4").change is None
     assert "no_sync" in named(advice, "gradient accumulation 4").command
@@ -466,7 +466,7 @@ def test_advice_of_anything_is_ranked_honest_and_told_apart(
     today = changed(
         today,
         scenario=changed(today.scenario, layout=Layout(nodes=nodes, workers_per_node=2), accumulation=accumulation),
-        settings=Settings(method="full", precision=precision),
+        settings=JobSettings(method="full", precision=precision),
     )
     advice = advise(today)
     # One node alone comes before all that is not certain to beat it, where it is faster than today.
@@ -487,7 +487,7 @@ def test_advice_of_anything_is_ranked_honest_and_told_apart(
 
 
 def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_risk() -> None:
-    today = state(settings=Settings(method="full", precision="bf16"))
+    today = state(settings=JobSettings(method="full", precision="bf16"))
     today = changed(
         today,
         calibration=changed(
@@ -524,7 +524,7 @@ def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_r
 def test_what_cannot_be_averaged_or_approximated_is_not_advised() -> None:
     for today in (
         state(Strategy.ZERO2),
-        state(settings=Settings(method="full", precision="fp16")),
-        state(settings=Settings(method="full", grad_compress="fp16")),
+        state(settings=JobSettings(method="full", precision="fp16")),
+        state(settings=JobSettings(method="full", grad_compress="fp16")),
     ):
         assert not [one.name for one in advise(today) if one.name.startswith(("local SGD", "DiLoCo", "PowerSGD"))]

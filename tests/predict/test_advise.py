@@ -12,7 +12,7 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
 from multinode.job.step_calls import Work
-from multinode.job.workload import Settings, Workload
+from multinode.job.workload import JobSettings, Workload
 from multinode.predict.advice import Recommendations, shortlist
 from multinode.predict.advise import advise_runs, measured_job
 from multinode.profile.machine_use import GpuUse, NodeUse
@@ -82,7 +82,7 @@ def keep(root: Path, run_id: str, nodes: int, exposed_ms: float, straggler: Stra
         strategy=Strategy.DDP,
         load=TrafficInputs(parameters=G // 4, trainable=G // 4, parameter_bytes=4, gradient_bytes=4),
     )
-    settings = Settings(
+    settings = JobSettings(
         model="tiny", method="full", strategy="DDP", per_device_batch=2, accumulation=1, precision="fp32", overlap=True
     )
     directory.write("plan.json", plan)

@@ -12,7 +12,7 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, NodeFailed, RunFailed, UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.job.job_files import Change
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.launch.context import Launch, Launched, RunContext
 from multinode.launch.grid import GridRecord
 from multinode.launch.request import StopRequest
@@ -318,14 +318,14 @@ def test_a_try_keeps_away_from_the_output_of_the_job(tmp_path: Path) -> None:
 
 def test_only_the_training_that_was_measured_is_tried(tmp_path: Path) -> None:
     fake = Elsewhere(tmp_path, rate_of)
-    measured = Settings(model="m", method="lora", strategy="ZeRO-3", accumulation=2, grad_compress="fp16")
+    measured = JobSettings(model="m", method="lora", strategy="ZeRO-3", accumulation=2, grad_compress="fp16")
     with pytest.raises(UsageError) as caught:
         try_advice(what(), fake.context, changed(COUNSEL, settings=measured), Trials(), fake.run)
     assert caught.value.message == (
         "this is not the measured job: accumulation is 1, but 2 was measured; grad compress is None, but 'fp16' "
         "was measured"
     )
-    script = changed(COUNSEL, settings=Settings(method="script", command="train.py --lr 1"))
+    script = changed(COUNSEL, settings=JobSettings(method="script", command="train.py --lr 1"))
     with pytest.raises(UsageError, match=r"command is 'train.py', but 'train.py --lr 1' was measured"):
         try_advice(what(ScriptJob(argv=("train.py",))), fake.context, script, Trials(), fake.run)
     assert not fake.launches

@@ -5,7 +5,7 @@ import pytest
 
 from multinode.errors import UsageError
 from multinode.job.model_size import parse_model
-from multinode.job.workload import Settings
+from multinode.job.workload import JobSettings
 from multinode.predict.calibration import Calibration
 from multinode.predict.evidence import gather
 from multinode.predict.variants import Subject, method_of, parse_method, vary
@@ -17,7 +17,7 @@ from tests.predict.stored import sweep_record, training_record
 TWO = Layout(nodes=2)
 EVIDENCE = gather([training_record("one", 1, exposed_ms=12.0, workers_per_node=2), sweep_record("sweep")])
 CALIBRATION, SUBJECT = EVIDENCE.calibration, EVIDENCE.subject
-SCRIPT = Subject(settings=Settings(method="script", command="train.py"))
+SCRIPT = Subject(settings=JobSettings(method="script", command="train.py"))
 
 
 def step_bytes(calibration: Calibration, strategy: Strategy) -> float:
@@ -75,7 +75,7 @@ def test_an_adapter_trains_less_and_exchanges_less_inside_the_node() -> None:
 
 def test_of_figures_the_shape_tells_another_method() -> None:
     shape = parse_model(TINY)
-    subject = Subject(settings=Settings(method="lora", lora_rank=8, sequence_length=128), shape=shape)
+    subject = Subject(settings=JobSettings(method="lora", lora_rank=8, sequence_length=128), shape=shape)
     found = vary(CALIBRATION, subject, strategy=Strategy.DDP, method="full")
     assert shape is not None
     assert found.work.load.trainable == shape.parameters

@@ -10,7 +10,7 @@ from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.decoding import decode_json
 from multinode.job.step_calls import Work
-from multinode.job.workload import Settings, Workload
+from multinode.job.workload import JobSettings, Workload
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.records.averaging import Averaging
 from multinode.records.plan import LaunchPlan, NodePlan
@@ -99,7 +99,7 @@ def keep_running(
         ),
     )
     load = TrafficInputs(parameters=trainable, trainable=trainable, parameter_bytes=4, gradient_bytes=4)
-    settings = Settings(method="script", command="train.py", strategy=str(strategy))
+    settings = JobSettings(method="script", command="train.py", strategy=str(strategy))
     hostfile = "".join(f"{node.node}\n" for node in plan.nodes)
     directory.write_cluster(parse_hostfile(hostfile, "hosts"), hostfile)
     directory.write("plan.json", plan)

@@ -198,7 +198,7 @@ def fewer_calls():
 name = os.environ["TEST"]
 try:
     globals()[name]()
-except worker.balance.RefusedError as error:
+except worker.balance.BalanceError as error:
     told = str(error)
 tell(told)
 """

@@ -179,7 +179,7 @@ told = {}
 def refused(name, run):
     try:
         run()
-    except worker.sync.RefusedError as error:
+    except worker.sync.AveragingError as error:
         told[name] = str(error)
 
 def own_group():

@@ -47,7 +47,7 @@ def main() -> None:
     need = f"the {backend} backend needs a GPU for each worker"
     device = find_device(torch, kind=_DEVICE_KINDS.get(backend), need=need)
     join_group(dist, backend, device)
-    worker = _Worker(torch, device, request)
+    worker = _CollectiveWorker(torch, device, request)
     worker.record(
         {
             "kind": "benchmark",
@@ -76,7 +76,7 @@ def join_group(dist: Any, backend: str, device: Any) -> None:
     dist.init_process_group(backend, **({"device_id": device} if backend == "nccl" else {}))
 
 
-class _Worker:
+class _CollectiveWorker:
     """This process among the workers.
 
     Args:

@@ -55,7 +55,7 @@ def main() -> None:
     with _turn(run, request["seconds"]) if request["turns"] else contextlib.nullcontext(lambda: None) as get_on:
         import torch
 
-        worker = _Worker(torch, request, run)
+        worker = _DeviceWorker(torch, request, run)
         worker.record([worker.describe()])
         index = 0
         for _ in range(request["repeats"]):
@@ -100,7 +100,7 @@ def _wait_for_turn(descriptor: int, silent_s: float) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-class _Worker:
+class _DeviceWorker:
     """This process and its device.
 
     Args:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from ..channel import Record
-from ..connectivity.connections import Call, Connections, Listener, Ping, Stream
+from ..connectivity.connections import Call, Connections, Listener, Ping, TimedStream
 from ..facts.network import is_port_taken
 from ..facts.nics import Counters, list_rdma_ports
 from ..programs import Query, QueryFailed, find_program
@@ -61,7 +61,7 @@ class RawRing:
 
     def stream(self, connections: int) -> list[Record]:
         """What arrived at the peer, by connection; empty without one."""
-        return self._call(Stream, connections, {"seconds": _STREAM_S})
+        return self._call(TimedStream, connections, {"seconds": _STREAM_S})
 
     def ping(self) -> list[Record]:
         """The round trips with the peer, on one connection; empty without one."""

@@ -56,7 +56,7 @@ _WARM_PINGS = 5
 _NS_PER_US = 1000
 
 
-class Connection(ABC):
+class PeerConnection(ABC):
     """One connection, served as a generator that yields what it waits for.
 
     Args:
@@ -85,13 +85,13 @@ class Connections:
 
     def __init__(self) -> None:
         self._selector = selectors.PollSelector()
-        self._open: list[Connection] = []
+        self._open: list[PeerConnection] = []
 
     def watch(self, source: Union[int, socket.socket], ready: Callable[[], None]) -> None:
         """Call `ready` whenever there is something to read."""
         self._selector.register(source, _READ, ready)
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: PeerConnection) -> None:
         """Serve one more."""
         self._open.append(connection)
         self._advance(connection)
@@ -99,7 +99,7 @@ class Connections:
     def turn(self, timeout_s: float) -> None:
         """Wait at most that long for something to happen, and let it go on; end what has passed its deadline."""
         for key, _ in self._selector.select(timeout_s):
-            if not isinstance(key.data, Connection):
+            if not isinstance(key.data, PeerConnection):
                 key.data()
             elif key.data in self._open:
                 self._advance(key.data)
@@ -113,7 +113,7 @@ class Connections:
             self._end(connection, TimeoutError())
         self._selector.close()
 
-    def _advance(self, connection: Connection) -> None:
+    def _advance(self, connection: PeerConnection) -> None:
         try:
             awaited = next(connection.turns)
         except StopIteration:
@@ -123,14 +123,14 @@ class Connections:
         else:
             self._await(connection, awaited)
 
-    def _await(self, connection: Connection, awaited: int) -> None:
+    def _await(self, connection: PeerConnection, awaited: int) -> None:
         if connection.awaited == 0:
             self._selector.register(connection.socket, awaited, connection)
         elif connection.awaited != awaited:
             self._selector.modify(connection.socket, awaited, connection)
         connection.awaited = awaited
 
-    def _end(self, connection: Connection, error: Optional[Exception]) -> None:
+    def _end(self, connection: PeerConnection, error: Optional[Exception]) -> None:
         self._open.remove(connection)
         if connection.awaited:
             self._selector.unregister(connection.socket)
@@ -139,7 +139,7 @@ class Connections:
             connection.socket.close()
 
 
-class Call(Connection):
+class Call(PeerConnection):
     """One connection to a listener; `result` is its record at the end.
 
     Args:
@@ -197,7 +197,7 @@ class Call(Connection):
         return (time.monotonic() - self._began) * 1000
 
 
-class Attempt(Call):
+class ConnectionAttempt(Call):
     """Connects, says the token, compares the answer; where `whole` is asked for, sends more than a packet holds."""
 
     _answered = False
@@ -220,7 +220,7 @@ class Attempt(Call):
         return super()._explain(error)
 
 
-class Stream(Call):
+class TimedStream(Call):
     """Sends for a moment; the listener tells what arrived after the beginning."""
 
     def steps(self) -> Iterator[int]:
@@ -327,7 +327,7 @@ class Listener:
             self._connections.begin(_Caller(accepted, self._token))
 
 
-class _Caller(Connection):
+class _Caller(PeerConnection):
     """Hears `TOKEN WORD`, answers, and does what the word says. Who does not know the token hears nothing."""
 
     def __init__(self, accepted: socket.socket, token: bytes) -> None:
@@ -438,7 +438,7 @@ def _write_all(sock: socket.socket, data: bytes) -> Iterator[int]:
 
 _POLL_S = 0.2
 _STDIN = 0
-_CALLS: dict[str, Callable[[Record, str, float], Call]] = {"attempts": Attempt, "streams": Stream}
+_CALLS: dict[str, Callable[[Record, str, float], Call]] = {"attempts": ConnectionAttempt, "streams": TimedStream}
 
 
 def run(request: Record, channel: Channel) -> None:

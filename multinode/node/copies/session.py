@@ -32,8 +32,8 @@ from .manifest import (
     pack_flags,
     unpack_flags,
 )
-from .store import Store, Target
-from .wire import Credentials, Listener, PeerError, Wire, call
+from .store import CopyTarget, Store
+from .wire import Credentials, OpenPort, PeerError, Wire, call
 
 _TELL_S = 0.25
 _MOST_MANIFEST_BYTES = 256 << 20
@@ -92,7 +92,7 @@ class _Session:
         self._delete = bool(request.get("delete"))
         self._credentials = Credentials(request["certificate"], request["key"], request["token"])
         # The source has none.
-        self._listener = None if request["source"] else Listener(self._addr)
+        self._listener = None if request["source"] else OpenPort(self._addr)
         # Guards all below.
         self._changed = threading.Condition()
         self._store: Optional[Store] = None
@@ -201,7 +201,7 @@ class _Session:
             return
         upstream = self._listener.accept(self._credentials)
         manifest = Manifest(upstream.read(wire.MANIFEST, most_bytes=_MOST_MANIFEST_BYTES))
-        target = Target(manifest, self._paths)
+        target = CopyTarget(manifest, self._paths)
         candidates = target.find_candidates()
         with self._changed:
             self._store = target
@@ -228,7 +228,7 @@ class _Session:
             upstream.send(wire.COPIED)
         upstream.close()
 
-    def _keep_all(self, upstream: Wire, target: Target) -> None:
+    def _keep_all(self, upstream: Wire, target: CopyTarget) -> None:
         """Receive blocks, and keep each in another thread while the next one comes."""
         empty: queue.Queue[bytearray] = queue.Queue()
         full: queue.Queue[Optional[_Item]] = queue.Queue()

@@ -26,7 +26,7 @@ _HASHING_THREADS = 4
 _LOCK = "lock"
 
 
-class _Place(NamedTuple):
+class _StagedPath(NamedTuple):
     """One path on this node: where it is, and where that lies which comes."""
 
     final: str
@@ -37,13 +37,13 @@ class _Place(NamedTuple):
         return os.path.join(self.staging, "tree")
 
 
-def _find_place(path: str) -> _Place:
+def _find_place(path: str) -> _StagedPath:
     # The path itself may be a link of the user's, to another disk.
     final = os.path.realpath(path)
     if os.path.isdir(final):
-        return _Place(final, os.path.join(final, STAGING))
+        return _StagedPath(final, os.path.join(final, STAGING))
     folder, name = os.path.split(final)
-    return _Place(final, os.path.join(folder, f".{name}{STAGING}"))
+    return _StagedPath(final, os.path.join(folder, f".{name}{STAGING}"))
 
 
 class Store:
@@ -137,7 +137,7 @@ class Store:
         return (found.st_size, max(0, found.st_mtime_ns)) != (file.size_bytes, file.mtime_ns)
 
 
-class Target(Store):
+class CopyTarget(Store):
     """A receiver's.
 
     Attributes:
@@ -152,7 +152,7 @@ class Target(Store):
         # Files that stand in their place as they are, and the bytes of others that have come before.
         self._equal: set[File] = set()
         self._staged: dict[File, int] = {}
-        self._locked: set[_Place] = set()
+        self._locked: set[_StagedPath] = set()
 
     def find_candidates(self) -> bytearray:
         """The blocks for which there is something here, by block; nothing is written."""
@@ -286,7 +286,7 @@ class Target(Store):
             shutil.rmtree(place.staging)
             _sync(os.path.dirname(place.final))
 
-    def _lock(self, place: _Place) -> None:
+    def _lock(self, place: _StagedPath) -> None:
         """Keep others out until this process ends."""
         if place in self._locked:
             return
@@ -303,7 +303,7 @@ class Target(Store):
             ) from error
         self._locked.add(place)
 
-    def _make_tree(self, root: int, top: str, place: _Place) -> None:
+    def _make_tree(self, root: int, top: str, place: _StagedPath) -> None:
         """Directories and links, below what is new or what is there."""
         mode = self.manifest.roots[root]
         if mode is None:
@@ -328,7 +328,7 @@ class Target(Store):
             if file.root == root and file not in self._equal:
                 os.replace(self._staged_path(file), self.path(file))
 
-    def _sweep(self, root: int, place: _Place, *, delete: bool) -> None:
+    def _sweep(self, root: int, place: _StagedPath, *, delete: bool) -> None:
         """Count, and perhaps remove, what the source does not have."""
         names = self.manifest.names(root)
         for folder, folders, files in os.walk(place.final):
@@ -364,7 +364,7 @@ class Target(Store):
                 hint="move it away; the directory that a link leads to is copied by its own name",
             )
 
-    def _clear(self, root: int, place: _Place) -> None:
+    def _clear(self, root: int, place: _StagedPath) -> None:
         """Remove what an earlier copy of something else has left."""
         wanted = {self._staged_path(file): file for file in self.manifest.files if file.root == root}
         with contextlib.suppress(FileNotFoundError):

@@ -144,7 +144,7 @@ def _as_peer_error() -> Iterator[None]:
         raise PeerError(reason or str(error)) from error
 
 
-class Listener:
+class OpenPort:
     """A port on one address, open until the peer has called.
 
     Raises:

@@ -26,7 +26,7 @@ class Hierarchy(NamedTuple):
     root: str  # the group that is mounted
     place: str  # where it is mounted
 
-    def group_of(self, membership: str) -> Optional[Group]:
+    def group_of(self, membership: str) -> Optional[ControlGroup]:
         """The group of a process, by the text of its /proc/PID/cgroup; None where what is mounted does not hold it."""
         for line in membership.splitlines():
             _, controllers, path = line.split(":", 2)
@@ -34,11 +34,11 @@ class Hierarchy(NamedTuple):
                 below = os.path.relpath(path, self.root)
                 # A group above the root of our namespace is written as /.. (cgroup_namespaces(7)).
                 outside = path.startswith("/..") or below.startswith("..")
-                return None if outside else Group(self, os.path.normpath(os.path.join(self.place, below)))
+                return None if outside else ControlGroup(self, os.path.normpath(os.path.join(self.place, below)))
         return None
 
 
-class Group(NamedTuple):
+class ControlGroup(NamedTuple):
     """A control group: its directory in a tree."""
 
     hierarchy: Hierarchy
@@ -62,7 +62,7 @@ class GroupFinder:
         self._hierarchy: Optional[Hierarchy] = None
         self._has_looked = False
 
-    def find(self, pid: Optional[int]) -> Optional[Group]:
+    def find(self, pid: Optional[int]) -> Optional[ControlGroup]:
         """The group of this process; our own where there is none, or no more. None where it cannot be seen."""
         if not self._has_looked:
             self._has_looked, self._hierarchy = True, find_hierarchy(self._controller, self._mountinfo)
@@ -84,7 +84,7 @@ def find_hierarchy(controller: str, mountinfo: str = "/proc/self/mountinfo") -> 
     return found.get(False) or found.get(True)
 
 
-def read_cpu_limit(group: Optional[Group]) -> Record:
+def read_cpu_limit(group: Optional[ControlGroup]) -> Record:
     """A `cgroup` record of this group, or of the nearest one around it that is limited.
 
     Raises:
@@ -249,7 +249,7 @@ def usable_memory(machine: Memory, groups: list[GroupMemory]) -> Memory:
     return Memory(total, max(0, min([total, machine.available, *lefts])))
 
 
-def limited_groups(group: Group) -> Iterator[GroupMemory]:
+def limited_groups(group: ControlGroup) -> Iterator[GroupMemory]:
     """This group and those around it, as far as they are mounted and have a limit (cgroups(7)).
 
     Unlike processors, of which the kernel gives each group its share anew, memory is counted in every group around: the
@@ -264,7 +264,7 @@ def limited_groups(group: Group) -> Iterator[GroupMemory]:
             yield GroupMemory(limit, _held(path, files))
 
 
-def counter_of(group: Optional[Group]) -> str:
+def counter_of(group: Optional[ControlGroup]) -> str:
     """The file that counts kills in this group, or on the whole machine where none can be seen.
 
     A group without the controller is accounted for by the nearest one around it that has it.

@@ -253,7 +253,7 @@ class _RasQuestion:
             self._socket = None
 
 
-class _Look(NamedTuple):
+class _ProcessLook(NamedTuple):
     """One look at a process: its state's letter, and seconds of CPU used since it began."""
 
     state: str
@@ -322,7 +322,7 @@ def _find_members(run_dir: RunDir, marks: dict[int, Mark]) -> list[_Member]:
 
 
 def _read_stacks(
-    run_dir: RunDir, marks: dict[int, Mark], members: list[_Member], looks: dict[int, Optional[_Look]]
+    run_dir: RunDir, marks: dict[int, Mark], members: list[_Member], looks: dict[int, Optional[_ProcessLook]]
 ) -> dict[int, Record]:
     path = os.pathsep.join(filter(None, [os.environ.get("PATH"), _variable(members, "PATH")]))
     reader = StackReader(run_dir, marks, path)
@@ -333,7 +333,7 @@ def _read_stacks(
     return reader.answers(_STACKS_S)
 
 
-def _describe(member: _Member, first: Optional[_Look], second: Optional[_Look]) -> Record:
+def _describe(member: _Member, first: Optional[_ProcessLook], second: Optional[_ProcessLook]) -> Record:
     pid = member.process.pid
     state = second.state if second is not None else "X"
     return {
@@ -354,11 +354,11 @@ def _describe(member: _Member, first: Optional[_Look], second: Optional[_Look]) 
     }
 
 
-def _look(pid: int) -> Optional[_Look]:
+def _look(pid: int) -> Optional[_ProcessLook]:
     fields = stat_fields(pid)
     if fields is None:
         return None
-    return _Look(fields[0].decode(), sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK"))
+    return _ProcessLook(fields[0].decode(), sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK"))
 
 
 def _sockets(pid: int) -> Optional[Record]:

@@ -20,7 +20,7 @@ _MOST_FILES = 100_000
 _MOST_PROCESSES = 256
 
 
-class _Mark(NamedTuple):
+class _RunMark(NamedTuple):
     """What a job's environment says of its run: its id, and where its directory is."""
 
     run_id: str
@@ -132,15 +132,15 @@ def _lineage() -> set[int]:
     return found
 
 
-def _read_mark(pid: int) -> Optional[_Mark]:
+def _read_mark(pid: int) -> Optional[_RunMark]:
     env = dict(entry.split(b"=", 1) for entry in environ_of(pid).split(b"\0") if b"=" in entry)
     run_id, run_dir = env.get(b"MULTINODE_RUN_ID"), env.get(b"MULTINODE_RUN_DIR")
     if run_id is None:
         return None
-    return _Mark(run_id.decode(errors="replace"), None if run_dir is None else os.fsdecode(run_dir))
+    return _RunMark(run_id.decode(errors="replace"), None if run_dir is None else os.fsdecode(run_dir))
 
 
-def _is_supervised(mark: _Mark) -> bool:
+def _is_supervised(mark: _RunMark) -> bool:
     if not is_run_id(mark.run_id):
         return False
     one = RunDir(mark.run_id)
