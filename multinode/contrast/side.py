@@ -113,7 +113,7 @@ def _estimate(values: Sequence[float], summaries: Sequence[Summary], name: str) 
     low, high = summary.intervals.get(name, (0.0, 0.0))
     steps = summary.step_time_ms
     if not 0 < low <= high <= _MOST and steps is not None:
-        # Summaries of earlier releases have none.
+        # None is stored, or one that no measurement has.
         low, high = of_scatter(value, steps.cv if 0 <= steps.cv < math.inf else 0.0, summary.steady_steps)
     return Estimate(value=value, low=min(low, value), high=max(high, value))
 

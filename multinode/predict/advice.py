@@ -47,13 +47,11 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One change and its effect."""
 
     name: str  # unique, for people: `gradient accumulation 4`
-    # the changed setting: `link`, `accumulation`, `nodes` and so on; empty in documents of earlier releases
-    kind: str = ""
+    kind: str  # the changed setting: `link`, `accumulation`, `nodes` and so on
     gain: float  # samples/s over the current rate, predicted or measured
     interval: tuple[float, float]  # of the gain: low, high
     measured: bool = False  # whether both rates were measured, so that nothing is predicted
-    # samples/s over those of one node with the current settings; None if the training runs on one node, and in
-    # documents of earlier releases
+    # samples/s over those of one node with the current settings; None if the training runs on one node
     against_one_node: float | None = None
     against_one_node_interval: tuple[float, float] | None = None  # low, high; likewise
     outlook: PredictedScenario  # the predicted scenario
@@ -78,7 +76,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...]  # best first; what does not fit the GPUs last
     notes: tuple[str, ...] = ()  # assumptions, and changes without a prediction, one sentence each
     today_tried: Tried | None = None  # the current training in a short run, if advice was tried
-    back_test: BackTest | None = None  # of the model; None in documents of earlier releases
+    back_test: BackTest | None = None  # of the model
     job: str = ""  # path of the measured YAML, as its user gave it; empty for a script
     hosts: str = ""  # the value of `--hosts`; empty if the nodes came from elsewhere
 

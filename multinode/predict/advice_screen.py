@@ -79,7 +79,7 @@ def gains_sheet(advice: Sequence[Advice], title: str = "") -> Sheet:
 
 
 def is_one_node(advice: Advice) -> bool:
-    """Whether it is the current training on one node, also in documents of earlier releases."""
+    """Whether it is the current training on one node."""
     return advice.kind == "nodes" and advice.outlook.nodes == 1
 
 

@@ -106,9 +106,8 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
 
     value: float | None = None  # Gbit/s of a link, or micro-batches per step; None if no amount is enough
     low: float | None = None  # the least amount in the best case; None if none is enough even then
-    # the least amount in the worst case; None if none is certain. Earlier releases stored neither.
-    high: float | None = None
-    reason: Reason = ""  # of the value, or of None, as a code of `Reason`; empty in documents of earlier releases
+    high: float | None = None  # the least amount in the worst case; None if none is certain
+    reason: Reason = ""  # of the value, or of None, as a code of `Reason`
     # the figure of the reason: global batch over the current one, or the share of bytes that remains
     ratio: float | None = None
     strategy: str = ""  # that communicates in every micro-batch, if that is the reason
@@ -123,7 +122,7 @@ class NodeGain(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float  # difference to the current rate
     tokens_per_s: float | None  # likewise; None if samples have no known length
     worth: float  # relative to the speed of one such node alone: 1 is a node without loss
-    worth_range: tuple[float, float] | None = None  # low, high; None in documents of earlier releases
+    worth_range: tuple[float, float] | None = None  # low, high
     sentence: str = ""  # whether to add it
 
 

@@ -194,7 +194,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"run {record.run_id} has no summary", hint="use a finished run")
         summary, settings = record.summary, record.settings
         if summary.micro_steps is None and settings.accumulation is not None:
-            # From an older release, or the passes could not be counted.
+            # The passes could not be counted.
             summary = msgspec.structs.replace(summary, micro_steps=float(settings.accumulation))
         if settings.per_device_batch is not None:
             summary = msgspec.structs.replace(summary, per_device_batch=float(settings.per_device_batch))

@@ -83,7 +83,7 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     basis: Basis = "assumed"  # of the interval: `back-test`, `measured` or `assumed`
     tokens_per_s: float | None = None  # padded; None if samples have no known length
     speedup: float  # over one node with the same settings and its measured number of workers
-    speedup_interval: tuple[float, float] | None = None  # low, high; None in documents of earlier releases
+    speedup_interval: tuple[float, float] | None = None  # low, high
     efficiency: float  # speed-up over the ratio of workers
     parts: StepParts
     bottleneck: Bottleneck  # the main limit

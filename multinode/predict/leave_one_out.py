@@ -30,7 +30,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     predicted: float
     interval: tuple[float, float]  # low, high, as the model assumes
     measured: float
-    link_gbit_per_s: float | None = None  # of a node's NIC; None in documents of earlier releases, like `nodes`
+    link_gbit_per_s: float | None = None  # of a node's NIC; None on one node
     nodes: int | None = None
 
     @property

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.workload import Workload
 from multinode.network.size_scan import ScanReport
@@ -18,7 +17,7 @@ from multinode.predict.published import PublishedBenchmarks
 from multinode.predict.published_benchmarks import evidence_of_benchmarks
 from multinode.predict.run_selection import Record
 from multinode.profile.summary import Summary
-from multinode.records.files import load_yaml, read_text
+from multinode.records.files import load_yaml
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory, list_runs
 
@@ -29,10 +28,9 @@ _MOST_OTHERS = 200
 
 
 class _Side(msgspec.Struct, frozen=True):
-    """The fields read from a contrast's side; an earlier release has one run."""
+    """The fields read from a contrast's side."""
 
     run_ids: tuple[str, ...] = ()
-    run_id: str = ""
 
 
 class _Contrast(msgspec.Struct, frozen=True):
@@ -125,7 +123,7 @@ def runs_of(directory: RunDirectory) -> list[RunDirectory]:
     contrast = directory.read("contrast.json", _Contrast)
     if contrast is None:
         return [directory]
-    names = [name for side in (contrast.baseline, contrast.candidate) for name in (*side.run_ids, side.run_id)]
+    names = [name for side in (contrast.baseline, contrast.candidate) for name in side.run_ids]
     # A name from a file must not be a path.
     paths = [directory.path.parent / name for name in names if name and name == Path(name).name]
     found = [RunDirectory(path) for path in paths if (path / "run.json").is_file()]
@@ -140,28 +138,13 @@ def read_record(directory: RunDirectory) -> Record | None:
     if plan is None:
         return None
     facts = directory.read("facts.json", list[_ModelFacts]) or []
-    record = Record(
+    return Record(
         plan=plan,
         summary=directory.read("summary.json", Summary),
         workload=directory.read("workload.json", Workload),
         sweep=directory.read("nccl-test.json", ScanReport),
         model=facts[0].model if facts else None,
     )
-    if record.model is None and record.workload is None:
-        # Older releases did not store it with the run.
-        return msgspec.structs.replace(record, model=_model_here(record))
-    return record
-
-
-def _model_here(record: Record) -> dict[str, Any] | None:
-    job = record.job
-    name = job.config.get("model_name_or_path") if job is not None else None
-    if not isinstance(name, str):
-        return None
-    try:
-        return decode_json(read_text(Path(name) / "config.json", "the model"), dict[str, Any])
-    except (UsageError, msgspec.DecodeError):
-        return None
 
 
 def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
@@ -169,7 +152,7 @@ def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
         try:
             record = read_record(RunDirectory(path))
         except MultinodeError:
-            # From another release; predictions that do not need it should not fail.
+            # Predictions that do not need it should not fail.
             continue
         if record is not None:
             yield record

@@ -48,7 +48,6 @@ def accumulation_words(needed: Needed) -> str:
     """Micro-batches per step, and what they make of the global batch."""
     if needed.value is None:
         return _count(needed)
-    # An earlier release stored no range.
     if needed.low is None:
         return f"{needed.value:g}; {needed.why}"
     return f"{_count(needed)}; at {needed.value:g} {needed.why}"

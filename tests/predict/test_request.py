@@ -100,12 +100,6 @@ def test_runs_can_be_named_one_by_one_in_any_order(root: Path) -> None:
     assert evidence_of(root, ["b-candidate", "a-sweep", "b-base"]) == whole
 
 
-def test_a_contrast_of_an_older_release_is_read_too(root: Path) -> None:
-    older = {"baseline": {"run_id": "b-baseline"}, "candidate": {"run_id": "b-candidate"}}
-    RunDirectory(root / "b-contrast").write("contrast.json", older)
-    assert evidence_of(root, ["b-contrast"]).sources[0] == "one node: run b-baseline"
-
-
 def test_a_contrast_whose_runs_are_gone_says_so_and_its_names_are_no_paths(root: Path) -> None:
     for names, said in (
         (["gone"], "the runs of contrast b-contrast are not stored"),
@@ -123,24 +117,12 @@ def test_stored_runs_of_the_same_training_test_the_model(root: Path) -> None:
     assert [trial.name for trial in tested] == ["c-slow, 2 nodes at 100 Mbit/s", "b-candidate, 2 nodes at 1 Gbit/s"]
 
 
-def test_a_run_of_another_release_matters_only_where_it_is_named(root: Path) -> None:
+def test_a_run_that_cannot_be_read_matters_only_where_it_is_named(root: Path) -> None:
     directory = store(root, training_record("c-old", 2))
     (directory.path / "summary.json").write_text('{"schema": "multinode.summary/0"}')
     assert forecast_runs(root, ["b-contrast"]).scenarios
     with pytest.raises(MultinodeError, match=r"summary\.json cannot be read"):
         forecast_runs(root, ["c-old"])
-
-
-def test_an_older_run_knows_its_model_by_the_directory_that_its_job_names(root: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    known = training_record("d-one", 1, job={"model_name_or_path": str(model)})
-    (model / "config.json").write_bytes(msgspec.json.encode(known.model))
-    store(root, msgspec.structs.replace(known, model=None))
-    assert evidence_of(root, ["d-one", "a-sweep"]).calibration.work.load.trainable > 0
-    (model / "config.json").unlink()
-    with pytest.raises(UsageError, match="the communication of run d-one is unknown"):
-        evidence_of(root, ["d-one", "a-sweep"])
 
 
 def test_a_run_that_is_not_there_or_was_never_planned_is_named(root: Path) -> None:

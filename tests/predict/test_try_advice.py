@@ -56,6 +56,7 @@ changed = msgspec.structs.replace
 def advised(name: str, gain: float, change: Change | None) -> Advice:
     return Advice(
         name=name,
+        kind="accumulation",
         gain=gain,
         interval=(gain * 0.9, gain * 1.1),
         outlook=OUTLOOK,

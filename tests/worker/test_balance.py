@@ -389,11 +389,11 @@ def test_a_balanced_workers_samples_are_counted(trained: list[Told]) -> None:
 def test_both_ends_deal_alike(tmp_path: Path, samples: int, accumulation: int) -> None:
     speeds = (1.7, 1.0, 0.4)
     script = f"""
-settings = worker.balance.Settings(speeds={speeds}, accumulation={accumulation})
+settings = worker.balance.BalanceSettings(speeds={speeds}, accumulation={accumulation})
 parts = []
 for rank in range(3):
     os.environ["RANK"] = str(rank)
-    balance = worker.balance.Balance(settings, steps)
+    balance = worker.balance.BatchBalance(settings, steps)
     parts.append([len(part) for part in balance.deal_out(iter([list(range({samples}))] * {accumulation}))])
 tell(parts)
 """

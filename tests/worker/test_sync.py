@@ -43,8 +43,8 @@ def lever(**settings):
         steps.meters.remove(averaging.end_step)
     averaging = None
     if settings:
-        settings = worker.sync.Settings(**{"workers": (1, 1), **settings})
-        averaging = worker.sync.Averaging(settings, steps)
+        settings = worker.sync.AveragingSettings(**{"workers": (1, 1), **settings})
+        averaging = worker.sync.ParameterAveraging(settings, steps)
         steps.meters.append(averaging.end_step)
         averaging.hook_ddp(parallel)
         averaging.hook_optimizers(Optimizers())
