@@ -39,12 +39,15 @@ class Golden:
             diff = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(path), "now", lineterm="")
             pytest.fail("\n".join((*diff, "if that is meant: pytest --update-golden")), pytrace=False)
 
-    def check_screen(self, name: str, parts: Iterable[Part] | Callable[[int], Iterable[Part]]) -> None:
+    def check_screen(
+        self, name: str, parts: Iterable[Part] | Callable[[int], Iterable[Part]], most_lines: int | None = None
+    ) -> None:
         """The same of a screen, at every width; no line may be wider, and nothing cut or moved by a control code.
 
         Args:
             name: of the file.
             parts: of the screen; or what makes them for a width.
+            most_lines: that it may have, at every width.
         """
         shown, every = [], parts if callable(parts) else list(parts)
         for width in _WIDTHS:
@@ -52,6 +55,7 @@ class Golden:
             text = screen_text(made, width)
             assert "\x1b" not in text
             assert _CUT not in text
+            assert most_lines is None or text.count("\n") <= most_lines
             # A part that is one line stays one, whatever its width: a command is copied whole.
             whole = {one for one in made if isinstance(one, str)}
             assert all(len(line) <= width for line in text.splitlines() if line not in whole)

@@ -243,7 +243,7 @@ def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, f
     workers = tuple(each.name for each, _, _ in members)
     where = f"{device} of {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
     return BelowSheet(
-        text=f"{where} reaches at most {share:.0%} of its data sheet ({test.label})" + because(causes),
+        text=f"{where} reaches at most {share:.0%} of the rate in its data sheet ({test.label})" + because(causes),
         device=device,
         label=test.label,
         of_peak=share,

@@ -94,7 +94,7 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
     mine, theirs = name_side(baseline, mode), name_side(candidate, mode)
 
     def differs(name: str, ours: object, other: object) -> str:
-        return f"{name} differs: {_written(ours)} on {mine}, {_written(other)} on {theirs}."
+        return f"{name}: {_written(ours)} on {mine}, {_written(other)} on {theirs}."
 
     if baseline.settings is None or candidate.settings is None:
         unknown = " and ".join(name for side, name in ((baseline, mine), (candidate, theirs)) if side.settings is None)
@@ -110,7 +110,7 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
         settings.append(differs("link", *links))
     batch = _global_batch(baseline, candidate, mode)
     versions = (differs(_written(name), *both) for name, both in _versions(baseline, candidate).items())
-    return (*map(capitalised, settings), *([f"Global batch {batch}"] if batch else []), *versions)
+    return (*map(capitalised, settings), *([batch] if batch else []), *versions)
 
 
 def _asked(side: Side, name: str) -> object:
@@ -137,14 +137,14 @@ def _global_batch(baseline: Side, candidate: Side, mode: str) -> str:
     ours, theirs = baseline.global_batch, candidate.global_batch
     if ours is None or theirs is None or ours == theirs or candidate.role == "each-node":
         return ""
-    said = f"differs: {ours} on {name_side(baseline, mode)}, {theirs} on {name_side(candidate, mode)}"
+    said = f"Global batch: {ours} on {name_side(baseline, mode)}, {theirs} on {name_side(candidate, mode)}"
     if mode in {"same-workers", "fixed-global-batch"}:
         return f"{said}, although both should train the same number."
     if candidate.role == "point":
         # Every node full: covered by the sentence about the two sides.
         return ""
     fewer = f"1/{figure(theirs / ours)} of the optimizer steps per epoch"
-    return f"{said}: {fewer}; you may have to adjust learning rate and warm-up."
+    return f"{said}, so {fewer}; you may have to adjust learning rate and warm-up."
 
 
 def _versions(baseline: Side, candidate: Side) -> dict[str, tuple[str | None, str | None]]:
@@ -392,8 +392,8 @@ def _verdict(contrast: Contrast) -> str:
             slower = "no faster" if outcome == "equal" else _slower(contrast)
             return f"Do not use {many} for this job: they are {slower} than {few}; {_culprit(contrast)}."
     if outcome == "inconclusive":
-        spread = f"within noise (speed-up {range_of_times(contrast.speedup)})"
-        return f"Inconclusive: {many} against {few} is {spread}; measure with more --repeats or --steps."
+        spread = f"within the noise (speed-up {range_of_times(contrast.speedup)}); measure with more --repeats or --steps"
+        return f"Inconclusive: the difference between {many} and {few} is {spread}."
     return f"{capitalised(many)} {are} {_relation(contrast, outcome, few)}"
 
 

@@ -25,7 +25,7 @@ from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.render.sheet import UNKNOWN, Block, Prose, Sheet, Tiles, format_sig, percent, span_of_times, times
-from multinode.render.table import Part, footer, labelled, paragraph, sheet_table
+from multinode.render.table import Part, footer, labelled, next_lines, paragraph, sheet_table
 from multinode.stats.estimate import inverse
 from multinode.units import format_count
 
@@ -63,7 +63,7 @@ def contrast_parts(
     elif more:
         yield footer("Details", more)
     if next_command:
-        yield footer("Next", next_command)
+        yield from next_lines(next_command)
 
 
 def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:

@@ -9,6 +9,7 @@ import msgspec
 from multinode.contrast.figures import Contrast, CurvePoint, Side
 from multinode.contrast.slowdown_attribution import is_noticeable
 from multinode.render.sheet import (
+    PLUS_MINUS,
     RANGES,
     UNKNOWN,
     Column,
@@ -80,8 +81,8 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
 
 def _repeats(sides: Sequence[Side]) -> str:
     least = min(len(side.run_ids) for side in sides)
-    over = f"{least} interleaved repeats" if least > 1 else "the steps"
-    return f"95% confidence intervals over {over}"
+    over = f"{least} repeats" if least > 1 else "the steps"
+    return f"{PLUS_MINUS}: 95% confidence interval over {over}"
 
 
 # Parts of a step that have a row if noticeable.

@@ -236,7 +236,8 @@ def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side)
 def _of_none(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:
     step_ms, ideal_ms = case.candidate.step_time_ms.value, loss.ideal_ms or 0.0
     found = "nothing is lost" if is_noticeable(ideal_ms - step_ms, ideal_ms) else "no noticeable loss"
-    return f"{found}: a step takes {milliseconds(step_ms)}, and {milliseconds(ideal_ms)} with {_ideal(reference, case)}"
+    against = f"{milliseconds(ideal_ms)} with {_ideal(reference, case)}"
+    return f"{found}: a step takes {milliseconds(step_ms)}, against {against}"
 
 
 def _of_unknown(loss: SlowdownAttribution, case: CandidateLoss, reference: Side) -> str:

@@ -357,7 +357,7 @@ def _node(name: str, copies: _Copies, failed: Mapping[str, MultinodeError]) -> C
 
 
 _BYTES_PER_GB = 1e9
-_STATES = {"source": "source", "copied": "copied, verified", "equal": "already equal", "failed": "FAILED"}
+_STATES = {"source": "source", "copied": "copied, verified", "equal": "already identical", "failed": "FAILED"}
 
 
 def progress_text(progress: CopyProgress) -> str:
@@ -406,6 +406,6 @@ def copy_parts(report: CopyReport) -> Iterator[Part]:
     received = max((node.received_bytes for node in report.nodes), default=0)
     if report.transfer_s and received:
         rate = f", {received / report.transfer_s / _BYTES_PER_GB:.3f} GB/s to each"
-    yield f"{names}: equal on {nodes} in {format_duration(report.time_s)}{rate}"
+    yield f"{names}: identical on {nodes} after {format_duration(report.time_s)}{rate}"
     if not report.deleted and any(node.extra_files for node in report.nodes):
         yield f"{report.source} does not have the extra files; --delete removes them"

@@ -93,7 +93,7 @@ def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, detail
         yield sheet_table(sheet)
     rows = [("Run", f"{run.run_id}, {run.job}")]
     if summary.steps:
-        rows.append(("Steps", f"{summary.steady_steps} of {summary.steps} measured: {summary.rule}"))
+        rows.append(("Steps", f"{summary.steady_steps} of {summary.steps} measured; {summary.rule}"))
     rows += [(f"Attempt {number}", _attempt_words(one)) for number, one in enumerate(run.attempts, 1)]
     rows += [*(_failure_rows(run) if failure else ()), *_cause_rows(summary)]
     yield ""

@@ -241,7 +241,7 @@ def _sentences(messages: Sequence[MessagePath], backend: str) -> Iterator[str]:
     judged = [load for load in loads if load.way is not None]
     if judged and all(load.way is Way.NIC for load in judged):
         names = ", ".join(dict.fromkeys(load.ifname for load in judged if load.ifname))
-        within = _PER_CENT * max(load.deviation or 0.0 for load in judged)
+        within = max(1.0, _PER_CENT * max(load.deviation or 0.0 for load in judged))
         yield f"NIC counters match the expected traffic ({names}, within {within:.2g}%)."
     elif not judged and loads:
         yield "Path not checked: no message was large enough for the NIC counters, or data is missing."

@@ -12,7 +12,7 @@ from multinode.predict.training_state import TrainingState
 from multinode.predict.tuning_options import per_step, script_ms
 from multinode.profile.summary_sheets import SMALLER
 from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, span_of_times, times
-from multinode.render.table import CommandLine, Part, footer, labelled_parts, paragraph, sheet_table
+from multinode.render.table import CommandLine, Part, footer, labelled_parts, next_lines, paragraph, sheet_table
 from multinode.units import format_count, format_rate
 
 _SOME_GIB = 0.005
@@ -157,9 +157,7 @@ def advice_parts(
     if more and not details:
         yield footer("Details", more)
     if next_command:
-        yield footer("Next", next_command)
-        if "multinode tune " in next_command:
-            yield "            (measures the best changes that need no purchase, in short runs)"
+        yield from next_lines(next_command)
 
 
 def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
@@ -175,7 +173,7 @@ def _verdict(recommendations: Recommendations, advice: Sequence[Advice]) -> str:
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
         gain = f"{times(paying.gain)} faster" if paying.measured else gain_words(paying)
-        said = f"Train on 1 node: {gain} than on {today} as now, {how}."
+        said = f"Train on 1 node: {gain} than on the current {today}, {how}."
         return " ".join([said, *_beside_one_node(recommendations)])
     return f"Best change: {paying.name}, {gain_words(paying)} than now, {how}."
 

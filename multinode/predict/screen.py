@@ -67,7 +67,7 @@ def _needed_words(needed: Needed, noun: str, told: Callable[[float, int], str]) 
     if needed.high is None:
         is_apart = needed.value is not None and needed.value > _ONE_FIGURE * needed.low
         likely = f"about {told(needed.value or 0, 0)}, " if is_apart else ""
-        return f"{likely}at least {low}; within the prediction error, possibly no {noun} is enough"
+        return f"{likely}at least {low}; given the prediction error, perhaps no {noun} is enough"
     if is_any:
         return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"
     if needed.high / needed.low <= _ONE_FIGURE:

@@ -248,7 +248,7 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
     if summary.steps:
-        yield "steps", f"{summary.steps} recorded, {summary.steady_steps} measured: {summary.rule}"
+        yield "steps", f"{summary.steps} recorded, {summary.steady_steps} measured; {summary.rule}"
     if summary.step_time_ms is not None:
         spread = summary.step_time_ms
         yield "step time", f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"

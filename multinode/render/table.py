@@ -115,6 +115,13 @@ def footer(label: str, command: str) -> str:
     return f"{label:<{_LABEL_WIDTH}} {command}"
 
 
+def next_lines(command: str) -> Iterator[str]:
+    """The last lines of a screen: the command that follows, and what it is for where its name does not say it."""
+    yield footer("Next", command)
+    if command.startswith("multinode tune "):
+        yield f"{'':<{_LABEL_WIDTH}} (measures the best changes that need no purchase, in short runs)"
+
+
 def print_parts(console: Console, parts: Iterable[Part]) -> None:
     """Each below the other; an empty line is a part."""
     for part in parts:

@@ -242,7 +242,7 @@ CONTRAST = Contrast(
         "Mbit/s)."),
         "Alone: box1 12.2 samples/s (100%), box2 12.1 samples/s (98%).",
     ),
-    differences=("torch differs: 2.13.0+cpu on 1 node, 2.13.1+cpu on 2 nodes.",),
+    differences=("torch: 2.13.0+cpu on 1 node, 2.13.1+cpu on 2 nodes.",),
     forecast=_FORECAST,
     advice=_ADVICE,
     rule="all but the first 5 of 30 steps",
@@ -300,7 +300,7 @@ def _curve() -> Contrast:
         ),
         differences=(
             (
-                "Global batch differs: 4 on 1 node, 16 on 4 nodes: 1/4 of the optimizer steps per epoch; learning rate "
+                "Global batch: 4 on 1 node, 16 on 4 nodes, so 1/4 of the optimizer steps per epoch; learning rate "
                 "and warm-up may have to change."
             ),
         ),

@@ -31,12 +31,12 @@ def pair(mode: str = "same-workers", **other: Any) -> tuple[Side, Side]:
 
 
 TRAINED = [
-    ("model", "other", "Model differs: tiny on A, other on B."),
-    ("dataset", "more", "Dataset differs: made_up on A, more on B."),
-    ("stage", "pt", "Stage differs: sft on A, pt on B."),
-    ("method", "lora", "Method differs: full on A, lora on B."),
-    ("sequence_length", 256, "Sequence length differs: 128 on A, 256 on B."),
-    ("precision", "bf16", "Precision differs: fp32 on A, bf16 on B."),
+    ("model", "other", "Model: tiny on A, other on B."),
+    ("dataset", "more", "Dataset: made_up on A, more on B."),
+    ("stage", "pt", "Stage: sft on A, pt on B."),
+    ("method", "lora", "Method: full on A, lora on B."),
+    ("sequence_length", 256, "Sequence length: 128 on A, 256 on B."),
+    ("precision", "bf16", "Precision: fp32 on A, bf16 on B."),
 ]
 
 
@@ -63,12 +63,12 @@ def test_what_one_side_does_not_tell_refuses_nothing_and_is_said(name: str) -> N
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"strategy": "ZeRO-2"}, "Strategy differs: DDP on A, ZeRO-2 on B."),
-        ({"per_device_batch": 4}, "Per-device batch differs: 2 on A, 4 on B."),
-        ({"packing": True}, "Packing differs: unknown on A, on on B."),
-        ({"command": "train.py\x1b[2J"}, "Command differs: unknown on A, train.py [2J on B."),
-        ({"grad_compress": "x" * 99}, f"Gradient compression differs: none on A, {'x' * 57}..."),
-        ({"averaging": "every 16 steps"}, "Averaging between nodes differs: none on A, every 16 steps on B."),
+        ({"strategy": "ZeRO-2"}, "Strategy: DDP on A, ZeRO-2 on B."),
+        ({"per_device_batch": 4}, "Per-device batch: 2 on A, 4 on B."),
+        ({"packing": True}, "Packing: unknown on A, on on B."),
+        ({"command": "train.py\x1b[2J"}, "Command: unknown on A, train.py [2J on B."),
+        ({"grad_compress": "x" * 99}, f"Gradient compression: none on A, {'x' * 57}..."),
+        ({"averaging": "every 16 steps"}, "Averaging between nodes: none on A, every 16 steps on B."),
     ],
 )
 def test_other_settings_are_marked_and_refuse_nothing(other: dict[str, Any], said: str) -> None:
@@ -81,7 +81,7 @@ def test_other_settings_are_marked_and_refuse_nothing(other: dict[str, Any], sai
 @pytest.mark.parametrize("mode", MODES)
 def test_accumulation_may_differ_only_where_the_samples_of_a_step_are_held_equal(mode: str) -> None:
     found = find_differences(*pair(mode, accumulation=4), mode)
-    said = ("Gradient accumulation differs: 1 on A, 4 on B.",)
+    said = ("Gradient accumulation: 1 on A, 4 on B.",)
     assert found == (() if mode == "fixed-global-batch" else said)
 
 
@@ -93,7 +93,7 @@ def test_sides_that_are_alike_differ_in_nothing(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["scale-out", "compare"])
 def test_a_larger_global_batch_says_what_it_means_for_the_training(mode: str) -> None:
     (said,) = find_differences(side_of("baseline", 10.0), side_of("candidate", 10.0, 4), mode)
-    assert said.startswith("Global batch differs: 4 on A, 16 on B: 1/4 of the optimizer steps per epoch")
+    assert said.startswith("Global batch: 4 on A, 16 on B, so 1/4 of the optimizer steps per epoch")
     assert "learning rate" in said
 
 
@@ -112,7 +112,7 @@ def test_further_sides_do_not_repeat_what_the_global_batch_means(role: str, node
 def test_of_further_sides_versions_are_compared_too() -> None:
     alone = side_of("each-node", 10.0, node_names=("n2",), versions={"torch": "2.12.0"})
     (said,) = find_differences(side_of("baseline", 10.0, versions={"torch": "2.13.0"}), alone, "scale-out")
-    assert said == "torch differs: 2.13.0 on A, 2.12.0 on B."
+    assert said == "torch: 2.13.0 on A, 2.12.0 on B."
 
 
 def test_versions_that_differ_are_marked_and_unknown_ones_are_not() -> None:
@@ -120,13 +120,13 @@ def test_versions_that_differ_are_marked_and_unknown_ones_are_not() -> None:
     same, none = side_of("candidate", 10.0, versions=dict(baseline.versions)), side_of("candidate", 10.0)
     assert find_differences(baseline, same, "compare") == find_differences(baseline, none, "compare") == ()
     other = side_of("candidate", 10.0, versions={"torch": "2.13.0"})
-    assert find_differences(baseline, other, "compare") == ("nccl differs: 2.27.5 on A, unknown on B.",)
+    assert find_differences(baseline, other, "compare") == ("nccl: 2.27.5 on A, unknown on B.",)
 
 
 def test_another_link_is_marked_between_stored_runs() -> None:
     slow = side_of("baseline", 10.0, 2, link_gbit_per_s=0.1)
     fast, unknown = side_of("candidate", 10.0, 2, link_gbit_per_s=1.0), side_of("candidate", 10.0, 2)
-    assert find_differences(slow, fast, "compare") == ("Link differs: 100 Mbit/s on A, 1 Gbit/s on B.",)
+    assert find_differences(slow, fast, "compare") == ("Link: 100 Mbit/s on A, 1 Gbit/s on B.",)
     assert find_differences(slow, unknown, "compare") == find_differences(slow, slow, "compare") == ()
 
 

@@ -121,7 +121,7 @@ def test_what_differs_is_marked() -> None:
     other = msgspec.structs.replace(SETTINGS, precision="bf16")
     sides = [side_of("baseline", 1.0), side_of("candidate", 1.0, nodes=2, settings=other)]
     contrast = compare(sides, **terms())
-    assert "Precision differs: fp32 on 1 node, bf16 on 2 nodes." in contrast.differences
+    assert "Precision: fp32 on 1 node, bf16 on 2 nodes." in contrast.differences
 
 
 @pytest.mark.parametrize("role", ["baseline", "candidate"])

@@ -55,4 +55,4 @@ def test_a_copy_needs_room_everywhere_and_goes_on_where_it_was_killed(lab: Lab, 
     assert len({shell(node.name, f"cd '{MODEL}' && sha256sum *").stdout for node in lab.nodes}) == 1
     assert shell("node1", f"ss -Hltn src {lab.nodes[1].addr}").stdout == ""
     again = command.run(*COPY)
-    assert (again.returncode, again.stdout.count("already equal")) == (0, 2)
+    assert (again.returncode, again.stdout.count("already identical")) == (0, 2)

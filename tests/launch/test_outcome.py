@@ -48,7 +48,7 @@ SLOW_NODE = Straggler(
     share=0.27,
     cause="cpu",
     evidence=("b had used up its cgroup's CPU limit",),
-    hint="give it its cores back",
+    hint="raise the CPU limit of its cgroup",
 )
 HELD_UP = msgspec.structs.replace(
     SUMMARY,

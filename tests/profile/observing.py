@@ -68,7 +68,7 @@ SUMMARY = Summary(
     world_size=RUN.world_size,
     steps=STEPS,
     steady_steps=35,
-    rule="steps 6 to 40: the first 5 are warm-up",
+    rule="the first 5 of 40 steps are warm-up, excluded",
     step_time_ms=Spread(median=401.25, p95=433.5, cv=0.031),
     samples_per_s=39.87,
     tokens_per_s=20413.0,

@@ -50,7 +50,7 @@ def test_a_figure_that_rests_on_some_of_the_masks_says_so() -> None:
 def test_every_figure_stands_there_with_its_unit_and_the_rule_beside_it() -> None:
     text = shown(SUMMARY, width=200)
     for said in (
-        "35 measured: steps 6 to 40",
+        "35 measured; the first 5 of 40 steps",
         "401.2 ms (p95 433.5 ms, cv 0.03)",
         "39.9 (all workers)",
         "20,413.0 padding counted, 17,350.0 without padding",
