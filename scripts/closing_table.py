@@ -65,7 +65,7 @@ def _print_table(contrasts: Mapping[float, Contrast]) -> None:
     baseline = next(iter(contrasts.values())).baseline
     table = make_table(
         "The same training with the same two workers, on one node and on two",
-        caption=f"95% confidence intervals over {baseline.samples_per_s.repeats} interleaved repeats",
+        caption=f"\N{PLUS-MINUS SIGN}: 95% confidence interval over {baseline.samples_per_s.repeats} repeats",
     )
     for name in ("", "samples/s", "exposed\ncomm", "against 1 node"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
