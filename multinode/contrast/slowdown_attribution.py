@@ -228,8 +228,8 @@ def _of_network(loss: SlowdownAttribution, case: CandidateLoss, reference: Side)
     step, adds = milliseconds(case.candidate.step_time_ms.value), milliseconds(loss.network_ms or 0.0)
     if network_ms_of(case, reference) is None:
         return f"the network adds {adds} to each step of {step}, inferred from the step times alone"
-    beyond = f" beyond that of {name_side(reference, case.mode)}" if exposed_ms(reference) else ""
-    said = f"exposed communication is {adds} of each step of {step}{beyond}"
+    more = f"{adds} more than on {name_side(reference, case.mode)}, in" if exposed_ms(reference) else f"{adds} of"
+    said = f"exposed communication takes {more} each step of {step}"
     return said + (f"; slow node {loss.node} adds {milliseconds(loss.node_ms)}" if loss.node and loss.node_ms else "")
 
 
