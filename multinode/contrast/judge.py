@@ -392,7 +392,9 @@ def _verdict(contrast: Contrast) -> str:
             slower = "no faster" if outcome == "equal" else _slower(contrast)
             return f"Do not use {many} for this job: they are {slower} than {few}; {_culprit(contrast)}."
     if outcome == "inconclusive":
-        spread = f"within the noise (speed-up {range_of_times(contrast.speedup)}); measure with more --repeats or --steps"
+        spread = (
+            f"within the noise (speed-up {range_of_times(contrast.speedup)}); measure with more --repeats or --steps"
+        )
         return f"Inconclusive: the difference between {many} and {few} is {spread}."
     return f"{capitalised(many)} {are} {_relation(contrast, outcome, few)}"
 
