@@ -260,8 +260,8 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
     assert matmul.of_peak == pytest.approx(125 / 312, rel=1e-3)
     assert [cause.cause for cause in matmul.likely_causes] == ["gpu_clocks", "usual"]
     assert matmul.text == (
-        "NVIDIA A100-SXM4-80GB of node0/0 and node1/0 reaches at most 40% of the rate in its data sheet (matmul 4096 bf16); likely "
-        "because it ran at 705 of 1410 MHz"
+        "NVIDIA A100-SXM4-80GB of node0/0 and node1/0 reaches at most 40% of the rate in its data sheet (matmul 4096 "
+        "bf16); likely because it ran at 705 of 1410 MHz"
     )
     assert memory.label == "copy"
 
