@@ -28,9 +28,8 @@ from multinode.job.engine_commands import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
 from multinode.launch.attach import Known, attach, stop
-from multinode.launch.context import Launch, RunContext
+from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
-from multinode.launch.request import ExecuteOptions
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory

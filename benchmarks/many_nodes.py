@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from multinode.check.probe import Questions, probe
+from multinode.check.check import Questions, probe
 from multinode.cli.live import live_view
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import render_hostfile
@@ -31,9 +31,8 @@ from multinode.job.engine_commands import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
 from multinode.lab.state import load_lab
-from multinode.launch.context import Launch, RunContext
+from multinode.launch.context import ExecuteOptions, Launch, RunContext, StopRequest
 from multinode.launch.launch import launch
-from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.records.hostfile import load_hostfile
 from multinode.records.progress import RunProgress
 from multinode.transport.agent import AgentTransport

@@ -29,13 +29,21 @@ if TYPE_CHECKING:
     from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
     from multinode.job.planning import LaunchOptions
     from multinode.job.synthetic import with_synthetic
-    from multinode.launch.connection import Nodes, connect, load_nodes, local_nodes, parse_nodes
-    from multinode.launch.context import Launch, Launched, RunContext
+    from multinode.launch.context import (
+        ExecuteOptions,
+        Launch,
+        Launched,
+        Nodes,
+        RunContext,
+        connect,
+        load_nodes,
+        local_nodes,
+        parse_nodes,
+    )
     from multinode.launch.copy_chain import CopyProgress
     from multinode.launch.copy_paths import CopyReport, CopyRequest
-    from multinode.launch.request import ExecuteOptions
+    from multinode.launch.node_runs import StoredRun
     from multinode.launch.restart import RestartOptions
-    from multinode.launch.runs import StoredRun
     from multinode.network.measure import Extent
     from multinode.network.size_scan import ScanReport
     from multinode.predict.forecast import Forecast, ForecastRequest
@@ -131,15 +139,16 @@ _FROM = {
     "records.run": ("Run",),
     "job.synthetic": ("with_synthetic",),
     "errors": ("Interrupted", "MultinodeError", "NodeError", "NodeFailed", "RunFailed", "UsageError"),
-    "launch.request": ("ExecuteOptions",),
     "check.check": ("CheckOptions", "CheckReport"),
     "contrast.measure": ("Contrasted", "ContrastRequest", "cut_job"),
     "network.measure": ("Extent",),
-    "launch.connection": ("Nodes", "connect", "load_nodes", "local_nodes", "parse_nodes"),
-    "launch.context": ("Launch", "Launched", "RunContext"),
+    "launch.context": (
+        *("ExecuteOptions", "Launch", "Launched", "Nodes", "RunContext"),
+        *("connect", "load_nodes", "local_nodes", "parse_nodes"),
+    ),
     "launch.copy_chain": ("CopyProgress",),
     "launch.copy_paths": ("CopyReport", "CopyRequest"),
-    "launch.runs": ("StoredRun",),
+    "launch.node_runs": ("StoredRun",),
 }
 _MODULES = {name: f"multinode.{module}" for module, names in _FROM.items() for name in names}
 
@@ -359,7 +368,7 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
     Raises:
         UsageError: there is no such run.
     """
-    from multinode.launch.runs import load_run as load
+    from multinode.launch.node_runs import load_run as load
     from multinode.records.run_directory import runs_root
 
     return load(runs or runs_root(), name)

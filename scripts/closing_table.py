@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from multinode.cli.contrast import print_contrast
 from multinode.cli.output import print_table
-from multinode.contrast.compare import load_side_run
 from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.judge import compare
 from multinode.contrast.measure import with_outlook
-from multinode.contrast.side import SideRun, make_side
+from multinode.contrast.side import SideRun, load_side_run, make_side
 from multinode.predict.screen import link_words
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from multinode.cli.contrast import print_contrast
 from multinode.cli.run_page import load_report, write_page
-from multinode.contrast.compare import load_contrast
 from multinode.contrast.figures import Contrast
+from multinode.contrast.side import load_contrast
 from multinode.launch.progress_table import progress_table
 from multinode.records.plan import LaunchPlan
 from multinode.records.progress import NodeProgress, RunProgress, advance_node, start_progress

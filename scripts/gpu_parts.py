@@ -17,9 +17,8 @@ from multinode.bench.measure import bench
 from multinode.cli.run_page import load_report, report_markdown
 from multinode.contrast.measure import ContrastRequest, contrast
 from multinode.job.job import ScriptJob
-from multinode.launch.context import RunContext
+from multinode.launch.context import ExecuteOptions, RunContext
 from multinode.launch.launch import launch
-from multinode.launch.request import ExecuteOptions
 from multinode.records.benchmark import DeviceTest
 from multinode.transport.local import LocalTransport
 from tests.gpu.one_gpu import TRAIN, launch_of

@@ -44,7 +44,7 @@ _AREAS = (
         ),
     ),
     (
-        r"node/(?:\w+/)?(collectives|collective_ops|nccl_)",
+        r"node/(?:\w+/)?(collectives|nccl_)",
         ("node/test_{name}*", "node/test_collectives", "lab/test_nccl_test"),
     ),
     (r"node/bench/device_", ("node/test_{name}*", "node/test_device_bench", "lab/test_bench")),

@@ -11,7 +11,7 @@ from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, lau
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactorySettings
-from multinode.job.step_calls import calls_of_strategy
+from multinode.job.step_messages import calls_of_strategy
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import Strategy, TrafficInputs, nic_bytes, nic_time_s, step_exchanges
 from multinode.units import (

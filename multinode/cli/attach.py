@@ -10,7 +10,6 @@ import typer
 from multinode.cli.early_verdict import IfSlower, require_terminal, running_verdict, watch
 from multinode.cli.export import ExportOptions
 from multinode.cli.inputs import read_cluster
-from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
     Fetch,
     GracePeriod,
@@ -25,9 +24,9 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
-from multinode.cli.running import fetch_results, open_context, tell_result
+from multinode.cli.running import NoticeOptions, fetch_results, open_context, tell_result
 from multinode.errors import MultinodeError, UsageError
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions
 from multinode.records.run_directory import runs_root
 from multinode.units import format_count, format_size
 

@@ -33,7 +33,7 @@ from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
 from multinode.job.planning import LaunchOptions
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions
 from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:

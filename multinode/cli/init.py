@@ -73,7 +73,7 @@ def _describe(nodes: list[str], output: Path, *, as_json: bool) -> None:
     if output.exists():
         raise UsageError(f"{output} already exists", hint="choose another file: -o FILE")
     with api.connect(cluster) as context, show_stage() as say:
-        from multinode.check.probe import describe_nodes
+        from multinode.check.check import describe_nodes
 
         say(f"probing {len(cluster.nodes)} nodes")
         described = describe_nodes(context.agent, cluster)

@@ -20,7 +20,7 @@ from multinode.records.files import read_text
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
-    from multinode.launch.connection import Nodes
+    from multinode.launch.context import Nodes
 
 T = TypeVar("T")
 _MOST_NOTES = 10

@@ -11,7 +11,6 @@ import typer
 from multinode.cli.early_verdict import IfSlower, require_terminal, watch
 from multinode.cli.export import ExportOptions
 from multinode.cli.inputs import parse_option, read_balance, read_change, read_cluster, read_job
-from multinode.cli.notices import NoticeOptions
 from multinode.cli.options import (
     SCRIPT,
     AveragingOptions,
@@ -40,11 +39,10 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
-from multinode.cli.restarts import Restarts
-from multinode.cli.running import fetch_results, open_context, tell_result
+from multinode.cli.running import NoticeOptions, Restarts, fetch_results, open_context, tell_result
 from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions
 from multinode.units import parse_size
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from multinode.cli.running import open_context
 from multinode.cluster.hostfile import with_variables
 from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions
 from multinode.records.files import read_text, write_text
 from multinode.units import parse_size
 
@@ -251,7 +251,7 @@ def _print_report(report: ScanReport, form: str, *, details: bool, given: str) -
 
 
 def _write_page(report: ScanReport, path: Path) -> None:
-    from multinode.network.scan_chart import scan_page
+    from multinode.network.screen import scan_page
 
     write_text(path, scan_page(report))
     note(f"chart: {path}")

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from multinode import api
     from multinode.job.job import Job
     from multinode.job.planning import LaunchOptions
-    from multinode.launch.context import Launch
-    from multinode.launch.request import ExecuteOptions
+    from multinode.launch.context import ExecuteOptions, Launch
     from multinode.records.averaging import Averaging
     from multinode.records.benchmark import Benchmark
 

@@ -11,15 +11,15 @@ import msgspec
 from multinode.bench.figures import BenchReport
 from multinode.bench.measure import load_bench
 from multinode.bench.screen import bench_lines, bench_sheets
-from multinode.contrast.compare import load_contrast
 from multinode.contrast.figures import Contrast
 from multinode.contrast.screen import contrast_blocks
+from multinode.contrast.side import load_contrast
 from multinode.errors import UsageError
 from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep import load_table
+from multinode.launch.node_runs import StoredRun, load_run, observe_run
 from multinode.launch.outcome import attempt_sheet, failure_notes
-from multinode.launch.runs import StoredRun, load_run, observe_run
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
@@ -131,7 +131,7 @@ def _blocks(one: ReportedRun, name: str | None = None) -> Iterator[Block]:
 def _charts(one: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
     from multinode.contrast.page import contrast_charts
     from multinode.experiment.cell_page import cell_charts
-    from multinode.network.scan_chart import scan_chart
+    from multinode.network.screen import scan_chart
 
     charts: dict[str, Iterable[Block]] = {}
     if one.contrast is not None:

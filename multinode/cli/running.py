@@ -1,23 +1,25 @@
-"""Running something on the nodes from the command line: the transport, the live view, Ctrl-C, and how the run ended."""
+"""Running something on the nodes from the command line: transport, live view, Ctrl-C, restarts, messages, its end."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from multinode.cli.options import Notify, OnEnd
 from multinode.cli.output import OF_RUNS, OF_STOPS, note, print_directory, print_document, print_failure, print_screen
-from multinode.errors import ContactLost, Interrupted, MultinodeError
-from multinode.launch.request import StopRequest
+from multinode.errors import ContactLost, Interrupted, MultinodeError, UsageError
+from multinode.launch.context import StopRequest
 from multinode.records.run import SLOWER_THAN_ONE_NODE
-from multinode.units import format_size
+from multinode.units import format_size, parse_duration
 
 if TYPE_CHECKING:
     from multinode.cluster.cluster import Cluster
@@ -188,9 +190,158 @@ def print_next_step(run: Run, summary: Summary | None, directory: RunDirectory, 
     if len(run.nodes) == 1:
         contrast = ""
     elif run.status == "succeeded" and run.kind == "launch" and contrast != "":
-        from multinode.launch.contrast_command import contrast_of_launch, lacks_one_node
+        from multinode.launch.outcome import contrast_of_launch, lacks_one_node
 
         contrast = (contrast or contrast_of_launch(directory)) if lacks_one_node(directory) else ""
     step = next_step(run, summary, hosts=directory.read_hosts(), contrast=contrast or "")
     if step is not None:
         typer.echo(step)
+
+
+if TYPE_CHECKING:
+    from multinode.launch.context import RunContext
+    from multinode.launch.notice import Notice
+    from multinode.records.progress import RunProgress
+    from multinode.records.run import Run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoticeOptions:
+    """Who is told of a run."""
+
+    on_end: OnEnd = None
+    notify: Notify = None
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether anyone is told."""
+        return self.on_end is not None or self.notify is not None
+
+    @contextlib.contextmanager
+    def watch(self, context: RunContext) -> Iterator[Callable[[Run], None]]:
+        """Tell of hangs and of what ends the following while inside, and of the end when it is called."""
+        if not self.are_wanted:
+            yield lambda _: None
+            return
+        from multinode.launch.notice import (
+            LOG,
+            Notifier,
+            check_url,
+            end_notice,
+            interrupted_notice,
+            new_notices,
+            notice_document,
+            notice_environment,
+        )
+
+        notifier = Notifier(self.on_end, check_url(self.notify) if self.notify is not None else None)
+        observe = context.observe
+        latest: RunProgress | None = None
+
+        def tell(notice: Notice) -> None:
+            log = context.runs / notice.run / LOG
+            notifier.tell(notice_document(notice), notice_environment(notice), log)
+
+        def observe_and_tell(progress: RunProgress) -> None:
+            nonlocal latest
+            for notice in new_notices(latest, progress, context.runs / progress.run_id):
+                tell(notice)
+            latest = progress
+            observe(progress)
+
+        def tell_end(run: Run) -> None:
+            if run.status != "running":
+                tell(end_notice(run, context.runs / run.run_id))
+
+        context.observe = observe_and_tell
+        try:
+            yield tell_end
+        except MultinodeError as error:
+            if latest is not None:
+                tell(interrupted_notice(latest, str(error), context.runs / latest.run_id))
+            raise
+        finally:
+            for failure in notifier.close():
+                typer.echo(f"warning: {failure}", err=True)
+
+
+if TYPE_CHECKING:
+    from multinode.launch.restart import RestartOptions
+
+_PANEL = "Run control"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restarts:
+    """How often, after what, and on which nodes."""
+
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            metavar="N",
+            rich_help_panel=_PANEL,
+            help="Restart a failed run from its last complete checkpoint, at most N times.",
+        ),
+    ] = 0
+    node_wait: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            rich_help_panel=_PANEL,
+            help="Time that a restart waits for a node that is unreachable or fails a check, such as 90s, 10m or 2h.",
+        ),
+    ] = "10m"
+    min_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            rich_help_panel=_PANEL,
+            help="Restart without nodes that do not return, on at least K nodes, with the same global batch.",
+        ),
+    ] = None
+    scale_batch: Annotated[
+        bool,
+        typer.Option(
+            "--scale-batch",
+            rich_help_panel=_PANEL,
+            help="With --min-nodes: let the global batch shrink if no accumulation can keep it.",
+        ),
+    ] = False
+    restart_after_oom: Annotated[
+        bool,
+        typer.Option("--restart-after-oom", rich_help_panel=_PANEL, help="Also restart a run that ran out of memory."),
+    ] = False
+
+    def options(self, *, detach: bool) -> RestartOptions | None:
+        """The options; None where the run is not restarted.
+
+        Raises:
+            UsageError: they do not go together, or the time is none.
+        """
+        if self.min_nodes is not None and not self.restarts:
+            raise UsageError("--min-nodes needs --restarts")
+        if self.scale_batch and self.min_nodes is None:
+            raise UsageError("--scale-batch needs --min-nodes")
+        if self.restarts and detach:
+            raise UsageError(
+                "--restarts needs this command to keep running; a detached run is not restarted",
+                hint="remove --detach; in Slurm, use multinode submit",
+            )
+        try:
+            node_wait_s = parse_duration(self.node_wait)
+        except ValueError as error:
+            raise UsageError(f"--node-wait: {error}") from None
+        if not self.restarts:
+            return None
+        from multinode.launch.restart import RestartOptions
+
+        return RestartOptions(
+            restarts=self.restarts,
+            node_wait_s=node_wait_s,
+            after_oom=self.restart_after_oom,
+            min_nodes=self.min_nodes,
+            scale_batch=self.scale_batch,
+        )

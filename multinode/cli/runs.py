@@ -140,8 +140,8 @@ def register(app: typer.Typer) -> None:
 
 def runs(as_json: Json = False) -> None:
     """List the runs, most recently changed last."""
+    from multinode.launch.node_runs import load_runs
     from multinode.launch.outcome import runs_document, runs_table
-    from multinode.launch.runs import load_runs
 
     found = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if as_json:
@@ -165,8 +165,8 @@ def show(*, run_ids: RunIds = None, look: ViewOptions, form: FormOptions, as_jso
 
 
 def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
+    from multinode.launch.node_runs import load_run
     from multinode.launch.outcome import run_parts, run_table
-    from multinode.launch.runs import load_run
     from multinode.profile.summary_sheets import summary_sheets
     from multinode.render.table import sheet_table
 
@@ -192,7 +192,7 @@ def _show_results(directory: RunDirectory, *, details: bool) -> bool:
     from multinode.bench.measure import load_bench
     from multinode.bench.screen import bench_parts
     from multinode.cli.contrast import one_node_command, print_contrast
-    from multinode.contrast.compare import load_contrast
+    from multinode.contrast.side import load_contrast
     from multinode.experiment.sweep import load_table
     from multinode.network.measure import load_scan
     from multinode.network.nccl_tuning import TuneReport, tune_parts
@@ -251,7 +251,7 @@ def logs(
     Progress bars are reduced to their last state.
     """
     from multinode.launch.attach import choose_logs, node_logs
-    from multinode.launch.runs import load_run
+    from multinode.launch.node_runs import load_run
 
     found = load_run(runs_root(), run_id)
     chosen = choose_logs(runs_root(), found, node, rank)

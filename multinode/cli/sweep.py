@@ -32,15 +32,14 @@ from multinode.cli.running import open_context
 from multinode.cli.table import FormOptions, ViewOptions
 from multinode.errors import UsageError
 from multinode.job.planning import LaunchOptions
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, runs_root
 
 if TYPE_CHECKING:
-    from multinode.experiment.sweep import Swept
-    from multinode.experiment.sweep_cell import AskedGrid
+    from multinode.experiment.sweep import AskedGrid, Swept
     from multinode.job.job import Job
-    from multinode.launch.connection import Nodes
+    from multinode.launch.context import Nodes
     from multinode.launch.grid import Grid, GridCell
     from multinode.launch.series import Resume
 
@@ -168,7 +167,7 @@ def _read_grid(
     """The grid of a YAML or a script over a cluster, and the job of every cell, before any is measured."""
     there, execute, check = launch
     from multinode.experiment.grid_plan import plan_grid
-    from multinode.experiment.sweep_cell import AskedGrid, CellTraining
+    from multinode.experiment.sweep import AskedGrid, CellTraining
 
     (axes, arguments), edits = _read_axes(script, options), training.deepspeed_set or []
     fixed = [*(options.set_ or ()), *(() if arguments else _fixed(axes))]

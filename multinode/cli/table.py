@@ -131,7 +131,7 @@ def print_cells(
     """A table on stdout that fits the terminal; the sort column is always included."""
     from rich.console import Console
 
-    from multinode.experiment.cell_screen import cell_parts
+    from multinode.experiment.cell_sheet import cell_parts
     from multinode.experiment.cells import our_name
     from multinode.render.table import WIDE
 
@@ -150,7 +150,7 @@ def _text(found: CellTable, form: str) -> str:
 
         return cell_page(found)
     if form == "table":
-        from multinode.experiment.cell_screen import cell_parts
+        from multinode.experiment.cell_sheet import cell_parts
         from multinode.render.table import WIDE, screen_text
 
         return screen_text(cell_parts(found, WIDE, details=True))

@@ -36,7 +36,7 @@ from multinode.cli.running import open_context
 from multinode.errors import UsageError
 from multinode.job.job import parse_learning_rates
 from multinode.job.planning import LaunchOptions
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions
 from multinode.records.files import require_directory
 from multinode.records.run_directory import runs_root
 from multinode.units import parse_duration

@@ -10,10 +10,9 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
-from multinode.contrast.compare import load_side_run
 from multinode.contrast.figures import ASKED, Contrast, enough_words, named_words, too_few_words, uneven_words
 from multinode.contrast.judge import compare
-from multinode.contrast.side import make_side
+from multinode.contrast.side import load_side_run, make_side
 from multinode.errors import Interrupted, MultinodeError, UsageError
 from multinode.job.deepspeed import fit_batch
 from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps, override_job, with_same_threads
@@ -28,8 +27,7 @@ from multinode.launch.launch import (
     require_success,
     same_threads,
 )
-from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.runs import PLAN_FILE
+from multinode.launch.node_runs import PLAN_FILE, cleanup_nodes
 from multinode.launch.series import Resume, Series, take_up
 from multinode.predict.advise import advise_runs
 from multinode.predict.forecast import ForecastRequest

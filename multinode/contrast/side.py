@@ -1,15 +1,18 @@
-"""Make a Side of a contrast from its runs. Pure."""
+"""Make a Side of a contrast from its runs, and the Contrast of two stored runs. Prints nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from multinode.contrast.figures import Side
-from multinode.contrast.judge import hourly_costs
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.facts import NodeFacts
+from multinode.contrast.figures import Contrast, Side, compared_words
+from multinode.contrast.judge import compare, hourly_costs, require_alike
 from multinode.errors import UsageError
 from multinode.job.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import Bottleneck
@@ -17,6 +20,8 @@ from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.machine_use import energy_of
 from multinode.profile.repeated_split import average_splits
 from multinode.profile.summary import Summary
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Estimate, Spread, known_mean, of_repeats, of_scatter
 
 # Plausible limits; ratios and products stay in float range.
@@ -154,3 +159,85 @@ def _unknown_facts(last: SideRun) -> dict[str, str]:
     if last.summary.dataset_samples is None:
         missing["dataset_samples"] = last.summary.missing.get("dataset_samples", "no worker reported it")
     return missing
+
+
+_CONTRAST = "contrast.json"
+_SCHEMA = "multinode.contrast/2"
+
+
+class StoredSchema(msgspec.Struct, frozen=True):
+    """The schema of any document."""
+
+    schema: str = ""
+
+
+def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -> Contrast:
+    """Compare two stored runs: the first is the baseline, the second the candidate.
+
+    Args:
+        root: directory of all runs.
+        first: an id, its beginning, or `last`.
+        second: likewise.
+        anyway: whether to compare runs that did not train the same, with the differences marked.
+    """
+    directories = [RunDirectory.open(root, name) for name in (first, second)]
+    runs = [load_side_run(directory) for directory in directories]
+    baseline, candidate = (make_side(role, [run]) for role, run in zip(("baseline", "candidate"), runs, strict=True))
+    require_alike(baseline, candidate, anyway=anyway)
+    rules = list(dict.fromkeys(run.summary.rule for run in runs))
+    jobs = list(dict.fromkeys(_job(directory) for directory in directories))
+    return compare(
+        [baseline, candidate],
+        mode="compare",
+        why=compared_words(directories[1].run_id, directories[0].run_id),
+        job=" against ".join(reversed(jobs)),
+        rule="; ".join(rules),
+    )
+
+
+def load_side_run(directory: RunDirectory) -> SideRun:
+    """A measured run with all inputs of a side.
+
+    Raises:
+        UsageError: it is not a training, or ended too early.
+    """
+    plan, summary = directory.read("plan.json", LaunchPlan), directory.read("summary.json", Summary)
+    if plan is None or summary is None:
+        raise UsageError(
+            f"run {directory.run_id} has no training figures",
+            hint="name runs of launch, or the two sides of a contrast; list them: multinode runs",
+        )
+    cluster = directory.read("cluster.json", Cluster)
+    nodes = {node.name: node for node in cluster.nodes} if cluster is not None else {}
+    cores = _cores(directory, nodes)
+    links = [node.link_gbit_per_s for node in plan.nodes]
+    known = [link for link in links if link is not None]
+    return SideRun(
+        summary=summary,
+        node_names=tuple(node.node for node in plan.nodes),
+        workers=plan.workers,
+        workload=directory.read("workload.json", Workload),
+        prices=tuple(nodes[node.node].hourly(len(node.ranks)) if node.node in nodes else None for node in plan.nodes),
+        cores=tuple(cores.get(node.node) for node in plan.nodes),
+        link_gbit_per_s=min(known) if len(known) == len(links) > 1 else None,
+    )
+
+
+def load_contrast(directory: RunDirectory) -> tuple[Contrast | None, str]:
+    """A run's contrast, if it has one; or why it cannot be shown."""
+    marked = directory.read(_CONTRAST, StoredSchema)
+    if marked is None or marked.schema == _SCHEMA:
+        return directory.read(_CONTRAST, Contrast), ""
+    told = marked.schema or "no schema"
+    return None, f"This contrast is from another release ({told}): measure it again to show it."
+
+
+def _cores(directory: RunDirectory, nodes: Mapping[str, Node]) -> Mapping[str, int | None]:
+    """Nodes of a lab share one machine, so the work of another node is not foreign load there."""
+    facts = directory.read("facts.json", list[NodeFacts]) or []
+    return {one.node: one.cores for one in facts if one.node in nodes and not nodes[one.node].is_virtual}
+
+
+def _job(directory: RunDirectory) -> str:
+    plan = directory.read("plan.json", LaunchPlan)
+    return plan.job if plan is not None else directory.run_id

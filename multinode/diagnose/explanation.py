@@ -14,8 +14,7 @@ import msgspec
 
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.evidence import NodeEvidence
-from multinode.diagnose.failure import first_failure
-from multinode.diagnose.failure_kinds import find_worker_death
+from multinode.diagnose.failure import find_worker_death, first_failure
 from multinode.diagnose.known_errors import KnownError, find_error, known_errors
 from multinode.diagnose.log_words import LogReading, last_words, read_log
 from multinode.errors import UsageError

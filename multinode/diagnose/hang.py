@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from multinode.diagnose.failure_kinds import told_by_nccl
+from multinode.diagnose.failure import told_by_nccl
 from multinode.records.run import NodeDiagnosis, ProcessDiagnosis, Stall
 
 # CPython's faulthandler:   File "/home/a/train.py", line 12 in main

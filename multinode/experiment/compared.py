@@ -11,14 +11,13 @@ from typing import Any
 
 import msgspec
 
-from multinode.contrast.compare import compare_runs
 from multinode.contrast.figures import Contrast
+from multinode.contrast.side import compare_runs
 from multinode.errors import UsageError
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep import load_table, load_tables
 from multinode.network.measure import load_scan
-from multinode.network.scan_changes import compare_scans
-from multinode.network.size_scan import ScanReport
+from multinode.network.size_scan import ScanReport, compare_scans
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Column, Sheet

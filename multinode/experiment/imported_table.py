@@ -21,12 +21,17 @@ from multinode.experiment.imported_columns import (
     Value,
     column_name,
 )
-from multinode.experiment.imported_forms import HINT, Cell, Form, Line, TableError, read_forms
-from multinode.experiment.imported_titles import (
+from multinode.experiment.imported_forms import (
+    HINT,
+    Cell,
+    Form,
+    Line,
     SpeedColumn,
+    TableError,
     Title,
     is_passed_over,
     nearest_columns,
+    read_forms,
     read_title,
     settings_of,
 )

@@ -28,7 +28,7 @@ from multinode.experiment.asked_tuning import (
     with_expected,
     with_seeds,
 )
-from multinode.experiment.sweep_cell import CellSeries, Measure, measure_cell
+from multinode.experiment.sweep import CellSeries, Measure, measure_cell
 from multinode.experiment.trial import PARTS, Candidate, at_best_rate, fits, spent_s
 from multinode.experiment.tuning import TunedRow, Tuning, judge, plan
 from multinode.job.job import (

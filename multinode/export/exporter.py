@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from multinode.export.step_figures import StepFigures
+from multinode.export.figures import StepFigures
 from multinode.profile.observed import Observed
 from multinode.profile.summary import Summary
 from multinode.records.progress import NodeProgress

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from multinode.export.exporter import EndedRun, Exporter
-from multinode.export.figures import Value, summary_values
-from multinode.export.step_figures import StepFigures
+from multinode.export.figures import StepFigures, Value, summary_values
 from multinode.records.run import Run
 
 _EXPERIMENT = "multinode"

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from multinode.export.exporter import EndedRun, Exporter
-from multinode.export.figures import Value, summary_values
-from multinode.export.step_figures import StepFigures
+from multinode.export.figures import StepFigures, Value, summary_values
 from multinode.records.run import Run
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multinode.export.exporter import EndedRun, Exporter
-from multinode.export.figures import summary_values
-from multinode.export.step_figures import StepFigures
+from multinode.export.figures import StepFigures, summary_values
 from multinode.records.run import Run
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
-from multinode.job.step_calls import StepCall, Work, calls_of_messages
+from multinode.job.step_messages import StepCall, Work, calls_of_messages
 from multinode.records.samples import plausible_count
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout

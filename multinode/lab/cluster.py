@@ -27,32 +27,30 @@ from multinode.lab.network import (
     shape_node,
 )
 from multinode.lab.nodes import HOSTFILE, REFRESH_SCRIPT, make_keys, start_nodes, write_access_files, write_speed
-from multinode.lab.processes import (
-    NamespaceId,
-    check_free_network,
-    check_requirements,
-    is_alive,
-    namespace_id,
-    poll,
-    processes_of_lab,
-    run_all,
-    run_program,
-    runs_of,
-    signal_all,
-)
 from multinode.lab.state import (
     STATE_DIR,
     Lab,
     LabNode,
     LabSpec,
+    NamespaceId,
     assign_cores,
+    check_free_network,
+    check_requirements,
     controller_boot_id,
+    is_alive,
     load_lab,
     lock_lab,
+    namespace_id,
     node_addresses,
     node_dir,
     node_name,
+    poll,
+    processes_of_lab,
+    run_all,
+    run_program,
+    runs_of,
     save_lab,
+    signal_all,
 )
 from multinode.node.kernel_files import list_names, read_mounts
 from multinode.units import format_list

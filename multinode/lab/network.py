@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from multinode.errors import NodeFailed
-from multinode.lab.processes import run_batch
 from multinode.lab.state import (
     DATA_IFNAME,
     MANAGEMENT_IFNAME,
@@ -31,6 +30,7 @@ from multinode.lab.state import (
     controller_address,
     node_addresses,
     node_name,
+    run_batch,
 )
 from multinode.node.connectivity.connections import Connections, Listener, TimedStream
 from multinode.units import BITS_PER_BYTE, goodput_gb_per_s, parse_rate

@@ -17,20 +17,25 @@ from multinode.cluster.cluster import LAB_SSH_CONFIG
 from multinode.decoding import decode_json
 from multinode.errors import NodeFailed
 from multinode.lab.network import speed_text
-from multinode.lab.processes import SSHD, children_of, init_environment, poll, process_ref, run_all
 from multinode.lab.state import (
     DATA_IFNAME,
+    SSHD,
     STATE_DIR,
     LabNode,
     LabSpec,
     NodeAddresses,
     NodeFile,
     assign_cores,
+    children_of,
+    init_environment,
     node_addresses,
     node_dir,
     node_name,
+    poll,
+    process_ref,
+    run_all,
 )
-from multinode.node.own_files import replace_file
+from multinode.node.rundir import replace_file
 
 HOSTFILE = STATE_DIR / "hostfile"
 SSH_CONFIG = Path(LAB_SSH_CONFIG)

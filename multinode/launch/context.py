@@ -2,26 +2,144 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from multinode.check.rule import CheckFinding
-from multinode.cluster.cluster import Cluster
+from multinode.cluster.cluster import Cluster, local_cluster
 from multinode.cluster.facts import NodeFacts
+from multinode.cluster.hostfile import parse_hostfile
+from multinode.errors import UsageError
 from multinode.job.job import Job
 from multinode.job.planning import LaunchOptions
-from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.records.benchmark import Benchmark
-from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
+from multinode.records.hostfile import find_hosts, load_allocation, load_hostfile
+from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan, PlanFile, redact_plan
 from multinode.records.progress import RunProgress
-from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
-from multinode.records.run_directory import RunDirectory
+from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run, node_run_id
+from multinode.records.run_directory import RunDirectory, runs_root
+from multinode.records.settings import find_fan_out, find_ssh_client, load_settings
+from multinode.secret_values import redact_file
 from multinode.transport.agent import AgentTransport
-from multinode.transport.base import Transport
+from multinode.transport.base import Transport, set_fan_out
+
+
+class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a plan is executed.
+
+    Attributes:
+        lease_s: how long a node keeps running without contact to the controller; None is unlimited (detached).
+        grace_s: time between TERM and KILL in a stop.
+        silence_s: how long a node may be silent before its connection is considered dead; it sends every second.
+        verify_s: time after a stop and its grace period to verify that nothing is left.
+        kind: of the run: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
+        attach: follow a run in progress instead of starting one.
+        leave_when_running: follow until the job runs on every node, then let it continue alone.
+        leave_on_stop: the first request to stop only stops following, unless the run is slower than one node.
+        stall_s: how long no node may make progress before the run counts as hanging; None never does.
+        on_stall: whether a hanging run is only reported, or also stopped.
+        log_limit_bytes: maximum size of the job's log on a node; None is unlimited.
+    """
+
+    lease_s: float | None = 120.0
+    grace_s: float = 10.0
+    silence_s: float = 10.0
+    verify_s: float = 20.0
+    kind: str = "launch"
+    attach: bool = False
+    leave_when_running: bool = False
+    leave_on_stop: bool = False
+    stall_s: float | None = 300.0
+    on_stall: Literal["report", "stop"] = "report"
+    log_limit_bytes: int | None = 2 << 30
+
+
+# How soon a node sends news. With many nodes each waits a little longer, so that all of them send a few hundred times
+# per second: the controller reads each of them in a thread.
+_POLL_S = (0.1, 1.0)
+_POLLS_PER_S = 128
+
+
+def supervise_requests(plan: LaunchPlan, options: ExecuteOptions) -> list[dict[str, Any]]:
+    """The request for each node, in node-rank order (docs/reference/agent-protocol.md)."""
+    common = {
+        "schema": 1,
+        "lease_s": options.lease_s,
+        "grace_s": options.grace_s,
+        "log_limit_bytes": options.log_limit_bytes,
+        "sample_interval_s": plan.sample_interval_s,
+        "instrument": plan.profile,
+        # A collective test measures itself: hooks in its calls would be measured, too.
+        "failures_only": plan.test is not None,
+        "trace": msgspec.to_builtins(plan.trace),
+        "detach": False,
+        "offsets": {},
+        "poll_s": min(max(_POLL_S[0], len(plan.nodes) / _POLLS_PER_S), _POLL_S[1]),
+    }
+    # The plan is sent to node 0, so that another machine with the hostfile can follow the run.
+    plan_file = {"path": "plan.json", "text": msgspec.json.encode(redact_plan(plan)).decode()}
+    return [
+        common
+        | {name: value for name, value in msgspec.to_builtins(node.command).items() if name != "forwarded"}
+        | {
+            "run_id": node_run_id(plan.run_id, node.node_rank),
+            "files": [*map(_file, node.files), *([] if node.node_rank else [plan_file])],
+            "sample_ifnames": list(node.ifnames) or ([node.ifname] if node.ifname else []),
+            "sample_gpus": list(node.gpus) if node.gpus is not None else None,
+        }
+        for node in plan.nodes
+    ]
+
+
+def _file(file: PlanFile) -> dict[str, Any]:
+    return {"path": file.path, "text": file.text, "in_memory": redact_file(file.text) != file.text}
+
+
+STOP_FILE = "stop.json"
+
+
+class StopOrder(msgspec.Struct, frozen=True):
+    """Left by another process in the directory of a run with restarts, to end it."""
+
+    grace_s: float
+
+
+class StopRequest:
+    """Counts requests to stop: once is TERM and a grace period, twice is KILL.
+
+    Has only plain fields, because a signal handler must not block.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        # whether a run is followed that reads the count; otherwise the current work is interrupted
+        self.is_heard = False
+        self.reason = ""
+        self.grace_s: float | None = None  # the requested grace period; None is the run's own
+        self.lease_s: float | None = None  # of the followed run; None without a lease, or if nothing is followed
+
+    def ask(self, reason: str, grace_s: float | None = None) -> None:
+        """Ask once more."""
+        self.grace_s = grace_s
+        self.count += 1
+        self.reason = self.reason or reason
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """While the count is read a few times per second."""
+        before, self.is_heard = self.is_heard, True
+        try:
+            yield
+        finally:
+            self.is_heard = before
+
 
 if TYPE_CHECKING:
     from multinode.launch.outcome import LaunchDocument
@@ -105,3 +223,152 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     findings: tuple[CheckFinding, ...]  # of the checks, without errors
     directory: RunDirectory
+
+
+if TYPE_CHECKING:
+    from multinode.transport.fabric_ssh import FabricTransport
+    from multinode.transport.openssh import OpensshTransport
+
+# An interrupt does not wait for frozen nodes.
+_HASTE_S = 0.3
+
+
+@contextlib.contextmanager
+def connect(
+    cluster: Cluster,
+    *,
+    runs: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    observe: Callable[[RunProgress], None] = lambda _: None,
+    local: bool = False,
+) -> Iterator[RunContext]:
+    """Hold the connections to the nodes: steps of their Slurm job if they have one, otherwise SSH.
+
+    Args:
+        cluster: the nodes.
+        runs: the directory of runs; None is $MULTINODE_RUNS, or `runs` in the working directory.
+        say: is called with each stage in a few words.
+        observe: is called with the progress of a run, a few times per second.
+        local: use this machine as the only node, without SSH.
+
+    Yields:
+        The context that every command takes.
+
+    Raises:
+        UsageError: only some nodes are in a Slurm job, or $MULTINODE_FAN_OUT or $MULTINODE_SSH is invalid.
+    """
+    most = find_fan_out(os.environ, load_settings(Path.cwd()))
+    if most is not None:
+        set_fan_out(most)
+    transport = _open_transport(cluster, local=local)
+    try:
+        # A login takes as long as the remaining imports: both run in parallel.
+        from multinode.transport.agent import AgentTransport
+
+        agent = AgentTransport(transport, refresh=_refresher(cluster))
+        if not local:
+            # A Slurm step needs to know its purpose, and each costs slurmctld work.
+            agent.start_early([node for node in cluster.nodes if node.slurm_job is None])
+
+        try:
+            yield RunContext(agent, runs or runs_root(), say=say, observe=observe)
+        except KeyboardInterrupt:
+            agent.close(_HASTE_S)
+            raise
+        finally:
+            agent.close()
+    finally:
+        transport.close()
+
+
+def _refresher(cluster: Cluster) -> Callable[[], None]:
+    if any(node.is_virtual for node in cluster.nodes):
+        from multinode.lab.cluster import refresh
+
+        return refresh
+    return lambda: None
+
+
+def _open_transport(cluster: Cluster, *, local: bool) -> Transport:
+    if local:
+        from multinode.transport.local import LocalTransport
+
+        return LocalTransport()
+    in_slurm = {node.slurm_job is not None for node in cluster.nodes}
+    if len(in_slurm) > 1:
+        raise UsageError(f"{cluster.source}: slurm_job= must be on the lines of all nodes or of none")
+    if in_slurm == {True}:
+        from multinode.transport.slurm import SlurmTransport
+
+        return SlurmTransport()
+    return _open_ssh()
+
+
+def _open_ssh() -> OpensshTransport | FabricTransport:
+    """Through the `ssh` program if installed, unless another client is asked for."""
+    from multinode.transport.openssh import OpensshTransport, find_ssh
+
+    client = find_ssh_client(os.environ, load_settings(Path.cwd()))
+    if client == "openssh" or (client is None and find_ssh() is not None):
+        return OpensshTransport()
+    from multinode.transport.fabric_ssh import FabricTransport
+
+    return FabricTransport()
+
+
+class Nodes(NamedTuple):
+    """A cluster, and the text of its hostfile."""
+
+    cluster: Cluster
+    hostfile: str
+
+
+def load_nodes(
+    hosts: str | None = None, count: int | None = None, note: Callable[[str], None] = lambda _: None
+) -> Nodes:
+    """The nodes that `hosts` names, as `--hosts` of the command does: a file, `FILE:GROUP`, `lab` or `auto`.
+
+    Args:
+        hosts: None takes $MULTINODE_HOSTS, else multinode.toml, else the running lab.
+        count: only so many, the first ones; None is all.
+        note: is told which hostfile was taken where `hosts` names none, and what of an inventory is ignored; what a
+            scheduler gave, as a hostfile.
+
+    Raises:
+        UsageError: no hostfile, an invalid one, or fewer nodes than asked for.
+    """
+    path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), _lab_hostfile)
+    cluster, text = load_allocation(os.environ, note) if path is None else load_hostfile(path, note)
+    if hosts is None:
+        note(f"hostfile: {cluster.source} ({named_by})")
+    else:
+        cluster = msgspec.structs.replace(cluster, hosts=hosts)
+    if count is not None and count > len(cluster.nodes):
+        raise UsageError(f"{count} nodes are requested, but {cluster.source} has {len(cluster.nodes)}")
+    return Nodes(cluster if count is None else cluster.first(count), text)
+
+
+def _lab_hostfile() -> Path | None:
+    from multinode.lab.state import load_lab
+
+    lab = load_lab()
+    return Path(lab.hostfile) if lab is not None else None
+
+
+def local_nodes(workers: int, python: str = sys.executable) -> Nodes:
+    """This machine as the only node, for `connect(..., local=True)`, without SSH.
+
+    Args:
+        workers: maximum number.
+        python: the interpreter of the training environment.
+    """
+    return Nodes(local_cluster(workers, python), "# This machine, without SSH\n")
+
+
+def parse_nodes(hostfile: str) -> Nodes:
+    """The nodes in the text of a hostfile, one line per node: `gpu-a addr=192.0.2.1 slots=4`.
+
+    Raises:
+        HostfileError: a line is invalid.
+    """
+    return Nodes(parse_hostfile(hostfile, "the text"), hostfile)

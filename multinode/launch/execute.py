@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
 from multinode.errors import OURS_TO_FIX, MultinodeError
+from multinode.launch.context import ExecuteOptions, StopRequest, supervise_requests
 from multinode.launch.hang_watch import StallWatch, diagnose
-from multinode.launch.request import ExecuteOptions, StopRequest, supervise_requests
 from multinode.launch.session import Event, EventQueue, NodeSession, Status
 from multinode.launch.tracker import Tracker
 from multinode.records.plan import LaunchPlan, redact_plan

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from multinode.errors import MultinodeError, UsageError, printable
 from multinode.export.exporter import EndedRun, Exporter
-from multinode.export.step_figures import StepStream
+from multinode.export.figures import StepStream
 from multinode.export.target import METRICS_PORT, Target
-from multinode.launch.runs import PLAN_FILE, load_parts, load_run, observe_run
+from multinode.launch.node_runs import PLAN_FILE, load_parts, load_run, observe_run
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan

@@ -9,15 +9,17 @@ from pathlib import Path
 import msgspec
 
 from multinode.check.check import (
+    Questions,
     check_connectivity,
     check_launch,
     concerning,
+    peer_addresses,
+    probe,
     raise_first_error,
     sort_findings,
     with_connectivity,
 )
 from multinode.check.gpus import check_gpus_free
-from multinode.check.probe import Questions, peer_addresses, probe
 from multinode.check.rule import CheckFinding, Inspection
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import Endpoint
@@ -27,10 +29,9 @@ from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
 from multinode.job.workload import read_workload
-from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.context import ExecuteOptions, Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
-from multinode.launch.request import ExecuteOptions
-from multinode.launch.runs import summarise_run
+from multinode.launch.node_runs import summarise_run
 from multinode.launch.transfer import copy_code, fetch_traces
 from multinode.profile.throughput import read_model_work
 from multinode.records.benchmark import Benchmark

@@ -15,10 +15,9 @@ from multinode.cluster.cluster import Node
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, NodeGone, UsageError
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.planning import plan_launch, workers_of_nodes
-from multinode.launch.context import Launch, Launched, Prepared, RunContext
+from multinode.launch.context import STOP_FILE, Launch, Launched, Prepared, RunContext, StopOrder
 from multinode.launch.launch import create_parent, prepare, probe_nodes, probe_workers, run_prepared
 from multinode.launch.node_runs import stop_on_node
-from multinode.launch.request import STOP_FILE, StopOrder
 from multinode.launch.restart import (
     Checkpoint,
     RestartOptions,

@@ -36,8 +36,7 @@ from multinode.launch.grid import (
     without_runs,
 )
 from multinode.launch.launch import create_parent
-from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.runs import summarise_run
+from multinode.launch.node_runs import cleanup_nodes, summarise_run
 from multinode.profile.summary import Summary
 from multinode.profile.throughput import trained_s
 from multinode.records.benchmark import Benchmark

@@ -269,7 +269,7 @@ class Tracker:
 
     def explain(self, failure: Failure) -> Failure:
         """The first failure, with what the run's figures say about it."""
-        from multinode.diagnose.failure_kinds import explain_timeout, link_share
+        from multinode.diagnose.failure import explain_timeout, link_share
 
         at_s = failure.time_s if failure.time_s is not None else time.time()
         shares = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from multinode.check.check import Questions, probe
 from multinode.check.connectivity import measure_pairs, require_pairs
-from multinode.check.probe import Questions, probe
 from multinode.errors import Interrupted, UsageError
 from multinode.job.job import Job
 from multinode.job.job_files import job_files
@@ -16,9 +16,8 @@ from multinode.job.planning import workers_of_nodes
 from multinode.job.step_messages import StepMessages, messages_to_test, step_messages
 from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.launch import prepare, require_success, run_prepared
-from multinode.network.scan_changes import compare_scans
 from multinode.network.scan_evidence import nic_ceilings
-from multinode.network.size_scan import ScanReport, estimate_step, nics_of, read_ring, summarise_scan
+from multinode.network.size_scan import ScanReport, compare_scans, estimate_step, nics_of, read_ring, summarise_scan
 from multinode.records.benchmark import CollectiveTest, in_turns
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import parse_samples

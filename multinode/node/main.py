@@ -30,7 +30,7 @@ _VERBS = {
     "relay": ".copies.session:relay",
     "runs": ".run.runs:run",
     "stop": ".run.stop:run",
-    "supervise": ".run.supervise:run",
+    "supervise": ".run.supervisor:run",
 }
 # No verbs: they run as part of a job, so they have no channel, and their errors are their own.
 _PROGRAMS = {

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from multinode.job.step_calls import passing_bytes
+from multinode.job.step_messages import passing_bytes
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import widest

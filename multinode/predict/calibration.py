@@ -14,7 +14,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.restrictions import power_sgd_rank
-from multinode.job.step_calls import SMALL_BYTES, StepCall, Work, passing_bytes, with_gradients
+from multinode.job.step_messages import SMALL_BYTES, StepCall, Work, passing_bytes, with_gradients
 from multinode.predict.cost_model import (
     HIDEABLE_SHARE,
     Overlap,

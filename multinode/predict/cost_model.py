@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.job.step_calls import StepCall
+from multinode.job.step_messages import StepCall
 from multinode.predict.network_model import CommTimes, Link
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from multinode.errors import MultinodeError
-from multinode.job.step_calls import passing_bytes
-from multinode.launch.runs import observe_run
+from multinode.job.step_messages import passing_bytes
+from multinode.launch.node_runs import observe_run
 from multinode.predict.advice import NOTICEABLE, RankedOption, pays, rank_options
 from multinode.predict.advise import training_state
 from multinode.predict.evidence import gather, work_of_calls

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError, UsageError
-from multinode.job.step_calls import SMALL_BYTES, StepCall, Work, with_gradients
+from multinode.job.step_messages import SMALL_BYTES, StepCall, Work, with_gradients
 from multinode.job.workload import read_work
 from multinode.predict.calibration import (
     Calibration,

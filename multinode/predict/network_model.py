@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.step_calls import SMALL_BYTES, StepCall
+from multinode.job.step_messages import SMALL_BYTES, StepCall
 from multinode.network.size_scan import ScanReport
 from multinode.traffic.algorithms import (
     Layout,
@@ -24,8 +24,7 @@ from multinode.traffic.algorithms import (
     node_flows,
     steps_us,
 )
-from multinode.traffic.size_curve import SizeCurve, fit_curve, held_back, median_error
-from multinode.traffic.traffic import GroupScope
+from multinode.traffic.traffic import GroupScope, SizeCurve, fit_curve, held_back, median_error
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_count, format_rate, goodput_gb_per_s
 
 _US_PER_MS = 1e3

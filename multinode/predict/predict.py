@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.step_calls import StepCall, passing_bytes, with_gradients
+from multinode.job.step_messages import StepCall, passing_bytes, with_gradients
 from multinode.predict.calibration import Calibration, Measured, Residual, largest
 from multinode.predict.cost_model import (
     Overlap,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from multinode.job.step_calls import SMALL_BYTES
+from multinode.job.step_messages import SMALL_BYTES
 from multinode.profile.machine_use import GpuUse, NodeUse
-from multinode.profile.rounds import Rounds
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import WorkerSplit
-from multinode.profile.summary import Summary
+from multinode.profile.summary import Rounds, Summary
 from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent, plus_minus
 from multinode.stats.estimate import Estimate, known_max
 

@@ -16,9 +16,8 @@ from multinode.bench.measure import bench, load_bench
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import ConnectError, Interrupted, RunFailed
 from multinode.job.planning import LaunchOptions
-from multinode.launch.context import Launch, RunContext
-from multinode.launch.request import ExecuteOptions
-from multinode.launch.runs import load_run
+from multinode.launch.context import ExecuteOptions, Launch, RunContext
+from multinode.launch.node_runs import load_run
 from multinode.records.benchmark import DeviceTest
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run

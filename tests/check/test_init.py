@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from multinode.check.probe import describe_nodes
+from multinode.check.check import describe_nodes
 from multinode.cluster.cluster import Cluster, Node
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport

@@ -5,11 +5,10 @@ import shlex
 
 import msgspec
 
-from multinode.check.check import RULES
+from multinode.check.check import RULES, check_ssh
 from multinode.check.gpus import check_presence
 from multinode.check.machine import check_interpreter, check_packages, check_versions
 from multinode.check.paths import check_output
-from multinode.check.probe import check_ssh
 from multinode.check.variables import check_interface_names, check_stray_variables
 from multinode.cluster.facts import PathFact
 from multinode.errors import ConnectError

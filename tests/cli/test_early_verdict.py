@@ -18,8 +18,7 @@ from multinode.cli.main import build_app
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.launch.attach import attach, find_known
-from multinode.launch.context import RunContext
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions, RunContext
 from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.run import Run
 from multinode.transport.agent import AgentArchive, AgentTransport

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from multinode.cli.main import VERBS, build_app, load_verb
 from multinode.cli.output import note, set_verbosity
 from multinode.errors import UsageError
-from multinode.launch.connection import load_nodes
+from multinode.launch.context import load_nodes
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 

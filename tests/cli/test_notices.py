@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.cli.notices import NoticeOptions
+from multinode.cli.running import NoticeOptions
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import RunContext
 from multinode.records.progress import RunProgress

@@ -26,7 +26,7 @@ DEADLINE_S = 60.0
 FOLLOW = """
 import sys, time
 from multinode.cli.running import stop_on_signals
-from multinode.launch.request import StopRequest
+from multinode.launch.context import StopRequest
 stop = StopRequest()
 with stop_on_signals(stop), stop.heard():
     print("ready", flush=True)

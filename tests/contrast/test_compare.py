@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.contrast.compare import load_side_run
+from multinode.contrast.side import load_side_run
 from tests.predict.stored import training_record
 from tests.predict.test_request import store
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.contrast.compare import load_side_run
 from multinode.contrast.figures import Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.measure import cut_job, with_outlook
-from multinode.contrast.side import make_side
+from multinode.contrast.side import load_side_run, make_side
 from multinode.errors import UsageError
 from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
 from multinode.predict.forecast import ForecastRequest

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from multinode.diagnose.evidence import NodeEvidence
-from multinode.diagnose.failure_kinds import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
+from multinode.diagnose.failure import WorkerDeath, classify, explain_timeout, find_worker_death, link_share
 from multinode.records.progress import NodeProgress
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import NicSample, StepSample

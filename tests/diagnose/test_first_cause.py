@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.diagnose.explanation import explain
-from multinode.diagnose.failure import first_failure
-from multinode.diagnose.failure_kinds import WorkerDeath, find_worker_death
+from multinode.diagnose.failure import WorkerDeath, find_worker_death, first_failure
 from multinode.diagnose.hang import find_hang
 from multinode.diagnose.known_errors import find_error
 from multinode.diagnose.log_words import read_log

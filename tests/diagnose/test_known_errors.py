@@ -12,8 +12,7 @@ import pytest
 
 from multinode.check.check import CHECK_NAMES
 from multinode.diagnose.evidence import NodeEvidence
-from multinode.diagnose.failure import first_failure
-from multinode.diagnose.failure_kinds import classify
+from multinode.diagnose.failure import classify, first_failure
 from multinode.diagnose.known_errors import PROJECTS, decode_catalogue, find_error, known_errors
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample

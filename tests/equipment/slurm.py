@@ -17,8 +17,7 @@ import psutil
 from multinode.errors import MultinodeError, NodeFailed, UsageError
 from multinode.lab.cluster import ns_command
 from multinode.lab.nodes import REFRESH_SCRIPT
-from multinode.lab.processes import poll, run_all, run_program
-from multinode.lab.state import Lab, LabSpec, NodeFile, node_addresses, node_name
+from multinode.lab.state import Lab, LabSpec, NodeFile, node_addresses, node_name, poll, run_all, run_program
 from tests.equipment.cgroups import find_top, group_path
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch", "scontrol", "setpriv", "unshare")

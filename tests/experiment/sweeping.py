@@ -11,12 +11,10 @@ import msgspec
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.experiment.grid_plan import cell_overrides, plan_grid
-from multinode.experiment.sweep import Swept, sweep
-from multinode.experiment.sweep_cell import AskedGrid, CellRun, CellTraining
+from multinode.experiment.sweep import AskedGrid, CellRun, CellTraining, Swept, sweep
 from multinode.job.job import Job, parse_llamafactory
-from multinode.launch.context import Launch, Launched, RunContext
+from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
 from multinode.launch.grid import CellRecord, Grid, GridRecord
-from multinode.launch.request import ExecuteOptions, StopRequest
 from multinode.launch.series import GRID_FILE, Resume
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan

@@ -7,11 +7,11 @@ import re
 import msgspec
 import pytest
 
-from multinode.experiment.cell_screen import cell_parts
 from multinode.experiment.cell_sheet import (
     cell_blocks,
     cell_columns,
     cell_csv,
+    cell_parts,
     cells_sheet,
     constants_line,
     lead,

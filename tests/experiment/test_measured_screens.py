@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from multinode.experiment.cell_screen import cell_parts
-from multinode.experiment.cell_sheet import with_notes
+from multinode.experiment.cell_sheet import cell_parts, with_notes
 from multinode.experiment.cells import Cheapest
 from multinode.network.nccl_tuning import TunedSetting, TuneReport, tune_parts
 from multinode.records.benchmark import CollectiveTest, scan_messages

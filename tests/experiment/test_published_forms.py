@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import UsageError
+from multinode.experiment.imported_forms import nearest_columns, read_title
 from multinode.experiment.imported_table import Extras, ImportedRow, ImportedTable, parse_table
-from multinode.experiment.imported_titles import nearest_columns, read_title
 from multinode.records.samples import Rounded
 
 TABLES = Path(__file__).parent / "tables"

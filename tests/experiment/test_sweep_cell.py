@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from multinode.errors import MultinodeError
-from multinode.experiment.sweep_cell import STEPS_WITHOUT_END, AskedGrid, TimedStop, cell_launch, with_time_limit
-from multinode.launch.context import RunContext
+from multinode.experiment.sweep import STEPS_WITHOUT_END, AskedGrid, TimedStop, cell_launch, with_time_limit
+from multinode.launch.context import RunContext, StopRequest
 from multinode.launch.grid import GridRecord, begin
 from multinode.launch.progress_table import progress_line
-from multinode.launch.request import StopRequest
 from multinode.launch.series import GRID_FILE
 from multinode.records.progress import NodeProgress, RunProgress
 from multinode.records.run import Run

@@ -13,15 +13,13 @@ from pathlib import Path
 
 from multinode.cluster.cluster import local_cluster
 from multinode.experiment.grid_plan import plan_grid
-from multinode.experiment.sweep import Swept, sweep
-from multinode.experiment.sweep_cell import AskedGrid, CellTraining
+from multinode.experiment.sweep import AskedGrid, CellTraining, Swept, sweep
 from multinode.job.engine_commands import Engine
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
-from multinode.launch.context import Launch, RunContext
+from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.grid import Grid, GridRecord
-from multinode.launch.request import ExecuteOptions
-from multinode.launch.runs import load_runs
+from multinode.launch.node_runs import load_runs
 from multinode.launch.series import GRID_FILE, Resume
 from multinode.records.run_directory import RunDirectory
 from multinode.transport.local import LocalTransport

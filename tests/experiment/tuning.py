@@ -12,11 +12,10 @@ import msgspec
 
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.experiment.asked_tuning import AskedTuning
-from multinode.experiment.sweep_cell import CellRun
+from multinode.experiment.sweep import CellRun
 from multinode.experiment.tune import Tuned, tune
 from multinode.job.job import LlamaFactoryJob, parse_llamafactory, render_job
-from multinode.launch.context import Launch, Launched, RunContext
-from multinode.launch.request import ExecuteOptions, StopRequest
+from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
 from multinode.launch.series import Resume
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, PlanFile

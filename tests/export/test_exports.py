@@ -28,7 +28,7 @@ from multinode.errors import UsageError
 from multinode.export.figures import SUMMARY_FIGURES, summary_values
 from multinode.export.target import parse_targets
 from multinode.launch.export import follow_export
-from multinode.launch.runs import load_run
+from multinode.launch.node_runs import load_run
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from tests.export.stored_run import make_plan, shown, store_run

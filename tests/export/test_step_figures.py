@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.export.step_figures import StepFigures, StepStream
+from multinode.export.figures import StepFigures, StepStream
 from multinode.profile.observed import ObservedNode
 from multinode.records.samples import LossSample, NicBytes, Sample, StepSample
 from tests.profile.observing import STEPS, observed

@@ -14,8 +14,7 @@ from pathlib import Path
 from multinode.cluster.cluster import Cluster, Node
 from multinode.job.job import Job
 from multinode.job.planning import LaunchOptions
-from multinode.launch.context import Launch
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions, Launch
 from multinode.records.benchmark import Benchmark
 from multinode.transport.agent import load_archive
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from multinode.bench.measure import bench
-from multinode.launch.context import Launched, RunContext
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions, Launched, RunContext
 from multinode.network.measure import Extent, nccl_test
 from multinode.records.benchmark import CollectiveTest, DeviceTest, Message
 from multinode.records.samples import GpuSample, parse_samples

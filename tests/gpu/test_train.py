@@ -8,9 +8,8 @@ import pytest
 
 from multinode.contrast.measure import ContrastRequest, contrast
 from multinode.job.job import ScriptJob
-from multinode.launch.context import Launched, RunContext
+from multinode.launch.context import ExecuteOptions, Launched, RunContext
 from multinode.launch.launch import launch
-from multinode.launch.request import ExecuteOptions
 from multinode.records.run import StallRecord
 
 from .one_gpu import TRAIN, launch_of

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.job.step_calls import calls_of_strategy, hideable_share, passing_bytes
+from multinode.job.step_messages import calls_of_strategy, hideable_share, passing_bytes
 from multinode.traffic.algorithms import Layout, bus_factor
 from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, step_exchanges
 

@@ -15,8 +15,7 @@ import pytest
 
 from multinode.lab.cluster import Remains, down_lab, find_remains, login_environment, ns_command, require_lab, up_lab
 from multinode.lab.nodes import REFRESH_SCRIPT, SSH_CONFIG
-from multinode.lab.processes import is_alive, poll
-from multinode.lab.state import Lab, LabSpec, load_lab
+from multinode.lab.state import Lab, LabSpec, is_alive, load_lab, poll
 from tests.equipment.cgroups import Controller, find_top
 from tests.equipment.faults import Fault, clear_faults, make_fault
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from multinode.lab.cluster import ns_command, require_lab
-from multinode.lab.processes import node_processes
-from multinode.lab.state import Lab
+from multinode.lab.state import Lab, node_processes
 from tests.equipment.faults import Clock, DiskFull, LinkDown
 from tests.lab.faulting import faults
 from tests.lab.launching import (

@@ -10,8 +10,7 @@ import pytest
 from multinode.errors import NodeFailed, UsageError
 from multinode.lab.cluster import down_lab, find_remains
 from multinode.lab.network import measure_stream
-from multinode.lab.processes import is_alive
-from multinode.lab.state import STATE_DIR, Lab, load_lab
+from multinode.lab.state import STATE_DIR, Lab, is_alive, load_lab
 from tests.equipment.command import main
 from tests.equipment.faults import (
     Address,

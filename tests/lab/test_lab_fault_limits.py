@@ -16,8 +16,7 @@ import pytest
 from multinode.errors import UsageError
 from multinode.lab.cluster import down_lab, exec_in_node, find_groups, find_remains
 from multinode.lab.nodes import SSH_CONFIG
-from multinode.lab.processes import is_alive
-from multinode.lab.state import STATE_DIR, Lab
+from multinode.lab.state import STATE_DIR, Lab, is_alive
 from multinode.records.samples import CgroupSample, CpuSample, Sample, parse_samples
 from tests.equipment.cgroups import Controller, find_top
 from tests.equipment.faults import Cpu, Fault, Memory, NodeState, SshdState, clear_faults, make_fault

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from multinode.lab.processes import poll
-from multinode.lab.state import Lab
+from multinode.lab.state import Lab, poll
 from tests.equipment.faults import (
     Clock,
     DiskFull,

@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from multinode.lab.cluster import exec_in_node, find_remains, require_lab, up_lab
-from multinode.lab.processes import is_alive, poll
-from multinode.lab.state import STATE_DIR, Lab, load_lab, save_lab
+from multinode.lab.state import STATE_DIR, Lab, is_alive, load_lab, poll, save_lab
 
 from .conftest import DEADLINE_S, REPOSITORY, SMALL
 from .launching import call_here

@@ -18,7 +18,7 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.quoting import Command
 from multinode.errors import ContactLost
 from multinode.launch import execute
-from multinode.launch.request import ExecuteOptions, StopRequest
+from multinode.launch.context import ExecuteOptions, StopRequest
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import Run

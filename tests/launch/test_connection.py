@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.launch.connection import _open_transport
+from multinode.launch.context import _open_transport
 from multinode.transport.fabric_ssh import FabricTransport
 from multinode.transport.openssh import OpensshTransport
 

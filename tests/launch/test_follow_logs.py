@@ -21,8 +21,7 @@ from multinode.errors import (
     UsageError,
 )
 from multinode.launch.attach import Known, attach, follow_logs
-from multinode.launch.context import RunContext
-from multinode.launch.request import ExecuteOptions, StopRequest
+from multinode.launch.context import ExecuteOptions, RunContext, StopRequest
 from multinode.records.plan import TraceWindow
 from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory

@@ -10,12 +10,11 @@ from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, GpuProcess, NodeFacts
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted
-from multinode.experiment.sweep_cell import measure_cell
+from multinode.experiment.sweep import measure_cell
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions, plan_launch
-from multinode.launch.context import Launch, Prepared, RunContext
+from multinode.launch.context import Launch, Prepared, RunContext, StopRequest
 from multinode.launch.launch import find_holder, wait_for_gpus
-from multinode.launch.request import StopRequest
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory

@@ -11,9 +11,8 @@ from multinode.errors import NodeFailed, UsageError
 from multinode.job.engine_commands import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
 from multinode.job.planning import LaunchOptions
-from multinode.launch.context import Launch, RunContext
+from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import prepare, probe_nodes
-from multinode.launch.request import ExecuteOptions
 from multinode.transport.fake import FakeTransport
 
 CLUSTER: Cluster = parse_hostfile("a addr=10.0.0.1\n", "hosts")

@@ -20,8 +20,7 @@ from multinode.job.code_tree import CodeFile, CodeTree
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions
 from multinode.launch.attach import find_known, stop
-from multinode.launch.context import Launch, Launched, RunContext
-from multinode.launch.request import ExecuteOptions
+from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext
 from multinode.launch.restart import RestartOptions
 from multinode.launch.restarts import launch_with_restarts
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan

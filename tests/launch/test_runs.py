@@ -14,7 +14,7 @@ from multinode.cluster.cluster import Cluster
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.attach import Known, choose_logs, choose_nodes, follow_logs, node_logs
 from multinode.launch.context import RunContext
-from multinode.launch.runs import load_run, load_runs
+from multinode.launch.node_runs import load_run, load_runs
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run

@@ -13,9 +13,8 @@ from multinode.cluster.cluster import local_cluster
 from multinode.job.engine_commands import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
 from multinode.job.planning import LaunchOptions
-from multinode.launch.context import Launch, RunContext
+from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
-from multinode.launch.request import ExecuteOptions
 from multinode.transport.local import LocalTransport
 
 SECRET = "s3cr3t-0f-this-test"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from multinode.diagnose.evidence import NodeEvidence
 from multinode.errors import ContactLost
-from multinode.launch.request import ExecuteOptions, supervise_requests
+from multinode.launch.context import ExecuteOptions, supervise_requests
 from multinode.launch.session import Chunk, Ended, Event, EventQueue, Hello
 from multinode.records.run import NodeRun
 from tests.diagnose.test_failure import GLOO, NCCL, ended, find, raised

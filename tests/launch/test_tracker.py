@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import AuthError, ContactLost, NodeFailed
-from multinode.launch.runs import summarise_run
+from multinode.launch.node_runs import summarise_run
 from multinode.launch.session import Chunk, Ended, Event, Gone, Hello, Message, Status, parse_record
 from multinode.launch.tracker import KeptLimits, Tracker
 from multinode.records.run_directory import RunDirectory

@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.network.scan_changes import compare_scans
 from multinode.network.scan_verdict import Verdict
-from multinode.network.size_scan import NodeState, ScanReport
+from multinode.network.size_scan import NodeState, ScanReport, compare_scans
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.traffic.algorithms import CollectiveRow
 

@@ -12,8 +12,7 @@ import pytest
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import Interrupted, RunFailed
 from multinode.job.planning import LaunchOptions
-from multinode.launch.context import Launch, RunContext
-from multinode.launch.request import StopRequest
+from multinode.launch.context import Launch, RunContext, StopRequest
 from multinode.network.measure import Extent
 from multinode.network.nccl_tuning import TuneReport, env_keys, tune_parts
 from multinode.network.nic_path import NcclPath

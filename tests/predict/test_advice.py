@@ -12,7 +12,7 @@ from multinode.job.deepspeed import DeepSpeedConfig
 from multinode.job.job import parse_llamafactory
 from multinode.job.job_files import Change
 from multinode.job.model_size import parse_model
-from multinode.job.step_calls import Work
+from multinode.job.step_messages import Work
 from multinode.job.workload import JobSettings
 from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
 from multinode.predict.advice_screen import advice_notes
@@ -28,8 +28,7 @@ from multinode.profile.stragglers import Straggler
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.size_curve import fit_curve
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs, fit_curve
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.step_calls import Work
+from multinode.job.step_messages import Work
 from multinode.predict.break_even import (
     accumulation_for,
     beats_one,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.step_calls import StepCall
+from multinode.job.step_messages import StepCall
 from multinode.predict.network_model import (
     Assumed,
     Link,
@@ -16,8 +16,7 @@ from multinode.predict.network_model import (
     widest,
 )
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.size_curve import SizeCurve, fit_curve
-from multinode.traffic.traffic import GroupScope
+from multinode.traffic.traffic import GroupScope, SizeCurve, fit_curve
 from tests.predict.stored import sweep_record
 
 TWO, FOUR = Layout(nodes=2), Layout(nodes=4)

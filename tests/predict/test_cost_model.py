@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.step_calls import StepCall, calls_of_messages, calls_of_strategy, passing_bytes
-from multinode.job.step_messages import StepMessage, StepMessages
+from multinode.job.step_messages import (
+    StepCall,
+    StepMessage,
+    StepMessages,
+    calls_of_messages,
+    calls_of_strategy,
+    passing_bytes,
+)
 from multinode.predict.cost_model import Overlap, StepCosts, exposed_ms, hideable_part, overlaps, step_parts
 from multinode.predict.network_model import CommTimes
 from multinode.traffic.algorithms import Layout

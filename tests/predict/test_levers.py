@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
-from multinode.job.step_calls import StepCall, Work
+from multinode.job.step_messages import StepCall, Work
 from multinode.predict.cost_model import Scenario, StepCosts, make_low_rank
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast

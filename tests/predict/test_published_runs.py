@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from multinode.job.model_size import lora_parameters, parse_model
-from multinode.job.step_calls import Work
+from multinode.job.step_messages import Work
 from multinode.predict.break_even import accumulation_for, link_for
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts, StepParts, step_parts
 from multinode.predict.network_model import CommTimes, Link, NetworkModel
 from multinode.predict.predict import Prediction, predict
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.size_curve import fit_curve
-from multinode.traffic.traffic import Strategy, TrafficInputs, nic_bytes, step_exchanges
+from multinode.traffic.traffic import Strategy, TrafficInputs, fit_curve, nic_bytes, step_exchanges
 
 # Qwen2-VL-7B's language model, by its published config.json.
 QWEN2_VL = {

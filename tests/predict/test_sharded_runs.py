@@ -16,8 +16,7 @@ import msgspec
 import pytest
 
 from multinode.job.job import LlamaFactoryJob
-from multinode.job.step_calls import passing_bytes
-from multinode.job.step_messages import step_messages
+from multinode.job.step_messages import passing_bytes, step_messages
 from multinode.job.training import read_training
 from multinode.predict.evidence import work_of_calls
 from multinode.profile.calls import read_calls

@@ -17,7 +17,7 @@ from multinode.profile.step_bytes import BytesPerStep, SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Comm, Summary
-from multinode.profile.trace_view import TraceView
+from multinode.profile.trace import TraceView
 from multinode.records.run import NodeRun, Run
 from multinode.records.samples import (
     CallCount,

@@ -5,9 +5,9 @@ import pytest
 
 from multinode.profile.in_training import InTraining, in_training
 from multinode.profile.observed import Observed, ObservedNode
-from multinode.profile.trace_view import TraceView
+from multinode.profile.trace import TraceView
 from multinode.records.samples import DdpSample, ModelSample, Sample
-from multinode.traffic.size_curve import ScanCurves, fit_curve
+from multinode.traffic.traffic import ScanCurves, fit_curve
 
 MB = 1_000_000
 BUCKETS = (3 * MB, MB)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.profile.rounds import see_rounds
-from multinode.profile.summary import summarise
+from multinode.profile.summary import see_rounds, summarise
 from multinode.records.samples import (
     AveragingSample,
     CallCount,

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.trace import CollectiveSpan, TraceEvents, TraceStep, read_trace
-from multinode.profile.trace_view import view_traces
+from multinode.profile.trace import CollectiveSpan, TraceEvents, TraceStep, read_trace, view_traces
 from multinode.stats.time_spans import merge
 
 TRACES = Path(__file__).parent / "traces"

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from multinode.profile.trace import TraceEvents, read_trace
-from multinode.profile.trace_view import view_traces
+from multinode.profile.trace import TraceEvents, read_trace, view_traces
 from tests.warm import WarmProcess, free_port
 
 DEADLINE_S = 100.0

@@ -20,9 +20,9 @@ from typing import NamedTuple, Optional
 
 from ..channel import Record
 from ..kernel_files import TABLE_CHARACTERS, read_number, read_text, try_read
-from ..own_files import user_name
 from ..processes import command_of, list_pids
 from ..programs import Query, QueryFailed, find_program
+from ..rundir import user_name
 
 _IP_DEADLINE_S = 5.0
 _SBIN = ("/usr/sbin", "/sbin")

@@ -12,8 +12,7 @@ import msgspec
 from multinode.decoding import decode_json
 from multinode.errors import MultinodeError, NodeFailed, UsageError
 from multinode.lab.cluster import require_lab
-from multinode.lab.processes import is_alive
-from multinode.lab.state import STATE_DIR, Lab, load_lab, lock_lab, save_lab, write_json
+from multinode.lab.state import STATE_DIR, Lab, is_alive, load_lab, lock_lab, save_lab, write_json
 from tests.equipment.faults.fault import Scene
 from tests.equipment.faults.files import DiskFull, FileMissing, FileText, Package
 from tests.equipment.faults.links import Address, Interface, LinkDown, LinkSlow, Mtu, Ports, Route

@@ -9,8 +9,7 @@ import psutil
 
 from multinode.errors import MultinodeError, NodeFailed, UsageError
 from multinode.lab.cluster import ns_command
-from multinode.lab.processes import is_alive, run_program
-from multinode.lab.state import Lab, LabNode
+from multinode.lab.state import Lab, LabNode, is_alive, run_program
 
 _STILL = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
 

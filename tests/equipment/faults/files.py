@@ -8,8 +8,7 @@ import msgspec
 
 from multinode.errors import MultinodeError, NodeFailed, UsageError
 from multinode.lab.cluster import login_environment
-from multinode.lab.processes import poll
-from multinode.lab.state import Lab, LabNode
+from multinode.lab.state import Lab, LabNode, poll
 from tests.equipment.faults.fault import AnyFault, Scene, run_in_node
 
 _PROGRAM = Path(__file__).with_name("node_files.py")

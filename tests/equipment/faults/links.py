@@ -8,8 +8,7 @@ import msgspec
 
 from multinode.decoding import decode_json
 from multinode.lab.network import DATA_BRIDGE, SWITCH_NAMESPACE, rate_text, shape_end
-from multinode.lab.processes import run_batch, run_program
-from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
+from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode, run_batch, run_program
 from tests.equipment.faults.fault import AnyFault, Scene, require
 
 # What every port of the switch passes.

@@ -18,7 +18,11 @@ import psutil
 from multinode.errors import NodeFailed, UsageError
 from multinode.lab.cluster import remove_group
 from multinode.lab.nodes import start_nodes, write_speed
-from multinode.lab.processes import (
+from multinode.lab.state import (
+    DATA_IFNAME,
+    MANAGEMENT_IFNAME,
+    Lab,
+    LabNode,
     is_alive,
     namespace_id,
     node_processes,
@@ -26,7 +30,6 @@ from multinode.lab.processes import (
     processes_in,
     signal_all,
 )
-from multinode.lab.state import DATA_IFNAME, MANAGEMENT_IFNAME, Lab, LabNode
 from multinode.node.facts.memory import Hierarchy
 from multinode.units import format_size
 from tests.equipment import cgroups

@@ -16,8 +16,11 @@ import msgspec
 from multinode.errors import NodeFailed, UsageError
 from multinode.lab.cluster import ns_command
 from multinode.lab.nodes import SSHD_CONFIG, log_path, sshd_config
-from multinode.lab.processes import (
+from multinode.lab.state import (
     SSHD,
+    Lab,
+    LabNode,
+    ProcessRef,
     environment_of,
     is_alive,
     node_processes,
@@ -25,7 +28,6 @@ from multinode.lab.processes import (
     process_ref,
     signal_all,
 )
-from multinode.lab.state import Lab, LabNode, ProcessRef
 from tests.equipment.faults.fault import AnyFault, Scene, is_stopped, run_in_node
 
 _SSHD_WORDS = {
