@@ -131,7 +131,7 @@ def _blocks(one: ReportedRun, name: str | None = None) -> Iterator[Block]:
 def _charts(one: ReportedRun, name: str) -> dict[str, Iterable[Block]]:
     from multinode.contrast.page import contrast_charts
     from multinode.experiment.cell_page import cell_charts
-    from multinode.network.screen import scan_chart
+    from multinode.network.scan_chart import scan_chart
 
     charts: dict[str, Iterable[Block]] = {}
     if one.contrast is not None:

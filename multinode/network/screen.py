@@ -11,9 +11,7 @@ from rich.table import Table
 
 from multinode.network.size_scan import ScanReport, time_us
 from multinode.records.benchmark import LAUNCH_US, CollectiveTest
-from multinode.render.charts import Figure, Scatter, with_axes
-from multinode.render.page import blocks_html, page
-from multinode.render.sheet import UNKNOWN, Chart, Column, Prose, Sheet, format_sig, percent, plus_minus
+from multinode.render.sheet import UNKNOWN, Column, Sheet, format_sig, percent, plus_minus
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.traffic.algorithms import CollectiveRow
 from multinode.traffic.pair_speeds import NetworkFinding, PairSpeed
@@ -339,33 +337,3 @@ def _enough(report: ScanReport) -> Iterator[tuple[str, str]]:
 def _slowest(pairs: Sequence[PairSpeed]) -> str:
     speeds = [one.gbit_per_s for one in pairs if one.gbit_per_s is not None]
     return f"{min(speeds) / BITS_PER_BYTE:.3f} GB/s" if speeds else "failed"
-
-
-def scan_chart(report: ScanReport, name: str = "sweep") -> Chart:
-    """One line per collective with points at the sizes, and one level line per bound."""
-    rows = report.rows
-    figure = Figure()
-    for collective in dict.fromkeys(row.collective for row in rows):
-        mine = [row for row in rows if row.collective == collective]
-        figure.add_trace(
-            Scatter(
-                x=[row.size_bytes for row in mine],
-                y=[row.busbw_gb_per_s for row in mine],
-                customdata=[[row.time_us, row.p95_us] for row in mine],
-                hovertemplate="%{x} B: %{y:.4f} GB/s, median %{customdata[0]:.0f} us, p95 %{customdata[1]:.0f} us",
-                mode="lines+markers",
-                name=collective,
-            )
-        )
-    sizes = [row.size_bytes for row in rows]
-    for bound, level in report.levels.items():
-        ends = [min(sizes), max(sizes)] if sizes else []
-        figure.add_trace(Scatter(x=ends, y=[level] * len(ends), mode="lines", line={"dash": "dash"}, name=bound))
-    figure.update_layout(hovermode="closest")
-    with_axes(figure, "size (B)", "busbw (GB/s)", type="log")
-    return Chart(title=f"collectives: {report.title}", name=name, figure=figure, rows=2)
-
-
-def scan_page(report: ScanReport) -> str:
-    """A self-contained page: the chart, and the verdict as plain text."""
-    return page(report.title, [blocks_html([scan_chart(report), Prose("\n".join(scan_lines(report)), "verbatim")])])
