@@ -12,12 +12,14 @@ from collections.abc import Collection
 import msgspec
 
 from multinode.job.model_size import ModelShape
+from multinode.records.samples import TokenWork
 
 _TERA = 1e12
 # FLOP per weight and token: 2 forward, 2 backward for the inputs' gradient, and 2 for the weight's own, if trained.
 _FORWARD, _FROZEN, _TRAINED = 2, 4, 6
 # Both operands of attention's two products have a gradient: forward once, backward twice.
 _ATTENTION_PASSES = 3
+_WHOLE = "whole, as PaLM's MFU does"
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +36,8 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
 
     Published tables report one or the other: "TFLOPs" in XTuner's speed benchmarks and "achieved teraFLOP/s" of
     Megatron-LM (arXiv 2104.04473, equation 3) are hardware figures with recomputation; PaLM's MFU (arXiv
-    2204.02311,
-    appendix B) is a model figure. XTuner counts causal attention half, as here; the other two count it whole.
+    2204.02311, appendix B) is a model figure. XTuner counts causal attention half; the other two count it whole, as
+    the summary of a run does.
     `tests/job/test_flops.py` reproduces the first two.
     """
 
@@ -82,7 +84,7 @@ def flops_per_token(
     words = [f"{base} x {matrices:,} parameters of matrices (output layer counted, embedding not)"]
     if adapter_parameters is not None:
         words.append(f"{_TRAINED} x {adapter:,} of the adapter")
-    half = "half (causal)" if causal else "whole"
+    half = "half (causal)" if causal else _WHOLE
     words.append(f"{_ATTENTION_PASSES} x attention over {sequence_tokens:,.0f} tokens, counted {half}")
     rule = " + ".join(words)
     if not recompute:
@@ -90,6 +92,36 @@ def flops_per_token(
     again = _FORWARD * (linears + adapter) + attention
     rule += "; of the hardware, each layer's forward pass once more"
     return Flops(model=model, hardware=model + again, causal=causal, rule=rule)
+
+
+def flops_of_weights(work: TokenWork, sequence_tokens: float) -> Flops:
+    """FLOPs per token of any model: 6 per trained weight, 4 per frozen one with a gradient through it, 2 per other one.
+
+    A frozen weight needs no gradient of its own; one before all that is trained needs none at all.
+
+    Args:
+        work: the weights that a token is multiplied with.
+        sequence_tokens: as in `flops_per_token`.
+    """
+    kinds = ((_TRAINED, work.trained, "trained"), (_FROZEN, work.passed, "frozen"), (_FORWARD, work.frozen, "frozen"))
+    words = [f"{each} x {weights:,} {kind} weights" for each, weights, kind in kinds if weights]
+    seen = (work.attention_width or 0) * sequence_tokens + work.sliding_width * min(sequence_tokens, work.window)
+    attention = 4 * seen
+    if work.attention_width is not None:
+        words.append(f"{_ATTENTION_PASSES} x attention over {sequence_tokens:,.0f} tokens, counted {_WHOLE}")
+    rule = " + ".join(words)
+    if work.experts:
+        rule += f"; of experts {work.experts}"
+    if work.attention_width is None:
+        rule += "; attention is not counted: a lower bound"
+    if work.left_out:
+        rule += f"; {work.left_out:,} parameters of encoders are not counted: a lower bound"
+    model = sum(each * weights for each, weights, _ in kinds) + _ATTENTION_PASSES * attention
+    if not work.recomputed:
+        return Flops(model=model, hardware=model, causal=False, rule=rule)
+    again = _FORWARD * work.recomputed + attention
+    rule += "; of the hardware, each layer's forward pass once more"
+    return Flops(model=model, hardware=model + again, causal=False, rule=rule)
 
 
 def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator: str) -> Utilisation:

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError
-from multinode.job.flops import Utilisation, flops_per_token, mean_peak, utilisation
+from multinode.job.flops import Utilisation, flops_of_weights, flops_per_token, mean_peak, utilisation
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.model_size import ModelShape, parse_model
 from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.benchmark import Benchmark
-from multinode.records.samples import ModelSample, Sample, StepSample
+from multinode.records.samples import ModelSample, Sample, StepSample, TokenWork
 from multinode.stats.estimate import Bounds, UnknownError, attempt, estimate_rate
 
 # On a GPU, the tokens without padding become known some steps late. The change of that delay between two records is an
@@ -255,6 +255,7 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     recompute: bool = False  # whether each layer's forward pass is recomputed in the backward pass
     packing: bool = False  # whether several samples share a row, so that its length says little about attention
     reason: str = ""  # why nothing is known
+    by_workers: bool = False  # whether the workers' own count of their modules' weights stands in for it
 
 
 def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> ModelWork:
@@ -265,25 +266,28 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
         model: the model's config.json; None if it could not be read.
     """
     if not isinstance(job, LlamaFactoryJob):
-        return ModelWork(reason="the model of a script is unknown; FLOPs are counted for LLaMA-Factory jobs only")
-    if model is None:
-        return ModelWork(reason=f"the config.json of {job.config.get('model_name_or_path')} could not be read")
-    shape = parse_model(model)
-    if shape is None:
-        return ModelWork(reason=f"the layers of a {model.get('model_type')!r} model cannot be counted")
+        return ModelWork(by_workers=True, reason="the workers do not know the modules of the script's model")
     from multinode.job.training import read_trained, refuse_unknown
 
+    precision = "fp8" if job.config.get("fp8") is True else None
+    packing = any(job.config.get(key) is True for key in ("packing", "neat_packing"))
     try:
         refuse_unknown(job, besides=_SAME_FLOPS)
+        shape = None if model is None else parse_model(model)
+        if shape is None:
+            unknown = f"the config.json of {job.config.get('model_name_or_path')} could not be read"
+            if model is not None:
+                unknown = f"the layers of a {model.get('model_type')!r} model cannot be counted"
+            return ModelWork(precision=precision, packing=packing, by_workers=True, reason=unknown)
         adapter, trainable = read_trained(job, shape)
     except JobError as error:
         return ModelWork(reason=error.message)
     return ModelWork(
-        precision="fp8" if job.config.get("fp8") is True else None,
+        precision=precision,
         shape=shape,
         adapter_parameters=None if adapter is None else trainable,
         recompute=job.config.get("disable_gradient_checkpointing") is not True,
-        packing=any(job.config.get(key) is True for key in ("packing", "neat_packing")),
+        packing=packing,
     )
 
 
@@ -295,20 +299,33 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
     Raises:
         UnknownError: why there are none.
     """
-    if work.shape is None:
-        raise UnknownError(work.reason or "the model's shape is unknown")
+    told = None if work.shape is not None else _told_work(work, observed)
     tgs, length = speed.effective_tgs or speed.tgs, speed.attention_length or _mean_length(speed)
     if tgs is None or length is None:
         raise UnknownError("the training does not report its tokens per step")
-    flops = flops_per_token(
-        work.shape, length, adapter_parameters=work.adapter_parameters, recompute=work.recompute, causal=True
-    )
+    if work.shape is not None:
+        adapter, recompute = work.adapter_parameters, work.recompute
+        flops = flops_per_token(work.shape, length, adapter_parameters=adapter, recompute=recompute, causal=False)
+    elif told is not None:
+        flops = flops_of_weights(told, length)
     used = utilisation(flops, tgs, *_peak(work, observed))
     notes = [used.rule, "tokens without padding" if speed.effective_tgs is not None else "padding counted as tokens"]
     if speed.attention_length is None:
         bound = "upper bound, samples are packed" if work.packing else "lower bound, by the mean length"
         notes.append(f"attention is a {bound}")
     return msgspec.structs.replace(used, rule="; ".join(notes))
+
+
+def _told_work(work: ModelWork, observed: Observed) -> TokenWork:
+    """What the workers say of the model, if that is the same of all."""
+    told = {model.token_work for model in last_models(observed).values()} if work.by_workers else set()
+    if len(told) > 1:
+        raise UnknownError("the workers hold different parts of the model")
+    found = next(iter(told), None)
+    if found is None or found.reason:
+        reason = found.reason if found is not None else ""
+        raise UnknownError(reason or work.reason or "the model's shape is unknown")
+    return found
 
 
 def _mean_length(speed: Throughput) -> float | None:

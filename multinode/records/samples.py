@@ -35,6 +35,21 @@ class NoteSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     rank: Count | None = None
 
 
+class TokenWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights of a model that one token is multiplied with; FLOPs per token follow from them."""
+
+    trained: Count = 0  # that are trained
+    passed: Count = 0  # frozen, with a gradient that passes through them
+    frozen: Count = 0  # frozen, before all that is trained
+    attention_width: Count | None = None  # of the queries, all layers together that see all tokens; None if unknown
+    sliding_width: Count = 0  # likewise, of layers that see the last `window` tokens
+    window: Count = 0
+    experts: str = ""  # that a token is sent to, `2 of 8`: their share is counted; empty without experts
+    left_out: Count = 0  # parameters of encoders of images and sound, which see no tokens
+    recomputed: Count = 0  # of all of them, those whose forward pass is repeated in the backward pass
+    reason: str = ""  # why nothing is known; else empty
+
+
 class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model"):
     """What is trained and how it is distributed over the workers; the last one of a worker counts."""
 
@@ -56,6 +71,7 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     # `comm_hooks`; for DeepSpeed `overlap_comm`, `reduce_bucket_size`, `communication_dtype` and others; for FSDP
     # `reshard_after_forward`
     settings: dict[str, str | int | float | bool | None] = {}
+    token_work: TokenWork | None = None  # of one worker's model; None if its modules are unknown
 
 
 class GroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="group"):

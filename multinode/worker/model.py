@@ -10,10 +10,11 @@ import math
 import os
 import sys
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from .guard import Guard, Hooks
 from .steps import Steps
+from .token_work import Weight, full_shape, token_work, weights_of
 
 _MIB = 2**20
 # Endless data sets say that they have as many as can be counted.
@@ -128,6 +129,8 @@ class _Spread(NamedTuple):
     settings: Dict[str, Any]
     zero_stage: Optional[int] = None
     accumulation: Optional[int] = None
+    modules: Tuple[Any, ...] = ()  # that hold the model, as far as they are known
+    weights: Tuple[Weight, ...] = ()  # of it, where its modules do not have them as they are; else empty
 
 
 def _describe(seen: _Seen) -> Optional[Dict[str, Any]]:
@@ -159,7 +162,17 @@ def _fields(spread: _Spread) -> Dict[str, Any]:
         "mixed_precision": _mixed_precision(),
         "tf32": _tf32(),
         "settings": spread.settings,
+        "token_work": _token_work(spread),
     }
+
+
+def _token_work(spread: _Spread) -> Optional[Dict[str, Any]]:
+    if not spread.modules:
+        return None
+    try:
+        return token_work(spread.weights or weights_of(*spread.modules), spread.modules)
+    except Exception as error:  # noqa: BLE001 - a module may be anything; what else is known of it is told
+        return {"reason": "its weights could not be counted: %s" % type(error).__name__}
 
 
 def _by_dtype(parameters: Iterable[_Parameter]) -> Dict[str, int]:
@@ -228,6 +241,7 @@ def _spread_of_deepspeed(seen: _Seen) -> Optional[_Spread]:
         settings=settings,
         zero_stage=int(engine.zero_optimization_stage()),
         accumulation=int(engine.gradient_accumulation_steps()),
+        modules=(engine.module,),
     )
 
 
@@ -249,6 +263,8 @@ def _spread_of_fsdp(seen: _Seen) -> Optional[_Spread]:
             "limit_all_gathers": unit.limit_all_gathers,
             "offload_param": "cpu" if unit.cpu_offload.offload_params else "none",
         },
+        modules=tuple(reversed(units)),
+        weights=tuple(each for unit in units for each in _flat_weights(unit)),
     )
 
 
@@ -257,7 +273,8 @@ def _spread_of_fully_shard(seen: _Seen) -> Optional[_Spread]:
         return None
     # The first to be sharded is a layer, the last the root, which keeps its parameters after the forward pass.
     settings = next(iter(seen.sharded.values()))
-    return _Spread(wrapper="fsdp2", parameters=_parameters(*seen.sharded), settings=settings)
+    modules = tuple(reversed(list(seen.sharded)))
+    return _Spread(wrapper="fsdp2", parameters=_parameters(*modules), settings=settings, modules=modules)
 
 
 def _spread_of_ddp(seen: _Seen) -> Optional[_Spread]:
@@ -275,6 +292,7 @@ def _spread_of_ddp(seen: _Seen) -> Optional[_Spread]:
             # The one place where a hook that torch has built in is named, too.
             "comm_hooks": module._get_ddp_logging_data().get("comm_hook", ""),  # noqa: SLF001 - see above
         },
+        modules=tuple(seen.ddp),
     )
 
 
@@ -283,7 +301,7 @@ def _spread_of_none(seen: _Seen) -> Optional[_Spread]:
     # An optimizer knows nothing of what is frozen; it is asked where there is no more to be had.
     groups = (group for optimizer in list(seen.optimizers) for group in optimizer.param_groups)
     parameters = _parameters(*models) or list(_counted(each for group in groups for each in group["params"]))
-    return _Spread(wrapper="none", parameters=parameters, settings={})
+    return _Spread(wrapper="none", parameters=parameters, settings={}, modules=tuple(models))
 
 
 def _largest(modules: Iterable[Any]) -> Optional[Any]:
@@ -309,12 +327,7 @@ def _counted(parameters: Iterable[Any]) -> Iterator[_Parameter]:
 
 def _full_size(parameter: Any) -> int:
     """Elements of a parameter before it was partitioned or packed; a DTensor's own count is that already."""
-    partitioned = getattr(parameter, "ds_numel", None)
-    if partitioned is not None:
-        return int(partitioned)
-    # bitsandbytes packs two weights of 4 bits into one byte.
-    packed = getattr(getattr(parameter, "quant_state", None), "shape", None)
-    return math.prod(packed) if packed is not None else int(parameter.numel())
+    return math.prod(full_shape(parameter))
 
 
 def _flat_parameters(unit: Any) -> Iterator[_Parameter]:
@@ -326,6 +339,22 @@ def _flat_parameters(unit: Any) -> Iterator[_Parameter]:
     for original, shape in zip(originals, flat._shapes):  # noqa: SLF001 - see above
         dtype = _dtype_name(flat.dtype) or ""
         yield _Parameter(math.prod(shape), dtype, original.requires_grad, unit.compute_device)
+
+
+def _flat_weights(unit: Any) -> Iterator[Weight]:
+    """The same, in the modules that use them."""
+    if unit._handle is None:  # noqa: SLF001 - torch says it nowhere else
+        return
+    flat = unit._handle.flat_param  # noqa: SLF001 - see above
+    originals = flat._params or [flat] * len(flat._shapes)  # noqa: SLF001 - see above
+    shapes = {}
+    for place, shape, info in zip(originals, flat._shapes, flat._param_infos):  # noqa: SLF001 - see above
+        key = hash((id(info.module), info.param_name))
+        shapes[key] = weight = Weight(info.module_name, info.module, tuple(shape), place.requires_grad, key)
+        yield weight
+    for info in flat._shared_param_infos:  # noqa: SLF001 - see above
+        first = shapes[hash((id(info.prim_module), info.prim_param_name))]
+        yield first._replace(path=info.module_name, owner=info.module)
 
 
 def _fully_shard_settings(arguments: Dict[str, Any]) -> Dict[str, Any]:

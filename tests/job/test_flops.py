@@ -211,7 +211,7 @@ def test_the_rule_stands_in_words_beside_the_figures() -> None:
 
 def test_the_rule_says_where_attention_counts_whole() -> None:
     flops = flops_per_token(LLAMA_3_8B, 2048, causal=False)
-    assert flops.rule.endswith("+ 3 x attention over 2,048 tokens, counted whole")
+    assert flops.rule.endswith("+ 3 x attention over 2,048 tokens, counted whole, as PaLM's MFU does")
     assert not flops.causal
 
 

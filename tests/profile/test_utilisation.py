@@ -133,13 +133,13 @@ def test_attention_is_by_the_squares_of_the_lengths_and_older_runs_say_that_it_i
     ]
     for config, speed, over, bound in cases:
         rule = utilisation_of(read_model_work(training_job(config), TINY), on_gpus([0], [1]), speed).rule
-        assert f"{over}, counted half (causal)" in rule
+        assert f"{over}, counted whole, as PaLM's MFU does" in rule
         assert ("bound" in rule) is (bound is not None)
         assert bound is None or bound in rule
 
 
-def test_made_up_rows_attend_causally_over_all_their_tokens() -> None:
+def test_made_up_rows_attend_over_all_their_tokens() -> None:
     packed = with_synthetic(training_job(FULL | {"packing": True, "max_steps": 20}))
-    assert "attention over 512 tokens, counted half (causal)" in (
+    assert "attention over 512 tokens, counted whole" in (
         utilisation_of(read_model_work(packed, TINY), on_gpus([0], [1]), SPEED).rule
     )
