@@ -24,7 +24,7 @@ from multinode.units import format_count, format_duration
 _LEFT_OUT = {
     "memory": "does not fit the GPUs",
     "little": f"predicted to gain less than {SOONER:.0%}",
-    "slower": "predicted slower than one node, even within the prediction error",
+    "slower": "predicted slower than one node, even allowing for the prediction error",
     "more": "others are predicted to be better; try more with --candidates",
 }
 
@@ -42,8 +42,8 @@ def loss_words(tuning: Tuning) -> str:
     """What the losses of its table are of."""
     if tuning.loss_of == "held-out":
         return (
-            f"after {tuning.samples:,} samples, on held-out data; with averaging between nodes, of the averaged "
-            "parameters"
+            f"after {tuning.samples:,} samples, on held-out data; of methods that average between nodes, that of the "
+            "averaged parameters"
         )
     if tuning.loss_of == "training":
         return (
@@ -168,8 +168,8 @@ def _predicted(row: TunedRow) -> str:
 def _notes(tuning: Tuning) -> Iterator[str]:
     yield f"loss: {loss_words(tuning)}"
     yield (
-        f"time: training time to within {SAME_LOSS:.1%} of the final loss of the first row; against 1 node: its "
-        "speed-up"
+        f"time: training time to come within {SAME_LOSS:.1%} of the first row's final loss; against 1 node: the "
+        "speed-up in that time"
     )
     if tuning.learning_rates:
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)

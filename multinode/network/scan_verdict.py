@@ -210,7 +210,8 @@ def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield NetworkFinding(
             code="slow_collective",
             message="raw TCP is OK, which rules out cables and switch: the collective is slow",
-            hint="watch the CPUs of each node while it runs: top; enable NCCL's log: --env NCCL_DEBUG=INFO",
+            hint="watch the CPUs of each node while it runs: top"
+            + ("; enable NCCL's log: --env NCCL_DEBUG=INFO" if seen.backend == "nccl" else ""),
         )
 
 

@@ -24,7 +24,7 @@ _ROUNDING = 1e-9
 
 def link_words(needed: Needed) -> str:
     """A break-even link: `between 800 Mbit/s and 1.2 Gbit/s`, `at least 2 Gbit/s`."""
-    return _needed_words(needed, "link", _rate)
+    return _needed_words(needed, "link", "fastest", _rate)
 
 
 def break_even_words(
@@ -54,10 +54,10 @@ def accumulation_words(needed: Needed) -> str:
 
 
 def _count(needed: Needed) -> str:
-    return _needed_words(needed, "accumulation", lambda count, _: f"{count:g}")
+    return _needed_words(needed, "accumulation", "largest", lambda count, _: f"{count:g}")
 
 
-def _needed_words(needed: Needed, noun: str, told: Callable[[float, int], str]) -> str:
+def _needed_words(needed: Needed, noun: str, most: str, told: Callable[[float, int], str]) -> str:
     """What is needed of a noun; `told` writes an amount with its unit, -1 rounds it down, 1 up."""
     if needed.low is None:
         return needed.why
@@ -67,7 +67,7 @@ def _needed_words(needed: Needed, noun: str, told: Callable[[float, int], str]) 
     if needed.high is None:
         is_apart = needed.value is not None and needed.value > _ONE_FIGURE * needed.low
         likely = f"about {told(needed.value or 0, 0)}, " if is_apart else ""
-        return f"{likely}at least {low}; given the prediction error, perhaps no {noun} is enough"
+        return f"{likely}at least {low}; given the prediction error, even the {most} {noun} may not be enough"
     if is_any:
         return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"
     if needed.high / needed.low <= _ONE_FIGURE:

@@ -119,7 +119,7 @@ def next_lines(command: str) -> Iterator[str]:
     """The last lines of a screen: the command that follows, and what it is for where its name does not say it."""
     yield footer("Next", command)
     if command.startswith("multinode tune "):
-        yield f"{'':<{_LABEL_WIDTH}} (measures the best changes that need no purchase, in short runs)"
+        yield f"{'':<{_LABEL_WIDTH}} (measures the best changes that need no new hardware, in short runs)"
 
 
 def print_parts(console: Console, parts: Iterable[Part]) -> None:

@@ -24,8 +24,8 @@ FINDINGS = (
         severity="error",
         node="node0",
         code="master-port",
-        message="port 29500, the rendezvous, is in use by python3 (pid 7, user eve): the workers could not find each "
-        "other there",
+        message="port 29500, the rendezvous port, is in use by python3 (pid 7, user eve): the workers could "
+        "not connect",
         hint="end that process, or choose another port: --master-port 29501",
     ),
     CLOCK,

@@ -74,7 +74,7 @@ def run(model: Any) -> float:
     tokens = torch.randint(1, 512, (2, TOKENS))
     with import_module("torch.utils.flop_counter").FlopCounterMode(display=False) as mode:
         model(input_ids=tokens, labels=tokens).loss.backward()
-    return mode.get_total_flops() / tokens.numel()
+    return float(mode.get_total_flops() / tokens.numel())
 
 
 @pytest.mark.parametrize("kind", MODELS)
