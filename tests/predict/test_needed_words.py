@@ -13,8 +13,10 @@ from multinode.predict.screen import accumulation_words, link_words
         (Needed(value=1.0, low=0.98, high=1.01), "about 1 Gbit/s"),
         (
             Needed(value=1.79, low=0.91),
-            "about 1.79 Gbit/s, at least 910 Mbit/s; given the prediction error, "
-            "even the fastest link may not be enough",
+            (
+                "about 1.79 Gbit/s, at least 910 Mbit/s; given the prediction error, "
+                "even the fastest link may not be enough"
+            ),
         ),
         (
             Needed(low=25.7, reason="slow_nodes"),
@@ -44,8 +46,10 @@ def test_a_link_is_told_no_sharper_than_it_is_known(needed: Needed, said: str) -
         ),
         (
             Needed(value=8, low=8, why="as it is now"),
-            "at least 8; given the prediction error, "
-            "even the largest accumulation may not be enough; at 8 as it is now",
+            (
+                "at least 8; given the prediction error, "
+                "even the largest accumulation may not be enough; at 8 as it is now"
+            ),
         ),
         (Needed(why="no accumulation is enough"), "no accumulation is enough"),
         # As releases before ranges stored it.
