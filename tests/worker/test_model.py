@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multinode.records.samples import ModelSample
+from multinode.records.samples import ModelSample, TokenWork
 from tests.warm import free_port
 
 from .gloo_pair import run_pair
@@ -37,6 +37,8 @@ def train(run, optimizer, steps_to_do=3):
 """
 TRAINABLE = 3 * (64 * 64 + 64)
 FROZEN = 64 * 5 + 5
+# Of its matrices; gradients would pass through the frozen one.
+WORK = TokenWork(trained=3 * 64 * 64, passed=64 * 5)
 WHOLE: dict[str, Any] = {
     "parameters": TRAINABLE + FROZEN,
     "trainable": TRAINABLE,
@@ -76,6 +78,7 @@ tell(steps.count)
 """
     first, later = models_of(tmp_path, script)
     assert described(first) == WHOLE
+    assert first.token_work == WORK
     assert (first.wrapper, first.zero_stage, first.accumulation, first.device_name) == ("ddp", None, None, None)
     assert first.settings == {
         "bucket_cap_mb": 3.0,
@@ -117,7 +120,7 @@ train(model, torch.optim.SGD(model.parameters(), lr=0.1))
 tell(None)
 """
     (sample,) = models_of(tmp_path, script)
-    assert sample.wrapper == "fsdp2"
+    assert (sample.wrapper, sample.token_work) == ("fsdp2", WORK)
     assert (sample.parameters, sample.trainable) == (TRAINABLE + FROZEN, TRAINABLE)
     assert sample.dtypes == {"float32": TRAINABLE + FROZEN}
     assert sample.settings == {
@@ -144,7 +147,7 @@ train(model, torch.optim.SGD(model.parameters(), lr=0.1))
 tell(None)
 """
     (sample,) = models_of(tmp_path, script)
-    assert sample.wrapper == "fsdp"
+    assert (sample.wrapper, sample.token_work) == ("fsdp", WORK)
     assert (sample.parameters, sample.trainable) == (TRAINABLE + FROZEN, TRAINABLE)
     assert (sample.settings["sharding_strategy"], sample.settings["reshard_after_forward"]) == ("SHARD_GRAD_OP", False)
 
@@ -188,7 +191,7 @@ def test_deepspeed_with_its_stage_settings_and_whole_sizes(tmp_path: Path) -> No
     )
     assert [each.zero_stage for each in samples] == [0, 1, 2, 3]
     for sample in samples:
-        assert (sample.wrapper, sample.accumulation) == ("deepspeed", 2)
+        assert (sample.wrapper, sample.accumulation, sample.token_work) == ("deepspeed", 2, WORK)
         assert (sample.parameters, sample.trainable, sample.device) == (TRAINABLE + FROZEN, TRAINABLE, "cpu")
         assert sample.dtypes == {"bfloat16": TRAINABLE + FROZEN}
         expected = {
@@ -210,6 +213,7 @@ tell(None)
 """
     (sample,) = models_of(tmp_path, script)
     assert (sample.wrapper, sample.parameters, sample.trainable) == ("none", TRAINABLE, TRAINABLE)
+    assert sample.token_work is None
     assert sample.settings == {}
 
 
@@ -236,6 +240,7 @@ tell(None)
     (sample,) = models_of(tmp_path, script)
     assert described(sample) == WHOLE
     assert (sample.wrapper, sample.accumulation, sample.dataset_samples) == ("none", 8, None)
+    assert sample.token_work == WORK
 
 
 @pytest.mark.torch
