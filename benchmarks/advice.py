@@ -1,6 +1,6 @@
 """Whether advice is right: what is advised for three trainings on a slow link, tried, and held against its prediction.
 
-DDP at 100 Mbit/s with gradients as fp16 and with gradient accumulation 4; ZeRO-2 with accumulation, which does not cut
+DDP at 100 Mbit/s with gradients in fp16 and with gradient accumulation 4; ZeRO-2 with accumulation, which does not cut
 what it reduces for each sample; ZeRO-3 moved to ZeRO-2 and to DDP. Of each training a contrast of one node and two,
 then `tune --from` with two repeats in turns.
 
@@ -23,7 +23,7 @@ from command import call
 
 ZERO3 = ("configs/tiny_sft_zero2.yaml", "--set", "deepspeed=configs/deepspeed/tiny_z3_config.json")
 TRAININGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "DDP": (("configs/tiny_sft.yaml",), ("gradients as fp16", "gradient accumulation 4")),
+    "DDP": (("configs/tiny_sft.yaml",), ("gradients in fp16", "gradient accumulation 4")),
     "ZeRO-2": (("configs/tiny_sft_zero2.yaml",), ("gradient accumulation 4",)),
     "ZeRO-3": (ZERO3, ("ZeRO-2 instead of ZeRO-3", "DDP instead of ZeRO-3")),
 }

@@ -112,7 +112,7 @@ _SETTINGS: tuple[tuple[Column, _Told, _Told], ...] = (
     (
         Column("gradients", words=True),
         lambda one: one.grad_compress or UNKNOWN,
-        lambda one: f"gradients as {one.grad_compress}" if one.grad_compress else "",
+        lambda one: f"gradients in {one.grad_compress}" if one.grad_compress else "",
     ),
     (
         Column("averaged", words=True),

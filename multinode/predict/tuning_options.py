@@ -62,7 +62,7 @@ _CLEARLY_FASTER = 1.2
 _SAME = "the training is unchanged"
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 # What papers publish of the loss; none of it was measured here.
-_APART = "another algorithm, and the loss may be worse: nodes train independently between averages"
+_APART = "a different algorithm: the loss may be worse, as nodes train independently between averages"
 _LOW_RANK = (
     "gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for convolutional "
     "networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)"
@@ -90,7 +90,7 @@ def _compress(state: TrainingState) -> Iterator[TuningOption]:
     if state.scenario.strategy is Strategy.DDP and settings.grad_compress is None and wide:
         dtype = "bf16" if settings.precision == "bf16" else "fp16"
         yield TuningOption(
-            name=f"gradients as {dtype}",
+            name=f"gradients in {dtype}",
             kind="gradients",
             before=state,
             after=state.with_(settings={"grad_compress": dtype}),
@@ -127,7 +127,7 @@ def _average(state: TrainingState) -> Iterator[TuningOption]:
     is_ddp = scenario.strategy is Strategy.DDP and scenario.layout.nodes > 1 and settings.precision != "fp16"
     for averaging in _AVERAGINGS if is_ddp and settings.grad_compress is None else ():
         outer = averaging.outer_lr is not None
-        width = f" as {averaging.dtype}" if averaging.dtype is not None else ""
+        width = f" in {averaging.dtype}" if averaging.dtype is not None else ""
         # On the first worker of each node: the parameters of the last round, and an outer optimizer's momentum.
         copies = (outer or averaging.dtype is not None) + outer
         yield TuningOption(

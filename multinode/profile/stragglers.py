@@ -216,11 +216,11 @@ def _slower(case: _Case, exposure: Exposure) -> float | None:
 
 
 def _cost(case: _Case, slower: float | None) -> str:
-    """`node1 is 1.6x slower: 38% of node0's time is waiting`."""
+    """`node1 is 1.6x slower: node0 spent 38% of the time waiting`."""
     shares = [one.wait_ms / one.step_ms for one in case.theirs if one.wait_ms is not None and one.step_ms > 0]
     if slower is None or not shares:
         return ""
-    return f"{case.node} is {slower:.1f}x slower: {statistics.fmean(shares):.0%} of {case.they}'s time is waiting"
+    return f"{case.node} is {slower:.1f}x slower: {case.they} spent {statistics.fmean(shares):.0%} of the time waiting"
 
 
 def _nothing_differs(case: _Case) -> LikelyCause:

@@ -46,10 +46,10 @@ class Averaging(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """In a few words: `every 16 steps (local SGD), as fp16`."""
+        """In a few words: `every 16 steps (local SGD), in fp16`."""
         kind = "local SGD" if self.outer_lr is None else f"DiLoCo, outer lr {self.outer_lr:g}"
         every = "step" if self.every == 1 else f"{self.every} steps"
-        return f"every {every} ({kind})" + (f", as {self.dtype}" if self.dtype else "")
+        return f"every {every} ({kind})" + (f", in {self.dtype}" if self.dtype else "")
 
 
 def read_averaging(sync_every: int | None, diloco: str | None, sync_dtype: str | None) -> Averaging | None:

@@ -281,7 +281,7 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
 class BestChange(Projection, frozen=True, kw_only=True):
     """The setting that would make these nodes fastest."""
 
-    name: str  # in a few words: `gradients as fp16`
+    name: str  # in a few words: `gradients in fp16`
     options: str = ""  # of `multinode launch`; empty if it needs manual changes
     samples_ratio: float = 1.0  # samples per step relative to now: a larger global batch changes the optimization
 

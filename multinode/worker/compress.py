@@ -1,4 +1,4 @@
-"""Compression: DDP sends its gradients as fp16 or bf16, half of what fp32 ones take on the wire, or by PowerSGD.
+"""Compression: DDP sends its gradients in fp16 or bf16, half of what fp32 ones take on the wire, or by PowerSGD.
 
 It asks DDP to: a communication hook, registered as late as torch allows, so that one of the user's own finds the place
 free. Whatever stands against it is told, and the training goes on with its gradients as they are.

@@ -51,13 +51,13 @@ def tuned(folder: Path) -> Tuned:
 def test_what_was_measured_is_shown_again_and_no_node_is_asked(tuned: Tuned) -> None:
     result = run(*SHAPE, "--seeds", "2")
     assert result.exit_code == 0, result.exception
-    assert result.stdout.startswith("Recommended: local SGD every 16 steps as fp16: ")
+    assert result.stdout.startswith("Recommended: local SGD every 16 steps in fp16: ")
     launched = f"multinode launch --with {tuned.directory}/tuned.yaml --hosts hosts job.yaml"
     assert f"Launch it   {launched}" in result.stdout
     assert f"tuning {tuned.directory.name} has already measured this" in result.stderr
     document = json.loads(run(*SHAPE, "--seeds", "2", "--json").stdout)
     assert document["schema"] == "multinode.tuning/1"
-    assert (document["outcome"], document["recommended"]) == ("change", "local-sgd-every-16-steps-as-fp16")
+    assert (document["outcome"], document["recommended"]) == ("change", "local-sgd-every-16-steps-in-fp16")
 
 
 def test_the_winner_goes_where_it_is_asked_for_and_is_what_launch_takes(folder: Path, tuned: Tuned) -> None:
@@ -73,7 +73,7 @@ def test_the_winner_goes_where_it_is_asked_for_and_is_what_launch_takes(folder: 
 def test_a_tuning_is_listed_and_shown(tuned: Tuned) -> None:
     shown = run(tuned.directory.name, verb="show")
     assert shown.exit_code == 0, shown.exception
-    assert "Recommended: local SGD every 16 steps as fp16" in shown.stdout
+    assert "Recommended: local SGD every 16 steps in fp16" in shown.stdout
     assert json.loads(run(tuned.directory.name, "--json", verb="show").stdout)["tuning"]["outcome"] == "change"
     listed = json.loads(run("--json", verb="runs").stdout)["runs"]
     assert {one["kind"] for one in listed} == {"tuning"}
@@ -83,7 +83,7 @@ def test_a_tuning_is_listed_and_shown(tuned: Tuned) -> None:
 def test_a_plan_counts_what_is_left(folder: Path) -> None:
     result = run(*SHAPE, "--seeds", "3", "--dry-run", "--budget", "1h")
     assert result.exit_code == 0, result.exception
-    assert "local SGD every 16 steps as fp16" in result.stdout
+    assert "local SGD every 16 steps in fp16" in result.stdout
     assert "for 5 runs; the budget is 1 h 00 min" in " ".join(result.stdout.split())
     document = json.loads(run(*SHAPE, "--seeds", "3", "--dry-run", "--json").stdout)
     assert (document["waiting"], document["seeds"], document["budget_s"]) == (5, 3, 1200.0)

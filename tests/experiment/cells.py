@@ -123,8 +123,8 @@ def _sixteen() -> list[MeasuredCell]:
     """Full fine-tuning runs out of memory with eight samples on a node, and is killed by the kernel on two."""
     grid = itertools.product((1, 2), ("lora", "full"), (1, 2, 4, 8))
     cells = [measured_cell(nodes, method, batch) for nodes, method, batch in grid]
-    out = "CUDA out of memory on box1: 2.1 GiB were wanted, 1.3 GiB of 24 GiB were free"
-    killed = "the kernel of box2 killed a worker for lack of memory"
+    out = "CUDA out of memory on box1: tried to allocate 2.1 GiB of 24 GiB, 1.3 GiB free"
+    killed = "box2's kernel killed a worker because memory ran out"
     cells[6] = measured_cell(1, "full", 4, state="out_of_memory", out_of="gpu", reason=out)
     cells[7] = measured_cell(1, "full", 8, state="skipped", reason="batch 4 ran out of memory")
     cells[14] = measured_cell(2, "full", 4, state="out_of_memory", out_of="node", reason=killed)

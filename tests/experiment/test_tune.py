@@ -24,7 +24,7 @@ from tests.experiment.tuning import HOSTS, YAML, Elsewhere, asked_tuning, steps_
 
 changed = msgspec.structs.replace
 # By what is predicted of them here, best first.
-CHANGES = ["local-sgd-every-16-steps-as-fp16", "gradients-as-fp16-gradient-accumulation", "gradient-accumulation-8"]
+CHANGES = ["local-sgd-every-16-steps-in-fp16", "gradients-in-fp16-gradient-accumulation", "gradient-accumulation-8"]
 
 
 def test_on_unequal_nodes_the_first_two_have_their_own_slots() -> None:

@@ -23,7 +23,7 @@ ASKED = Tuning(
     budget_s=1200.0,
     spent_s=741.0,
     left_out=(
-        LeftOut(name="DiLoCo every 64 steps as fp16", reason="short", needs_steps=192),
+        LeftOut(name="DiLoCo every 64 steps in fp16", reason="short", needs_steps=192),
         LeftOut(name="gradient accumulation 2", reason="slower"),
         LeftOut(name="local SGD every 4 steps", reason="slower"),
         LeftOut(name="buckets of 100 MiB", reason="little"),
@@ -43,14 +43,14 @@ def measured(one: Candidate, rate: float, *losses: float) -> CandidateTrial:
 
 AVERAGED = candidate(
     "local-sgd",
-    "local SGD every 16 steps as fp16",
+    "local SGD every 16 steps in fp16",
     change=Change(averaging=Averaging(every=16, dtype="fp16")),
     predicted_samples_per_s=38.0,
     predicted_interval=(30.0, 44.0),
     against_one_node=1.7,
     against_one_node_interval=(1.2, 2.1),
     expected_s=95.0,
-    meaning="another algorithm, and the loss may be worse: nodes train independently between averages",
+    meaning="a different algorithm: the loss may be worse, as nodes train independently between averages",
 )
 BASELINE = measured(candidate("baseline", "unchanged, 2 nodes"), 10, 3.0, 2.5, 2.2, 2.0)
 ALONE = measured(candidate("one-node", "one node", 1, kind="nodes"), 12, 2.6, 2.0, 1.8, 1.7)
@@ -62,7 +62,7 @@ FAILED = trial(
     reason="b: CUDA out of memory",
     candidate=candidate("power-sgd", "PowerSGD of rank 4"),
 )
-WAITING = trial("pair", state="waiting", candidate=candidate("pair", "gradients as fp16 + gradient accumulation 4"))
+WAITING = trial("pair", state="waiting", candidate=candidate("pair", "gradients in fp16 + gradient accumulation 4"))
 
 
 def first_seed(one: CandidateTrial) -> CandidateTrial:

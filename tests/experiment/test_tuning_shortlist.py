@@ -47,15 +47,15 @@ def test_each_kind_comes_once_before_any_comes_twice() -> None:
     ("steps", "too_long"),
     [
         (192, []),
-        (64, ["DiLoCo every 64 steps as fp16"]),
-        (47, ["DiLoCo every 64 steps as fp16", "local SGD every 16 steps", "local SGD every 16 steps as fp16"]),
+        (64, ["DiLoCo every 64 steps in fp16"]),
+        (47, ["DiLoCo every 64 steps in fp16", "local SGD every 16 steps", "local SGD every 16 steps in fp16"]),
     ],
 )
 def test_a_round_needs_as_many_steps_as_show_it(steps: int, too_long: list[str]) -> None:
     found = make_shortlist(hopeful(), steps=steps, most=20)
     assert sorted(one.name for one in found.left_out if one.reason == "short" and " every " in one.name) == too_long
     needed = {one.name: one.needs_steps for one in found.left_out if one.reason == "short"}
-    assert needed.get("DiLoCo every 64 steps as fp16", 192) == 192
+    assert needed.get("DiLoCo every 64 steps in fp16", 192) == 192
 
 
 def test_accumulation_has_fewer_steps_for_as_many_samples() -> None:
@@ -64,7 +64,7 @@ def test_accumulation_has_fewer_steps_for_as_many_samples() -> None:
 
 
 def test_power_sgd_needs_more_steps_than_it_leaves_as_they_are() -> None:
-    one = next(one for one in hopeful() if one.advice.name == "gradients as fp16")
+    one = next(one for one in hopeful() if one.advice.name == "gradients in fp16")
     settings = changed(one.option.after.settings, grad_compress="powersgd:4")
     low_rank = one._replace(option=changed(one.option, after=changed(one.option.after, settings=settings)))
     assert (steps_needed(one), steps_needed(low_rank)) == (8, 32)
@@ -77,19 +77,19 @@ def test_what_is_surely_slower_than_one_node_is_not_tried() -> None:
 
 
 def test_what_gains_little_or_does_not_fit_is_not_tried() -> None:
-    one = next(one for one in hopeful() if one.advice.name == "gradients as fp16")
+    one = next(one for one in hopeful() if one.advice.name == "gradients in fp16")
     little = one._replace(advice=changed(one.advice, gain=1.04))
     large = one._replace(advice=changed(one.advice, name="large", fits=False))
     by_hand = one._replace(advice=changed(one.advice, name="by hand", change=None))
     found = make_shortlist([little, large, by_hand], steps=1000, most=20)
     assert names(found) == []
-    assert reasons(found) == {"gradients as fp16": "little", "large": "memory"}
+    assert reasons(found) == {"gradients in fp16": "little", "large": "memory"}
 
 
 def test_a_candidate_has_what_was_predicted_of_it() -> None:
-    one = next(one for one in ranked() if one.advice.name == "gradients as fp16")
+    one = next(one for one in ranked() if one.advice.name == "gradients in fp16")
     found = candidate_of(one, "fp16")
-    advice = named(tuple(each.advice for each in ranked()), "gradients as fp16")
+    advice = named(tuple(each.advice for each in ranked()), "gradients in fp16")
     assert (found.label, found.name, found.kind, found.meaning) == ("fp16", advice.name, "gradients", advice.meaning)
     assert (found.nodes, found.workers_per_node) == (2, 1)
     assert found.change.options == "--grad-compress fp16"

@@ -85,7 +85,7 @@ def named(advice: tuple[Advice, ...], name: str) -> Advice:
 
 def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
     advice = advise(state())
-    halved, four = named(advice, "gradients as fp16"), named(advice, "gradient accumulation 4")
+    halved, four = named(advice, "gradients in fp16"), named(advice, "gradient accumulation 4")
     # 1.181 s of communication and 0.166 s of compute per step: (1.181 + 0.166) / (0.59 + 0.166).
     assert halved.gain == pytest.approx(1.78, rel=0.02)
     assert four.gain == pytest.approx(4 * 1.347 / (1.181 + 4 * 0.166), rel=0.02)
@@ -97,7 +97,7 @@ def test_on_a_slow_link_ddp_is_told_to_send_less_and_less_often() -> None:
     assert "7.38 MB" in halved.why
     assert "3.69 MB" in halved.why
     assert four.memory_gib == 0
-    pair = named(advice, "gradients as fp16 + gradient accumulation 4")
+    pair = named(advice, "gradients in fp16 + gradient accumulation 4")
     assert pair.command == "--grad-compress fp16 --set gradient_accumulation_steps=4"
     assert pair.gain > max(halved.gain, four.gain)
     assert "overflow" in pair.meaning
@@ -171,7 +171,7 @@ def test_one_node_that_was_measured_is_told_as_measured_and_not_as_predicted() -
 def test_one_node_that_is_faster_comes_before_all_that_is_not_certain_to_beat_it() -> None:
     advice = advise(changed(state(), measured_samples_per_s=3.0, single_samples_per_s=20.0))
     place = [one.name for one in advice].index("one node")
-    assert place < [one.name for one in advice].index("gradients as fp16 + gradient accumulation 4")
+    assert place < [one.name for one in advice].index("gradients in fp16 + gradient accumulation 4")
     for one in advice:
         low, high = one.against_one_node_interval or (0.0, 0.0)
         assert low <= (one.against_one_node or 0.0) <= high
@@ -200,12 +200,12 @@ def test_the_shortlist_has_one_of_each_kind_and_what_was_tried() -> None:
 
 def test_the_training_in_bf16_sends_bf16() -> None:
     today = state(settings=JobSettings(method="full", precision="bf16"))
-    assert named(advise(today), "gradients as bf16").command == "--grad-compress bf16"
+    assert named(advise(today), "gradients in bf16").command == "--grad-compress bf16"
 
 
 def test_what_is_compressed_already_is_not_advised_again() -> None:
     today = state(settings=JobSettings(method="full", grad_compress="fp16"))
-    assert not [one for one in advise(today) if "gradients as" in one.name]
+    assert not [one for one in advise(today) if "gradients in" in one.name]
 
 
 def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
@@ -216,7 +216,7 @@ def test_zero_2_is_told_that_accumulation_does_not_cut_its_traffic() -> None:
     assert "5.54 MB per sample before, 4.15 MB after" in option.why
     under_ddp = named(advise(state()), "gradient accumulation 4")
     assert option.gain < 1.6 < under_ddp.gain
-    assert not [one for one in advice if one.name.startswith("gradients as")]
+    assert not [one for one in advice if one.name.startswith("gradients in")]
 
 
 def test_zero_3_accumulates_for_nothing() -> None:
@@ -303,7 +303,7 @@ def test_a_move_reads_the_job_as_the_other_engine_would_have_it() -> None:
     ddp = named(advice, "DDP instead of ZeRO-3")
     assert ddp.outlook.overlap is True
     # Trained in fp32 under DDP, so that a hook has something to halve; DeepSpeed sends bf16.
-    pair = named(advice, "DDP instead of ZeRO-3 + gradients as bf16")
+    pair = named(advice, "DDP instead of ZeRO-3 + gradients in bf16")
     assert pair.command == "--grad-compress bf16 --set deepspeed=null"
     assert pair.gain > ddp.gain
 
@@ -399,7 +399,7 @@ def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None
 
 def test_a_script_changes_its_own_settings_and_not_the_wire() -> None:
     advice = advise(state(settings=JobSettings(method="script", command="train.py")))
-    assert named(advice, "gradients as fp16").change == Change(grad_compress="fp16")
+    assert named(advice, "gradients in fp16").change == Change(grad_compress="fp16")
     assert named(advice, "gradient accumulation 4").change is None
     assert "no_sync" in named(advice, "gradient accumulation 4").command
 
@@ -428,7 +428,7 @@ def test_what_was_measured_is_within_the_interval_of_its_own_gain() -> None:
     today = state()
     rate = today.outlook().samples_per_s
     off = advise(changed(today, measured_samples_per_s=rate * 0.8))
-    halved = named(off, "gradients as fp16")
+    halved = named(off, "gradients in fp16")
     assert halved.interval[1] >= halved.outlook.samples_per_s / (rate * 0.8)
 
 
@@ -504,7 +504,7 @@ def test_local_sgd_diloco_and_power_sgd_are_ranked_with_their_memory_and_their_r
     assert (local.command, local.memory_gib) == ("--sync-every 16", 0)
     assert "may be worse" in local.meaning
     assert "Stich 2019, arXiv:1805.09767" in local.meaning
-    diloco = named(advice, "DiLoCo every 64 steps as fp16")
+    diloco = named(advice, "DiLoCo every 64 steps in fp16")
     assert diloco.command == "--diloco 64:0.7:0.9 --sync-dtype fp16"
     # The parameters of the last round, and the momentum.
     assert diloco.memory_gib == pytest.approx(2 * G / (1 << 30))

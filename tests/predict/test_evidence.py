@@ -263,7 +263,7 @@ def test_the_evidence_is_the_same_whichever_way_it_is_asked() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"averaging": Averaging(every=16, dtype="fp16")}, "its nodes average every 16 steps (local SGD), as fp16"),
+        ({"averaging": Averaging(every=16, dtype="fp16")}, "its nodes average every 16 steps (local SGD), in fp16"),
         ({"grad_compress": "powersgd:4"}, "its gradients are sent as powersgd:4"),
     ],
 )

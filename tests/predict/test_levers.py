@@ -165,7 +165,7 @@ def test_levers_go_with_every_other_setting() -> None:
     assert {one.averaging for one in found} == {
         None,
         "every 16 steps (local SGD)",
-        "every 64 steps (DiLoCo, outer lr 0.7), as fp16",
+        "every 64 steps (DiLoCo, outer lr 0.7), in fp16",
     }
     for full in (one for one in found if one.averaging is None):
         alike = [one for one in found if (one.method, one.accumulation) == (full.method, full.accumulation)]

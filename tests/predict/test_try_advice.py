@@ -71,7 +71,7 @@ COUNSEL = Recommendations(
     advice=(
         advised("a link of 10 Gbit/s", 9.0, None),
         advised("gradient accumulation 4", 3.0, FOUR),
-        advised("gradients as fp16", 1.8, Change(grad_compress="fp16")),
+        advised("gradients in fp16", 1.8, Change(grad_compress="fp16")),
         advised("one node", 1.5, Change(nodes=1)),
     ),
 )
@@ -147,8 +147,8 @@ def test_predicted_stands_beside_measured_and_is_kept(tmp_path: Path) -> None:
         "unchanged: measured: 4 samples/s",
         "[2/3] gradient accumulation 4, about 10 s left",
         "gradient accumulation 4: measured: 11.6 samples/s",
-        "[3/3] gradients as fp16, about 10 s left",
-        "gradients as fp16: measured: 6 samples/s",
+        "[3/3] gradients in fp16, about 10 s left",
+        "gradients in fp16: measured: 6 samples/s",
     ]
     link, four, halved, alone = attempt.recommendations.advice
     assert link.tried is None
@@ -286,14 +286,14 @@ def test_only_what_is_picked_is_tried(tmp_path: Path) -> None:
     try_advice(what(), fake.context, COUNSEL, Trials(count=3, picks=("fp16",)), fake.run)
     assert [launch.options.grad_compress for launch in fake.launches] == [None, "fp16"]
     fake.launches.clear()
-    both = advised("gradients as fp16 + gradient accumulation 4", 4.0, Change(grad_compress="fp16"))
+    both = advised("gradients in fp16 + gradient accumulation 4", 4.0, Change(grad_compress="fp16"))
     recommendations = changed(COUNSEL, advice=(both, *COUNSEL.advice))
     again = changed(what(), run_id="again")
     try_advice(again, fake.context, recommendations, Trials(count=3, picks=("accumulation",)), fake.run)
     assert [launch.options.grad_compress for launch in fake.launches] == [None, None]
     with pytest.raises(UsageError, match="none of the advised changes can be tried") as caught:
         try_advice(what(), fake.context, COUNSEL, Trials(picks=("10 Gbit",)), fake.run)
-    assert "'gradients as fp16'" in (caught.value.hint or "")
+    assert "'gradients in fp16'" in (caught.value.hint or "")
 
 
 def test_what_the_gpus_have_no_room_for_is_never_tried(tmp_path: Path) -> None:
