@@ -119,11 +119,11 @@ class _Lever(NamedTuple):
 
 _LEVERS = (
     _Lever(),
-    _Lever("gradients as bf16", grad_compress="bf16"),
+    _Lever("gradients in bf16", grad_compress="bf16"),
     _Lever("PowerSGD, rank 4", grad_compress="powersgd:4"),
     _Lever("local SGD, every 16", averaging=Averaging(every=16)),
-    _Lever("local SGD, every 16, as bf16", averaging=Averaging(every=16, dtype="bf16")),
-    _Lever("DiLoCo, every 64, as bf16", averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
+    _Lever("local SGD, every 16, in bf16", averaging=Averaging(every=16, dtype="bf16")),
+    _Lever("DiLoCo, every 64, in bf16", averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
 )
 _WITH_LEVERS = frozenset({"Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-72B"})
 _LEVERS_HEADER = """
