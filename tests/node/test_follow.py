@@ -196,6 +196,8 @@ def test_a_reader_whose_file_system_does_not_answer_ends_no_run(node: LocalNode)
         for _ in range(3):
             talk.read_until(kind="alive")
         assert is_alive(node.status()["job_pid"])
+        # For a moment it is not there at all, which means nothing where a run is young.
+        os.utime(node.run_dir() / "request.json")
         place.rmdir()
         aside.rename(place)
         assert talk.stop()["cause"] == "stopped"
