@@ -70,7 +70,7 @@ def test_every_axis_reaches_its_scenarios() -> None:
         *("b-one", "a-sweep", "--link", "1", "--sync-every", "none,16", "--diloco", "64", "--sync-dtype", "none,fp16")
     )["scenarios"]
     local, diloco = "every 16 steps (local SGD)", "every 64 steps (DiLoCo, outer lr 0.7)"
-    assert [one["averaging"] for one in rounds] == [None, local, f"{local}, as fp16", diloco, f"{diloco}, as fp16"]
+    assert [one["averaging"] for one in rounds] == [None, local, f"{local}, in fp16", diloco, f"{diloco}, in fp16"]
     text = predict("b-one", "a-sweep", "--link", "1", "--sync-every", "16", "--grad-compress", "none")
     assert f"averaged {local}" in " ".join(text.split())
 
