@@ -527,12 +527,24 @@ def cell_parts(
             *_few("Marked", [f"{label}: {what}" for label, what in marks_sheet(table).rows]),
             *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
             *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
+            *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
             # Of rows that are shown they are in the details.
             *(() if table.cells else _few("Notes", table.notes)),
         ]
     )
     if more:
         yield footer("Details", more)
+
+
+def _meaning_of_labels(rows: Sequence[CellRow]) -> Iterator[str]:
+    """What `2x4` at the beginning of labels means, by the example of the last cell."""
+    for row in reversed(rows[:_MOST_SHORT_ROWS]):
+        placed = f"{row.nodes}x{row.workers_per_node}"
+        if row.label == placed or row.label.startswith(f"{placed}-"):
+            each = " on each" if row.nodes != 1 else ""
+            words = f"{format_count(row.nodes or 0, 'node')}, {format_count(row.workers_per_node or 0, 'worker')}{each}"
+            yield f"{placed}: {words}"
+            return
 
 
 def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -233,12 +233,13 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
 
 
 def _found(found: Cheapest, best: Offer) -> Iterator[str]:
-    takes = format_duration(best.time_s.value)
+    takes, limit = format_duration(best.time_s.value), format_duration(found.deadline_s)
     if found.equal:
-        also = f"{best.label} is the cheapest within the deadline, with {', '.join(found.equal)}"
+        also = f"{best.label} is the cheapest within the deadline of {limit}, with {', '.join(found.equal)}"
         yield f"{also}: each costs {_amount(best)}; it is the fastest of them, {takes}."
     else:
-        yield f"{best.label} is the cheapest within the deadline: the full run costs {_amount(best)} and takes {takes}."
+        costs = f"the full run costs {_amount(best)} and takes {takes}"
+        yield f"{best.label} is the cheapest within the deadline of {limit}: {costs}."
     if best.time_s.high > found.deadline_s:
         late = f"By its 95% confidence interval it may take {format_duration(best.time_s.high)} and miss the deadline"
         if found.safe is not None:
@@ -254,7 +255,7 @@ def _found(found: Cheapest, best: Offer) -> Iterator[str]:
 def _amount(offer: Offer) -> str:
     cost = offer.cost or 0.0
     figure = f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
-    return figure if offer.currency is None else f"{figure} {offer.currency}"
+    return f"{figure} {offer.currency or '(currency unknown)'}"
 
 
 class SweptCells(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ def link_words(needed: Needed) -> str:
 def break_even_words(
     found: BreakEven, nodes: int, link_gbit_per_s: float | None = None, *, shortly: bool = False
 ) -> str:
-    """Which nodes become faster than which one, at what link, and what the link is: for the layout that can win."""
+    """Which nodes overtake which one, at what link, and what the link is: for the layout that can win."""
     # One node against itself, spread over several, cannot win.
     needed, workers = found.full_beats_one or found.beats_one, format_count(found.one_node_workers, "worker")
     each = f" with {workers} each" if found.full_beats_one is not None else ""
@@ -41,7 +41,7 @@ def break_even_words(
     of = "" if words.startswith(("between", "from")) else "of "
     if shortly:
         return f"at a link {of}{words}{yours.replace(' is ', ': ')}"
-    return f"{sides[0]} become faster than {sides[1]} at a link rate {of}{words}{yours}"
+    return f"{sides[0]} overtake {sides[1]} at a link rate {of}{words}{yours}"
 
 
 def accumulation_words(needed: Needed) -> str:

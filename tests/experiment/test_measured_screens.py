@@ -25,7 +25,8 @@ CELLS = {
                 deadline_s=60.0,
                 label="1x2-lora-batch8",
                 sentence=(
-                    "1x2-lora-batch8 is the cheapest within the deadline: the full run costs 0.012 and takes 54.2 s."
+                    "1x2-lora-batch8 is the cheapest within the deadline of 1 min 00 s: the full run costs "
+                    "0.012 EUR and takes 54.2 s."
                 ),
             ),
         )
