@@ -113,7 +113,7 @@ def _break_even(contrast: Contrast, *, shortly: bool) -> list[str]:
         return [f"unknown: {contrast.forecast_reason}"] if contrast.forecast_reason else []
     candidate = contrast.candidate
     said = break_even_words(found, candidate.nodes, candidate.link_gbit_per_s, shortly=shortly)
-    return [said.replace(";", ", predicted;", 1) if shortly and ";" in said else f"{said} (predicted)"]
+    return [f"{said}, predicted" if shortly else f"{said} (predicted)"]
 
 
 def _predicted(contrast: Contrast) -> list[Advice]:

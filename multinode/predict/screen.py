@@ -40,7 +40,7 @@ def break_even_words(
         return f"{sides[0]} against {sides[1]}: {words}"
     of = "" if words.startswith(("between", "from")) else "of "
     if shortly:
-        return f"at a link {of}{words}{yours.replace(' is ', ': ')}"
+        return f"{words} against {sides[1]}"
     return f"{sides[0]} overtake {sides[1]} at a link rate {of}{words}{yours}"
 
 
