@@ -10,7 +10,7 @@ from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_bytes import SeenCall
 from multinode.profile.step_split import WorkerSplit
 from multinode.profile.summary import Rounds, Summary
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, megabytes, percent, plus_minus
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent, plus_minus
 from multinode.stats.estimate import Estimate, known_max
 
 _NODE = Column("node", words=True)
@@ -275,7 +275,8 @@ def _utilisation(summary: Summary) -> Iterator[tuple[str, ...]]:
     used = summary.utilisation
     if used is None:
         return
-    yield "TFLOP/s", f"{used.model_tflops:.1f} per GPU for the model, {used.hardware_tflops:.1f} computed; {used.rule}"
+    model, computed = format_sig(used.model_tflops), format_sig(used.hardware_tflops)
+    yield "TFLOP/s", f"{model} per GPU for the model, {computed} computed; {used.rule}"
     if used.mfu is not None and used.hfu is not None:
         yield "MFU, HFU", f"{percent(used.mfu)}, {percent(used.hfu)} of {used.denominator}"
     else:
