@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from multinode.check.rule import Check, CheckFinding, Inspection, RuleGroup, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
 from multinode.job.job import LlamaFactorySettings
-from multinode.job.step_messages import calls_of_strategy
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, nic_bytes, nic_time_s, step_exchanges
+from multinode.traffic.traffic import Call, Strategy, nic_bytes, nic_time_s, strategy_calls
 from multinode.units import (
     BITS_PER_BYTE,
     ETHERNET_MTU,
@@ -291,11 +290,12 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
     layout = Layout.of(workers)
     goodput, words = link
     gloo = all(not found.gpus for found in inspection.facts.values())
-    size = _sent(training.strategy, training.load, layout, gloo=gloo)
+    calls = strategy_calls(training.strategy, training.load, layout)
+    size = nic_bytes(calls, layout, training.accumulation, gloo=gloo)
     time_s = nic_time_s(size, goodput)
     values = {"name": training.name, "size": _format_bytes(size), "time": _format_time(time_s), "link": words}
     values["workers"] = format_count(sum(workers), "worker")
-    other_size = _sent(Strategy.DDP, training.small, layout, gloo=gloo)
+    other_size = nic_bytes(strategy_calls(Strategy.DDP, training.small, layout), layout, gloo=gloo)
     if time_s > _WARN_S and other_size < _MUCH_LESS * size and (way := _way_to_small(training, inspection)):
         yield SENDS_TOO_MUCH.found(
             None,
@@ -306,7 +306,7 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
             way=way,
         )
     elif time_s > _NOTE_S:
-        yield SENDS_MUCH.found(None, **values, way=_amortise(training, layout))
+        yield SENDS_MUCH.found(None, **values, way=_amortise(training, calls))
 
 
 @Check
@@ -367,10 +367,10 @@ def _fits(training: Training, inspection: Inspection) -> bool:
     return not sizes or needed_mib < _MODEL_SHARE * min(sizes)
 
 
-def _amortise(training: Training, layout: Layout) -> str:
-    if not any(call.per_micro_batch for call in calls_of_strategy(training.strategy, training.load, layout)):
+def _amortise(training: Training, calls: Iterable[Call]) -> str:
+    if not any(call.per_micro_batch for call in calls):
         return (
-            f"gradients are sent once per step: --set gradient_accumulation_steps={2 * training.load.accumulation} "
+            f"gradients are sent once per step: --set gradient_accumulation_steps={2 * training.accumulation} "
             "halves the bytes per sample"
         )
     return (
@@ -391,10 +391,6 @@ def _link(inspection: Inspection) -> tuple[float, str] | None:
         return None
     mtu = mtu if mtu is not None and mtu >= _LEAST_MTU else ETHERNET_MTU
     return goodput_gb_per_s(speed, mtu), f"{format_rate(speed)} (what the slowest NIC negotiated)"
-
-
-def _sent(strategy: Strategy, load: TrafficInputs, layout: Layout, *, gloo: bool) -> float:
-    return nic_bytes(step_exchanges(strategy, load, layout), layout, gloo=gloo)
 
 
 def _format_time(time_s: float) -> str:

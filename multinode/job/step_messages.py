@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ from multinode.job.model_size import ModelShape
 from multinode.job.training import Adapter, Training, read_training, zero_3_gathers
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout, bus_factor
-from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, step_exchanges
+from multinode.traffic.traffic import Call, GroupScope, Strategy, TrafficInputs, strategy_calls
 from multinode.units import MIB
 
 # DDP's first bucket is smaller unless the user sets the cap.
@@ -67,36 +67,15 @@ class Gradient(msgspec.Struct, frozen=True):
     matrix: bool = True
 
 
-class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind and size."""
-
-    collective: str  # one of records.benchmark's COLLECTIVES
-    size_bytes: int  # S as nccl-tests counts it
-    times: int  # calls per step
-    what: str  # what they carry, in a few words
-    hideable: bool = True  # whether computation runs meanwhile; not the case after the optimizer step
-
-
 class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What one optimizer step sends between the nodes."""
 
     training: str
-    messages: tuple[StepMessage, ...]  # its calls, ordered by when their kind first appears
+    messages: tuple[Call, ...]  # its calls per step, ordered by when their kind first appears
     notes: tuple[str, ...] = ()  # known differences from the real training, one sentence each
 
 
-class _Calls(NamedTuple):
-    """Calls of one collective; each is made `times` times per step."""
-
-    collective: str
-    what: str
-    elements: Iterable[int]
-    width: int
-    times: int = 1
-    hideable: bool = True
-
-
-_Sent = tuple[list[_Calls], tuple[str, ...]]
+_Sent = tuple[list[Call], tuple[str, ...]]
 
 
 def step_messages(
@@ -119,6 +98,19 @@ def step_messages(
             hint="use a LLaMA-Factory YAML: multinode nccl-test --like sft.yaml",
         )
     training = read_training(job, model, transformers)
+    calls, notes = engine_calls(job, training, layout)
+    between = [call for call in calls if call.reach is not GroupScope.NODE]
+    per_step = [
+        msgspec.structs.replace(call, times=round(call.times_in(training.accumulation)), per_micro_batch=False)
+        for call in between
+    ]
+    if len(between) < len(calls):
+        notes = (*notes, _INSIDE_LEFT_OUT)
+    return StepMessages(training=training.name, messages=tuple(per_step), notes=(*notes, _SMALL_LEFT_OUT))
+
+
+def engine_calls(job: LlamaFactoryJob, training: Training, layout: Layout) -> _Sent:
+    """The calls of a step as the engine of a job makes them, and their known differences from the real training."""
     if training.strategy is Strategy.DDP:
         calls, notes = _ddp(job, training) if training.settings is None else _zero_0(training)
     elif training.settings is not None:
@@ -126,7 +118,7 @@ def step_messages(
         calls, notes = (_zero_3 if stage_3 else _zero_1_and_2)(training, training.settings, layout)
     else:
         calls, notes = _fsdp(training, layout)
-    return StepMessages(training=training.name, messages=_counted(calls), notes=(*notes, _SMALL_LEFT_OUT))
+    return calls, notes
 
 
 def messages_to_test(
@@ -145,8 +137,8 @@ def messages_to_test(
     """
     times: dict[str, Counter[int]] = {}
     for one in step.messages:
-        size = -(-min(one.size_bytes, largest_bytes) // multiple) * multiple
-        times.setdefault(one.collective, Counter())[size] += one.times
+        size = -(-min(round(one.size_bytes), largest_bytes) // multiple) * multiple
+        times.setdefault(one.collective, Counter())[size] += round(one.times)
     totals = {
         Message(collective=collective, size_bytes=size): size * count
         for collective, counts in times.items()
@@ -160,7 +152,7 @@ def messages_to_test(
     return tuple(sorted(kept, key=lambda message: (order.index(message.collective), message.size_bytes)))
 
 
-def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | None]) -> float | None:
+def estimate_step_us(step: StepMessages, time_of: Callable[[str, float], float | None]) -> float | None:
     """Communication time of one step without overlap, in us: the sum of the times of its calls.
 
     Args:
@@ -179,16 +171,13 @@ def estimate_step_us(step: StepMessages, time_of: Callable[[str, int], float | N
     return total_us
 
 
-def _counted(calls: Iterable[_Calls]) -> tuple[StepMessage, ...]:
-    counts: Counter[tuple[str, int, str, bool]] = Counter()
-    for one in calls:
-        for elements in one.elements:
-            counts[one.collective, elements * one.width, one.what, one.hideable] += one.times
-    return tuple(
-        StepMessage(collective=collective, size_bytes=size, times=times, what=what, hideable=hideable)
-        for (collective, size, what, hideable), times in counts.items()
-        if size and times
-    )
+def _calls(kind: Call, elements: Iterable[int]) -> list[Call]:
+    """A call of this kind, whose size is that of an element, for each number of elements."""
+    return [
+        msgspec.structs.replace(kind, size_bytes=number * kind.size_bytes, times=count * kind.times)
+        for number, count in Counter(elements).items()
+        if number
+    ]
 
 
 def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
@@ -211,14 +200,16 @@ def _ddp(job: LlamaFactoryJob, training: Training) -> _Sent:
     rebuilt = not finds_unused or config.get("ddp_static_graph") is True
     order = (arriving if rebuilt else registered)(training.shape, training.adapter)
     sizes = fill_past((one * width for one in _elements(order)), caps)
-    return [_Calls("all_reduce", "gradient buckets", sizes if rebuilt else sizes[::-1], 1)], ()
+    bucket = Call(collective="all_reduce", size_bytes=1, what="gradient buckets")
+    return _calls(bucket, sizes if rebuilt else sizes[::-1]), ()
 
 
 def _zero_0(training: Training) -> _Sent:
     """DeepSpeed without ZeRO: the engine's own buckets of 5e8 elements, in the modules' order."""
     elements = _elements(registered(training.shape, training.adapter))
     buckets = fill_past(elements, [DeepSpeedConfig().reduce_bucket_elements or 0])
-    return [_Calls("all_reduce", "gradient buckets", buckets, training.load.gradient_bytes)], ()
+    bucket = Call(collective="all_reduce", size_bytes=training.load.gradient_bytes, what="gradient buckets")
+    return _calls(bucket, buckets), ()
 
 
 def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
@@ -237,17 +228,19 @@ def _zero_1_and_2(training: Training, settings: DeepSpeedConfig, layout: Layout)
     if stage_1 and not settings.overlap_comm:
         order = [*groups[0], *groups[1]]
     cap = _reduce_cap(training, settings)
-    reduce = "all_reduce" if settings.multi_rank_allreduce else "broadcast"
-    times = 1 if stage_1 else load.accumulation
+    bucket = Call(
+        collective="all_reduce" if settings.multi_rank_allreduce else "broadcast",
+        size_bytes=load.gradient_bytes,
+        per_micro_batch=not stage_1,
+        what="gradient buckets",
+    )
+    updated = Call(collective="all_gather", size_bytes=load.parameter_bytes, hideable=False, what="updated parameters")
     gathered = [_padded(sum(group), _ALIGNMENT * layout.workers) for group in groups]
     notes: tuple[str, ...] = () if settings.multi_rank_allreduce else (_REDUCED_TO_OWNERS,)
     if any(one > cap for one in order):
         alone = f"a gradient of more than reduce_bucket_size ({cap} elements) is sent alone"
         notes = (*notes, f"{alone}; if two workers own it, DeepSpeed splits it, which is not counted")
-    return [
-        _Calls(reduce, "gradient buckets", fill_up_to(order, cap), load.gradient_bytes, times),
-        _Calls("all_gather", "updated parameters", gathered, load.parameter_bytes, hideable=False),
-    ], notes
+    return [*_calls(bucket, fill_up_to(order, cap)), *_calls(updated, gathered)], notes
 
 
 def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _Sent:
@@ -262,44 +255,64 @@ def _zero_3(training: Training, settings: DeepSpeedConfig, layout: Layout) -> _S
     cut = next((at for at in range(len(large)) if sum(large[at:]) <= whole), len(large))
     # A tied embedding that is released is gathered for the output layer, too.
     tied = large[:1] if shape.tied and cut else []
-    passes = [(large[:cut], again), (large[cut:], 1), (tied, 1)]
+    gathered = [
+        elements
+        for part, passes in ((large[:cut], again), (large[cut:], 1), (tied, 1))
+        for elements in fill_past(part, [prefetch]) * passes
+    ]
     trained = [_padded(one, n) for one in _elements(arriving(shape, training.adapter))]
     buckets = fill_up_to(trained, _reduce_cap(training, settings))
-    times, width = load.accumulation, load.parameter_bytes
-    return [
-        *(
-            _Calls("all_gather", "parameters before their use", fill_past(part, [prefetch]), width, often * times)
-            for part, often in passes
-        ),
-        _Calls("reduce_scatter", "gradient buckets", buckets, load.gradient_bytes, times),
-        _Calls("all_gather", "small parameters after the step", kept, width, hideable=False),
-    ], (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
+    gather = Call(
+        collective="all_gather",
+        size_bytes=load.parameter_bytes,
+        per_micro_batch=True,
+        what="parameters before their use",
+    )
+    bucket = Call(
+        collective="reduce_scatter", size_bytes=load.gradient_bytes, per_micro_batch=True, what="gradient buckets"
+    )
+    after = Call(
+        collective="all_gather",
+        size_bytes=load.parameter_bytes,
+        hideable=False,
+        what="small parameters after the step",
+    )
+    calls = [*_calls(gather, gathered), *_calls(bucket, buckets), *_calls(after, kept)]
+    return calls, (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
 
 
 def _fsdp(training: Training, layout: Layout) -> _Sent:
     """Each layer is a unit; everything outside the layers is another."""
     hybrid = training.strategy is Strategy.HYBRID_SHARD
-    load, layers = training.load, training.shape.layers
+    load, layers, strategy = training.load, training.shape.layers, training.strategy
     ranks = layout.workers_per_node if hybrid else layout.workers
     trained = _unit(training.shape, training.adapter)
     base = _unit(training.shape, None) if training.lora else (0, 0)
     outer, layer = (_padded(one + other, ranks) for one, other in zip(base, trained, strict=True))
     gradients = [_padded(one, ranks) for one in (*[trained[1]] * layers, trained[0])]
-    sharded = step_exchanges(training.strategy, load, layout)
-    reductions = round(sharded[1].times)
-    if hybrid:
-        shares = [one // ranks for one in gradients]
-        across = _Calls("all_reduce", "shares of gradients", shares, load.gradient_bytes, reductions)
-        return [across], (_WRAPS_LAYERS, _INSIDE_LEFT_OUT)
-    whole = training.strategy is Strategy.SHARD_GRAD_OP
-    times = 1 if whole else 3 if training.around else 2
-    gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * times]
-    # Micro-batches: under no_sync, version 1 keeps the parameters that stay whole.
-    micro_batches = round(sharded[0].times) if whole else load.accumulation
-    return [
-        _Calls("all_gather", "parameters of a layer", gathered, load.parameter_bytes, micro_batches),
-        _Calls("reduce_scatter", "gradients of a layer", gradients, load.gradient_bytes, reductions),
-    ], (_WRAPS_LAYERS,)
+    whole = strategy is Strategy.SHARD_GRAD_OP
+    passes = 1 if whole else 3 if training.around else 2
+    gathered = [*[outer] * (1 if whole or load.fsdp_version == 1 else 2), *[layer] * layers * passes]
+    reach = GroupScope.NODE if hybrid else GroupScope.WORLD
+    gather = Call(
+        collective="all_gather",
+        size_bytes=load.parameter_bytes,
+        per_micro_batch=load.gathers_often(strategy),
+        reach=reach,
+        what="parameters of a layer",
+    )
+    reduction = Call(
+        collective="reduce_scatter",
+        size_bytes=load.gradient_bytes,
+        per_micro_batch=load.reduces_often(strategy),
+        reach=reach,
+        what="gradients of a layer",
+    )
+    across = msgspec.structs.replace(
+        reduction, collective="all_reduce", reach=GroupScope.ACROSS, what="shares of gradients"
+    )
+    shares = [one // ranks for one in gradients] if hybrid else []
+    return [*_calls(gather, gathered), *_calls(reduction, gradients), *_calls(across, shares)], (_WRAPS_LAYERS,)
 
 
 def _unit(shape: ModelShape, adapter: Adapter | None) -> tuple[int, int]:
@@ -433,86 +446,37 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 _GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD})
 
 
-class StepCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one collective and size."""
-
-    collective: str  # one of records.benchmark's COLLECTIVES
-    size_bytes: float  # S as nccl-tests counts it
-    times: float = 1.0  # calls per optimizer step, or per micro-batch
-    per_micro_batch: bool = False  # whether they are made in every micro-batch
-    hideable: bool = True  # whether computation runs meanwhile; not the case after the optimizer step
-    reach: GroupScope = GroupScope.WORLD  # the workers that take part
-
-
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The work of a training."""
 
     strategy: Strategy  # of the calibration runs
-    load: TrafficInputs  # what it moves; its accumulation does not matter
+    load: TrafficInputs  # what it moves
     bucket_bytes: float | None = None  # largest size of a reduction; None is unlimited
     # of a step, by strategy, if known as the engine makes them; otherwise derived from `load`
-    calls: dict[Strategy, tuple[StepCall, ...]] = {}
+    calls: dict[Strategy, tuple[Call, ...]] = {}
 
-    def calls_of(self, strategy: Strategy, layout: Layout) -> tuple[StepCall, ...]:
+    def calls_of(self, strategy: Strategy, layout: Layout) -> tuple[Call, ...]:
         """The calls of a step, from the most precise source."""
         known = self.calls.get(strategy)
-        return known or calls_of_strategy(strategy, self.load, layout, bucket_bytes=self.bucket_bytes)
+        return known or in_buckets(strategy_calls(strategy, self.load, layout), self.bucket_bytes)
 
     def is_cut(self, strategy: Strategy) -> bool:
         """Whether single calls are known; otherwise one call stands for all buckets, and the last is unknown."""
         return self.bucket_bytes is not None or bool(self.calls.get(strategy))
 
 
-def calls_of_strategy(
-    strategy: Strategy, load: TrafficInputs, layout: Layout, *, bucket_bytes: float | None = None
-) -> tuple[StepCall, ...]:
-    """The calls of a step by the rules in `traffic`, whatever the load's accumulation.
-
-    Args:
-        strategy: how the model is sharded.
-        load: what it moves.
-        layout: the workers.
-        bucket_bytes: largest size of a reduction; None sends each in one call.
-    """
-    once, twice = (
-        step_exchanges(strategy, msgspec.structs.replace(load, accumulation=accumulation), layout)
-        for accumulation in (1, 2)
-    )
-    calls = []
-    for one, two in zip(once, twice, strict=True):
-        grows = two.times > one.times
-        pieces = max(1, math.ceil(one.size_bytes / bucket_bytes)) if bucket_bytes and one.op != "all_gather" else 1
-        calls.append(
-            StepCall(
-                collective=one.op,
-                size_bytes=one.size_bytes / pieces,
-                times=one.times * pieces,
-                per_micro_batch=grows,
-                hideable=one.hideable,
-                reach=one.reach,
-            )
-        )
-    return tuple(calls)
+def in_buckets(calls: Iterable[Call], bucket_bytes: float | None) -> tuple[Call, ...]:
+    """The same calls with reductions of at most so many bytes; None sends each in one call."""
+    if bucket_bytes is None:
+        return tuple(calls)
+    cut = []
+    for call in calls:
+        pieces = 1 if call.collective == "all_gather" else max(1, math.ceil(call.size_bytes / bucket_bytes))
+        cut.append(msgspec.structs.replace(call, size_bytes=call.size_bytes / pieces, times=call.times * pieces))
+    return tuple(cut)
 
 
-def calls_of_messages(once: StepMessages, twice: StepMessages) -> tuple[StepCall, ...]:
-    """The calls of a step as the engine makes them.
-
-    Args:
-        once: of the job without gradient accumulation.
-        twice: of the same job with two micro-batches per step: the additional calls belong to every micro-batch.
-    """
-    first, second = (_counts(messages) for messages in (once, twice))
-    calls = []
-    for one, times in first.items():
-        more = second.get(one, times) - times
-        for grows, count in ((True, more), (False, times - more)):
-            if count > 0:
-                calls.append(msgspec.structs.replace(one, times=count, per_micro_batch=grows))
-    return tuple(calls)
-
-
-def with_gradients(calls: Iterable[StepCall], factor: float) -> tuple[StepCall, ...]:
+def with_gradients(calls: Iterable[Call], factor: float) -> tuple[Call, ...]:
     """The same calls with gradients scaled by a factor: 0.5 for fp32 sent as half. Parameters keep their size."""
     return tuple(
         msgspec.structs.replace(call, size_bytes=call.size_bytes * factor) if call.collective in _REDUCTIONS else call
@@ -520,7 +484,7 @@ def with_gradients(calls: Iterable[StepCall], factor: float) -> tuple[StepCall, 
     )
 
 
-def passing_bytes(calls: Sequence[StepCall], accumulation: int, layout: Layout) -> float:
+def passing_bytes(calls: Sequence[Call], accumulation: int, layout: Layout) -> float:
     """Bytes that a worker sends (and receives) per step: times x S x busbw factor of the workers that take part."""
     ranks = {
         GroupScope.WORLD: layout.workers,
@@ -529,11 +493,7 @@ def passing_bytes(calls: Sequence[StepCall], accumulation: int, layout: Layout) 
         GroupScope.LEADERS: layout.nodes,
     }
     return sum(
-        call.times
-        * call.size_bytes
-        * bus_factor(call.collective, ranks[call.reach])
-        * (accumulation if call.per_micro_batch else 1)
-        for call in calls
+        call.times_in(accumulation) * call.size_bytes * bus_factor(call.collective, ranks[call.reach]) for call in calls
     )
 
 
@@ -556,11 +516,3 @@ def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = 
         return 1.0
     backward = 1 + (not lora) + recompute
     return backward / (1 + backward)
-
-
-def _counts(messages: StepMessages) -> dict[StepCall, float]:
-    counts: dict[StepCall, float] = {}
-    for one in messages.messages:
-        call = StepCall(collective=one.collective, size_bytes=one.size_bytes, hideable=one.hideable)
-        counts[call] = counts.get(call, 0.0) + one.times
-    return counts

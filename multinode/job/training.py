@@ -67,6 +67,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     shape: ModelShape
     adapter: Adapter | None = None  # None if the whole model is trained
     settings: DeepSpeedConfig | None = None  # of DeepSpeed; None without it
+    accumulation: int = 1  # micro-batches per optimizer step
     load: TrafficInputs
     # what DDP would move with its adapter, or with one of rank SMALL_RANK if the whole model is trained
     small: TrafficInputs
@@ -82,8 +83,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """In a few words."""
-        steps = self.load.accumulation
-        accumulated = f", {steps} accumulation steps" if steps > 1 else ""
+        accumulated = f", {self.accumulation} accumulation steps" if self.accumulation > 1 else ""
         return f"{self.strategy} with {'LoRA' if self.lora else 'full fine-tuning'}{accumulated}"
 
 
@@ -106,7 +106,6 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transfo
         trainable=trainable,
         parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
         gradient_bytes=_gradient_bytes(strategy, config, settings, half=half),
-        accumulation=job.settings.gradient_accumulation_steps or 1,
     )
     small = msgspec.structs.replace(
         load,
@@ -118,6 +117,7 @@ def read_training(job: LlamaFactoryJob, model: Mapping[str, Any] | None, transfo
         shape=shape,
         adapter=adapter,
         settings=settings,
+        accumulation=job.settings.gradient_accumulation_steps or 1,
         load=load,
         small=small,
         recompute=config.get("disable_gradient_checkpointing") is not True,

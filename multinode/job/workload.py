@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
-from multinode.job.step_messages import StepCall, Work, calls_of_messages
+from multinode.job.step_messages import Work
 from multinode.records.samples import plausible_count
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout
@@ -172,19 +172,13 @@ def read_work(
     job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> Work:
     """The collective calls of one step, as the job's engine makes them."""
-    from multinode.job.step_messages import step_messages
+    from multinode.job.step_messages import engine_calls
     from multinode.job.training import read_training
 
     training = read_training(job, model, transformers)
-    once, twice = (step_messages(_accumulating(job, steps), model, layout, transformers) for steps in (1, 2))
-    calls = calls_of_messages(once, twice)
-    load = msgspec.structs.replace(training.load, accumulation=1)
-    cuts: dict[Strategy, tuple[StepCall, ...]] = {training.strategy: calls} if calls else {}
-    return Work(strategy=training.strategy, load=load, calls=cuts)
-
-
-def _accumulating(job: LlamaFactoryJob, steps: int) -> LlamaFactoryJob:
-    return msgspec.structs.replace(job, config=job.config | {"gradient_accumulation_steps": steps})
+    calls, _ = engine_calls(job, training, layout)
+    known = {training.strategy: tuple(calls)} if calls else {}
+    return Work(strategy=training.strategy, load=training.load, calls=known)
 
 
 def _packs(config: Mapping[str, Any], stage: str | None) -> bool:

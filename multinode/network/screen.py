@@ -310,7 +310,7 @@ def _like(report: ScanReport) -> Iterator[tuple[str, str]]:
         return
     total = sum(message.size_bytes * message.times for message in like.messages)
     took = UNKNOWN if like.step_us is None else format_duration(like.step_us / 1e6)
-    calls = format_count(sum(message.times for message in like.messages), "call")
+    calls = format_count(round(sum(message.times for message in like.messages)), "call")
     yield (
         "Training",
         f"{like.training}: {total / 1e6:.1f} MB in {calls} per optimizer step, {took} without overlap with compute",

@@ -307,7 +307,7 @@ def estimate_step(step: StepMessages, rows: Iterable[CollectiveRow], curves: Map
     """Time of the messages of a step, from the curve of each collective, or its only size."""
     single = {row.collective: row for row in rows}
 
-    def time_of(collective: str, size_bytes: int) -> float | None:
+    def time_of(collective: str, size_bytes: float) -> float | None:
         if collective in curves:
             return curves[collective].predict_us(size_bytes)
         row = single.get(collective)

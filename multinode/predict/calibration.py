@@ -14,7 +14,7 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.restrictions import power_sgd_rank
-from multinode.job.step_messages import SMALL_BYTES, StepCall, Work, passing_bytes, with_gradients
+from multinode.job.step_messages import SMALL_BYTES, Work, passing_bytes, with_gradients
 from multinode.predict.cost_model import (
     HIDEABLE_SHARE,
     Overlap,
@@ -32,7 +32,7 @@ from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.estimate import known_mean
 from multinode.traffic.algorithms import Layout, MessageSteps, between_us, message_steps
-from multinode.traffic.traffic import TrafficInputs
+from multinode.traffic.traffic import Call, TrafficInputs
 
 _MS_PER_S, _US_PER_MS = 1e3, 1e3
 # A file may hold anything.
@@ -83,7 +83,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     per_device_batch: float  # samples per micro-batch of one worker
     accumulation: int = 1  # micro-batches per step
     work: Work
-    script: tuple[StepCall, ...] = ()  # tiny calls per step of the script itself between all workers
+    script: tuple[Call, ...] = ()  # tiny calls per step of the script itself between all workers
     network: NetworkModel  # measured or known data of the network between the nodes
     scatter: float = 0.0  # cv of the step times, or of the repeats if that is larger
     scatter_of: str = "its step times vary"  # which of the two, in words
@@ -183,9 +183,9 @@ def _with_script(seen: Calibration, several: Measured) -> Calibration:
     return msgspec.structs.replace(seen, script=script, network=network)
 
 
-def _script_calls(summary: Summary, layout: Layout) -> tuple[StepCall, ...]:
+def _script_calls(summary: Summary, layout: Layout) -> tuple[Call, ...]:
     return tuple(
-        StepCall(collective=call.op, size_bytes=call.size_bytes, times=call.count, hideable=False)
+        Call(collective=call.op, size_bytes=call.size_bytes, times=call.count, hideable=False)
         for call in summary.comm.calls
         if call.op in COLLECTIVES
         and call.source == "call"

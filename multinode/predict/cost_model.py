@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from multinode.job.step_messages import StepCall
 from multinode.predict.network_model import CommTimes, Link
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs
+from multinode.traffic.traffic import Call, GroupScope, Strategy, TrafficInputs
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
 # `worker/sync.py` flattens parameters into buckets of this size.
@@ -57,7 +56,7 @@ def make_low_rank(matrices: Iterable[tuple[int, int, int]], load: TrafficInputs,
     )
 
 
-def low_rank_calls(calls: Sequence[StepCall], found: LowRank, *, hideable: bool) -> tuple[StepCall, ...]:
+def low_rank_calls(calls: Sequence[Call], found: LowRank, *, hideable: bool) -> tuple[Call, ...]:
     """Three consecutive all-reduces per bucket.
 
     Args:
@@ -73,7 +72,7 @@ def low_rank_calls(calls: Sequence[StepCall], found: LowRank, *, hideable: bool)
     )
 
 
-def averaging_calls(calls: Sequence[StepCall], averaging: Averaging, load: TrafficInputs) -> tuple[StepCall, ...]:
+def averaging_calls(calls: Sequence[Call], averaging: Averaging, load: TrafficInputs) -> tuple[Call, ...]:
     """Calls per step, as the mean of a round: gradients inside each node, and a share of the average.
 
     Args:
@@ -85,7 +84,7 @@ def averaging_calls(calls: Sequence[StepCall], averaging: Averaging, load: Traff
     return (*inside, *_round_calls(averaging, load))
 
 
-def _round_calls(averaging: Averaging, load: TrafficInputs) -> Iterator[StepCall]:
+def _round_calls(averaging: Averaging, load: TrafficInputs) -> Iterator[Call]:
     width = load.gradient_bytes
     if averaging.outer_lr is not None:
         # Changes are kept in at least fp32.
@@ -93,7 +92,7 @@ def _round_calls(averaging: Averaging, load: TrafficInputs) -> Iterator[StepCall
     buckets = math.ceil(load.trainable * load.gradient_bytes / _BUCKET_BYTES)
     size_bytes = load.trainable * (_HALF_BYTES if averaging.dtype is not None else width) / buckets
     for size in (size_bytes, *([_SCALE_BYTES] if averaging.dtype == "fp16" else [])):
-        yield StepCall(
+        yield Call(
             collective="all_reduce",
             size_bytes=size,
             times=buckets / averaging.every,
@@ -189,7 +188,7 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     """What computation can hide."""
 
     hide_ms: float = 0.0  # rho t_hide of each micro-batch, in which calls can run; it ends with the backward pass
-    calls: tuple[StepCall, ...] = ()  # per step, in the engine's order; if empty, bytes are divisible at will
+    calls: tuple[Call, ...] = ()  # per step, in the engine's order; if empty, bytes are divisible at will
 
 
 NOTHING_HIDDEN = Overlap()
@@ -223,17 +222,17 @@ def step_parts(costs: StepCosts, comm: CommTimes, *, accumulation: int, overlap:
     )
 
 
-def hideable_part(calls: Sequence[StepCall]) -> float:
+def hideable_part(calls: Sequence[Call]) -> float:
     """Share of the hiding time that a slow link uses: nothing is sent before the first bucket is full."""
     return 1 - _share([call for call in calls if call.hideable], 0)
 
 
-def _share(calls: Sequence[StepCall], index: int) -> float:
+def _share(calls: Sequence[Call], index: int) -> float:
     total = sum(call.times * call.size_bytes for call in calls)
     return calls[index].size_bytes / total if total else 0.0
 
 
-def exposed_ms(calls: Sequence[StepCall], comm_ms: float, hide_ms: float) -> float:
+def exposed_ms(calls: Sequence[Call], comm_ms: float, hide_ms: float) -> float:
     """Communication left when a backward pass ends, from the timeline of its buckets.
 
     Gradients arrive evenly over the hiding time. A bucket is sent when it is full and the previous one is sent; the

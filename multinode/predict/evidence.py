@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError, UsageError
-from multinode.job.step_messages import SMALL_BYTES, StepCall, Work, with_gradients
+from multinode.job.step_messages import SMALL_BYTES, Work, with_gradients
 from multinode.job.workload import read_work
 from multinode.predict.calibration import (
     Calibration,
@@ -38,7 +38,7 @@ from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs
+from multinode.traffic.traffic import Call, GroupScope, Strategy, TrafficInputs
 from multinode.units import BITS_PER_BYTE, format_rate
 
 # A file may hold anything.
@@ -119,8 +119,8 @@ def _once_a_step(summary: Summary, seen: Sequence[SeenCall], strategy: Strategy,
     return _REDUCTIONS | {_GATHER} if keeps and gathered < _MORE * whole else frozenset()
 
 
-def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation: float | None) -> StepCall:
-    return StepCall(
+def _step_call(call: SeenCall, strategy: Strategy, layout: Layout, accumulation: float | None) -> Call:
+    return Call(
         collective=call.op,
         size_bytes=call.size_bytes,
         times=call.count / (accumulation or 1.0),

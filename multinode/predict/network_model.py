@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.step_messages import SMALL_BYTES, StepCall
+from multinode.job.step_messages import SMALL_BYTES
 from multinode.network.size_scan import ScanReport
 from multinode.traffic.algorithms import (
     Layout,
@@ -24,7 +24,7 @@ from multinode.traffic.algorithms import (
     node_flows,
     steps_us,
 )
-from multinode.traffic.traffic import GroupScope, SizeCurve, fit_curve, held_back, median_error
+from multinode.traffic.traffic import Call, GroupScope, SizeCurve, fit_curve, held_back, median_error
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_count, format_rate, goodput_gb_per_s
 
 _US_PER_MS = 1e3
@@ -133,7 +133,7 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def comm_times(
-    network: NetworkModel, calls: Iterable[StepCall], link: Link, layout: Layout, assumed: Assumed = USUAL
+    network: NetworkModel, calls: Iterable[Call], link: Link, layout: Layout, assumed: Assumed = USUAL
 ) -> CommTimes:
     """Time of the calls of a step on another link with other workers.
 
@@ -157,7 +157,7 @@ def comm_times(
 
 
 def network_doubts(
-    network: NetworkModel, calls: Sequence[StepCall], link: Link, layout: Layout
+    network: NetworkModel, calls: Sequence[Call], link: Link, layout: Layout
 ) -> tuple[UncertaintySource, ...]:
     """Errors of the times, by reason; caps and algorithms have their own ends and are excluded."""
     if not network.curves:
@@ -224,7 +224,7 @@ def _told(layout: Layout) -> str:
     return f"{layout.workers} workers on {nodes}"
 
 
-def _call_us(network: NetworkModel, call: StepCall, place: _Place) -> float:
+def _call_us(network: NetworkModel, call: Call, place: _Place) -> float:
     if place.layout.nodes == 1 or call.reach is GroupScope.NODE:
         low, high = network.local_gb_per_s or (math.inf, math.inf)
         rate = _between(low, high, place.assumed)

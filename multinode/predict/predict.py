@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.step_messages import StepCall, passing_bytes, with_gradients
+from multinode.job.step_messages import passing_bytes, with_gradients
 from multinode.predict.calibration import Calibration, Measured, Residual, largest
 from multinode.predict.cost_model import (
     Overlap,
@@ -38,7 +38,7 @@ from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import GroupScope, Strategy
+from multinode.traffic.traffic import Call, GroupScope, Strategy
 from multinode.units import format_count
 
 Basis = Literal["back-test", "measured", "assumed"]
@@ -126,7 +126,7 @@ def _by_back_test(
     return (min(assumed[0], low), max(assumed[1], high)), "assumed"
 
 
-def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[StepCall, ...]:
+def calls_of(calibration: Calibration, scenario: Scenario) -> tuple[Call, ...]:
     """The calls of a step of the scenario."""
     work = calibration.work
     if scenario.bucket_bytes is not None:
@@ -146,14 +146,14 @@ def _is_within_unknown(calibration: Calibration, scenario: Scenario) -> bool:
     return scenario.strategy is Strategy.ZERO1 and calibration.work.load.optimizer_within_node is None
 
 
-def _at_best(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> tuple[StepCall, ...]:
+def _at_best(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...]) -> tuple[Call, ...]:
     if not _is_within_unknown(calibration, scenario):
         return calls
     within = [msgspec.structs.replace(call, reach=GroupScope.NODE) for call in calls if not call.hideable]
     return (*(call for call in calls if call.hideable), *within)
 
 
-def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: _End) -> StepParts:
+def _parts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...], end: _End) -> StepParts:
     costs, residual = calibration.costs, _residual(calibration, scenario)
     larger, own = scenario.per_device_batch / calibration.per_device_batch, end.own * residual.own
     costs = msgspec.structs.replace(
@@ -184,7 +184,7 @@ def _residual(calibration: Calibration, scenario: Scenario) -> Residual:
     return calibration.residual if scenario.layout.nodes > 1 else Residual()
 
 
-def _extra_ms(residual: Residual, scenario: Scenario, calls: tuple[StepCall, ...]) -> float:
+def _extra_ms(residual: Residual, scenario: Scenario, calls: tuple[Call, ...]) -> float:
     if not residual.extra_ms or not residual.sent_bytes:
         return residual.extra_ms
     return residual.extra_ms * sent_bytes(scenario, calls) / residual.sent_bytes
@@ -196,7 +196,7 @@ def overlap_of(calibration: Calibration, scenario: Scenario) -> float:
     return hideable_part(overlap.calls) * overlap.hide_ms
 
 
-def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
+def sent_bytes(scenario: Scenario, calls: Sequence[Call]) -> float:
     """Bytes that a worker sends, and receives, per step in rings over all workers or, for averages, nodes."""
     if scenario.averages:
         leaders = [call for call in calls if call.reach is GroupScope.LEADERS]
@@ -204,7 +204,7 @@ def sent_bytes(scenario: Scenario, calls: Sequence[StepCall]) -> float:
     return passing_bytes(calls, scenario.accumulation, scenario.layout)
 
 
-def _overlap(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...], end: int) -> Overlap:
+def _overlap(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...], end: int) -> Overlap:
     """What computation hides, at one end of the unknowns.
 
     Without recorded calls the last bucket is unknown, and rho replaces the timeline.
@@ -235,7 +235,7 @@ def _is_as_measured(calibration: Calibration, scenario: Scenario) -> bool:
     return scenario.strategy is calibration.work.strategy and scenario.bucket_bytes is None
 
 
-def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> float:
+def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...]) -> float:
     if scenario.layout.workers_per_node == 1 or not calibration.local_ms:
         return 0.0
     measured = calibration.work.calls_of(calibration.work.strategy, calibration.layout)
@@ -246,7 +246,7 @@ def _local_ms(calibration: Calibration, scenario: Scenario, calls: tuple[StepCal
     return calibration.local_ms * now / before if before else calibration.local_ms
 
 
-def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[StepCall, ...]) -> tuple[UncertaintySource, ...]:
+def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...]) -> tuple[UncertaintySource, ...]:
     network = calibration.network
     between = scenario.layout.nodes > 1
     scatter = calibration.scatter

@@ -10,7 +10,6 @@ from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
 from multinode.job.job_files import Change
 from multinode.job.model_size import COUNTED
-from multinode.job.step_messages import StepCall
 from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.cost_model import make_low_rank
 from multinode.predict.network_model import comm_times
@@ -20,7 +19,7 @@ from multinode.predict.variants import vary
 from multinode.profile.summary_sheets import SMALLER
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.traffic import Call, Strategy
 from multinode.units import format_count, format_rate
 
 _BYTES_PER_GIB, _MIB = 1 << 30, 1 << 20
@@ -236,7 +235,7 @@ def _larger_buckets(state: TrainingState) -> Iterator[TuningOption]:
 def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
     script, workers = state.calibration.script, state.scenario.layout.workers
     overrides: list[str] = []
-    left: list[StepCall] = []
+    left: list[Call] = []
     for call in script:
         per_worker = call.size_bytes / workers if call.collective == "all_gather" else 0.0
         if per_worker == _COUNT_BYTES and call.times >= _OFTEN:

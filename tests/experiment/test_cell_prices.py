@@ -223,7 +223,7 @@ def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
         (
             [cell("slow", 10, 1.0), cell("right", 7, 2.5), cell("fast", 1, 12.0)],
             "right",
-            "right is the cheapest within the deadline of 8 h 00 min: the full run costs 2.50 EUR and takes 7 h 00 min.",
+            "is the cheapest within the deadline of 8 h 00 min: the full run costs 2.50 EUR and takes 7 h 00 min.",
         ),
         ([cell("at the deadline", 8, 1.0)], "at the deadline", "takes 8 h 00 min."),
         # Of cells that cost the same the one that ends first is named first.

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.job.step_messages import calls_of_strategy, hideable_share, passing_bytes
+from multinode.job.step_messages import hideable_share, passing_bytes
 from multinode.traffic.algorithms import Layout, bus_factor
-from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, step_exchanges
+from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, strategy_calls
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_worker_sends_to_those_whom_a_call_joins() -> None:
     """Hybrid shard of 1 MB on two nodes of four: three quarters inside, and a quarter of the gradients across."""
     load = TrafficInputs(parameters=500_000, trainable=500_000, parameter_bytes=4, gradient_bytes=4)
     layout = Layout(nodes=2, workers_per_node=4)
-    calls = calls_of_strategy(Strategy.HYBRID_SHARD, load, layout)
+    calls = strategy_calls(Strategy.HYBRID_SHARD, load, layout)
     assert passing_bytes(calls, 1, layout) == pytest.approx((2 + 1) * 2e6 * 3 / 4 + 2 * 0.5 * 2e6 / 4)
     assert passing_bytes(calls, 1, layout) == step_bytes(load, layout)
     # On one node nothing reaches across.
@@ -38,7 +38,7 @@ def test_a_worker_sends_to_those_whom_a_call_joins() -> None:
 
 
 def step_bytes(load: TrafficInputs, layout: Layout) -> float:
-    """By the exchanges of a step, each in a ring of those whom it joins."""
+    """By the calls of a step, each in a ring of those whom it joins."""
     ranks = {GroupScope.NODE: layout.workers_per_node, GroupScope.ACROSS: layout.nodes}
-    exchanges = step_exchanges(Strategy.HYBRID_SHARD, load, layout)
-    return sum(one.times * one.size_bytes * bus_factor(one.op, ranks[one.reach]) for one in exchanges)
+    calls = strategy_calls(Strategy.HYBRID_SHARD, load, layout)
+    return sum(one.times * one.size_bytes * bus_factor(one.collective, ranks[one.reach]) for one in calls)

@@ -9,7 +9,6 @@ from multinode.job.job import ScriptJob
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
 from multinode.job.step_messages import (
     Gradient,
-    StepMessage,
     StepMessages,
     arriving,
     estimate_step_us,
@@ -20,9 +19,10 @@ from multinode.job.step_messages import (
     step_messages,
 )
 from multinode.job.training import Adapter, read_training
+from multinode.job.workload import read_work
 from multinode.records.benchmark import Message
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import step_exchanges
+from multinode.traffic.traffic import Call, strategy_calls
 
 from .trainings import FULL, LLAMA_3_8B, LORA, TINY, training_job
 
@@ -37,7 +37,7 @@ def messages(config: dict[str, Any], model: dict[str, Any] = TINY, **zero: Any) 
     return step_messages(training_job(config, **zero), model, TWO)
 
 
-def calls(step: StepMessages, collective: str) -> list[tuple[int, float]]:
+def calls(step: StepMessages, collective: str) -> list[tuple[float, float]]:
     return [(one.size_bytes, one.times) for one in step.messages if one.collective == collective]
 
 
@@ -167,9 +167,26 @@ def test_the_calls_add_up_to_what_the_strategy_moves(
 ) -> None:
     job = training_job(config | spread) if "fsdp" in spread else training_job(config, **spread)
     training = read_training(job, model)
-    for one in step_exchanges(training.strategy, training.load, TWO):
-        sent = sum(size * times for size, times in calls(step_messages(job, model, TWO), one.op))
-        assert sent == pytest.approx(one.size_bytes * one.times, rel=1e-6)
+    for one in strategy_calls(training.strategy, training.load, TWO):
+        sent = sum(size * times for size, times in calls(step_messages(job, model, TWO), one.collective))
+        assert sent == pytest.approx(one.size_bytes * one.times_in(training.accumulation), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spread", "often"),
+    [
+        ({"stage": 1}, set()),
+        ({"stage": 2}, {"all_reduce"}),
+        ({"stage": 3}, {"all_gather", "reduce_scatter"}),
+        (FULL_SHARD, {"all_gather"}),
+        (GRAD_OP, set()),
+        (GRAD_OP | VERSION_2, {"all_gather"}),
+    ],
+)
+def test_an_engine_makes_some_calls_in_every_micro_batch(spread: dict[str, Any], often: set[str]) -> None:
+    job = training_job(FULL | spread) if "fsdp" in spread else training_job(FULL, **spread)
+    work = read_work(job, TINY, TWO)
+    assert {call.collective for call in work.calls_of(work.strategy, TWO) if call.per_micro_batch} == often
 
 
 def test_a_group_of_parameters_is_padded_to_two_elements_a_worker() -> None:
@@ -264,9 +281,7 @@ def test_deepspeeds_bucket_is_sent_before_the_tensor_that_does_not_fit() -> None
 
 
 def step(*calls: tuple[str, int, int]) -> StepMessages:
-    found = (
-        StepMessage(collective=name, size_bytes=size, times=times, what="gradients") for name, size, times in calls
-    )
+    found = (Call(collective=name, size_bytes=size, times=times, what="gradients") for name, size, times in calls)
     return StepMessages(training="DDP with LoRA", messages=tuple(found))
 
 

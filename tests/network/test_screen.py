@@ -3,11 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.job.step_messages import StepMessage
 from multinode.network.screen import next_step, scan_lines, scan_parts
 from multinode.network.size_scan import ScanChanges, ScanReport, StepEstimate
 from multinode.records.finding import Finding
 from multinode.traffic.pair_speeds import RawTcp
+from multinode.traffic.traffic import Call
 from tests.golden import Golden
 from tests.network.test_size_scan import measured, plan, report
 
@@ -15,7 +15,7 @@ WELL = report(plan(), measured(plan()))
 SLOW = report(plan(), measured(plan(), slow=3.0))
 LIKE = StepEstimate(
     training="DDP with LoRA",
-    messages=(StepMessage(collective="all_reduce", size_bytes=1_000_000, times=2, what="bucket"),),
+    messages=(Call(collective="all_reduce", size_bytes=1_000_000, times=2, what="bucket"),),
     step_us=250_000.0,
     notes=("some calls are left out",),
 )

@@ -10,7 +10,7 @@ import pytest
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort
 from multinode.job.planning import LaunchOptions, plan_launch
-from multinode.job.step_messages import StepMessage, StepMessages
+from multinode.job.step_messages import StepMessages
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport, estimate_step, summarise_scan
 from multinode.records.benchmark import CollectiveTest, scan_messages
@@ -27,6 +27,7 @@ from multinode.records.samples import (
     StreamSample,
 )
 from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
+from multinode.traffic.traffic import Call
 from multinode.units import goodput_gb_per_s
 from tests.network.test_nccl_log import SOCKETS
 
@@ -198,7 +199,7 @@ def test_a_plan_of_another_job_is_none_of_ours() -> None:
 def test_a_step_takes_what_its_messages_take_by_the_curve_or_by_the_one_size() -> None:
     said = report(plan(), measured(plan()))
     step = StepMessages(
-        training="DDP", messages=(StepMessage(collective="all_reduce", size_bytes=4 * MIB, times=3, what="bucket"),)
+        training="DDP", messages=(Call(collective="all_reduce", size_bytes=4 * MIB, times=3, what="bucket"),)
     )
     estimate = estimate_step(step, said.rows, said.curves)
     assert estimate.step_us == pytest.approx(3 * (100 + 4 * MIB / GOODPUT / 1000), rel=0.01)

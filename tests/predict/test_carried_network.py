@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.step_messages import StepCall
 from multinode.predict.network_model import (
     Assumed,
     Link,
@@ -16,13 +15,13 @@ from multinode.predict.network_model import (
     widest,
 )
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import GroupScope, SizeCurve, fit_curve
+from multinode.traffic.traffic import Call, GroupScope, SizeCurve, fit_curve
 from tests.predict.stored import sweep_record
 
 TWO, FOUR = Layout(nodes=2), Layout(nodes=4)
 GIGABIT = Link(gbit_per_s=1)
 SIZE = 14_767_104
-CALL = StepCall(collective="all_reduce", size_bytes=SIZE)
+CALL = Call(collective="all_reduce", size_bytes=SIZE)
 # All-reduce with gloo, two virtual nodes, 1 Gbit/s: a burst of the shaper lets 128 KiB pass at once.
 SHAPED = fit_curve(
     [(8, 336.0), (65536, 519.0), (131072, 1135.0), (1 << 20, 8929.0), (4 << 20, 36003.0), (16 << 20, 143342.0)]
@@ -38,7 +37,7 @@ def network(curve: SizeCurve, *, layout: Layout = TWO, backend: str = "gloo", li
     return NetworkModel(link=link, layout=layout, backend=backend, curves={"all_reduce": curve})
 
 
-def took_ms(measured: NetworkModel, link: Link, layout: Layout = TWO, call: StepCall = CALL, end: int = 0) -> float:
+def took_ms(measured: NetworkModel, link: Link, layout: Layout = TWO, call: Call = CALL, end: int = 0) -> float:
     times = comm_times(measured, [call], link, layout, Assumed(end=end))
     return times.step_ms + times.after_ms + times.micro_batch_ms
 
@@ -78,7 +77,7 @@ def test_on_other_nodes_nothing_outruns_the_link() -> None:
     # Gloo gathers between two workers in turns, at 0.6 of the link here; among four it fills it, and no more.
     curve = line(2 * 0.6 * GIGABIT.goodput_gb_per_s, alpha_us=0)
     measured = NetworkModel(link=GIGABIT, layout=TWO, backend="gloo", curves={"all_gather": curve})
-    gathered = StepCall(collective="all_gather", size_bytes=SIZE)
+    gathered = Call(collective="all_gather", size_bytes=SIZE)
     assert took_ms(measured, GIGABIT, FOUR, gathered) == pytest.approx(
         0.75 * SIZE / GIGABIT.goodput_gb_per_s / 1e6, rel=1e-6
     )
@@ -118,8 +117,8 @@ def test_a_link_carries_what_a_stream_says_and_not_its_rate(
 def test_calls_inside_a_node_cost_its_nic_nothing_and_shares_of_all_workers_pass_it() -> None:
     stated = NetworkModel(link=GIGABIT, layout=TWO)
     layout = Layout(nodes=2, workers_per_node=4)
-    inside = StepCall(collective="all_gather", size_bytes=SIZE, reach=GroupScope.NODE)
-    across = StepCall(collective="all_reduce", size_bytes=SIZE / 4, reach=GroupScope.ACROSS)
+    inside = Call(collective="all_gather", size_bytes=SIZE, reach=GroupScope.NODE)
+    across = Call(collective="all_reduce", size_bytes=SIZE / 4, reach=GroupScope.ACROSS)
     assert took_ms(stated, GIGABIT, layout, inside) == 0
     assert took_ms(stated, GIGABIT, layout, across) == pytest.approx(took_ms(stated, GIGABIT))
     assert took_ms(stated, GIGABIT, Layout(nodes=1, workers_per_node=4)) == 0
@@ -146,10 +145,10 @@ def test_doubt_grows_with_the_distance_and_names_it() -> None:
     assert factor(1) < factor(1, FOUR) < factor(1, Layout(nodes=8))
     (doubt,) = network_doubts(measured, [CALL], Link(gbit_per_s=10), TWO)
     assert doubt.why == "the link is 10 times faster than measured"
-    (doubt,) = network_doubts(measured, [StepCall(collective="broadcast", size_bytes=SIZE)], GIGABIT, TWO)
+    (doubt,) = network_doubts(measured, [Call(collective="broadcast", size_bytes=SIZE)], GIGABIT, TWO)
     assert doubt.why == "not measured, derived from other collectives: broadcast"
     # Of a flag it is none of the bandwidth.
-    assert not network_doubts(measured, [StepCall(collective="broadcast", size_bytes=8)], GIGABIT, TWO)
+    assert not network_doubts(measured, [Call(collective="broadcast", size_bytes=8)], GIGABIT, TWO)
 
 
 @given(rates, rates, st.sampled_from([-1, 0, 1]), st.sampled_from([TWO, FOUR, Layout(nodes=3, workers_per_node=2)]))
@@ -165,7 +164,7 @@ def test_more_bytes_are_never_faster(one: float, other: float, gbit_per_s: float
     small, large = sorted((one, other))
     measured = network(SHAPED, backend=backend)
     for layout in (TWO, FOUR):
-        sizes = (StepCall(collective="all_reduce", size_bytes=size) for size in (small, large))
+        sizes = (Call(collective="all_reduce", size_bytes=size) for size in (small, large))
         less, more = (took_ms(measured, Link(gbit_per_s=gbit_per_s), layout, call) for call in sizes)
         assert less <= more * (1 + 1e-12)
 
@@ -189,7 +188,7 @@ def test_a_message_inside_a_node_costs_less_than_one_between_nodes(
     backend: str, inside_us: float, between: int, inside: int
 ) -> None:
     """8 KiB between two nodes of eight: NCCL's tree, 2 log2(N) and 2 (w - 1) messages (tuning.cc); gloo's ring."""
-    small = StepCall(collective="all_reduce", size_bytes=8192)
+    small = Call(collective="all_reduce", size_bytes=8192)
     measured = network(line(0.1177, alpha_us=100.0), backend=backend)
     wide = Layout(nodes=2, workers_per_node=8)
     one, many = (comm_times(measured, [small], GIGABIT, layout).step_ms * 1000 for layout in (TWO, wide))
@@ -201,14 +200,14 @@ def test_a_message_inside_a_node_costs_less_than_one_between_nodes(
     assert comm_times(from_many, [small], GIGABIT, wide).step_ms == pytest.approx(
         (between * 50 + inside * inside_us + 8192 / 117.7) / 1000, rel=0.02
     )
-    empty = StepCall(collective="all_reduce", size_bytes=8, hideable=False)
+    empty = Call(collective="all_reduce", size_bytes=8, hideable=False)
     assert comm_times(from_many, [empty], GIGABIT, TWO).after_ms == pytest.approx(0.1, rel=0.02)
 
 
 def test_where_messages_take_less_than_one_inside_a_node_is_thought_to_all_take_the_same() -> None:
     wide = Layout(nodes=2, workers_per_node=2)
     fast = network(line(1.0, alpha_us=12.0), layout=wide)
-    empty = StepCall(collective="all_reduce", size_bytes=8, hideable=False)
+    empty = Call(collective="all_reduce", size_bytes=8, hideable=False)
     # Six messages of 2 us; two between two nodes.
     assert comm_times(fast, [empty], GIGABIT, TWO).after_ms == pytest.approx(0.004, rel=0.02)
 

@@ -7,17 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.job.step_messages import (
-    StepCall,
-    StepMessage,
-    StepMessages,
-    calls_of_messages,
-    calls_of_strategy,
+    in_buckets,
     passing_bytes,
 )
 from multinode.predict.cost_model import Overlap, StepCosts, exposed_ms, hideable_part, overlaps, step_parts
 from multinode.predict.network_model import CommTimes
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.traffic import Call, Strategy, TrafficInputs, strategy_calls
 from tests.job.trainings import MEASURED_SENT
 
 MB = 1_000_000
@@ -42,7 +38,7 @@ def test_what_follows_the_optimizer_hides_behind_nothing() -> None:
 
 
 def test_the_last_bucket_is_exposed_and_nothing_beyond_it() -> None:
-    calls = (StepCall(collective="all_reduce", size_bytes=MB, times=4, per_micro_batch=True),)
+    calls = (Call(collective="all_reduce", size_bytes=MB, times=4, per_micro_batch=True),)
     parts = step_parts(COSTS, CommTimes(micro_batch_ms=20), accumulation=3, overlap=Overlap(hide_ms=60, calls=calls))
     assert (parts.exposed_ms, parts.beyond_ms) == (15, 0)
 
@@ -57,9 +53,7 @@ def test_more_communication_is_never_faster_and_more_overlap_never_slower(
     compute: float, comm: float, more: float, accumulation: int, overlap: float
 ) -> None:
     costs = StepCosts(compute_ms=compute)
-    calls = [
-        StepCall(collective="all_reduce", size_bytes=MB, times=3, per_micro_batch=grows) for grows in (False, True)
-    ]
+    calls = [Call(collective="all_reduce", size_bytes=MB, times=3, per_micro_batch=grows) for grows in (False, True)]
 
     def step(comm_ms: float, rho: float) -> float:
         times = CommTimes(step_ms=comm_ms, micro_batch_ms=comm_ms, after_ms=comm_ms)
@@ -84,53 +78,31 @@ def test_more_communication_is_never_faster_and_more_overlap_never_slower(
 def test_what_a_strategy_sends_once_and_in_every_micro_batch(
     strategy: Strategy, grow: float, once: float, after: float
 ) -> None:
-    calls = calls_of_strategy(strategy, LOAD, TWO)
+    calls = strategy_calls(strategy, LOAD, TWO)
     assert size_bytes(call for call in calls if call.per_micro_batch) == grow
     assert size_bytes(call for call in calls if not call.per_micro_batch and call.hideable) == once
     assert size_bytes(call for call in calls if not call.hideable) == after
 
 
-def size_bytes(calls: Iterable[StepCall]) -> float:
+def size_bytes(calls: Iterable[Call]) -> float:
     return sum(call.times * call.size_bytes for call in calls)
 
 
 @pytest.mark.parametrize(("strategy", "k", "measured_mb"), MEASURED_SENT)
 def test_what_a_worker_sends_is_what_was_measured(strategy: Strategy, k: int, measured_mb: float) -> None:
     tiny = TrafficInputs(parameters=3_691_776, trainable=3_691_776, parameter_bytes=4, gradient_bytes=4)
-    assert passing_bytes(calls_of_strategy(strategy, tiny, TWO), k, TWO) / MB == pytest.approx(measured_mb, rel=0.005)
+    assert passing_bytes(strategy_calls(strategy, tiny, TWO), k, TWO) / MB == pytest.approx(measured_mb, rel=0.005)
 
 
 def test_buckets_cut_reductions_and_nothing_else() -> None:
-    reduced, gathered = calls_of_strategy(Strategy.ZERO2, LOAD, TWO, bucket_bytes=1.5 * MB)
+    reduced, gathered = in_buckets(strategy_calls(Strategy.ZERO2, LOAD, TWO), 1.5 * MB)
     assert (reduced.size_bytes, reduced.times) == (4 * MB / 3, 3)
     assert (gathered.size_bytes, gathered.times) == (2 * MB, 1)
 
 
-def messages(*counted: tuple[str, int, int, bool]) -> StepMessages:
-    return StepMessages(
-        training="made up",
-        messages=tuple(
-            StepMessage(collective=collective, size_bytes=size, times=times, what="gradients", hideable=hideable)
-            for collective, size, times, hideable in counted
-        ),
-    )
-
-
-def test_messages_that_a_second_micro_batch_adds_belong_to_each() -> None:
-    calls = calls_of_messages(
-        messages(("all_reduce", 4 * MB, 3, True), ("all_gather", 10, 2, True), ("all_gather", 10, 1, False)),
-        messages(("all_reduce", 4 * MB, 6, True), ("all_gather", 10, 4, True), ("all_gather", 10, 1, False)),
-    )
-    assert calls == (
-        StepCall(collective="all_reduce", size_bytes=4 * MB, times=3, per_micro_batch=True),
-        StepCall(collective="all_gather", size_bytes=10, times=2, per_micro_batch=True),
-        StepCall(collective="all_gather", size_bytes=10, times=1, hideable=False),
-    )
-
-
 def test_one_bucket_hides_behind_nothing_and_many_behind_nearly_all() -> None:
     def part(bucket_bytes: float | None) -> float:
-        return hideable_part(calls_of_strategy(Strategy.DDP, LOAD, TWO, bucket_bytes=bucket_bytes))
+        return hideable_part(in_buckets(strategy_calls(Strategy.DDP, LOAD, TWO), bucket_bytes))
 
     assert part(None) == 0
     assert part(MB) == 0.75
@@ -139,7 +111,7 @@ def test_one_bucket_hides_behind_nothing_and_many_behind_nearly_all() -> None:
 
 
 def test_what_is_full_last_is_sent_after_the_backward_pass() -> None:
-    first, last = (StepCall(collective="all_reduce", size_bytes=size) for size in (1 * MB, 9 * MB))
+    first, last = (Call(collective="all_reduce", size_bytes=size) for size in (1 * MB, 9 * MB))
     # Full after 10 and 100 ms; they take 5 and 45 ms.
     assert exposed_ms((first, last), 50, 100) == pytest.approx(45)
     # Turned round: full after 90 and 100 ms.
@@ -152,8 +124,8 @@ def test_what_is_full_last_is_sent_after_the_backward_pass() -> None:
 
 @pytest.mark.parametrize("comm_ms", [10.0, 99.0, 101.0, 1000.0])
 def test_equal_buckets_are_late_as_one_after_the_other_is(comm_ms: float) -> None:
-    together = StepCall(collective="all_reduce", size_bytes=MB, times=4)
-    single = [StepCall(collective="all_reduce", size_bytes=MB)] * 4
+    together = Call(collective="all_reduce", size_bytes=MB, times=4)
+    single = [Call(collective="all_reduce", size_bytes=MB)] * 4
     late = exposed_ms((together,), comm_ms, 100)
     assert late == pytest.approx(exposed_ms(single, comm_ms, 100))
     assert late == pytest.approx(max(comm_ms / 4, comm_ms - 75))

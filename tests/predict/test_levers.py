@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
-from multinode.job.step_messages import StepCall, Work
+from multinode.job.step_messages import Work
 from multinode.predict.cost_model import Scenario, StepCosts, make_low_rank
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import ForecastRequest, PredictedScenario, make_forecast
@@ -16,7 +16,7 @@ from multinode.predict.network_model import Link
 from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.traffic import Call, Strategy, TrafficInputs
 from tests.predict.stored import COMPUTE_MS, OPTIMIZER_MS, comm_ms, sweep_record, training_record
 from tests.predict.test_predict import CALIBRATION, LINK, G
 
@@ -128,7 +128,7 @@ def test_power_sgd_is_exposed_where_the_backward_pass_waits_for_it() -> None:
         calls = calls_of(calibration, scenario)
         assert [call.size_bytes for call in calls] == [200, 240, 240]
         assert {call.hideable for call in calls} == {hideable}
-    assert isinstance(calls[0], StepCall)
+    assert isinstance(calls[0], Call)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from multinode.predict.cost_model import Scenario, StepCosts, StepParts, step_pa
 from multinode.predict.network_model import CommTimes, Link, NetworkModel
 from multinode.predict.predict import Prediction, predict
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, fit_curve, nic_bytes, step_exchanges
+from multinode.traffic.traffic import Strategy, TrafficInputs, fit_curve, nic_bytes, strategy_calls
 
 # Qwen2-VL-7B's language model, by its published config.json.
 QWEN2_VL = {
@@ -40,7 +40,7 @@ def test_two_boxes_of_two_are_slower_than_one_of_four_by_what_zero_2_sends() -> 
     assert trainable == 21_430_272
     load = TrafficInputs(parameters=None, trainable=trainable, parameter_bytes=2, gradient_bytes=2)
     # (2 G + Psi_trainable) (n - 1) / n: 128.6 MB, of which three quarters pass each NIC of a flat ring of four.
-    assert nic_bytes(step_exchanges(Strategy.ZERO2, load, TWO_BY_TWO), TWO_BY_TWO) == pytest.approx(96.4e6, rel=1e-3)
+    assert nic_bytes(strategy_calls(Strategy.ZERO2, load, TWO_BY_TWO), TWO_BY_TWO) == pytest.approx(96.4e6, rel=1e-3)
     calibration = Calibration(
         # Two hours; what its four workers exchanged among themselves is part of it, and not known apart.
         costs=StepCosts(compute_ms=2.0 * 3600e3 / STEPS),

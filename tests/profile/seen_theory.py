@@ -15,7 +15,7 @@ from multinode.profile.observed import Observed
 from multinode.profile.strategy import model_of, recognise_strategy
 from multinode.records.samples import ModelSample
 from multinode.traffic.algorithms import Layout, worker_factor
-from multinode.traffic.traffic import Exchange, GroupScope, Strategy, TrafficInputs, step_exchanges
+from multinode.traffic.traffic import Call, GroupScope, Strategy, TrafficInputs, strategy_calls
 
 __all__ = ["Theory", "theory", "worker_bytes"]
 
@@ -42,7 +42,7 @@ _ABSURD_ACCUMULATION = 1 << 20
 class Theory(msgspec.Struct, frozen=True, kw_only=True):
     """What a step of a strategy should send."""
 
-    exchanges: tuple[Exchange, ...] = ()  # its collectives
+    calls: tuple[Call, ...] = ()  # its collectives
     # that one worker sends, by busbw's factors, as `BytesPerStep.calls` is; None has a `reason`
     bytes_per_step: float | None = None
     reason: str = ""  # why there is none
@@ -62,13 +62,14 @@ def theory(observed: Observed) -> Theory:
     if model is None:
         return Theory(reason="no worker told the size of its model")
     try:
-        exchanges = _exchanges(recognised.strategy, model, observed)
+        calls = _calls(recognised.strategy, model, observed)
+        accumulation = 1 if recognised.strategy in {Strategy.DDP, Strategy.ZERO1} else _accumulation(model, observed)
     except _Unknown as unknown:
         return Theory(reason=str(unknown))
-    return Theory(exchanges=exchanges, bytes_per_step=worker_bytes(exchanges, _layout(observed)))
+    return Theory(calls=calls, bytes_per_step=worker_bytes(calls, _layout(observed), accumulation))
 
 
-def _exchanges(strategy: Strategy, model: ModelSample, observed: Observed) -> tuple[Exchange, ...]:
+def _calls(strategy: Strategy, model: ModelSample, observed: Observed) -> tuple[Call, ...]:
     """Sizes are given in bytes, as dtypes may be mixed: each byte counts as an element."""
     if model.wrapper == "deepspeed":
         _refuse_unlike(model)
@@ -77,15 +78,14 @@ def _exchanges(strategy: Strategy, model: ModelSample, observed: Observed) -> tu
         trainable=_gradient_bytes(model),
         parameter_bytes=1,
         gradient_bytes=1,
-        accumulation=1 if strategy in {Strategy.DDP, Strategy.ZERO1} else _accumulation(model, observed),
         fsdp_version=2 if model.wrapper == "fsdp2" else 1,
     )
-    first, *others = step_exchanges(strategy, load, _layout(observed))
+    first, *others = strategy_calls(strategy, load, _layout(observed))
     if strategy in {Strategy.ZERO1, Strategy.ZERO2}:
         updated = _bytes(model.trainable_dtypes, None)
         return first, msgspec.structs.replace(others[0], size_bytes=float(updated))
     if strategy is Strategy.ZERO3 and _fits_whole(model):
-        return msgspec.structs.replace(first, times=load.accumulation), *others
+        return msgspec.structs.replace(first, times=1.0), *others
     return first, *others
 
 
@@ -148,12 +148,13 @@ def _layout(observed: Observed) -> Layout:
     return Layout(nodes=observed.world_size)
 
 
-def worker_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = False) -> float:
+def worker_bytes(calls: Iterable[Call], layout: Layout, accumulation: int = 1, *, gloo: bool = False) -> float:
     """Bytes that one worker sends in these, and receives as many: times x factor(op, ranks) x S, rings throughout.
 
     Args:
-        exchanges: of a step.
+        calls: of a step.
         layout: the workers.
+        accumulation: micro-batches per step.
         gloo: whether gloo makes them, whose reduce-scatter moves as much as an all-reduce.
     """
     ranks = {
@@ -162,6 +163,8 @@ def worker_bytes(exchanges: Iterable[Exchange], layout: Layout, *, gloo: bool = 
         GroupScope.ACROSS: layout.nodes,
     }
     return sum(
-        one.times * worker_factor("gloo" if gloo else "nccl", one.op, ranks[one.reach]) * one.size_bytes
-        for one in exchanges
+        call.times_in(accumulation)
+        * worker_factor("gloo" if gloo else "nccl", call.collective, ranks[call.reach])
+        * call.size_bytes
+        for call in calls
     )

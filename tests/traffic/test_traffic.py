@@ -7,13 +7,13 @@ import pytest
 
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.traffic import (
-    Exchange,
+    Call,
     GroupScope,
     Strategy,
     TrafficInputs,
     nic_bytes,
     nic_time_s,
-    step_exchanges,
+    strategy_calls,
 )
 from tests.job.trainings import MEASURED_SENT
 from tests.profile.seen_theory import worker_bytes
@@ -28,11 +28,10 @@ S = 4 * 3_691_776
 def sent(
     strategy: Strategy, layout: Layout = TWO, *, gloo: bool = False, load: TrafficInputs = TINY, k: int = 1
 ) -> float:
-    exchanges = step_exchanges(strategy, msgspec.structs.replace(load, accumulation=k), layout)
-    assert layout.workers_per_node > 1 or worker_bytes(exchanges, layout, gloo=gloo) == nic_bytes(
-        exchanges, layout, gloo=gloo
-    )
-    return nic_bytes(exchanges, layout, gloo=gloo)
+    calls = strategy_calls(strategy, load, layout)
+    sent = nic_bytes(calls, layout, k, gloo=gloo)
+    assert layout.workers_per_node > 1 or worker_bytes(calls, layout, k, gloo=gloo) == sent
+    return sent
 
 
 @pytest.mark.parametrize(("strategy", "k", "measured_mb"), MEASURED_SENT)
@@ -69,7 +68,7 @@ def test_full_fine_tuning_moves_so_many_times_its_gradients_in_a_long_ring(
 
 def test_lora_on_llama_3_8b_moves_84_mb_of_gradients_and_zero_3_twice_16_gb() -> None:
     lora = TrafficInputs(parameters=8_051_232_768, trainable=20_971_520, parameter_bytes=2, gradient_bytes=4)
-    gathered, reduced = step_exchanges(Strategy.ZERO3, lora, TWO)
+    gathered, reduced = strategy_calls(Strategy.ZERO3, lora, TWO)
     assert gathered.times == 2
     assert gathered.size_bytes / 1e9 == pytest.approx(16.1, rel=0.01)
     assert reduced.size_bytes / MB == pytest.approx(84, rel=0.01)
@@ -87,7 +86,7 @@ def test_hybrid_sharding_sends_one_all_reduce_between_the_nodes_and_the_rest_wit
     assert sent(Strategy.HYBRID_SHARD, layout, k=3) == pytest.approx(2 * 3 / 4 * S)
     every = msgspec.structs.replace(TINY, no_sync=False)
     assert sent(Strategy.HYBRID_SHARD, layout, load=every, k=3) == pytest.approx(3 * 2 * 3 / 4 * S)
-    inside = worker_bytes(step_exchanges(Strategy.HYBRID_SHARD, TINY, layout), layout)
+    inside = worker_bytes(strategy_calls(Strategy.HYBRID_SHARD, TINY, layout), layout)
     assert inside == pytest.approx(3 * 7 / 8 * S + 2 * 3 / 4 * S / 8)
 
 
@@ -100,21 +99,21 @@ def test_gloo_reduces_to_all_where_a_part_was_asked_for() -> None:
 
 def test_one_node_sends_nothing_through_its_nic() -> None:
     alone = Layout(nodes=1, workers_per_node=4)
-    exchanges = step_exchanges(Strategy.ZERO3, TINY, alone)
-    assert nic_bytes(exchanges, alone) == 0
-    assert worker_bytes(exchanges, alone) == pytest.approx(3 * 3 / 4 * S)
+    calls = strategy_calls(Strategy.ZERO3, TINY, alone)
+    assert nic_bytes(calls, alone) == 0
+    assert worker_bytes(calls, alone) == pytest.approx(3 * 3 / 4 * S)
 
 
 def test_what_gathers_all_parameters_needs_their_number_and_ddp_does_not() -> None:
     unknown = TrafficInputs(parameters=None, trainable=1000, parameter_bytes=2, gradient_bytes=4)
     assert sent(Strategy.DDP, load=unknown) == 4000
     with pytest.raises(ValueError, match="ZeRO-3 gathers all parameters"):
-        step_exchanges(Strategy.ZERO3, unknown, TWO)
+        strategy_calls(Strategy.ZERO3, unknown, TWO)
 
 
 def test_what_joins_the_first_worker_of_each_node_is_a_ring_of_nodes() -> None:
     """However many workers a node has: an average that the first of each sends passes its NIC once."""
     layout = Layout(nodes=3, workers_per_node=8)
-    averaged = Exchange(op="all_reduce", size_bytes=S, reach=GroupScope.LEADERS)
-    across = Exchange(op="all_reduce", size_bytes=S / 8, reach=GroupScope.ACROSS)
+    averaged = Call(collective="all_reduce", size_bytes=S, reach=GroupScope.LEADERS)
+    across = Call(collective="all_reduce", size_bytes=S / 8, reach=GroupScope.ACROSS)
     assert nic_bytes([averaged], layout) == nic_bytes([across], layout) == pytest.approx(2 * 2 / 3 * S)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from ..channel import Record
-from ..connectivity.connections import Call, Connections, Listener, Ping, TimedStream
+from ..connectivity.connections import ClientConnection, Connections, Listener, Ping, TimedStream
 from ..facts.network import is_port_taken
 from ..facts.nics import Counters, list_rdma_ports
 from ..programs import Query, QueryFailed, find_program
@@ -67,7 +67,9 @@ class RawRing:
         """The round trips with the peer, on one connection; empty without one."""
         return self._call(Ping, 1, {"count": _PINGS})
 
-    def _call(self, kind: Callable[[Record, str, float], Call], count: int, target: dict[str, Any]) -> list[Record]:
+    def _call(
+        self, kind: Callable[[Record, str, float], ClientConnection], count: int, target: dict[str, Any]
+    ) -> list[Record]:
         if self._peer is None:
             return []
         addr, port, token = self._peer

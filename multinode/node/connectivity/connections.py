@@ -139,7 +139,7 @@ class Connections:
             connection.socket.close()
 
 
-class Call(PeerConnection):
+class ClientConnection(PeerConnection):
     """One connection to a listener; `result` is its record at the end.
 
     Args:
@@ -197,7 +197,7 @@ class Call(PeerConnection):
         return (time.monotonic() - self._began) * 1000
 
 
-class ConnectionAttempt(Call):
+class ConnectionAttempt(ClientConnection):
     """Connects, says the token, compares the answer; where `whole` is asked for, sends more than a packet holds."""
 
     _answered = False
@@ -220,7 +220,7 @@ class ConnectionAttempt(Call):
         return super()._explain(error)
 
 
-class TimedStream(Call):
+class TimedStream(ClientConnection):
     """Sends for a moment; the listener tells what arrived after the beginning."""
 
     def steps(self) -> Iterator[int]:
@@ -240,7 +240,7 @@ class TimedStream(Call):
         self._found = {name: answer[name] for name in self._found}
 
 
-class Ping(Call):
+class Ping(ClientConnection):
     """Sends a small message to and fro, one after the other, and times each; what both agents take is part of it."""
 
     _greeted = False
@@ -438,7 +438,10 @@ def _write_all(sock: socket.socket, data: bytes) -> Iterator[int]:
 
 _POLL_S = 0.2
 _STDIN = 0
-_CALLS: dict[str, Callable[[Record, str, float], Call]] = {"attempts": ConnectionAttempt, "streams": TimedStream}
+_CALLS: dict[str, Callable[[Record, str, float], ClientConnection]] = {
+    "attempts": ConnectionAttempt,
+    "streams": TimedStream,
+}
 
 
 def run(request: Record, channel: Channel) -> None:
@@ -464,7 +467,7 @@ class _Orders:
         self._connections = connections
         self._channel = channel
         self._token = token
-        self._pending: list[tuple[str, list[Call]]] = []
+        self._pending: list[tuple[str, list[ClientConnection]]] = []
         self._over = False
 
     def serve(self, deadline: float) -> None:
@@ -485,7 +488,7 @@ class _Orders:
 
     def _begin(self, kind: str, order: Record) -> None:
         timeout_s = float(order["timeout_s"])
-        calls: list[Call] = [_CALLS[kind](target, self._token, timeout_s) for target in order[kind]]
+        calls: list[ClientConnection] = [_CALLS[kind](target, self._token, timeout_s) for target in order[kind]]
         self._pending.append((kind, calls))
         for call in calls:
             self._connections.begin(call)
