@@ -26,7 +26,9 @@ Run as root, with a lab of four nodes up and nothing else on the machine:
     .venv/bin/python benchmarks/prediction.py STORE
 
 STORE is a directory; what is measured there already is not measured again. `--part TEXT`, repeatable, takes the series
-with that text in their names, `--rates` some rates alone, `--report` measures nothing.
+with that text in their names, `--rates` some rates alone, `--report` measures nothing. With `--report`, STORE may be an
+archive: `prediction_cells.tar.gz` holds one grid, measured while the machine had other work, against which tests hold
+the model.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ import signal
 import statistics
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -328,11 +332,17 @@ def main() -> None:
     arguments = parser.parse_args()
     # Ignored under nohup, and then by the launches that it ends, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    bench = Bench(arguments.store)
     grid = list(chosen(arguments.part, arguments.rates.split(",")))
-    if not arguments.report:
-        measure(bench, grid)
-    cells = list(judged(bench, grid))
+    with tempfile.TemporaryDirectory() as unpacked:
+        store = arguments.store
+        if arguments.report and store.is_file():
+            with tarfile.open(store) as archive:
+                archive.extractall(unpacked, filter="data")
+            store = Path(unpacked)
+        bench = Bench(store)
+        if not arguments.report:
+            measure(bench, grid)
+        cells = list(judged(bench, grid))
     for line in report(cells):
         print(line)
     if arguments.json:
