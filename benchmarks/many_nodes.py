@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from multinode.check.check import Questions, probe
+from multinode.check.probe import Questions, probe
 from multinode.cli.live import live_view
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.hostfile import render_hostfile

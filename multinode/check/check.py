@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from multinode.check import gpus, interfaces, link, machine, paths, ports, rdma,
 from multinode.check.connectivity import ConnectivityPlan, choose_pairs, launch_pairs, run_connectivity_test
 from multinode.check.link import least_speeds
 from multinode.check.machine import needed_tools
+from multinode.check.probe import Questions, peer_addresses, probe
 from multinode.check.rule import SEVERITIES, Check, CheckFinding, Inspection, Rule, RuleGroup, finding_of_error
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import Endpoint, choose_endpoints
@@ -29,11 +30,8 @@ from multinode.job.planning import LaunchOptions, argument_names, candidate_port
 from multinode.records.run import make_run_id
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
-from multinode.transport.base import Outcomes, gather
 from multinode.transport.refusals import REFUSALS
 
-# nvidia-smi may take 30 s on a cold driver.
-PROBE_DEADLINE_S = 45.0
 # The transport's messages for unreachable nodes, for the reference.
 UNANSWERED = (
     *(Rule("ssh", "error", one.catches, one.message, one.hint) for one in REFUSALS),
@@ -57,27 +55,6 @@ UNVERIFIED = _SSH.warning(
 )
 
 
-class Questions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe asks beyond the node itself."""
-
-    controller_cwd: str | None = None  # working directory if the hostfile names none and the node has it, too
-    peers: tuple[str, ...] = ()  # addresses for which routes are asked
-    paths: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()  # ports that should be free on node 0
-    tools: tuple[str, ...] = ()  # programs of the job, looked up beside its interpreter and on PATH
-    packages: bool = True  # whether to read package versions (starts the job's interpreter)
-    contents: tuple[str, ...] = ()  # those of `paths` to digest
-    datasets: tuple[str, ...] = ()  # datasets in a dataset_info.json of `contents` whose files are digested
-    model: str | None = None  # directory of the model, whose config.json is read
-    arguments: tuple[str, ...] = ()  # keys of a LLaMA-Factory YAML to look up among its arguments
-
-
-def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outcomes[NodeFacts]:
-    """The facts of every node, or the error, in node-rank order."""
-    agent.refresh()
-    return gather(cluster.nodes, lambda node: _probe_node(agent, node, questions), deadline_s=PROBE_DEADLINE_S)
-
-
 def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[CheckFinding]:
     """Nodes that did not answer, as findings; the transport knows the reason and the fix."""
     for error in errors:
@@ -87,28 +64,6 @@ def check_ssh(errors: Iterable[MultinodeError]) -> Iterator[CheckFinding]:
 def check_host_keys(agent: AgentTransport, nodes: Iterable[Node]) -> Iterator[CheckFinding]:
     """Nodes whose identity is not verified."""
     return (UNVERIFIED.found(node.name) for node in nodes if not agent.verifies(node))
-
-
-def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The addresses for data in the hostfile."""
-    return tuple(node.addr for node in nodes if node.addr is not None)
-
-
-def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> NodeFacts:
-    request = {"schema": 1, "python": node.python, "workdir": node.workdir, **msgspec.to_builtins(questions)}
-    asked_s = time.time()
-    facts = agent.call(node, "probe", request, NodeFacts, deadline_s=PROBE_DEADLINE_S)
-    offset_s = _clock_offset(facts.time_s, asked_s, time.time())
-    return msgspec.structs.replace(facts, node=node.name, clock_offset_s=offset_s)
-
-
-def _clock_offset(time_s: float | None, asked_s: float, answered_s: float) -> float | None:
-    """How far the node's clock is ahead, in seconds; 0 if its time lies between question and answer."""
-    if time_s is None:
-        return None
-    # The node reads its clock last, so the way back is short; a busy controller that reads late must not look like a
-    # slow clock.
-    return 0.0 if asked_s <= time_s <= answered_s else time_s - answered_s
 
 
 _HEAD = """\
@@ -190,17 +145,27 @@ _SOFTWARE = frozenset({"interpreter", "packages", "versions"})
 _FILES = "paths"
 
 
-def check_launch(inspection: Inspection) -> tuple[CheckFinding, ...]:
-    """The findings of the checks before a launch."""
-    return sort_findings(check_all(inspection, before_launch=True))
+def check_launch(
+    agent: AgentTransport, inspection: Inspection, options: LaunchOptions, say: Callable[[str], None]
+) -> tuple[CheckFinding, ...]:
+    """The findings before a launch, of the nodes and then of the connections between them.
+
+    Raises:
+        NodeFailed: one would break the run; the others are in its detail.
+    """
+    cluster = inspection.cluster
+    findings = sort_findings(concerning(check_all(inspection, before_launch=True), cluster, options))
+    _raise_first_error(findings)
+    if len(cluster.nodes) > 1:
+        say("checking that the nodes can reach each other")
+        met = _with_connectivity(agent, inspection)
+        meeting = (finding for check in CHECKS if check.judges_meeting for finding in check(met))
+        findings = sort_findings([*findings, *concerning(meeting, cluster, options)])
+        _raise_first_error(findings)
+    return findings
 
 
-def check_connectivity(inspection: Inspection) -> tuple[CheckFinding, ...]:
-    """Those of them that judge the connections between nodes."""
-    return sort_findings(finding for check in CHECKS if check.judges_meeting for finding in check(inspection))
-
-
-def with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspection:
+def _with_connectivity(agent: AgentTransport, inspection: Inspection) -> Inspection:
     """The same after the nodes have connected to node 0 and their neighbors."""
     nodes = inspection.cluster.nodes
     plan = ConnectivityPlan(
@@ -231,8 +196,7 @@ def concerning(findings: Iterable[CheckFinding], cluster: Cluster, options: Laun
     )
 
 
-def raise_first_error(findings: Iterable[CheckFinding]) -> None:
-    """Stop at the first finding that would break the run; the others are in its detail."""
+def _raise_first_error(findings: Iterable[CheckFinding]) -> None:
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
         return

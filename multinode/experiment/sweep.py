@@ -39,16 +39,24 @@ from multinode.launch.grid import (
     retry_failed,
 )
 from multinode.launch.launch import (
-    PATIENCE_S,
     benchmark_mode,
     prepare,
     probe_nodes,
     run_prepared,
     same_threads,
-    wait_for_gpus,
 )
 from multinode.launch.node_runs import cleanup_nodes
-from multinode.launch.series import GRID_FILE, Resume, Series, figures_lack, find_series, keep_status, take_up
+from multinode.launch.series import (
+    GRID_FILE,
+    PATIENCE_S,
+    Resume,
+    Series,
+    figures_lack,
+    find_series,
+    keep_status,
+    take_up,
+    wait_for_gpus,
+)
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.progress import RunProgress, TrainingTime

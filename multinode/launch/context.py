@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from multinode.check.rule import CheckFinding
 from multinode.cluster.cluster import Cluster, local_cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.cluster.hostfile import parse_hostfile
@@ -142,6 +141,7 @@ class StopRequest:
 
 
 if TYPE_CHECKING:
+    from multinode.check.rule import CheckFinding
     from multinode.launch.outcome import LaunchDocument
     from multinode.profile.summary import Summary
 

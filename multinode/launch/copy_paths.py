@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from multinode.check.check import Questions, probe
+from multinode.check.probe import Questions, probe
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.facts import NodeFacts

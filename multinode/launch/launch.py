@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.check.check import (
-    Questions,
-    check_connectivity,
-    check_launch,
-    concerning,
-    peer_addresses,
-    probe,
-    raise_first_error,
-    sort_findings,
-    with_connectivity,
-)
-from multinode.check.gpus import check_gpus_free
-from multinode.check.rule import CheckFinding, Inspection
+from multinode.check.probe import Questions, peer_addresses, probe
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.dataplane import Endpoint
-from multinode.cluster.facts import Gpu, NodeFacts
+from multinode.cluster.facts import NodeFacts
 from multinode.errors import Interrupted, RunFailed, UsageError
 from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
@@ -41,6 +29,9 @@ from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout
 from multinode.transport.agent import AgentTransport, load_archive
 from multinode.units import format_count
+
+if TYPE_CHECKING:
+    from multinode.check.rule import CheckFinding
 
 # Compared packages are shown with their versions.
 _COMPARED = frozenset({"contrast", "sweep", "tuning"})
@@ -194,6 +185,10 @@ def probe_nodes(what: Launch, agent: AgentTransport, ports: tuple[int, ...] = ()
 def _check(
     what: Launch, facts: dict[str, NodeFacts], plan: LaunchPlan, context: RunContext
 ) -> tuple[CheckFinding, ...]:
+    # A launch without checks imports no rules.
+    from multinode.check.check import check_launch
+    from multinode.check.rule import Inspection
+
     endpoints = {
         node.node: Endpoint(
             addr=node.addr, ifname=node.ifname, link_gbit_per_s=node.link_gbit_per_s, ifnames=node.ifnames
@@ -212,14 +207,7 @@ def _check(
         code=what.options.code,
         absent_here=absent_files(job_files(what.job).needed),
     )
-    findings = concerning(check_launch(inspection), what.cluster, what.options)
-    raise_first_error(findings)
-    if len(what.cluster.nodes) > 1:
-        context.say("checking that the nodes can reach each other")
-        met = with_connectivity(context.agent, inspection)
-        findings = sort_findings([*findings, *concerning(check_connectivity(met), what.cluster, what.options)])
-        raise_first_error(findings)
-    return findings
+    return check_launch(context.agent, inspection, what.options, context.say)
 
 
 def _keep(
@@ -248,48 +236,3 @@ def _keep(
 
 def _nodes(cluster: Cluster) -> str:
     return format_count(len(cluster.nodes), "node")
-
-
-# A process that has just ended needs seconds to free its memory; another training does not end for us.
-PATIENCE_S = 60.0
-_EVERY_S = 2.0
-
-
-def wait_for_gpus(
-    prepared: Prepared, context: RunContext, *, patience_s: float = PATIENCE_S, every_s: float = _EVERY_S
-) -> CheckFinding | None:
-    """Wait until the GPUs are free, or the user asks to stop; returns the process that still holds one.
-
-    The facts of the launch are used first, so that free GPUs, and nodes without any, need no further probe.
-    """
-    cluster = prepared.what.cluster
-    held = find_holder(cluster, prepared.plan, prepared.facts)
-    if held is not None:
-        context.say(f"waiting up to {patience_s:.0f} s: {held.node}: {held.message}")
-    end = time.monotonic() + patience_s
-    while held is not None and time.monotonic() < end and not context.stop.count:
-        time.sleep(every_s)
-        found = probe(context.agent, cluster, Questions(packages=False)).require()
-        held = find_holder(cluster, prepared.plan, {one.node: one for one in found})
-    return held
-
-
-def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts]) -> CheckFinding | None:
-    """The first GPU of the plan held by another process; None if all are free, or without GPUs."""
-    planned = {node.node: node.gpus for node in plan.nodes}
-    nodes = tuple(
-        msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
-    )
-    strangers = {
-        name: msgspec.structs.replace(found, gpus=tuple(map(_of_strangers, found.gpus)))
-        for name, found in facts.items()
-    }
-    cluster = msgspec.structs.replace(cluster, nodes=nodes)
-    inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.master_port)
-    return next(check_gpus_free(inspection), None)
-
-
-def _of_strangers(gpu: Gpu) -> Gpu:
-    return msgspec.structs.replace(
-        gpu, processes=tuple(msgspec.structs.replace(process, run_id=None) for process in gpu.processes)
-    )

@@ -13,10 +13,15 @@ from pathlib import Path
 
 import msgspec
 
+from multinode.check.gpus import check_gpus_free
+from multinode.check.probe import Questions, probe
+from multinode.check.rule import CheckFinding, Inspection
+from multinode.cluster.cluster import Cluster
+from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
 from multinode.job.engine_commands import choose_engine
 from multinode.launch.attach import Known, find_known, stop
-from multinode.launch.context import Launch, Launched, RunContext
+from multinode.launch.context import Launch, Launched, Prepared, RunContext
 from multinode.launch.grid import (
     CellOutcome,
     CellRecord,
@@ -40,6 +45,7 @@ from multinode.launch.node_runs import cleanup_nodes, summarise_run
 from multinode.profile.summary import Summary
 from multinode.profile.throughput import trained_s
 from multinode.records.benchmark import Benchmark
+from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
@@ -385,3 +391,48 @@ def _short_of(launched: Launched, limit_s: float) -> str | None:
         if time_s < limit_s:
             return f"{node.name}: it trained for {format_duration(time_s)} of {format_duration(limit_s)}"
     return None
+
+
+# A process that has just ended needs seconds to free its memory; another training does not end for us.
+PATIENCE_S = 60.0
+_EVERY_S = 2.0
+
+
+def wait_for_gpus(
+    prepared: Prepared, context: RunContext, *, patience_s: float = PATIENCE_S, every_s: float = _EVERY_S
+) -> CheckFinding | None:
+    """Wait until the GPUs are free, or the user asks to stop; returns the process that still holds one.
+
+    The facts of the launch are used first, so that free GPUs, and nodes without any, need no further probe.
+    """
+    cluster = prepared.what.cluster
+    held = find_holder(cluster, prepared.plan, prepared.facts)
+    if held is not None:
+        context.say(f"waiting up to {patience_s:.0f} s: {held.node}: {held.message}")
+    end = time.monotonic() + patience_s
+    while held is not None and time.monotonic() < end and not context.stop.count:
+        time.sleep(every_s)
+        found = probe(context.agent, cluster, Questions(packages=False)).require()
+        held = find_holder(cluster, prepared.plan, {one.node: one for one in found})
+    return held
+
+
+def find_holder(cluster: Cluster, plan: LaunchPlan, facts: dict[str, NodeFacts]) -> CheckFinding | None:
+    """The first GPU of the plan held by another process; None if all are free, or without GPUs."""
+    planned = {node.node: node.gpus for node in plan.nodes}
+    nodes = tuple(
+        msgspec.structs.replace(node, gpus=planned.get(node.name) or (), slots=None) for node in cluster.nodes
+    )
+    strangers = {
+        name: msgspec.structs.replace(found, gpus=tuple(map(_of_strangers, found.gpus)))
+        for name, found in facts.items()
+    }
+    cluster = msgspec.structs.replace(cluster, nodes=nodes)
+    inspection = Inspection(cluster=cluster, facts=strangers, master_port=plan.master_port)
+    return next(check_gpus_free(inspection), None)
+
+
+def _of_strangers(gpu: Gpu) -> Gpu:
+    return msgspec.structs.replace(
+        gpu, processes=tuple(msgspec.structs.replace(process, run_id=None) for process in gpu.processes)
+    )

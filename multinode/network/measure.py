@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from multinode.check.check import Questions, probe
 from multinode.check.connectivity import measure_pairs, require_pairs
+from multinode.check.probe import Questions, probe
 from multinode.errors import Interrupted, UsageError
 from multinode.job.job import Job
 from multinode.job.job_files import job_files

@@ -2,35 +2,37 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.check.check import check_launch, raise_first_error
-from multinode.check.rule import CheckFinding
+from multinode.check.check import check_all, check_launch
+from multinode.check.rule import Inspection
 from multinode.errors import NodeFailed
+from multinode.job.planning import LaunchOptions
+from multinode.transport.agent import AgentTransport
+from multinode.transport.fake import FakeTransport
 
 from .inspecting import but, inspection
 
 
 def test_nodes_that_are_well_may_launch() -> None:
-    assert [one for one in check_launch(inspection()) if one.severity == "error"] == []
-    assert check_launch(inspection(facts={})) == ()
+    assert [one for one in check_all(inspection(), before_launch=True) if one.severity == "error"] == []
+    assert list(check_all(inspection(facts={}), before_launch=True)) == []
 
 
-def test_what_would_break_the_launch_is_found_first() -> None:
-    broken = but(inspection(), "b", python=None, missing={"workdir": "/work does not exist"})
-    assert [one.code for one in check_launch(broken)] == ["interpreter", "workdir"]
+def refused(broken: Inspection) -> NodeFailed:
+    transport = FakeTransport(lambda *_: ())
+    with pytest.raises(NodeFailed) as caught:
+        check_launch(AgentTransport(transport), broken, LaunchOptions(), lambda _: None)
+    # The nodes are not connected with each other.
+    assert transport.ran == transport.streams == []
+    return caught.value
 
 
 def test_the_first_error_stops_a_launch_and_names_the_others() -> None:
-    warning = CheckFinding(severity="warning", node="a", code="x", message="slow")
-    first = CheckFinding(
-        severity="error", node="a", code="x", message="no torch", hint="on a:\npip install torch\npip check"
-    )
-    second = CheckFinding(severity="error", node="b", code="x", message="no torch")
-    raise_first_error([warning])
-    with pytest.raises(NodeFailed) as caught:
-        raise_first_error([warning, first, second])
-    assert (caught.value.node, caught.value.message, caught.value.hint) == (
-        "a",
-        "no torch",
-        "on a: pip install torch; pip check",
-    )
-    assert caught.value.detail == "also b: no torch"
+    error = refused(but(inspection(), "b", python=None, missing={"workdir": "/work does not exist"}))
+    assert (error.node, error.message) == ("b", "no interpreter for the job: none was found")
+    assert error.detail == "also b: workdir= of the job: /work does not exist"
+
+
+def test_commands_of_a_fix_are_in_one_line() -> None:
+    error = refused(but(inspection(), "b", packages={}))
+    fix = "correct python= in the hostfile, or on the node: /env/bin/python -m pip install torch llamafactory"
+    assert (error.node, error.hint) == ("b", fix)

@@ -14,7 +14,7 @@ from multinode.experiment.sweep import measure_cell
 from multinode.job.job import ScriptJob
 from multinode.job.planning import LaunchOptions, plan_launch
 from multinode.launch.context import Launch, Prepared, RunContext, StopRequest
-from multinode.launch.launch import find_holder, wait_for_gpus
+from multinode.launch.series import find_holder, wait_for_gpus
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from multinode.check.check import Questions, probe
+from multinode.check.probe import Questions, probe
 from multinode.cluster.cluster import Cluster, Node, local_cluster
 from multinode.errors import ContactLost, NodeFailed
 from multinode.job.planning import LaunchOptions, plan_launch

@@ -1,0 +1,59 @@
+"""Probe: ask every node for its facts. A launch without checks needs nothing else of this folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.facts import NodeFacts
+from multinode.transport.agent import AgentTransport
+from multinode.transport.base import Outcomes, gather
+
+# nvidia-smi may take 30 s on a cold driver.
+PROBE_DEADLINE_S = 45.0
+
+
+class Questions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe asks beyond the node itself."""
+
+    controller_cwd: str | None = None  # working directory if the hostfile names none and the node has it, too
+    peers: tuple[str, ...] = ()  # addresses for which routes are asked
+    paths: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()  # ports that should be free on node 0
+    tools: tuple[str, ...] = ()  # programs of the job, looked up beside its interpreter and on PATH
+    packages: bool = True  # whether to read package versions (starts the job's interpreter)
+    contents: tuple[str, ...] = ()  # those of `paths` to digest
+    datasets: tuple[str, ...] = ()  # datasets in a dataset_info.json of `contents` whose files are digested
+    model: str | None = None  # directory of the model, whose config.json is read
+    arguments: tuple[str, ...] = ()  # keys of a LLaMA-Factory YAML to look up among its arguments
+
+
+def probe(agent: AgentTransport, cluster: Cluster, questions: Questions) -> Outcomes[NodeFacts]:
+    """The facts of every node, or the error, in node-rank order."""
+    agent.refresh()
+    return gather(cluster.nodes, lambda node: _probe_node(agent, node, questions), deadline_s=PROBE_DEADLINE_S)
+
+
+def peer_addresses(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The addresses for data in the hostfile."""
+    return tuple(node.addr for node in nodes if node.addr is not None)
+
+
+def _probe_node(agent: AgentTransport, node: Node, questions: Questions) -> NodeFacts:
+    request = {"schema": 1, "python": node.python, "workdir": node.workdir, **msgspec.to_builtins(questions)}
+    asked_s = time.time()
+    facts = agent.call(node, "probe", request, NodeFacts, deadline_s=PROBE_DEADLINE_S)
+    offset_s = _clock_offset(facts.time_s, asked_s, time.time())
+    return msgspec.structs.replace(facts, node=node.name, clock_offset_s=offset_s)
+
+
+def _clock_offset(time_s: float | None, asked_s: float, answered_s: float) -> float | None:
+    """How far the node's clock is ahead, in seconds; 0 if its time lies between question and answer."""
+    if time_s is None:
+        return None
+    # The node reads its clock last, so the way back is short; a busy controller that reads late must not look like a
+    # slow clock.
+    return 0.0 if asked_s <= time_s <= answered_s else time_s - answered_s
