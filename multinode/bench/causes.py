@@ -10,13 +10,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from multinode.bench.figures import BenchWorker, WorkerUse
-from multinode.profile.likely_causes import (
-    THROTTLES,
-    Beside,
-    LikelyCause,
-    Peers,
-    compare_machines,
-)
+from multinode.profile.figures import LikelyCause, Peers
+from multinode.profile.likely_causes import THROTTLES, Beside, compare_machines
 from multinode.stats.estimate import known_median
 
 _FULL_PERCENT = 90

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from multinode.job.flops import Peak, peak_of
-from multinode.profile.likely_causes import LikelyCause, Peers
+from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse
 from multinode.records.benchmark import DEVICE_DTYPES
 from multinode.records.samples import SpeedSample

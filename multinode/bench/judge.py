@@ -20,7 +20,7 @@ from multinode.bench.figures import (
     Slow,
 )
 from multinode.bench.nodes import BenchPart, bench_nodes
-from multinode.profile.likely_causes import LikelyCause, Peers
+from multinode.profile.figures import LikelyCause, Peers
 from multinode.records.benchmark import PHASES, DeviceTest
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_list

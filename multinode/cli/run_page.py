@@ -18,12 +18,12 @@ from multinode.errors import UsageError
 from multinode.experiment.cell_sheet import cell_blocks, cell_csv, combined
 from multinode.experiment.cells import CellTable
 from multinode.experiment.sweep import load_table
-from multinode.launch.node_runs import StoredRun, load_run, observe_run
+from multinode.launch.node_runs import StoredRun, load_run
 from multinode.launch.outcome import attempt_sheet, failure_notes
 from multinode.network.screen import scan_lines
 from multinode.network.size_scan import ScanReport
 from multinode.profile.export import csv_files
-from multinode.profile.observed import Observed
+from multinode.profile.observed import Observed, observe_run
 from multinode.profile.summary import Summary
 from multinode.profile.summary_sheets import summary_sheets, verdict_sheet
 from multinode.records.files import write_text

@@ -140,8 +140,7 @@ def register(app: typer.Typer) -> None:
 
 def runs(as_json: Json = False) -> None:
     """List the runs, most recently changed last."""
-    from multinode.launch.node_runs import load_runs
-    from multinode.launch.outcome import runs_document, runs_table
+    from multinode.launch.node_runs import load_runs, runs_document, runs_table
 
     found = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
     if as_json:

@@ -14,7 +14,7 @@ from multinode.contrast.sheets import (
 )
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.screen import link_words
-from multinode.profile.summary_sheets import PARTS
+from multinode.profile.step_split import PARTS
 from multinode.render.charts import GREY, PALETTE, Figure, Scatter, error_bars, stacked_bars, with_axes
 from multinode.render.sheet import Chart
 from multinode.units import format_placement

@@ -28,12 +28,12 @@ from multinode.job.planning import workers_of_nodes
 from multinode.job.workload import JobSettings, global_batch, read_settings
 from multinode.launch.context import Launch
 from multinode.launch.grid import CellRecord, GridRecord, due_turns, fingerprint
-from multinode.launch.node_runs import observe_run
 from multinode.launch.series import Resume, find_series
 from multinode.predict.advice import rank_options
 from multinode.predict.advise import training_today
 from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
+from multinode.profile.observed import observe_run
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.traffic.algorithms import Layout

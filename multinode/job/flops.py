@@ -1,4 +1,4 @@
-"""FLOPs per token of a training, and from its speed TFLOP/s, MFU and HFU.
+"""FLOPs per token of a training, and the peaks of GPUs.
 
 Counts matrix multiplications, two FLOP per multiply-add. Normalizations, activations, the loss and the optimizer are
 left out, as is usual. Measured speeds are in `steady`.
@@ -14,7 +14,6 @@ import msgspec
 from multinode.job.model_size import ModelShape
 from multinode.records.samples import TokenWork
 
-_TERA = 1e12
 # FLOP per weight and token: 2 forward, 2 backward for the inputs' gradient, and 2 for the weight's own, if trained.
 _FORWARD, _FROZEN, _TRAINED = 2, 4, 6
 # Both operands of attention's two products have a gradient: forward once, backward twice.
@@ -29,24 +28,6 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
     hardware: float  # including recomputation; for HFU
     causal: bool  # whether attention counts half, as under a causal mask
     rule: str  # how both were counted, in words
-
-
-class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of its GPUs a training uses.
-
-    Published tables report one or the other: "TFLOPs" in XTuner's speed benchmarks and "achieved teraFLOP/s" of
-    Megatron-LM (arXiv 2104.04473, equation 3) are hardware figures with recomputation; PaLM's MFU (arXiv
-    2204.02311, appendix B) is a model figure. XTuner counts causal attention half; the other two count it whole, as
-    the summary of a run does.
-    `tests/job/test_flops.py` reproduces the first two.
-    """
-
-    model_tflops: float  # TFLOP/s per GPU that the model needs
-    hardware_tflops: float  # TFLOP/s per GPU including recomputation
-    mfu: float | None  # model_tflops over the peak in the precision used; None if the peak is unknown
-    hfu: float | None  # hardware_tflops over the peak, likewise
-    denominator: str  # the peak in words, or why there is none
-    rule: str  # how FLOPs were counted
 
 
 def flops_per_token(
@@ -122,26 +103,6 @@ def flops_of_weights(work: TokenWork, sequence_tokens: float) -> Flops:
     again = _FORWARD * work.recomputed + attention
     rule += "; of the hardware, each layer's forward pass once more"
     return Flops(model=model, hardware=model + again, causal=False, rule=rule)
-
-
-def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator: str) -> Utilisation:
-    """TFLOP/s per GPU at a speed, and the share of the peak.
-
-    Args:
-        flops: of one token.
-        tgs: tokens per second and GPU, without padding: computing for padding counts as lost.
-        peak_tflops: of the GPU, or the mean of several (`mean_peak`); None if unknown.
-        denominator: the peak in words, or why there is none.
-    """
-    model, hardware = (tgs * each / _TERA for each in (flops.model, flops.hardware))
-    return Utilisation(
-        model_tflops=model,
-        hardware_tflops=hardware,
-        mfu=model / peak_tflops if peak_tflops else None,
-        hfu=hardware / peak_tflops if peak_tflops else None,
-        denominator=denominator,
-        rule=flops.rule,
-    )
 
 
 def _linear_weights(shape: ModelShape) -> int:

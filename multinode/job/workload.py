@@ -12,11 +12,10 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
-from multinode.job.step_messages import Work
 from multinode.records.samples import plausible_count
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.traffic import Strategy, Work
 
 _RANKED = frozenset({"lora", "oft"})
 _SHORTENING = frozenset({"max_steps", "num_train_epochs"})

@@ -17,16 +17,8 @@ from multinode.cluster.quoting import as_steps
 from multinode.errors import ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
 from multinode.launch.context import STOP_FILE, ExecuteOptions, Launched, RunContext, StopOrder, StopRequest
 from multinode.launch.launch import follow_run
-from multinode.launch.node_runs import (
-    ANSWER_S,
-    PLAN_FILE,
-    NodeEnd,
-    StoredRun,
-    load_parts,
-    runs_of_node,
-    stop_on_node,
-    summarise_run,
-)
+from multinode.launch.node_runs import ANSWER_S, PLAN_FILE, NodeEnd, StoredRun, load_parts, runs_of_node, stop_on_node
+from multinode.profile.summary import summarise_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import NodeRun, Run, new_run, node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs

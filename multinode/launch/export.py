@@ -11,8 +11,8 @@ from multinode.errors import MultinodeError, UsageError, printable
 from multinode.export.exporter import EndedRun, Exporter
 from multinode.export.figures import StepStream
 from multinode.export.target import METRICS_PORT, Target
-from multinode.launch.node_runs import PLAN_FILE, load_parts, load_run, observe_run
-from multinode.profile.observed import Observed, ObservedNode
+from multinode.launch.node_runs import PLAN_FILE, load_parts, load_run
+from multinode.profile.observed import Observed, ObservedNode, observe_run
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.progress import NodeProgress, advance_node, start_progress

@@ -19,8 +19,7 @@ from multinode.job.planning import argument_names, candidate_ports, plan_launch,
 from multinode.job.workload import read_workload
 from multinode.launch.context import ExecuteOptions, Launch, Launched, Prepared, RunContext
 from multinode.launch.execute import Execution
-from multinode.launch.node_runs import summarise_run
-from multinode.launch.transfer import copy_code, fetch_traces
+from multinode.profile.summary import summarise_run
 from multinode.profile.throughput import read_model_work
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import CODE_FILE, LaunchPlan, redact_plan
@@ -59,7 +58,11 @@ def prepare(what: Launch, context: RunContext) -> Prepared:
     _keep_secrets(what.cluster, plan, context.agent)
     findings = _check(what, facts, plan, context) if what.check else ()
     code = what.options.code
-    copied = copy_code(context, what.cluster, code, run_id) if code is not None else None
+    copied = None
+    if code is not None:
+        from multinode.launch.transfer import copy_code
+
+        copied = copy_code(context, what.cluster, code, run_id)
     directory = RunDirectory.create(context.runs, plan.run_id)
     _keep(directory, what, plan, facts, findings)
     if copied is not None:
@@ -104,7 +107,10 @@ def follow_run(
         )
         with context.stop.heard():
             run = execution.run()
-        fetch_traces(context.agent, cluster, plan, directory, context.say)
+        if plan.trace is not None:
+            from multinode.launch.transfer import fetch_traces
+
+            fetch_traces(context.agent, cluster, plan, directory, context.say)
         summary = summarise_run(directory, plan, context.say)
     return Launched(run=run, summary=summary, plan=plan, directory=directory)
 

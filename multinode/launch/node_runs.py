@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.table import Table
+from rich.text import Text
 
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.quoting import as_steps
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import Launched, RunContext
-from multinode.launch.transfer import read_traces
-from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.profile.summary import Summary, summarise
-from multinode.profile.throughput import ModelWork
+from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan
 from multinode.records.run import Run, match_runs, node_run_id, parse_node_run_id
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
-from multinode.records.sample_files import EvenStretches
-from multinode.records.samples import parse_samples
-from multinode.traffic.traffic import ScanCurves
+from multinode.render.sheet import sanitize
+from multinode.render.table import make_table
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
-from multinode.units import format_size
+from multinode.units import format_duration
 
 ANSWER_S = 30.0
 """How long a node may take to say what it knows of runs."""
@@ -293,79 +290,64 @@ def _load_readable(paths: Iterable[Path], tell: Callable[[str], None] = lambda _
             tell(error.message)
 
 
-_MODEL = "model.json"
-_SWEEP = "nccl-test.json"
-# Of a run's samples; records in memory are about five times larger.
-_MOST_BYTES = 96 << 20
-# Interval of progress messages.
-_MOST_WORDS = 4
-
-
-def observe_run(
-    directory: RunDirectory,
-    plan: LaunchPlan,
-    say: Callable[[str], None] = lambda _: None,
-    *,
-    most_bytes: int = _MOST_BYTES,
-) -> Observed:
-    """The records of a run's nodes, as far as they have been transferred.
-
-    `say` is called if reading takes a while. Beyond `most_bytes`, samples are read in evenly spread stretches.
-    """
-    paths = [path for node in plan.nodes for path in directory.sample_files(node.node_rank)]
-    size_bytes = sum(path.stat().st_size for path in paths)
-    stretches = None
-    if size_bytes > most_bytes:
-        # Long enough for whole rounds of averaging.
-        rounds = 3 * plan.averaging.every if plan.averaging is not None else 0
-        stretches = EvenStretches(paths, most_bytes, rounds)
-    nodes = []
-    for number, node in enumerate(plan.nodes):
-        if stretches is not None and number % max(1, len(plan.nodes) // _MOST_WORDS) == 0:
-            done = number / len(plan.nodes)
-            say(f"reading {format_size(most_bytes)} of {format_size(size_bytes)} of samples: {done:.0%}")
-        nodes.append(
-            ObservedNode(
-                name=node.node,
-                node_rank=node.node_rank,
-                ranks=node.ranks,
-                ifname=node.ifname,
-                ifnames=node.ifnames,
-                link_gbit_per_s=node.link_gbit_per_s,
-                samples=tuple(parse_samples(directory.sample_lines(node.node_rank, stretches))),
-            )
+def runs_table(runs: Sequence[StoredRun]) -> Table:
+    """One row per run."""
+    table = make_table()
+    for name in ("run", "kind", "state", "started", "took"):
+        table.add_column(name, no_wrap=True)
+    for name in ("nodes", "workers", "samples/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("job")
+    for stored in runs:
+        run = stored.run
+        speed = stored.summary.samples_per_s if stored.summary else None
+        table.add_row(
+            run.run_id,
+            run.kind,
+            run.status,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_s)),
+            format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
+            str(len(run.nodes)),
+            str(run.world_size),
+            "-" if speed is None else f"{speed:.1f}",
+            Text(sanitize(run.job)),
         )
-    return observe(plan.run_id, nodes, stretches.recorded if stretches is not None else 0)
+    return table
 
 
-def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str], None] = lambda _: None) -> Summary:
-    """Summarize a run's stored samples, and store the summary; `say` as for `observe_run`."""
-    cluster = directory.read("cluster.json", Cluster)
-    as_reached = partial(as_steps, nodes=cluster.nodes if cluster is not None else ())
-    observed = msgspec.structs.replace(observe_run(directory, plan, say), write_hint=as_reached)
-    traces, unread = read_traces(directory, plan.trace.ranks) if plan.trace is not None else ({}, {})
-    summary = summarise(
-        observed,
-        work=directory.read(_MODEL, ModelWork) or ModelWork(),
-        traces=traces,
-        scan=_latest_scan(directory, plan),
-        unread=unread,
+class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored run."""
+
+    run_id: str
+    kind: str
+    status: str
+    job: str
+    nodes: tuple[str, ...]
+    world_size: int
+    started_s: float
+    ended_s: float | None
+    samples_per_s: float | None
+
+
+class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of `runs --json`."""
+
+    schema: str = "multinode.runs/1"
+    runs: tuple[RunEntry, ...]
+
+
+_ENTRY_FIELDS = ("run_id", "kind", "status", "job", "world_size", "started_s", "ended_s")
+
+
+def runs_document(runs: Sequence[StoredRun]) -> RunsDocument:
+    """The document."""
+    return RunsDocument(
+        runs=tuple(
+            RunEntry(
+                **{name: getattr(stored.run, name) for name in _ENTRY_FIELDS},
+                nodes=tuple(node.name for node in stored.run.nodes),
+                samples_per_s=stored.summary.samples_per_s if stored.summary else None,
+            )
+            for stored in runs
+        )
     )
-    directory.write("summary.json", summary)
-    return summary
-
-
-def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanCurves | None:
-    names = [node.node for node in plan.nodes]
-    links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
-    # A size scan on one node uses no link.
-    alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
-    for path in reversed(list_runs(directory.path.parent)):
-        try:
-            report = RunDirectory(path).read(_SWEEP, ScanCurves)
-        except MultinodeError:
-            # A damaged file is not worth failing a run that went well.
-            continue
-        if report is not None and (list(report.nodes), report.world_size, report.link_gbit_per_s) == alike:
-            return report
-    return None

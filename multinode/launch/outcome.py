@@ -6,7 +6,6 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 from rich.table import Table
@@ -18,9 +17,9 @@ from multinode.job.engine_commands import JOB_FILE
 from multinode.job.job import override_text
 from multinode.job.workload import Workload, differing_setting
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.stragglers import Straggler
+from multinode.profile.figures import Straggler
+from multinode.profile.step_split import PARTS
 from multinode.profile.summary import Summary
-from multinode.profile.summary_sheets import measured, step_sheet
 from multinode.records.plan import CodeCopy, LaunchPlan
 from multinode.records.run import (
     SLOWER_THAN_ONE_NODE,
@@ -33,10 +32,10 @@ from multinode.records.run import (
     Stall,
 )
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent, sanitize
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent, plus_minus, sanitize
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.secret_values import redact_words
-from multinode.stats.estimate import Spread
+from multinode.stats.estimate import Estimate, Spread
 from multinode.strict_yaml import YamlError, parse_yaml
 from multinode.units import format_count, format_duration
 
@@ -117,6 +116,35 @@ def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, detail
     yield labelled(rows)
     if not details:
         yield footer("Details", f"multinode show {run.run_id} --details")
+
+
+_MEANS = "step time is the median; its parts are means and add up to the mean step"
+
+
+def step_sheet(summary: Summary) -> Sheet:
+    """Speed and step split, with confidence intervals."""
+    rows = []
+    if summary.samples_per_s is not None:
+        rows.append(("samples/s", measured(summary, "samples_per_s", summary.samples_per_s), ""))
+    mean = summary.split.mean
+    if summary.step_time_ms is not None:
+        rows.append(("step time (ms)", measured(summary, "step_time_ms", summary.step_time_ms.median), ""))
+        for field, name in PARTS.items():
+            part_ms = getattr(mean, field, None)
+            if mean is not None and part_ms is not None and mean.step_ms > 0:
+                figures = measured(summary, field, part_ms)
+                rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
+    if summary.first_loss is not None and summary.last_loss is not None:
+        rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
+    columns = (Column("", words=True), Column("measured"), Column("of the step"))
+    notes = (_MEANS,) if mean is not None and summary.step_time_ms is not None else ()
+    return Sheet(title="", columns=columns, rows=tuple(rows), notes=notes)
+
+
+def measured(summary: Summary, name: str, value: float) -> str:
+    """A figure of the summary with its confidence interval, if it has one."""
+    low, high = summary.intervals.get(name, (value, value))
+    return plus_minus(Estimate(value=value, low=low, high=high))
 
 
 _STOP_REASONS = {SLOWER_THAN_ONE_NODE: " because one node is faster"}
@@ -204,76 +232,6 @@ def _cause_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 def failure_notes(failure: Failure) -> tuple[tuple[str, str], ...]:
     """Cause and fix of a failure."""
     return tuple((name, text) for name, text in (("cause", failure.cause), ("hint", failure.hint)) if text)
-
-
-class _Stored(Protocol):
-    @property
-    def run(self) -> Run: ...
-    @property
-    def summary(self) -> Summary | None: ...
-
-
-def runs_table(runs: Sequence[_Stored]) -> Table:
-    """One row per run."""
-    table = make_table()
-    for name in ("run", "kind", "state", "started", "took"):
-        table.add_column(name, no_wrap=True)
-    for name in ("nodes", "workers", "samples/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("job")
-    for stored in runs:
-        run = stored.run
-        speed = stored.summary.samples_per_s if stored.summary else None
-        table.add_row(
-            run.run_id,
-            run.kind,
-            run.status,
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_s)),
-            format_duration(run.ended_s - run.started_s) if run.ended_s is not None else "-",
-            str(len(run.nodes)),
-            str(run.world_size),
-            "-" if speed is None else f"{speed:.1f}",
-            Text(sanitize(run.job)),
-        )
-    return table
-
-
-class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored run."""
-
-    run_id: str
-    kind: str
-    status: str
-    job: str
-    nodes: tuple[str, ...]
-    world_size: int
-    started_s: float
-    ended_s: float | None
-    samples_per_s: float | None
-
-
-class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `runs --json`."""
-
-    schema: str = "multinode.runs/1"
-    runs: tuple[RunEntry, ...]
-
-
-_ENTRY_FIELDS = ("run_id", "kind", "status", "job", "world_size", "started_s", "ended_s")
-
-
-def runs_document(runs: Sequence[_Stored]) -> RunsDocument:
-    """The document."""
-    return RunsDocument(
-        runs=tuple(
-            RunEntry(
-                **{name: getattr(stored.run, name) for name in _ENTRY_FIELDS},
-                nodes=tuple(node.name for node in stored.run.nodes),
-                samples_per_s=stored.summary.samples_per_s if stored.summary else None,
-            )
-            for stored in runs
-        )
-    )
 
 
 def run_table(run: Run) -> Table:

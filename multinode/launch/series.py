@@ -41,8 +41,8 @@ from multinode.launch.grid import (
     without_runs,
 )
 from multinode.launch.launch import create_parent
-from multinode.launch.node_runs import cleanup_nodes, summarise_run
-from multinode.profile.summary import Summary
+from multinode.launch.node_runs import cleanup_nodes
+from multinode.profile.summary import Summary, summarise_run
 from multinode.profile.throughput import trained_s
 from multinode.records.benchmark import Benchmark
 from multinode.records.plan import LaunchPlan

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,6 @@ from multinode.units import format_count, format_size
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeFile, CodeTree
-    from multinode.profile.trace import TraceEvents
 
 _ANSWER_S = 60.0
 # Minimum average rate, 64 kbit/s, so that the announced size bounds the time.
@@ -139,10 +138,6 @@ def _safe(name: str, node: Node) -> PurePosixPath:
     return path
 
 
-# Compressed; uncompressed it takes many times as much.
-_LARGEST_TRACE = 64 << 20
-
-
 def fetch_traces(
     agent: AgentTransport,
     cluster: Cluster,
@@ -154,42 +149,17 @@ def fetch_traces(
 
     They are optional and the run is over: `read_traces` notes a missing one in the summary.
     """
-    if plan.trace is None:
-        return
     nodes = {node.name: node for node in cluster.nodes}
     for node in plan.nodes:
         ranks = set(node.ranks) & {sample.rank for sample in _recorded(directory, node.node_rank)}
         if not ranks or node.node not in nodes:
             continue
-        paths = tuple(f"{node.run_dir}/traces/{_trace_name(rank)}" for rank in sorted(ranks))
+        paths = tuple(f"{node.run_dir}/traces/{directory.trace_path(rank).name}" for rank in sorted(ranks))
         wanted = Wanted(node=nodes[node.node], paths=paths, cwd=None)
         try:
-            fetch_files(agent, wanted, directory.traces(), say)
+            fetch_files(agent, wanted, directory.trace_path(0).parent, say)
         except MultinodeError as error:
             say(f"{node.node}: its traces could not be fetched: {error.message}")
-
-
-def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
-    """The copied windows, by rank, and why others cannot be read."""
-    from multinode.profile.trace import read_trace
-
-    events: dict[int, TraceEvents] = {}
-    missing: dict[str, str] = {}
-    for rank in ranks:
-        path = directory.traces() / _trace_name(rank)
-        try:
-            with path.open("rb") as file:
-                # A truncated trace is invalid, and the reader says so.
-                events[rank] = read_trace(file.read(_LARGEST_TRACE))
-        except FileNotFoundError:
-            missing[f"trace of rank {rank}"] = "it was not fetched"
-        except (OSError, ValueError) as error:
-            missing[f"trace of rank {rank}"] = f"it cannot be read: {error}"
-    return events, missing
-
-
-def _trace_name(rank: int) -> str:
-    return f"rank-{rank}.json.gz"
 
 
 def _recorded(directory: RunDirectory, node_rank: int) -> list[TraceSample]:

@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from multinode.job.step_messages import passing_bytes
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import widest
 from multinode.predict.predict import Prediction, overlap_of, predict
 from multinode.traffic.algorithms import Layout
+from multinode.traffic.traffic import passing_bytes
 
 # No two runs of the same training agree more closely.
 _LEAST_DOUBT = 0.02

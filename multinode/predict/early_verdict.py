@@ -10,8 +10,6 @@ from typing import Any, Literal
 import msgspec
 
 from multinode.errors import MultinodeError
-from multinode.job.step_messages import passing_bytes
-from multinode.launch.node_runs import observe_run
 from multinode.predict.advice import NOTICEABLE, RankedOption, pays, rank_options
 from multinode.predict.advise import training_state
 from multinode.predict.evidence import gather, work_of_calls
@@ -19,7 +17,7 @@ from multinode.predict.request import read_record
 from multinode.predict.run_selection import Record
 from multinode.predict.training_state import TrainingState, TuningOption
 from multinode.predict.tuning_options import one_node
-from multinode.profile.observed import Observed
+from multinode.profile.observed import Observed, observe_run
 from multinode.profile.summary import Summary, summarise
 from multinode.records.run import (
     CERTAIN_STEPS,
@@ -32,7 +30,7 @@ from multinode.records.run import (
 )
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import times
-from multinode.traffic.traffic import Strategy
+from multinode.traffic.traffic import Strategy, passing_bytes
 from multinode.units import format_count, format_duration
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError, UsageError
-from multinode.job.step_messages import SMALL_BYTES, Work, with_gradients
 from multinode.job.workload import read_work
 from multinode.predict.calibration import (
     Calibration,
@@ -38,7 +37,7 @@ from multinode.profile.step_bytes import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, GroupScope, Strategy, TrafficInputs
+from multinode.traffic.traffic import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
 from multinode.units import BITS_PER_BYTE, format_rate
 
 # A file may hold anything.

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.step_messages import SMALL_BYTES
 from multinode.network.size_scan import ScanReport
 from multinode.traffic.algorithms import (
     Layout,
@@ -24,7 +23,7 @@ from multinode.traffic.algorithms import (
     node_flows,
     steps_us,
 )
-from multinode.traffic.traffic import Call, GroupScope, SizeCurve, fit_curve, held_back, median_error
+from multinode.traffic.traffic import SMALL_BYTES, Call, GroupScope, SizeCurve, fit_curve, held_back, median_error
 from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_count, format_rate, goodput_gb_per_s
 
 _US_PER_MS = 1e3

@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.step_messages import passing_bytes, with_gradients
 from multinode.predict.calibration import Calibration, Measured, Residual, largest
 from multinode.predict.cost_model import (
     Overlap,
@@ -38,7 +37,7 @@ from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, GroupScope, Strategy
+from multinode.traffic.traffic import Call, GroupScope, Strategy, passing_bytes, with_gradients
 from multinode.units import format_count
 
 Basis = Literal["back-test", "measured", "assumed"]

@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from multinode.errors import UsageError
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model
-from multinode.job.step_messages import Work, hideable_share
 from multinode.job.workload import JobSettings
 from multinode.predict.calibration import Calibration, Measured, calibrate
 from multinode.predict.cost_model import Scenario
@@ -27,7 +26,7 @@ from multinode.profile.summary import Summary
 from multinode.records.samples import Rounded, parse_rounded
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work, hideable_share
 from multinode.units import ETHERNET_MTU, MIB, format_rate, goodput_gb_per_s
 
 

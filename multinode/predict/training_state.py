@@ -19,8 +19,7 @@ from multinode.predict.cost_model import Scenario
 from multinode.predict.forecast import PredictedScenario, predict_scenario
 from multinode.predict.predict import Prediction, calls_of, predict, sent_bytes
 from multinode.predict.variants import Subject, method_of
-from multinode.profile.balance import BalanceOutlook
-from multinode.profile.stragglers import Straggler
+from multinode.profile.figures import BalanceOutlook, Straggler
 from multinode.traffic.traffic import Strategy
 
 DEEPSPEED = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})

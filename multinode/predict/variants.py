@@ -15,11 +15,10 @@ from multinode.errors import JobError, UsageError
 from multinode.job.flops import flops_per_token
 from multinode.job.job import LlamaFactoryJob
 from multinode.job.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
-from multinode.job.step_messages import Work, hideable_share, passing_bytes
 from multinode.job.workload import JobSettings, read_work
 from multinode.predict.calibration import Calibration
 from multinode.predict.network_model import UncertaintySource
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work, hideable_share, passing_bytes
 
 _ZERO = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 _FSDP = {

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.profile.exposure import Exposure
+from multinode.profile.figures import BalanceOutlook, NodePace
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.records.balance import Balance, deal_step
-from multinode.stats.estimate import Bounds, Estimate, estimate_rate, known_mean
+from multinode.records.balance import deal_step
+from multinode.stats.estimate import Estimate, estimate_rate, known_mean
 
 _LEAST_STEPS = 4
 # Of computing, what may not shrink with the samples: kernels that few samples do not fill, and their launches.
@@ -24,30 +25,6 @@ _FIXED = 0.25
 _REPEATS_DIFFER = 0.05
 # A node that is slower than this by its fixed work alone still gets samples.
 _LEAST_SHARE = 0.01
-
-
-class NodePace(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a node is."""
-
-    node: str
-    # a worker's own work in a step, mean of its workers: the step without exposed communication and waiting
-    own_ms: float
-    samples: float  # of a worker in a step; `balanced_samples` what dealing by speed gives it
-    balanced_samples: float
-    speed: float  # samples that its workers should get where those of the slowest node get one
-
-
-class BalanceOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What dealing samples out by speed would give (`launch --balance`)."""
-
-    nodes: tuple[NodePace, ...]  # in node-rank order
-    gain: float  # samples/s over those of the run
-    interval: Bounds  # of the gain, low and high: what of a worker's own work grows with its samples, and scatter
-
-    @property
-    def balance(self) -> Balance:
-        """What `--balance` would be given."""
-        return Balance(speeds={node.node: node.speed for node in self.nodes})
 
 
 class _Worker(msgspec.Struct, frozen=True, kw_only=True):

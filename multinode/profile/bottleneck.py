@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from multinode.profile.figures import Straggler, Waiting
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.stragglers import Straggler, Waiting
 
 WORTH = 0.05
 """Fraction of the step below which nothing noticeable can be gained."""

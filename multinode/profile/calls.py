@@ -14,6 +14,7 @@ import msgspec
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CallCount, GroupSample, ModelSample, TrafficSample
 from multinode.traffic.algorithms import algorithms_of, bus_factor
+from multinode.traffic.traffic import SMALL_BYTES
 
 
 def last_models(observed: Observed) -> dict[int, ModelSample]:
@@ -30,8 +31,6 @@ _SENDS_NOTHING = {"recv", "barrier"}
 _OPS = (
     frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}) | _ONE_TO_MANY | _ONE_WAY | _SENDS_NOTHING
 )
-# A loss, a gradient norm or a flag: its headers are as large.
-_SMALL_BYTES = 1 << 10
 _LONGEST_WORD = 40
 
 
@@ -54,7 +53,7 @@ class CallKind(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_small(self) -> bool:
         """Whether it carries less than 1 KiB, or is a barrier."""
-        return self.op == "barrier" or self.size_bytes < _SMALL_BYTES
+        return self.op == "barrier" or self.size_bytes < SMALL_BYTES
 
     @property
     def step_bytes(self) -> float:
@@ -154,7 +153,7 @@ def _mean_step(rank: int, records: Mapping[TrafficSample, int], groups: Mapping[
 def _why_odd(call: CallCount, groups: Mapping[str, Group]) -> str:
     if call.op not in _OPS:
         return f"calls of an unknown kind, {_word(call.op)}"
-    if call.group not in groups and call.op != "barrier" and call.size_bytes >= _SMALL_BYTES:
+    if call.group not in groups and call.op != "barrier" and call.size_bytes >= SMALL_BYTES:
         return f"calls of {call.op} in a group that was not recorded"
     return ""
 

@@ -10,8 +10,7 @@ import msgspec
 
 from multinode.profile.nics import nic_rates
 from multinode.profile.observed import Observed, ObservedNode
-from multinode.profile.step_split import StepSplit
-from multinode.profile.summary_sheets import PARTS
+from multinode.profile.step_split import PARTS, StepSplit
 from multinode.records.samples import CpuSample, GpuSample, LossSample, NicSample, StepSample
 from multinode.render.charts import PALETTE, Figure, Scatter, make_subplots, stacked_bars, thinned, with_axes
 from multinode.render.sheet import html_text

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from multinode.profile.calls import last_models
+from multinode.profile.figures import Alone, InTraining, TraceView
 from multinode.profile.observed import Observed
-from multinode.profile.trace import TraceView
 from multinode.records.samples import DdpSample, NcclOpSample
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.traffic.algorithms import bus_factor
@@ -151,30 +151,6 @@ _SOURCES = {
 }
 
 
-class Alone(msgspec.Struct, frozen=True, kw_only=True):
-    """The nccl-test result for the same messages on the same nodes."""
-
-    run_id: str  # of the nccl-test
-    busbw_gb_per_s: float  # factor x bytes of the messages / sum of their times
-
-
-class InTraining(msgspec.Struct, frozen=True, kw_only=True):
-    """Busbw of the training's all-reduces."""
-
-    busbw_gb_per_s: float | None = None  # factor x bytes of a step's all-reduces / their time; None if unknown
-    sizes_bytes: tuple[int, ...] = ()  # of a step's all-reduces; empty if unknown
-    # `trace` (transfers in a profiler window), `nccl inspector` (NCCL's records) or `ddp span` (first to last bucket,
-    # including waits for buckets: a lower bound, tight if the link is the limit)
-    source: str | None = None
-    bytes_per_step: float | None = None  # of all-reduces, by the source; None if unknown
-    # recorded share of the operations, if the source numbers them; with gaps, neither sizes nor bytes are known
-    recorded: float = 1.0
-    asked_bytes: float | None = None  # requested by the calls of a worker per step, for comparison
-    alone: Alone | None = None  # nccl-test's result, if a run of the same nodes and workers is stored
-    sentence: str = ""  # both in words; empty without a bandwidth
-    reason: str = ""  # why there is none
-
-
 def in_training(
     observed: Observed, trace: TraceView | None, asked_bytes: float = 0.0, scan: ScanCurves | None = None
 ) -> InTraining:
@@ -196,8 +172,6 @@ def in_training(
 
 
 def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
-    if observed.world_size < 2:  # noqa: PLR2004 - one worker alone has nobody to talk to
-        return InTraining(reason="one worker does not communicate")
     if trace is not None and trace.busbw_gb_per_s is not None:
         return InTraining(busbw_gb_per_s=trace.busbw_gb_per_s, source="trace", sizes_bytes=trace.message_bytes)
     missing: dict[str, str] = {}

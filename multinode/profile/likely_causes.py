@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from multinode.profile.figures import Figures, LikelyCause, Peers
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.stats.estimate import known_max, known_median
-from multinode.units import format_list
-
-Figures = dict[str, float | str]
-"""Observed values with units in their names; those of peers start with `peers_`."""
 
 # Relative to another GPU's clocks: a power cap at equal clocks costs nothing.
 _SLOWER_CLOCK = 0.95
@@ -27,31 +24,6 @@ _THROTTLED = 0.05
 _HOT_C = 85
 _LITTLE_MEMORY_GIB = 1.0
 _OTHERS_PERCENT = 25
-_MOST_NAMED = 4
-
-
-class Peers(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison group of a slow machine or worker."""
-
-    kind: str = "nodes"  # `nodes`, `workers` (others of its own node), or `alone` (itself, while no other measured)
-    names: tuple[str, ...] = ()  # of the nodes
-
-    def __str__(self) -> str:
-        if self.kind == "nodes":
-            return format_list(self.names, _MOST_NAMED)
-        return "the other workers of its node" if self.kind == "workers" else "the same device alone"
-
-
-class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
-    """One possible cause of a slow machine."""
-
-    cause: str  # as in Straggler and Slow
-    code: str = ""  # distinguishes causes of the same kind
-    node: str = ""  # the slow one
-    peers: Peers | None = None  # the others; None without a comparison
-    figures: Figures = {}  # of both
-    sentence: str = ""  # the observation; likewise `hint`, the fix
-    hint: str = ""
 
 
 class Disturbance(msgspec.Struct, frozen=True, kw_only=True):

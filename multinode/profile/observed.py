@@ -1,4 +1,4 @@
-"""Observed: the records of one run, sorted for the analysis. Pure.
+"""Observed: the records of one run, read from its directory and sorted for the analysis.
 
 `steady` decides the measured steps; nothing is averaged here.
 """
@@ -12,6 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory
+from multinode.records.sample_files import EvenStretches
 from multinode.records.samples import (
     AveragingSample,
     DdpSample,
@@ -22,7 +25,9 @@ from multinode.records.samples import (
     StepSample,
     SyncSample,
     TraceSample,
+    parse_samples,
 )
+from multinode.units import format_size
 
 # NCCL connects lazily and DDP rebuilds its buckets after the first iteration: at least five steps.
 _LEAST_DROPPED = 5
@@ -200,3 +205,46 @@ def _without_traced(counted: Sequence[int], nodes: Sequence[ObservedNode], rule:
     if not left:
         return tuple(counted), f"{rule}; there are only steps {first} to {last}, which the profiler slowed"
     return left, f"{rule}; steps {first} to {last}, which the profiler slowed, are excluded too"
+
+
+# Of a run's samples; records in memory are about five times larger.
+_MOST_BYTES = 96 << 20
+# Interval of progress messages.
+_MOST_WORDS = 4
+
+
+def observe_run(
+    directory: RunDirectory,
+    plan: LaunchPlan,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    most_bytes: int = _MOST_BYTES,
+) -> Observed:
+    """The records of a run's nodes, as far as they have been transferred.
+
+    `say` is called if reading takes a while. Beyond `most_bytes`, samples are read in evenly spread stretches.
+    """
+    paths = [path for node in plan.nodes for path in directory.sample_files(node.node_rank)]
+    size_bytes = sum(path.stat().st_size for path in paths)
+    stretches = None
+    if size_bytes > most_bytes:
+        # Long enough for whole rounds of averaging.
+        rounds = 3 * plan.averaging.every if plan.averaging is not None else 0
+        stretches = EvenStretches(paths, most_bytes, rounds)
+    nodes = []
+    for number, node in enumerate(plan.nodes):
+        if stretches is not None and number % max(1, len(plan.nodes) // _MOST_WORDS) == 0:
+            done = number / len(plan.nodes)
+            say(f"reading {format_size(most_bytes)} of {format_size(size_bytes)} of samples: {done:.0%}")
+        nodes.append(
+            ObservedNode(
+                name=node.node,
+                node_rank=node.node_rank,
+                ranks=node.ranks,
+                ifname=node.ifname,
+                ifnames=node.ifnames,
+                link_gbit_per_s=node.link_gbit_per_s,
+                samples=tuple(parse_samples(directory.sample_lines(node.node_rank, stretches))),
+            )
+        )
+    return observe(plan.run_id, nodes, stretches.recorded if stretches is not None else 0)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from multinode.profile.step_split import WorkerSplit
+from multinode.profile.step_split import PARTS, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import known_mean
 
 # Plausible step times in ms: a nanosecond to eleven days. Stored summaries are untrusted.
 _LONGEST_MS, _SHORTEST_MS = 1e9, 1e-6
-_PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms", "overlap")
+_PARTS = (*PARTS, "overlap")
 _EXPOSED = ("exposed_ms", "exposed_share", "late_ms")
 
 

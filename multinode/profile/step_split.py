@@ -58,7 +58,15 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""  # the method, in words
 
 
-_PARTS = ("compute_ms", "exposed_ms", "wait_ms", "data_ms", "optimizer_ms", "host_ms")
+# Parts of a step by WorkerSplit's names, in display order.
+PARTS = {
+    "compute_ms": "compute",
+    "exposed_ms": "exposed communication",
+    "wait_ms": "straggler wait",
+    "data_ms": "data",
+    "optimizer_ms": "optimizer",
+    "host_ms": "host",
+}
 
 
 def transfers_us(exposure: Exposure) -> list[float | None]:
@@ -69,7 +77,7 @@ def transfers_us(exposure: Exposure) -> list[float | None]:
 def split_steps(exposure: Exposure) -> StepSplit:
     """Split the steps with known exposure; per step, the minimum wait of all workers is transfer."""
     if not exposure.steps:
-        return StepSplit(missing=dict.fromkeys((*_PARTS, "overlap", "comm_ms"), exposure.reason))
+        return StepSplit(missing=dict.fromkeys((*PARTS, "overlap", "comm_ms"), exposure.reason))
     transfers = transfers_us(exposure)
     workers = tuple(_split_worker(exposure, transfers, rank) for rank in exposure.steps[0])
     mean = _mean(exposure, workers)
@@ -94,7 +102,7 @@ def _split_worker(exposure: Exposure, transfers: Sequence[float | None], rank: i
         rank=rank,
         step_ms=statistics.fmean(worker.step_us for worker in steps) / 1000,
         overlap=_overlap(steps) if exposure.source == "ddp" else None,
-        **{name: _mean_ms(part[name] for part in parts) for name in (*_PARTS, "core_wait_ms")},
+        **{name: _mean_ms(part[name] for part in parts) for name in (*PARTS, "core_wait_ms")},
     )
 
 
@@ -174,7 +182,7 @@ def _mean(exposure: Exposure, workers: Sequence[WorkerSplit]) -> WorkerSplit:
         rank=-1,
         step_ms=statistics.fmean(worker.step_ms for worker in workers),
         overlap=_overlap(everything) if exposure.source == "ddp" else None,
-        **{name: known_mean(getattr(worker, name) for worker in workers) for name in (*_PARTS, "core_wait_ms")},
+        **{name: known_mean(getattr(worker, name) for worker in workers) for name in (*PARTS, "core_wait_ms")},
     )
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import msgspec
 
 from multinode.profile.exposure import Exposure, WorkerStep
-from multinode.profile.likely_causes import Beside, LikelyCause, Peers, compare_machines
+from multinode.profile.figures import LikelyCause, Peers, Straggler, Waiting
+from multinode.profile.likely_causes import Beside, compare_machines
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
@@ -37,30 +38,6 @@ _FEWER_CORES = 0.8
 # A worker that waits almost all the time says nothing about the rest.
 _LEAST_BUSY = 0.02
 _COMPARED = {"data": "waits for batches", "cpus": "processors", "gpus": "GPUs", "disk": "waits for a disk"}
-
-
-class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """A node whose workers the others wait for."""
-
-    node: str
-    ranks: tuple[int, ...]  # the late workers
-    late_ms: float  # wait of the others, median over the steps
-    share: float  # of the step
-    # its workers' time for a sample over that of its peers; None if unknown, or if it has more work
-    slower: float | None = None
-    cost: str = ""  # how much slower it is and what part of its peers' time is waiting, in a sentence; or empty
-    # `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens) or `unknown`
-    cause: str = "unknown"
-    causes: tuple[LikelyCause, ...] = ()  # the evidence, best first; for an unknown cause, what was compared
-    evidence: tuple[str, ...] = ()  # the same, one sentence each; likewise `hint`, the fix
-    hint: str = ""
-
-
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits between nodes, whoever is late; on a single node, between its workers."""
-
-    late_ms: float | None = None  # wait of the others for the last one, mean over the steps; None if unknown
-    take_turns: bool = False  # whether different ones are last
 
 
 class _StragglerInputs(msgspec.Struct, frozen=True, kw_only=True):

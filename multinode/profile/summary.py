@@ -1,33 +1,36 @@
-"""The Summary of one run from its records. Pure; composes, and keeps no raw data."""
+"""The Summary of one run from its records. Composes, and keeps no raw data."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from multinode.job.flops import Utilisation
-from multinode.profile.balance import BalanceOutlook, find_balance
+from multinode.cluster.cluster import Cluster
+from multinode.cluster.quoting import as_steps
+from multinode.errors import MultinodeError
 from multinode.profile.bottleneck import Bottleneck, find_bottleneck
 from multinode.profile.calls import read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
-from multinode.profile.in_training import InTraining, in_training
+from multinode.profile.figures import BalanceOutlook, InTraining, Straggler, TraceView, Waiting
 from multinode.profile.machine_use import NodeUse, use_of
-from multinode.profile.observed import Observed
+from multinode.profile.observed import Observed, observe_run
 from multinode.profile.step_bytes import BytesPerStep, SeenCall, SeenTraffic, see_traffic
 from multinode.profile.step_split import StepSplit, split_steps, transfers_us
-from multinode.profile.stragglers import Straggler, Waiting, find_stragglers, find_waiting
 from multinode.profile.strategy import model_of, recognise_strategy
 from multinode.profile.throughput import (
     ModelWork,
     Throughput,
+    Utilisation,
     all_steps_samples_per_s,
     measure_throughput,
     utilisation_of,
 )
-from multinode.profile.trace import TraceView, view_traces
+from multinode.records.plan import LaunchPlan
+from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.records.samples import LossSample, NoteSample, StepSample, SyncSample, TrainEndSample
 from multinode.stats.estimate import Bounds, Estimate, Spread, attempt, estimate_median, estimate_rate, spread_of
 from multinode.traffic.traffic import ScanCurves
@@ -181,10 +184,23 @@ def summarise(
     seen = see_traffic(observed, calls)
     split = split_steps(exposure)
     uses = tuple(use_of(node, observed) for node in observed.nodes)
-    stragglers = find_stragglers(observed, exposure, split, uses, rooted_part(calls.values()))
-    trace = view_traces(traces, observed.world_size, split.mean) if traces else None
-    reductions = [one for one in seen.calls if one.op == "all_reduce" and one.ranks == observed.world_size]
-    asked_bytes = sum(one.count * one.size_bytes for one in reductions)
+    trace = None
+    if traces:
+        from multinode.profile.trace import view_traces
+
+        trace = view_traces(traces, observed.world_size, split.mean)
+    stragglers: tuple[Straggler, ...] = ()
+    waiting, balance, bandwidth = Waiting(), None, InTraining(reason="one worker does not communicate")
+    if observed.world_size > 1:
+        # What workers have of one another.
+        from multinode.profile.balance import find_balance
+        from multinode.profile.in_training import in_training
+        from multinode.profile.stragglers import find_stragglers, find_waiting
+
+        stragglers = find_stragglers(observed, exposure, split, uses, rooted_part(calls.values()))
+        waiting, balance = find_waiting(observed, exposure), find_balance(observed, exposure, split)
+        reductions = [one for one in seen.calls if one.op == "all_reduce" and one.ranks == observed.world_size]
+        bandwidth = in_training(observed, trace, sum(one.count * one.size_bytes for one in reductions), scan)
     missing: dict[str, str] = {}
     used = attempt(missing, "utilisation", lambda: utilisation_of(work or ModelWork(), observed, speed))
     model = model_of(observed)
@@ -209,11 +225,11 @@ def summarise(
         trainer_samples_per_s=_trainers_own(observed),
         first_loss=losses[0].loss if losses else None,
         last_loss=losses[-1].loss if losses else None,
-        comm=_comm(seen, split, in_training(observed, trace, asked_bytes, scan)),
+        comm=_comm(seen, split, bandwidth),
         split=split,
-        bottleneck=_bottleneck(strategy, split, stragglers, find_waiting(observed, exposure)),
+        bottleneck=_bottleneck(strategy, split, stragglers, waiting),
         stragglers=stragglers,
-        balance=find_balance(observed, exposure, split),
+        balance=balance,
         nodes=uses,
         utilisation=used,
         trace=trace,
@@ -295,3 +311,45 @@ def _notes(observed: Observed) -> dict[str, str]:
             who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name
             said[who] = f"{said[who]}; {note.message}" if who in said else note.message
     return said
+
+
+_MODEL = "model.json"
+_SWEEP = "nccl-test.json"
+
+
+def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str], None] = lambda _: None) -> Summary:
+    """Summarize a run's stored samples, and store the summary; `say` as for `observe_run`."""
+    cluster = directory.read("cluster.json", Cluster)
+    as_reached = partial(as_steps, nodes=cluster.nodes if cluster is not None else ())
+    observed = msgspec.structs.replace(observe_run(directory, plan, say), write_hint=as_reached)
+    traces: dict[int, TraceEvents] = {}
+    unread: dict[str, str] = {}
+    if plan.trace is not None:
+        from multinode.profile.trace import read_traces
+
+        traces, unread = read_traces(directory, plan.trace.ranks)
+    summary = summarise(
+        observed,
+        work=directory.read(_MODEL, ModelWork) or ModelWork(),
+        traces=traces,
+        scan=_latest_scan(directory, plan),
+        unread=unread,
+    )
+    directory.write("summary.json", summary)
+    return summary
+
+
+def _latest_scan(directory: RunDirectory, plan: LaunchPlan) -> ScanCurves | None:
+    names = [node.node for node in plan.nodes]
+    links = [node.link_gbit_per_s for node in plan.nodes if node.link_gbit_per_s is not None]
+    # A size scan on one node uses no link.
+    alike = (names, plan.world_size, min(links) if len(links) == len(names) > 1 else None)
+    for path in reversed(list_runs(directory.path.parent)):
+        try:
+            report = RunDirectory(path).read(_SWEEP, ScanCurves)
+        except MultinodeError:
+            # A damaged file is not worth failing a run that went well.
+            continue
+        if report is not None and (list(report.nodes), report.world_size, report.link_gbit_per_s) == alike:
+            return report
+    return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from multinode.job.step_messages import SMALL_BYTES
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_bytes import SeenCall
-from multinode.profile.step_split import WorkerSplit
+from multinode.profile.step_split import PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent, plus_minus
-from multinode.stats.estimate import Estimate, known_max
+from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, format_sig, megabytes, percent
+from multinode.stats.estimate import known_max
+from multinode.traffic.traffic import SMALL_BYTES
 
 _NODE = Column("node", words=True)
 
@@ -114,15 +114,6 @@ def _words_of(gpu: GpuUse) -> tuple[str, str]:
     return (gpu.pcie or UNKNOWN) + (" (reduced)" if gpu.pcie_reduced else ""), held or UNKNOWN
 
 
-# Parts of a step by WorkerSplit's names, in display order.
-PARTS = {
-    "compute_ms": "compute",
-    "exposed_ms": "exposed communication",
-    "wait_ms": "straggler wait",
-    "data_ms": "data",
-    "optimizer_ms": "optimizer",
-    "host_ms": "host",
-}
 _BAR = 30
 _MOST_CALLS = 8
 SMALLER = "Trainer: average_tokens_across_devices: false, a larger logging_steps"
@@ -151,35 +142,6 @@ def summary_sheets(summary: Summary) -> list[Sheet]:
 def verdict_sheet(summary: Summary) -> Sheet:
     """The bottleneck, stragglers, and the fix."""
     return Sheet(title="verdict", rows=tuple(_verdict(summary)))
-
-
-_MEANS = "step time is the median; its parts are means and add up to the mean step"
-
-
-def step_sheet(summary: Summary) -> Sheet:
-    """Speed and step split, with confidence intervals."""
-    rows = []
-    if summary.samples_per_s is not None:
-        rows.append(("samples/s", measured(summary, "samples_per_s", summary.samples_per_s), ""))
-    mean = summary.split.mean
-    if summary.step_time_ms is not None:
-        rows.append(("step time (ms)", measured(summary, "step_time_ms", summary.step_time_ms.median), ""))
-        for field, name in PARTS.items():
-            part_ms = getattr(mean, field, None)
-            if mean is not None and part_ms is not None and mean.step_ms > 0:
-                figures = measured(summary, field, part_ms)
-                rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
-    if summary.first_loss is not None and summary.last_loss is not None:
-        rows.append(("loss, first and last", f"{summary.first_loss:.3g}, {summary.last_loss:.3g}", ""))
-    columns = (Column("", words=True), Column("measured"), Column("of the step"))
-    notes = (_MEANS,) if mean is not None and summary.step_time_ms is not None else ()
-    return Sheet(title="", columns=columns, rows=tuple(rows), notes=notes)
-
-
-def measured(summary: Summary, name: str, value: float) -> str:
-    """A figure of the summary with its confidence interval, if it has one."""
-    low, high = summary.intervals.get(name, (value, value))
-    return plus_minus(Estimate(value=value, low=low, high=high))
 
 
 def _bytes_sheet(summary: Summary) -> Sheet:

@@ -6,12 +6,11 @@ import itertools
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from multinode.errors import JobError
-from multinode.job.flops import Utilisation, flops_of_weights, flops_per_token, mean_peak, utilisation
 from multinode.job.job import Job, LlamaFactoryJob
 from multinode.job.model_size import ModelShape, parse_model
 from multinode.profile.calls import last_models
@@ -19,6 +18,9 @@ from multinode.profile.observed import Observed
 from multinode.records.benchmark import Benchmark
 from multinode.records.samples import ModelSample, Sample, StepSample, TokenWork
 from multinode.stats.estimate import Bounds, UnknownError, attempt, estimate_rate
+
+if TYPE_CHECKING:
+    from multinode.job.flops import Flops
 
 # On a GPU, the tokens without padding become known some steps late. The change of that delay between two records is an
 # error, which is too large over fewer steps.
@@ -291,6 +293,47 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
     )
 
 
+_TERA = 1e12
+
+
+class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of its GPUs a training uses.
+
+    Published tables report one or the other: "TFLOPs" in XTuner's speed benchmarks and "achieved teraFLOP/s" of
+    Megatron-LM (arXiv 2104.04473, equation 3) are hardware figures with recomputation; PaLM's MFU (arXiv
+    2204.02311, appendix B) is a model figure. XTuner counts causal attention half; the other two count it whole, as
+    the summary of a run does.
+    `tests/job/test_flops.py` reproduces the first two.
+    """
+
+    model_tflops: float  # TFLOP/s per GPU that the model needs
+    hardware_tflops: float  # TFLOP/s per GPU including recomputation
+    mfu: float | None  # model_tflops over the peak in the precision used; None if the peak is unknown
+    hfu: float | None  # hardware_tflops over the peak, likewise
+    denominator: str  # the peak in words, or why there is none
+    rule: str  # how FLOPs were counted
+
+
+def utilisation(flops: Flops, tgs: float, peak_tflops: float | None, denominator: str) -> Utilisation:
+    """TFLOP/s per GPU at a speed, and the share of the peak.
+
+    Args:
+        flops: of one token.
+        tgs: tokens per second and GPU, without padding: computing for padding counts as lost.
+        peak_tflops: of the GPU, or the mean of several (`mean_peak`); None if unknown.
+        denominator: the peak in words, or why there is none.
+    """
+    model, hardware = (tgs * each / _TERA for each in (flops.model, flops.hardware))
+    return Utilisation(
+        model_tflops=model,
+        hardware_tflops=hardware,
+        mfu=model / peak_tflops if peak_tflops else None,
+        hfu=hardware / peak_tflops if peak_tflops else None,
+        denominator=denominator,
+        rule=flops.rule,
+    )
+
+
 def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Utilisation:
     """TFLOP/s, MFU and HFU.
 
@@ -303,6 +346,9 @@ def utilisation_of(work: ModelWork, observed: Observed, speed: Throughput) -> Ut
     tgs, length = speed.effective_tgs or speed.tgs, speed.attention_length or _mean_length(speed)
     if tgs is None or length is None:
         raise UnknownError("the training does not report its tokens per step")
+    # With the peaks of all GPUs: a run whose tokens are unknown imports none of it.
+    from multinode.job.flops import flops_of_weights, flops_per_token
+
     if work.shape is not None:
         adapter, recompute = work.adapter_parameters, work.recompute
         flops = flops_per_token(work.shape, length, adapter_parameters=adapter, recompute=recompute, causal=False)
@@ -343,6 +389,8 @@ def _peak(work: ModelWork, observed: Observed) -> tuple[float | None, str]:
     dtype = dtypes.pop()
     if dtype is None or dtypes:
         return None, "the precision of the matrix products is unknown"
+    from multinode.job.flops import mean_peak
+
     return mean_peak(names, dtype)
 
 

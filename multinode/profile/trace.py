@@ -1,4 +1,4 @@
-"""TraceEvents: communication, computation and steps in a trace of torch.profiler; their overlap. Pure.
+"""TraceEvents: communication, computation and steps in a trace of torch.profiler; their overlap.
 
 Untrusted input.
 """
@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from multinode.decoding import decode_json
+from multinode.profile.figures import TraceView, WorkerTrace
 from multinode.profile.step_split import WorkerSplit
+from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import UnknownError, attempt
 from multinode.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
 from multinode.traffic.algorithms import bus_factor
@@ -177,6 +179,27 @@ def read_trace(data: bytes, most_bytes: int = _MOST_BYTES) -> TraceEvents:
     if not steps:
         raise ValueError("it contains no complete step")
     return _on_device(events, steps) if any(event.cat == "kernel" for event in events) else _on_host(events, steps)
+
+
+# Compressed; uncompressed it takes many times as much.
+_LARGEST_TRACE = 64 << 20
+
+
+def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
+    """The copied windows, by rank, and why others cannot be read."""
+    events: dict[int, TraceEvents] = {}
+    missing: dict[str, str] = {}
+    for rank in ranks:
+        path = directory.trace_path(rank)
+        try:
+            with path.open("rb") as file:
+                # A truncated trace is invalid, and the reader says so.
+                events[rank] = read_trace(file.read(_LARGEST_TRACE))
+        except FileNotFoundError:
+            missing[f"trace of rank {rank}"] = "it was not fetched"
+        except (OSError, ValueError) as error:
+            missing[f"trace of rank {rank}"] = f"it cannot be read: {error}"
+    return events, missing
 
 
 def _unpack(data: bytes, most_bytes: int) -> bytes:
@@ -372,32 +395,6 @@ _GB_PER_S = 1e-3
 _PAIRWISE = frozenset({"send", "recv", "sendrecv", "unknown"})
 
 _Key = tuple[int, str, str, int | None, int]
-
-
-class WorkerTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The window of one worker, mean per step."""
-
-    rank: int  # global rank
-    steps: int  # optimizer steps in the window
-    step_ms: float  # the window over its steps
-    comm_ms: float  # union of the intervals of collectives
-    exposed_ms: float  # the part that no computation overlapped
-    overlap: float | None  # |communication and computation| / |communication|
-    compute_ms: float  # union of the intervals of computation
-
-
-class TraceView(msgspec.Struct, frozen=True, kw_only=True):
-    """All windows of a run."""
-
-    workers: tuple[WorkerTrace, ...] = ()  # by rank
-    comm_ms: float | None = None  # transfer per step: `WorkerTrace.comm_ms` of the worker that waited least
-    exposed_ms: float | None = None  # likewise
-    overlap: float | None = None  # of that worker
-    # of its all-reduces: factor x bytes / union of their transfer times; None without an all-reduce
-    busbw_gb_per_s: float | None = None
-    message_bytes: tuple[int, ...] = ()  # sizes of those all-reduces per step
-    agreement: str = ""  # a sentence that compares it with the trace-free figures
-    missing: dict[str, str] = {}  # reason by name
 
 
 def view_traces(traces: Mapping[int, TraceEvents], world_size: int, counted: WorkerSplit | None = None) -> TraceView:

@@ -293,9 +293,9 @@ class RunDirectory:
         for path in self.sample_files(node_rank):
             yield from stretches.lines(path) if stretches is not None else (line for _, line in read_lines(path))
 
-    def traces(self) -> Path:
-        """The directory of the workers' traces, if there are any."""
-        return self.path / "traces"
+    def trace_path(self, rank: int) -> Path:
+        """Where a worker's trace is, if there is one."""
+        return self.path / "traces" / f"rank-{rank}.json.gz"
 
     def sample_files(self, node_rank: int) -> list[Path]:
         """A node's sample files."""

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from multinode.records.samples import plausible_us
-from multinode.traffic.algorithms import Layout, worker_factor
+from multinode.traffic.algorithms import Layout, bus_factor, worker_factor
 
 _BYTES_PER_GB = 1e9
 
@@ -175,6 +175,84 @@ Point = tuple[int, float]
 _POOR_FIT = 0.05
 _LEAST_SIZES = 2
 _US_PER_GB_PER_S = 1e-3
+
+
+SMALL_BYTES = 1 << 10
+"""Smaller calls carry a loss, a count or a flag, and take one round trip at any bandwidth."""
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
+_GATHERS_BEFORE_USE = frozenset({Strategy.ZERO3, Strategy.FSDP, Strategy.SHARD_GRAD_OP, Strategy.HYBRID_SHARD})
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a training."""
+
+    strategy: Strategy  # of the calibration runs
+    load: TrafficInputs  # what it moves
+    bucket_bytes: float | None = None  # largest size of a reduction; None is unlimited
+    # of a step, by strategy, if known as the engine makes them; otherwise derived from `load`
+    calls: dict[Strategy, tuple[Call, ...]] = {}
+
+    def calls_of(self, strategy: Strategy, layout: Layout) -> tuple[Call, ...]:
+        """The calls of a step, from the most precise source."""
+        known = self.calls.get(strategy)
+        return known or in_buckets(strategy_calls(strategy, self.load, layout), self.bucket_bytes)
+
+    def is_cut(self, strategy: Strategy) -> bool:
+        """Whether single calls are known; otherwise one call stands for all buckets, and the last is unknown."""
+        return self.bucket_bytes is not None or bool(self.calls.get(strategy))
+
+
+def in_buckets(calls: Iterable[Call], bucket_bytes: float | None) -> tuple[Call, ...]:
+    """The same calls with reductions of at most so many bytes; None sends each in one call."""
+    if bucket_bytes is None:
+        return tuple(calls)
+    cut = []
+    for call in calls:
+        pieces = 1 if call.collective == "all_gather" else max(1, math.ceil(call.size_bytes / bucket_bytes))
+        cut.append(msgspec.structs.replace(call, size_bytes=call.size_bytes / pieces, times=call.times * pieces))
+    return tuple(cut)
+
+
+def with_gradients(calls: Iterable[Call], factor: float) -> tuple[Call, ...]:
+    """The same calls with gradients scaled by a factor: 0.5 for fp32 sent as half. Parameters keep their size."""
+    return tuple(
+        msgspec.structs.replace(call, size_bytes=call.size_bytes * factor) if call.collective in _REDUCTIONS else call
+        for call in calls
+    )
+
+
+def passing_bytes(calls: Sequence[Call], accumulation: int, layout: Layout) -> float:
+    """Bytes that a worker sends (and receives) per step: times x S x busbw factor of the workers that take part."""
+    ranks = {
+        GroupScope.WORLD: layout.workers,
+        GroupScope.NODE: layout.workers_per_node,
+        GroupScope.ACROSS: layout.nodes,
+        GroupScope.LEADERS: layout.nodes,
+    }
+    return sum(
+        call.times_in(accumulation) * call.size_bytes * bus_factor(call.collective, ranks[call.reach]) for call in calls
+    )
+
+
+def hideable_share(strategy: Strategy, *, lora: bool = False, recompute: bool = False) -> float:
+    """Fraction of a micro-batch's compute time during which its collectives may run, if the engine overlaps them.
+
+    Gradients are reduced during the backward pass. ZeRO-3 and FSDP also gather parameters in the forward pass, so
+    all
+    of the compute can hide them. In units of the forward pass, the backward pass computes gradients of inputs (1)
+    and
+    of weights (1; none for frozen weights under LoRA, Hu et al., arXiv 2106.09685), and activation checkpointing
+    repeats the forward pass (1; Narayanan et al., arXiv 2104.04473, section 5.1).
+
+    Args:
+        strategy: how the model is sharded.
+        lora: whether an adapter is trained instead of the whole model.
+        recompute: whether activations are recomputed.
+    """
+    if strategy in _GATHERS_BEFORE_USE:
+        return 1.0
+    backward = 1 + (not lora) + recompute
+    return backward / (1 + backward)
 
 
 class SizeCurve(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,8 @@ def refused(broken: Inspection) -> NodeFailed:
     with pytest.raises(NodeFailed) as caught:
         check_launch(AgentTransport(transport), broken, LaunchOptions(), lambda _: None)
     # The nodes are not connected with each other.
-    assert transport.ran == transport.streams == []
+    assert not transport.ran
+    assert not transport.streams
     return caught.value
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multinode.check.check import Questions, peer_addresses, probe
+from multinode.check.probe import Questions, peer_addresses, probe
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import AuthError, NodeFailed
 from multinode.transport.agent import AgentArchive, AgentTransport

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from multinode.cli.launch import contrast_command
 from multinode.cli.main import build_app, load_verb
 from multinode.errors import UsageError
-from multinode.profile.balance import BalanceOutlook, NodePace
+from multinode.profile.figures import BalanceOutlook, NodePace
 from multinode.profile.summary import Summary
 from multinode.records.run_directory import RunDirectory
 

@@ -8,10 +8,10 @@ from multinode.contrast.figures import Side
 from multinode.contrast.side import SideRun
 from multinode.job.workload import FullRun, JobSettings, Workload
 from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.figures import Straggler
 from multinode.profile.machine_use import NodeUse
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Comm, Summary
 from multinode.stats.estimate import Estimate, Spread
 

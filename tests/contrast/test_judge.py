@@ -15,9 +15,9 @@ from multinode.contrast.side import SideRun, make_side
 from multinode.errors import UsageError
 from multinode.job.workload import FullRun, JobSettings, Workload
 from multinode.profile.bottleneck import Bottleneck
+from multinode.profile.figures import Straggler
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Comm
 from multinode.render.table import screen_text
 from multinode.stats.estimate import Spread

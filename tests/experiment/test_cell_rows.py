@@ -17,9 +17,9 @@ from multinode.experiment.cell_rows import (
     with_full_run,
 )
 from multinode.experiment.cells import CellRow
-from multinode.job.flops import Utilisation
 from multinode.job.workload import FullRun, JobSettings
 from multinode.launch.grid import CellRecord, GridCell
+from multinode.profile.throughput import Utilisation
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.stats.estimate import Estimate, of_repeats
 from tests.contrast.made_up_sides import node_use, run_of, split_summary, summary_of

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.quoting import Command
-from multinode.launch.node_runs import load_run, summarise_run
+from multinode.launch.node_runs import load_run
+from multinode.profile.summary import summarise_run
 from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory

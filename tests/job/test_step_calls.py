@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.job.step_messages import hideable_share, passing_bytes
 from multinode.traffic.algorithms import Layout, bus_factor
-from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, strategy_calls
+from multinode.traffic.traffic import GroupScope, Strategy, TrafficInputs, hideable_share, passing_bytes, strategy_calls
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from multinode.job.step_messages import step_messages
 from multinode.lab.state import Lab
-from multinode.launch.node_runs import observe_run
+from multinode.profile.observed import observe_run
 from multinode.records.plan import LaunchPlan
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.algorithms import Layout

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.quoting import Command
-from multinode.launch.node_runs import observe_run
+from multinode.profile.observed import observe_run
 from multinode.profile.summary import Summary, summarise
 from multinode.records.averaging import Averaging
 from multinode.records.plan import LaunchPlan, NodePlan

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from multinode.launch.outcome import launch_document, next_step, run_parts, run_table, run_verdict
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.stragglers import Straggler
+from multinode.profile.figures import Straggler
 from multinode.profile.summary import Summary
 from multinode.records.run import Attempt, Failure, NodeRun, Run, Stall
 from multinode.render.table import screen_text

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from multinode.errors import AuthError, ContactLost, NodeFailed
-from multinode.launch.node_runs import summarise_run
 from multinode.launch.session import Chunk, Ended, Event, Gone, Hello, Message, Status, parse_record
 from multinode.launch.tracker import KeptLimits, Tracker
+from multinode.profile.summary import summarise_run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import NoteSample, parse_samples
 

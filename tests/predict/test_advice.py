@@ -12,7 +12,6 @@ from multinode.job.deepspeed import DeepSpeedConfig
 from multinode.job.job import parse_llamafactory
 from multinode.job.job_files import Change
 from multinode.job.model_size import parse_model
-from multinode.job.step_messages import Work
 from multinode.job.workload import JobSettings
 from multinode.predict.advice import Advice, Tried, pays, rank_options, shortlist
 from multinode.predict.advice_screen import advice_notes
@@ -23,12 +22,11 @@ from multinode.predict.predict import predict
 from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.predict.tuning_options import setting_options
 from multinode.predict.variants import Subject
-from multinode.profile.balance import BalanceOutlook, NodePace
-from multinode.profile.stragglers import Straggler
+from multinode.profile.figures import BalanceOutlook, NodePace, Straggler
 from multinode.records.averaging import Averaging
 from multinode.records.balance import Balance
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, fit_curve
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work, fit_curve
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -11,19 +11,18 @@ from multinode.cli.main import build_app
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
-from multinode.job.step_messages import Work
 from multinode.job.workload import JobSettings, Workload
 from multinode.predict.advice import Recommendations, shortlist
 from multinode.predict.advise import advise_runs, measured_job
+from multinode.profile.figures import Straggler
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, NodePlan, PlanFile
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Spread
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work
 
 NAMES = ("a", "b")
 G = 14_767_104

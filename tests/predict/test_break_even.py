@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.step_messages import Work
 from multinode.predict.break_even import (
     accumulation_for,
     beats_one,
@@ -20,7 +19,7 @@ from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
 from multinode.predict.predict import predict
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work
 
 TWO = Layout(nodes=2)
 G = 14_767_104

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from multinode.errors import UsageError
-from multinode.job.step_messages import Work
 from multinode.predict.calibration import Calibration, Measured, calibrate, calibrate_without_single
 from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import Link, NetworkModel
@@ -13,7 +12,7 @@ from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.profile.summary import Summary
 from multinode.stats.estimate import Spread
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, fit_curve
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work, fit_curve
 
 ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
 G = 14_767_104

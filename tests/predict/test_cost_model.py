@@ -6,14 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.step_messages import (
-    in_buckets,
-    passing_bytes,
-)
 from multinode.predict.cost_model import Overlap, StepCosts, exposed_ms, hideable_part, overlaps, step_parts
 from multinode.predict.network_model import CommTimes
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Call, Strategy, TrafficInputs, strategy_calls
+from multinode.traffic.traffic import Call, Strategy, TrafficInputs, in_buckets, passing_bytes, strategy_calls
 from tests.job.trainings import MEASURED_SENT
 
 MB = 1_000_000

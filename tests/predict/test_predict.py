@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.job.step_messages import Work
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel, UncertaintySource
 from multinode.predict.predict import Prediction, predict
 from multinode.records.averaging import Averaging
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, fit_curve
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work, fit_curve
 
 TWO = Layout(nodes=2)
 G = 14_767_104

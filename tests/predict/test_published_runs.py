@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from multinode.job.model_size import lora_parameters, parse_model
-from multinode.job.step_messages import Work
 from multinode.predict.break_even import accumulation_for, link_for
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts, StepParts, step_parts
 from multinode.predict.network_model import CommTimes, Link, NetworkModel
 from multinode.predict.predict import Prediction, predict
 from multinode.traffic.algorithms import Layout
-from multinode.traffic.traffic import Strategy, TrafficInputs, fit_curve, nic_bytes, strategy_calls
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work, fit_curve, nic_bytes, strategy_calls
 
 # Qwen2-VL-7B's language model, by its published config.json.
 QWEN2_VL = {

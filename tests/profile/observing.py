@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multinode.job.flops import Utilisation
 from multinode.profile.bottleneck import Bottleneck
-from multinode.profile.in_training import Alone, InTraining
+from multinode.profile.figures import Alone, InTraining, Straggler, TraceView
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.step_bytes import BytesPerStep, SeenCall
 from multinode.profile.step_split import StepSplit, WorkerSplit
-from multinode.profile.stragglers import Straggler
 from multinode.profile.summary import Comm, Summary
-from multinode.profile.trace import TraceView
+from multinode.profile.throughput import Utilisation
 from multinode.records.run import NodeRun, Run
 from multinode.records.samples import (
     CallCount,

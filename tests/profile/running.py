@@ -9,7 +9,6 @@ import msgspec
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.cluster.quoting import Command
 from multinode.decoding import decode_json
-from multinode.job.step_messages import Work
 from multinode.job.workload import JobSettings, Workload
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.records.averaging import Averaging
@@ -17,7 +16,7 @@ from multinode.records.plan import LaunchPlan, NodePlan
 from multinode.records.run import new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import DdpSample, Sample, StepSample, parse_samples
-from multinode.traffic.traffic import Strategy, TrafficInputs
+from multinode.traffic.traffic import Strategy, TrafficInputs, Work
 from tests.profile.made_up_steps import MadeUp
 
 __all__ = ["TOTAL_STEPS", "Recorded", "keep_running", "recorded"]

@@ -3,8 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.profile.balance import BalanceOutlook, find_balance
+from multinode.profile.balance import find_balance
 from multinode.profile.exposure import find_exposure
+from multinode.profile.figures import BalanceOutlook
 from multinode.profile.step_split import split_steps
 from multinode.profile.summary import Summary, summarise
 from multinode.profile.summary_sheets import verdict_sheet

@@ -3,9 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.profile.in_training import InTraining, in_training
+from multinode.profile.figures import InTraining, TraceView
+from multinode.profile.in_training import in_training
 from multinode.profile.observed import Observed, ObservedNode
-from multinode.profile.trace import TraceView
+from multinode.profile.summary import summarise
 from multinode.records.samples import DdpSample, ModelSample, Sample
 from multinode.traffic.traffic import ScanCurves, fit_curve
 
@@ -92,7 +93,7 @@ def test_without_a_source_the_reason_says_what_would_tell() -> None:
     both = in_training(observed(), TraceView(missing={"busbw_gb_per_s": "no all-reduce ran in the window"})).reason
     assert "no all-reduce ran in the window" in both
     assert "no DDP counters" in both
-    assert "one worker" in in_training(observed(world_size=1), None).reason
+    assert "one worker" in summarise(observed(world_size=1)).comm.in_training.reason
 
 
 def test_a_communication_hook_makes_buckets_no_measure_of_what_travels() -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from multinode.node.nccl_files import shorten
+from multinode.profile.figures import TraceView
 from multinode.profile.in_training import busbw_gb_per_s, in_training, total_bytes, view_inspector
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.profile.trace import TraceView
 from multinode.records.samples import DdpSample, NcclOpSample, Sample, StepSample, parse_samples
 from multinode.stats.estimate import UnknownError
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from multinode.profile.calls import read_calls, rooted_part
 from multinode.profile.exposure import find_exposure
+from multinode.profile.figures import Straggler, Waiting
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.observed import Observed
 from multinode.profile.step_split import split_steps
-from multinode.profile.stragglers import Straggler, Waiting, find_stragglers, find_waiting
+from multinode.profile.stragglers import find_stragglers, find_waiting
 from multinode.records.samples import CallCount, DdpSample, GroupSample, Sample, StepSample, TrafficSample
 from tests.profile.made_up_steps import Duration, MadeUp, always, changed
 

@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.job.flops import Utilisation
 from multinode.job.synthetic import with_synthetic
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.profile.throughput import Throughput, read_model_work, utilisation_of
+from multinode.profile.throughput import Throughput, Utilisation, read_model_work, utilisation_of
 from multinode.records.samples import ModelSample
 from multinode.stats.estimate import UnknownError
 from tests.job.trainings import FULL, LORA, TINY, training_job
