@@ -92,7 +92,6 @@ SEARCHES = {
     ),
     "Address family not supported by protocol": "reference/troubleshooting/#no-ipv6",
     "terminate called after throwing an instance of 'c10::DistBackendError'": "reference/troubleshooting/#connection",
-    "Process group watchdog thread terminated with exception": "reference/troubleshooting/#connection",
     "No space left on device": "reference/troubleshooting/#disk-full",
     "iperf fast but all_reduce_perf slow 10Gbit": "faq/#iperf3-is-fast-and-training-is-slow-why",
     "Socket Timeout waiting for key default_pg store->get('0')": "reference/troubleshooting/#store-timeout",

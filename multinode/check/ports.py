@@ -20,7 +20,7 @@ _LINK = RuleGroup("link")
 
 PORT_IN_USE = _MASTER_PORT.error(
     catches="MASTER_PORT is in use on node 0",
-    message="port {port}, the rendezvous port, is {user}: the workers could not connect",
+    message="port {port}, the rendezvous port, is {user}: the workers would be unable to connect",
     hint="end that process, or choose another port: --master-port {other}",
 )
 MASTER_PORT_BLOCKED = _MASTER_PORT.error(

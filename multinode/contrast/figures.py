@@ -14,7 +14,7 @@ from multinode.profile.likely_causes import Disturbance
 from multinode.profile.step_bytes import BytesPerStep
 from multinode.profile.step_split import WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
-from multinode.units import BITS_PER_BYTE, format_count, format_list, format_range, format_rate, goodput_gb_per_s
+from multinode.units import BITS_PER_BYTE, format_count, format_list, format_rate, goodput_gb_per_s
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,8 +205,7 @@ def network_words(side: Side) -> str:
     if link is None or not _SLOWEST_LINK <= link <= _FASTEST_LINK:
         return f"{said}, on average {format_rate(gbit_per_s)}"
     most = goodput_gb_per_s(link) * BITS_PER_BYTE
-    rates = format_range(format_rate(most), "of", format_rate(link))
-    return f"{said}, {gbit_per_s / most:.0%} of TCP line rate ({rates})"
+    return f"{said}; {gbit_per_s / most:.0%} of {format_rate(most)} (TCP over {format_rate(link)})"
 
 
 ASKED = "set with --mode"

@@ -112,7 +112,8 @@ def _break_even(contrast: Contrast, *, shortly: bool) -> list[str]:
     if found is None:
         return [f"unknown: {contrast.forecast_reason}"] if contrast.forecast_reason else []
     candidate = contrast.candidate
-    said = break_even_words(found, candidate.nodes, candidate.link_gbit_per_s, shortly=shortly)
+    alike = candidate.world_size == candidate.nodes * candidate.workers_per_node
+    said = break_even_words(found, candidate.nodes, candidate.link_gbit_per_s, shortly=shortly, alike=alike)
     return [f"{said}, predicted" if shortly else f"{said} (predicted)"]
 
 

@@ -37,6 +37,7 @@ from multinode.experiment.cells import (
 from multinode.experiment.columns import BOUGHT_WITH, COLUMNS, MONEY, CellColumn
 from multinode.profile.export import harmless
 from multinode.render.sheet import (
+    PLUS_MINUS,
     RANGES,
     UNKNOWN,
     Block,
@@ -228,7 +229,7 @@ def _times(table: CellTable, best: CellRow) -> str:
     baseline = next((row for row in table.cells if row.label == table.baseline), best)
     if best.relative is None or table.baseline in {None, best.label} or other_work([best, baseline]):
         return ""
-    return f", {format_sig(best.relative.value)} times {table.baseline}"
+    return f", {format_sig(best.relative.value)} times as fast as {table.baseline}"
 
 
 def constants_line(table: CellTable) -> str:
@@ -524,10 +525,11 @@ def cell_parts(
     yield labelled(
         [
             *_few("Not run", [f"{state}: {cells}: {why}" for state, cells, why in unmeasured_sheet(table).rows]),
-            *_few("Marked", [f"{label}: {what}" for label, what in marks_sheet(table).rows]),
+            *_few("Remarks", [f"{label}, {what}" for label, what in marks_sheet(table).rows]),
             *((("Left out", f"{left:,} more rows: --where, --details or --format csv"),) if left > 0 else ()),
             *((("Relative", f"samples/s relative to {table.baseline}"),) if relative else ()),
             *(("Cells", meaning) for meaning in _meaning_of_labels(table.cells)),
+            *(((PLUS_MINUS, "95% confidence interval over the repeats"),) if _has_repeats(table.cells) else ()),
             # Of rows that are shown they are in the details.
             *(() if table.cells else _few("Notes", table.notes)),
         ]
@@ -545,6 +547,10 @@ def _meaning_of_labels(rows: Sequence[CellRow]) -> Iterator[str]:
             words = f"{format_count(row.nodes or 0, 'node')}, {format_count(row.workers_per_node or 0, 'worker')}{each}"
             yield f"{placed}: {words}"
             return
+
+
+def _has_repeats(rows: Sequence[CellRow]) -> bool:
+    return any(row.samples_per_s is not None and row.samples_per_s.repeats > 1 for row in rows)
 
 
 def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -251,7 +251,8 @@ def _change(tuning: Tuning) -> str:
     row = tuning.row(tuning.recommended)
     if row is None:
         return ""
-    said = f"Recommended: {row.candidate.name}: {_sooner(row)}."
+    sooner = _sooner(row)
+    said = f"Recommended: {row.candidate.name}. {sooner[0].upper()}{sooner[1:]}."
     return said if _is_repeated(row) else f"{said} This is one seed; the variation between seeds is unknown."
 
 

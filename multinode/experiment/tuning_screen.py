@@ -33,7 +33,7 @@ def left_out_words(left_out: Sequence[LeftOut]) -> tuple[str, ...]:
     """Which changes are not tried, and why, a line a reason."""
     names: dict[str, list[str]] = {}
     for one in left_out:
-        needs = f"needs runs of {one.needs_steps} steps: --steps {one.needs_steps}"
+        needs = f"needs runs of {one.needs_steps} steps (--steps {one.needs_steps})"
         names.setdefault(needs if one.reason == "short" else _LEFT_OUT[one.reason], []).append(one.name)
     return tuple(f"{', '.join(named)}: {why}" for why, named in names.items())
 
@@ -42,8 +42,8 @@ def loss_words(tuning: Tuning) -> str:
     """What the losses of its table are of."""
     if tuning.loss_of == "held-out":
         return (
-            f"after {tuning.samples:,} samples, on held-out data; of methods that average between nodes, that of the "
-            "averaged parameters"
+            f"on held-out data, after {tuning.samples:,} samples; for methods that average between nodes, the loss of "
+            "the averaged parameters"
         )
     if tuning.loss_of == "training":
         return (
@@ -168,19 +168,20 @@ def _predicted(row: TunedRow) -> str:
 def _notes(tuning: Tuning) -> Iterator[str]:
     yield f"loss: {loss_words(tuning)}"
     yield (
-        f"time: training time to come within {SAME_LOSS:.1%} of the first row's final loss; against 1 node: the "
-        "speed-up in that time"
+        f"time: training time until the loss is within {SAME_LOSS:.1%} of the first row's final loss; against 1 node: "
+        "the time of one node divided by this time"
     )
     if tuning.learning_rates:
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)
         yield f"lr: learning rate; of {rates}, the one with the lowest final loss for the first seed"
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
     if any(row.loss_verdict in _MARKS for row in tuning.rows):
-        yield f"worse: by more than {SAME_LOSS:.1%}{' and beyond noise' if seeds > 1 else ''}; never recommended"
+        noise = " and by more than the noise" if seeds > 1 else ""
+        yield f"worse: the loss is higher by more than {SAME_LOSS:.1%}{noise}; such a change is never recommended"
     if seeds > 1:
         yield (
-            f"{seeds} interleaved seeds, each with the same data in the same order; {PLUS_MINUS} and ranges: 95% "
-            "confidence interval over seeds"
+            f"{seeds} seeds, interleaved; with each seed, all changes see the same data in the same order; "
+            f"{PLUS_MINUS} and ranges: 95% confidence interval over seeds"
         )
     else:
         yield "one seed: the variation between seeds is unknown"

@@ -32,7 +32,7 @@ from multinode.records.run import (
     Stall,
 )
 from multinode.records.run_directory import RunDirectory, list_runs
-from multinode.render.sheet import UNKNOWN, Column, Sheet, figure, percent, plus_minus, sanitize
+from multinode.render.sheet import PLUS_MINUS, UNKNOWN, Column, Sheet, figure, percent, plus_minus, sanitize
 from multinode.render.table import Part, footer, labelled, make_table, paragraph, sheet_table
 from multinode.secret_values import redact_words
 from multinode.stats.estimate import Estimate, Spread
@@ -118,7 +118,10 @@ def run_parts(run: Run, summary: Summary | None, *, failure: bool = True, detail
         yield footer("Details", f"multinode show {run.run_id} --details")
 
 
-_MEANS = "step time is the median; its parts are means and add up to the mean step"
+_MEANS = (
+    f"{PLUS_MINUS}: 95% confidence interval; step time is the median; its parts are means, so they add up to the mean "
+    "step time"
+)
 
 
 def step_sheet(summary: Summary) -> Sheet:

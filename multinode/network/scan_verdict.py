@@ -125,8 +125,8 @@ def _shares(status: str, seen: ScanEvidence, worst: SizeShare, nics: int) -> str
     parts, link = [], seen.link_gbit_per_s
     if worst.share_of_ceiling is not None:
         together = f", {nics} NICs together" if nics > 1 else ""
-        rate = f" ({format_rate(link)}{together})" if link and status != "ok" else ""
-        parts.append(f"{worst.share_of_ceiling:.0%} of {'' if seen.over_rdma else 'TCP '}line rate{rate}")
+        rate = f" of a link of {format_rate(link)}{together}" if link and status != "ok" else ""
+        parts.append(f"{worst.share_of_ceiling:.0%} of the {'' if seen.over_rdma else 'TCP '}line rate{rate}")
     if worst.share_of_tcp is not None:
         parts.append(f"{worst.share_of_tcp:.0%} of raw TCP")
     if worst.share_of_rdma is not None:
@@ -209,8 +209,8 @@ def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     else:
         yield NetworkFinding(
             code="slow_collective",
-            message="raw TCP is OK, which rules out cables and switch: the collective is slow",
-            hint="watch the CPUs of each node while it runs: top"
+            message="raw TCP is OK, so cables and switch are not the cause; the collective itself is slow",
+            hint="run top on each node during the test: a CPU core that is always busy slows the collective"
             + ("; enable NCCL's log: --env NCCL_DEBUG=INFO" if seen.backend == "nccl" else ""),
         )
 

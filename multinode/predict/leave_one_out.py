@@ -116,7 +116,7 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
     worst = max(known, key=lambda one: abs(one.error))
     covered = sum(one.is_covered for one in known)
     off = f"{abs(worst.error):.1%}"
-    if len(known) > 1:
+    if f"{median:.1%}" != off:
         off = f"{median:.1%} (median), {off} at worst"
     checked = f"checked against {format_count(len(known), 'measured run')}{_where(known)}"
     only = "; for other links, see only the ranges" if len(_links(known)) == 1 else ""

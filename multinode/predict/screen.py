@@ -28,7 +28,7 @@ def link_words(needed: Needed) -> str:
 
 
 def break_even_words(
-    found: BreakEven, nodes: int, link_gbit_per_s: float | None = None, *, shortly: bool = False
+    found: BreakEven, nodes: int, link_gbit_per_s: float | None = None, *, shortly: bool = False, alike: bool = False
 ) -> str:
     """Which nodes overtake which one, at what link, and what the link is: for the layout that can win."""
     # One node against itself, spread over several, cannot win.
@@ -40,7 +40,7 @@ def break_even_words(
         return f"{sides[0]} against {sides[1]}: {words}"
     of = "" if words.startswith(("between", "from")) else "of "
     if shortly:
-        return f"{words} against {sides[1]}"
+        return f"with {workers} per node, {words}" if alike else f"{words} against {sides[1]}"
     return f"{sides[0]} overtake {sides[1]} at a link rate {of}{words}{yours}"
 
 
@@ -65,9 +65,12 @@ def _needed_words(needed: Needed, noun: str, most: str, told: Callable[[float, i
     if needed.high is None and is_any:
         return f"inconclusive: any {noun} may be enough, or none"
     if needed.high is None:
-        is_apart = needed.value is not None and needed.value > _ONE_FIGURE * needed.low
-        likely = f"about {told(needed.value or 0, 0)}, " if is_apart else ""
-        return f"{likely}at least {low}; given the prediction error, even the {most} {noun} may not be enough"
+        none = f"even the {most} {noun} may not be"
+        if needed.value is None or needed.value <= _ONE_FIGURE * needed.low:
+            said = f"at least {low}; given the prediction error, {none} enough"
+        else:
+            said = f"about {told(needed.value, 0)}; given the prediction error, {low} may be enough, or {none}"
+        return said
     if is_any:
         return needed.why if needed.high <= SLOWEST_GBIT_PER_S else f"at most {told(needed.high, 1)}"
     if needed.high / needed.low <= _ONE_FIGURE:

@@ -61,7 +61,7 @@ _CLEARLY_FASTER = 1.2
 _SAME = "the training is unchanged"
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 # What papers publish of the loss; none of it was measured here.
-_APART = "a different algorithm: the loss may be worse, as nodes train independently between averages"
+_APART = "a different algorithm; the loss may be worse, as nodes train independently between averaging steps"
 _LOW_RANK = (
     "gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for convolutional "
     "networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)"

@@ -32,6 +32,8 @@ _LEAST_TURNS = 10
 _ROOTED = 0.25
 # A cause must explain half of the delay; otherwise another one is more important.
 _EXPLAINS = 0.5
+# From this ratio on it is said as one, below it as a percentage.
+_MUCH_SLOWER = 1.5
 _MORE_WORK = 1.05
 _FULL_PERCENT = 90
 _FEWER_CORES = 0.8
@@ -193,11 +195,12 @@ def _slower(case: _Case, exposure: Exposure) -> float | None:
 
 
 def _cost(case: _Case, slower: float | None) -> str:
-    """`node1 is 1.6x slower: node0 spent 38% of the time waiting`."""
+    """`node1 is 1.6x slower: node0 spent 38% of the time waiting`; `6% slower`."""
     shares = [one.wait_ms / one.step_ms for one in case.theirs if one.wait_ms is not None and one.step_ms > 0]
     if slower is None or not shares:
         return ""
-    return f"{case.node} is {slower:.1f}x slower: {case.they} spent {statistics.fmean(shares):.0%} of the time waiting"
+    by = f"{slower:.1f}x" if slower >= _MUCH_SLOWER else f"{slower - 1:.0%}"
+    return f"{case.node} is {by} slower: {case.they} spent {statistics.fmean(shares):.0%} of the time waiting"
 
 
 def _nothing_differs(case: _Case) -> LikelyCause:

@@ -105,7 +105,7 @@ def test_a_taken_master_port_is_node_0s_and_names_its_user() -> None:
     finding = only(check_master_port(but(inspection(), "a", port_users={"29500": user})))
     assert (finding.node, finding.message) == (
         "a",
-        f"port 29500, the rendezvous port, is in use by {user}: the workers could not connect",
+        f"port 29500, the rendezvous port, is in use by {user}: the workers would be unable to connect",
     )
     assert "--master-port 29501" in str(finding.hint)
     silent(

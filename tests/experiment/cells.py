@@ -123,7 +123,7 @@ def _sixteen() -> list[MeasuredCell]:
     """Full fine-tuning runs out of memory with eight samples on a node, and is killed by the kernel on two."""
     grid = itertools.product((1, 2), ("lora", "full"), (1, 2, 4, 8))
     cells = [measured_cell(nodes, method, batch) for nodes, method, batch in grid]
-    out = "CUDA out of memory on box1: tried to allocate 2.1 GiB of 24 GiB, 1.3 GiB free"
+    out = "CUDA out of memory on box1: tried to allocate 2.1 GiB; 1.3 of 24 GiB were free"
     killed = "box2's kernel killed a worker because memory ran out"
     cells[6] = measured_cell(1, "full", 4, state="out_of_memory", out_of="gpu", reason=out)
     cells[7] = measured_cell(1, "full", 8, state="skipped", reason="batch 4 ran out of memory")

@@ -151,7 +151,7 @@ def test_published_figures_are_judged_as_those_who_met_them_found(
 
 def test_raw_rdma_is_told_beside_the_busbw_and_what_it_rules_out() -> None:
     slow = judged(9.84, 200, **raw_rdma(180))
-    assert "39% of line rate (200 Gbit/s) and 44% of raw RDMA" in slow.text
+    assert "39% of the line rate of a link of 200 Gbit/s and 44% of raw RDMA" in slow.text
     assert slow.causes[0].message.startswith("ib_write_bw reaches 22.5 GB/s between the same ports, which rules out")
     degraded = judged(1.6, 200, layout=TWO, **halves(13.23))
     assert degraded.causes[0].message.startswith(
@@ -176,9 +176,9 @@ def test_sockets_that_are_too_many_are_told_where_large_messages_fall_behind() -
 
 def test_the_rate_of_several_nics_is_their_sum_and_said() -> None:
     eight, four = judged(216.5, 400, **several_nics(8, 400)), judged(86, 200, **several_nics(4, 200))
-    assert "reaches 54% of line rate (3200 Gbit/s, 8 NICs together)" in eight.text
+    assert "reaches 54% of the line rate of a link of 3200 Gbit/s, 8 NICs together" in eight.text
     assert four.text.startswith("network OK for a link of 800 Gbit/s (4 NICs together): ")
-    assert "86% of line rate" in four.text
+    assert "86% of the line rate" in four.text
     # Of two nodes the slower counts.
     uneven = judged(86, 200, **{**RDMA, "nics_gbit_per_s": {"a": (200.0,) * 4, "b": (200.0,) * 3}})
     assert uneven.status == "inconclusive"

@@ -107,7 +107,7 @@ def at_ten(gb_per_s: float, raw: float = 0.95 * TEN, **changes: Any) -> Verdict:
 def test_a_network_that_is_used_in_full_needs_no_action() -> None:
     verdict = judged()
     assert verdict.text == (
-        "network OK for a link of 1 Gbit/s: all_reduce of 16 MiB reaches 99% of TCP line rate and 99% of raw TCP"
+        "network OK for a link of 1 Gbit/s: all_reduce of 16 MiB reaches 99% of the TCP line rate and 99% of raw TCP"
     )
     assert (verdict.nodes, verdict.causes) == ((), ())
 
@@ -227,7 +227,7 @@ def test_what_is_wrong_in_itself_is_told_of_any_sweep(seen: dict[str, Any]) -> N
 
 def test_when_raw_tcp_is_as_slow_it_is_the_network() -> None:
     verdict = judged(0.74 * GIGABIT, tcp=both_ways(0.75 * GIGABIT))
-    assert verdict.text.endswith("reaches 74% of TCP line rate (1 Gbit/s) and 99% of raw TCP")
+    assert verdict.text.endswith("reaches 74% of the TCP line rate of a link of 1 Gbit/s and 99% of raw TCP")
     assert "the network is the cause, not the collective" in verdict.causes[0].message
     assert "raw TCP is OK" in judged(SLOW).causes[0].message
     assert "raw TCP was not measured" in judged(SLOW, tcp=RawTcp()).causes[0].message

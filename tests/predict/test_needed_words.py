@@ -14,8 +14,8 @@ from multinode.predict.screen import accumulation_words, link_words
         (
             Needed(value=1.79, low=0.91),
             (
-                "about 1.79 Gbit/s, at least 910 Mbit/s; given the prediction error, "
-                "even the fastest link may not be enough"
+                "about 1.79 Gbit/s; given the prediction error, 910 Mbit/s may be enough, or even the fastest link may "
+                "not be"
             ),
         ),
         (
