@@ -51,7 +51,7 @@ def tuned(folder: Path) -> Tuned:
 def test_what_was_measured_is_shown_again_and_no_node_is_asked(tuned: Tuned) -> None:
     result = run(*SHAPE, "--seeds", "2")
     assert result.exit_code == 0, result.exception
-    assert result.stdout.startswith("Recommended: local SGD every 16 steps in fp16: ")
+    assert result.stdout.startswith("Recommended: local SGD every 16 steps in fp16. It reaches ")
     launched = f"multinode launch --with {tuned.directory}/tuned.yaml --hosts hosts job.yaml"
     assert f"Launch it   {launched}" in result.stdout
     assert f"tuning {tuned.directory.name} has already measured this" in result.stderr

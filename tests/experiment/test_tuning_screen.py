@@ -50,7 +50,7 @@ AVERAGED = candidate(
     against_one_node=1.7,
     against_one_node_interval=(1.2, 2.1),
     expected_s=95.0,
-    meaning="a different algorithm: the loss may be worse, as nodes train independently between averages",
+    meaning="a different algorithm; the loss may be worse, as nodes train independently between averaging steps",
 )
 BASELINE = measured(candidate("baseline", "unchanged, 2 nodes"), 10, 3.0, 2.5, 2.2, 2.0)
 ALONE = measured(candidate("one-node", "one node", 1, kind="nodes"), 12, 2.6, 2.0, 1.8, 1.7)
